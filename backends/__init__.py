@@ -1,0 +1,1 @@
+"""Floor 4: op table, lowering and artifact, one folder each."""

@@ -1,0 +1,1 @@
+"""Floor 2: one folder a fused op: reference, CPU, Triton, registration."""

@@ -1,0 +1,1 @@
+"""Floor 2: graph to graph, one job each."""

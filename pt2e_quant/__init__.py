@@ -1,0 +1,1 @@
+"""A quantization compiler for torch.export graphs."""

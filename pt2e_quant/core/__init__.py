@@ -1,0 +1,1 @@
+"""Floor 0: the vocabulary every other part speaks."""

@@ -1,0 +1,424 @@
+"""What torch.export captured of the user's call: inputs, pytrees, dynamic dims, mutated buffers.
+
+A `Capture` is frozen and lives in `gm.meta["pt2e_quant"]` from prepare to the artifact, so that
+every later step can rebuild inputs and dynamic shapes without the user's help.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.size_expression import evaluate_size
+
+__all__ = [
+    "CAPTURE_KEY",
+    "Capture",
+    "DimRange",
+    "InputInfo",
+    "InputKind",
+    "capture_of",
+    "rebuild_capture",
+]
+
+CAPTURE_KEY = "pt2e_quant"
+"""The key of `gm.meta` that holds the Capture."""
+
+
+class InputKind(StrEnum):
+    """What one leaf of the call's pytree is."""
+
+    TENSOR = "tensor"
+    SYMBOL = "symbol"
+    LITERAL = "literal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputInfo:
+    """One leaf of the call's pytree.
+
+    Args:
+        name: the placeholder's name.
+        path: where it stands in the call, for example `x` or `z['q']`.
+        kind: tensor, run-time integer, or a literal the graph was specialised to.
+        shape: sizes of a tensor; a dynamic one is its symbolic expression as text.
+        dtype: of a tensor, for example "float32".
+        device: of a tensor, for example "cpu".
+        value: of a literal; the expression of a run-time integer.
+    """
+
+    name: str
+    path: str
+    kind: InputKind
+    shape: tuple[int | str, ...] = ()
+    dtype: str = ""
+    device: str = "cpu"
+    value: bool | int | float | str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DimRange:
+    """The range of one dynamic dimension; `maximum` None is unbounded; `hint` is the sample's."""
+
+    minimum: int
+    maximum: int | None
+    hint: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """The call a graph was captured with.
+
+    Args:
+        arg_names: the forward's parameter names, in order; `in_spec` has the kwargs last.
+        in_spec: pytree of (args, kwargs), serialized.
+        out_spec: pytree of the result, serialized.
+        inputs: the leaves of the call, in order.
+        dims: symbol to its range.
+        mutated_buffers: names of the buffers that a call writes.
+    """
+
+    arg_names: tuple[str, ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    inputs: tuple[InputInfo, ...]
+    dims: Mapping[str, DimRange]
+    mutated_buffers: tuple[str, ...] = ()
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Any]:
+        """The leaves of a call in placeholder order, checked.
+
+        Positional and keyword arguments may be given either way, whatever way was exported.
+
+        Raises:
+            InputError: an argument is missing, unknown, or does not fit the captured graph.
+        """
+        named = self._by_name(args, dict(kwargs or {}))
+        leaves, spec = pytree.tree_flatten(self._as_exported(named))
+        if spec != self.in_spec:
+            raise InputError(
+                f"the inputs' structure differs from the captured one: "
+                f"expected {self._structure()}, found {spec}",
+                fix="pass containers with the keys and lengths used in torch.export.export",
+            )
+        self._check_leaves(leaves)
+        return leaves
+
+    def _by_name(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        expected = f"expected ({', '.join(self.arg_names)})"
+        if len(args) > len(self.arg_names):
+            raise InputError(
+                f"{len(args)} positional inputs for a graph of {len(self.arg_names)}: {expected}",
+                fix="pass a tuple as one call's arguments, a dict as its keyword arguments",
+            )
+        named = dict(zip(self.arg_names, args, strict=False))
+        if twice := named.keys() & kwargs.keys():
+            raise InputError(f"input {sorted(twice)} is given twice: {expected}")
+        if unknown := kwargs.keys() - set(self.arg_names):
+            raise InputError(
+                f"unknown input {sorted(unknown)}: {expected}",
+                fix="drop it, or export the model with it",
+            )
+        named |= kwargs
+        literals = {i.path: i.value for i in self.inputs if i.kind is InputKind.LITERAL}
+        for name in self.arg_names:
+            if name not in named and name in literals:
+                named[name] = literals[name]
+        if missing := [name for name in self.arg_names if name not in named]:
+            raise InputError(
+                f"missing input {missing}: {expected}, found {sorted(named)}",
+                fix="a dict batch is keyword arguments, a tuple batch is positional ones",
+            )
+        return named
+
+    def _as_exported(self, named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        kwargs_spec = self.in_spec.child(1)
+        keywords = list(kwargs_spec.context) if kwargs_spec.num_children else []
+        positional = [n for n in self.arg_names if n not in keywords]
+        return tuple(named[n] for n in positional), {n: named[n] for n in keywords}
+
+    def _structure(self) -> str:
+        return ", ".join(i.path for i in self.inputs)
+
+    def _check_leaves(self, leaves: Sequence[Any]) -> None:
+        sizes: dict[str, int] = {}
+        for at, (info, leaf) in enumerate(zip(self.inputs, leaves, strict=True)):
+            if info.kind is InputKind.TENSOR:
+                self._check_tensor(at, info, leaf, sizes)
+            elif info.kind is InputKind.LITERAL and leaf != info.value:
+                raise InputError(
+                    f'input "{info.path}" is {leaf!r}, the graph was captured with {info.value!r}',
+                    fix="export the model again with this value",
+                )
+
+    def _check_tensor(self, at: int, info: InputInfo, leaf: object, sizes: dict[str, int]) -> None:
+        where = f'input "{info.path}"'
+        if not isinstance(leaf, Tensor):
+            raise InputError(f"{where} must be a tensor, found {type(leaf).__name__}")
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        if dtype != info.dtype:
+            raise InputError(
+                f"{where} has dtype {dtype}, the graph was captured with {info.dtype}",
+                fix=f"{info.path}.to(torch.{info.dtype})",
+            )
+        if leaf.dim() != len(info.shape):
+            raise InputError(
+                f"{where} has shape {tuple(leaf.shape)}, expected {len(info.shape)} dimensions: "
+                f"{_shown(info.shape)}",
+                fix="give one call's inputs per batch, with the batch dimension",
+            )
+        for dim, (found, expected) in enumerate(zip(leaf.shape, info.shape, strict=True)):
+            self._check_size(at, info, dim, int(found), expected, sizes)
+
+    def _check_size(
+        self, at: int, info: InputInfo, dim: int, found: int, expected: int | str,
+        sizes: dict[str, int],
+    ) -> None:
+        where = f'input "{info.path}" has size {found} in dimension {dim}'
+        if isinstance(expected, int):
+            if found != expected:
+                raise InputError(
+                    f"{where}, the graph was captured for exactly {expected}",
+                    fix=f"torch.export.export(..., {self._dynamic_line(at, dim)})"
+                    + (" with an example of size 2 or more there" if expected == 1 else ""),
+                )
+            return
+        if expected in self.dims:
+            limits = self.dims[expected]
+            top = limits.maximum
+            if found < limits.minimum or (top is not None and found > top):
+                raise InputError(
+                    f"{where}, the graph was captured for {limits.minimum} to {top or 'any'}",
+                    fix="export the model again with a wider torch.export.Dim range there",
+                )
+            if sizes.setdefault(expected, found) != found:
+                raise InputError(
+                    f"{where}, but another input has {sizes[expected]} in the dimension "
+                    f"that must be equal ({expected})",
+                )
+            return
+        wanted = evaluate_size(expected, sizes)
+        if wanted is not None and wanted != found:
+            raise InputError(f"{where}, expected {expected} = {wanted}")
+
+    def _dynamic_line(self, at: int, dim: int) -> str:
+        """The `dynamic_shapes=` argument that makes one more dimension dynamic."""
+        specs: list[Any] = []
+        for i, info in enumerate(self.inputs):
+            dims = {d: _AUTO for d, s in enumerate(info.shape) if isinstance(s, str)}
+            if i == at:
+                dims[dim] = _AUTO
+            specs.append(dims or None)
+        args, kwargs = pytree.tree_unflatten(specs, self.in_spec)
+        named = self._named(args, kwargs)
+        return f"dynamic_shapes={named!r}"
+
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        positional = [n for n in self.arg_names if n not in kwargs]
+        return dict(zip(positional, args, strict=True)) | dict(kwargs)
+
+    def example_inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of zeros at the sample's sizes."""
+        hints = {symbol: limits.hint for symbol, limits in self.dims.items()}
+        leaves: list[Any] = []
+        for info in self.inputs:
+            if info.kind is InputKind.TENSOR:
+                shape = [s if isinstance(s, int) else evaluate_size(s, hints) or 1 for s in info.shape]
+                dtype = getattr(torch, info.dtype)
+                leaves.append(torch.zeros(shape, dtype=dtype, device=info.device))
+            elif info.kind is InputKind.SYMBOL:
+                leaves.append(evaluate_size(str(info.value), hints) or 1)
+            else:
+                leaves.append(info.value)
+        args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
+        return args, kwargs
+
+    def dynamic_shapes(self) -> dict[str, Any] | None:
+        """The `dynamic_shapes=` of torch.export.export that keeps every dynamic dim, or None."""
+        if not self.dims:
+            return None
+        dims = {
+            symbol: torch.export.Dim(
+                f"dim_{symbol}", min=limits.minimum or None, max=limits.maximum
+            )
+            for symbol, limits in self.dims.items()
+        }
+        specs = [self._dims_of(info, dims) for info in self.inputs]
+        args, kwargs = pytree.tree_unflatten(specs, self.in_spec)
+        return self._named(args, kwargs)
+
+    def _dims_of(self, info: InputInfo, dims: Mapping[str, Any]) -> Any:
+        if info.kind is InputKind.SYMBOL:
+            return torch.export.Dim.AUTO
+        if info.kind is InputKind.LITERAL:
+            return None
+        # A derived size (2*s0) is left to export, which finds the relation again.
+        return {
+            at: dims.get(size, torch.export.Dim.AUTO)
+            for at, size in enumerate(info.shape)
+            if isinstance(size, str)
+        } or None
+
+    def unflatten_output(self, leaves: Sequence[Any]) -> Any:
+        """The float module's own result structure around flat outputs."""
+        return pytree.tree_unflatten(list(leaves), self.out_spec)
+
+    def to_json(self) -> str:
+        """As one line of JSON, for keeping inside a file."""
+        return json.dumps(
+            {
+                "arg_names": self.arg_names,
+                "in_spec": pytree.treespec_dumps(self.in_spec),
+                "out_spec": pytree.treespec_dumps(self.out_spec),
+                "inputs": [asdict(i) for i in self.inputs],
+                "dims": {symbol: asdict(limits) for symbol, limits in self.dims.items()},
+                "mutated_buffers": self.mutated_buffers,
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str) -> "Capture":
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: the text is not a capture.
+        """
+        try:
+            data = json.loads(text)
+            return Capture(
+                arg_names=tuple(data["arg_names"]),
+                in_spec=pytree.treespec_loads(data["in_spec"]),
+                out_spec=pytree.treespec_loads(data["out_spec"]),
+                inputs=tuple(
+                    InputInfo(
+                        **{**i, "shape": tuple(i["shape"]), "kind": InputKind(i["kind"])}
+                    )
+                    for i in data["inputs"]
+                ),
+                dims={symbol: DimRange(**limits) for symbol, limits in data["dims"].items()},
+                mutated_buffers=tuple(data["mutated_buffers"]),
+            )
+        except (KeyError, TypeError, ValueError, NotImplementedError) as error:
+            raise InputError(
+                f"this is not the description of a captured call: {error}",
+                fix="for outputs of a class of your own, import the module that registers it",
+            ) from error
+
+
+class _Auto:
+    """Prints as the name to paste."""
+
+    def __repr__(self) -> str:
+        return "torch.export.Dim.AUTO"
+
+
+_AUTO = _Auto()
+
+
+def _shown(shape: Sequence[int | str]) -> str:
+    return "(" + ", ".join(str(s) for s in shape) + ")"
+
+
+def capture_of(gm: GraphModule) -> Capture:
+    """The Capture a graph carries, or one rebuilt from its placeholders' fake values."""
+    stored = gm.meta.get(CAPTURE_KEY)
+    return stored if isinstance(stored, Capture) else rebuild_capture(gm)
+
+
+def rebuild_capture(gm: GraphModule, mutated_buffers: Sequence[str] = ()) -> Capture:
+    """Read a Capture off a graph as `ExportedProgram.module()` gives it.
+
+    Raises:
+        InputError: the graph's placeholders carry no fake values.
+    """
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    codegen = gm.graph._codegen
+    info = getattr(codegen, "pytree_info", None)
+    if info is None:
+        names = [str(n.target) for n in placeholders]
+        in_spec = pytree.tree_structure((tuple(names), {}))
+        output = gm.graph.output_node().args[0]
+        out_spec = pytree.tree_structure(pytree.tree_map(lambda _: 0, output))
+    else:
+        names, in_spec, out_spec = list(info.orig_args), info.in_spec, info.out_spec
+    paths = _paths(names, in_spec)
+    dims: dict[str, DimRange] = {}
+    inputs = tuple(
+        _read_input(n, path, dims) for n, path in zip(placeholders, paths, strict=True)
+    )
+    return Capture(
+        arg_names=tuple(names),
+        in_spec=in_spec,
+        out_spec=out_spec,
+        inputs=inputs,
+        dims=dims,
+        mutated_buffers=tuple(mutated_buffers),
+    )
+
+
+def _paths(names: Sequence[str], in_spec: pytree.TreeSpec) -> list[str]:
+    tree = pytree.tree_unflatten(list(range(in_spec.num_leaves)), in_spec)
+    args, kwargs = tree
+    positional = [n for n in names if n not in kwargs]
+    named = dict(zip(positional, args, strict=True)) | dict(kwargs)
+    found: dict[int, str] = {}
+    for name, value in named.items():
+        for key, leaf in pytree.tree_flatten_with_path(value)[0]:
+            found[leaf] = name + pytree.keystr(key)
+    return [found[i] for i in range(in_spec.num_leaves)]
+
+
+def _read_input(node: Node, path: str, dims: dict[str, DimRange]) -> InputInfo:
+    if "val" not in node.meta:
+        raise InputError(
+            "this graph carries no fake values, so its inputs are unknown",
+            node=node,
+            fix="give torch.export.export(model, inputs) or its .module(), "
+            "not a symbolic_trace",
+        )
+    value = node.meta["val"]
+    name = str(node.target)
+    if isinstance(value, Tensor):
+        return InputInfo(
+            name=name,
+            path=path,
+            kind=InputKind.TENSOR,
+            shape=tuple(_read_size(s, dims) for s in value.shape),
+            dtype=str(value.dtype).removeprefix("torch."),
+            device=str(value.device),
+        )
+    if isinstance(value, torch.SymInt):
+        return InputInfo(
+            name=name, path=path, kind=InputKind.SYMBOL, value=str(_read_size(value, dims))
+        )
+    return InputInfo(name=name, path=path, kind=InputKind.LITERAL, value=value)
+
+
+def _read_size(size: int | torch.SymInt, dims: dict[str, DimRange]) -> int | str:
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    if expression.is_Integer:
+        return int(expression)
+    ranges = size.node.shape_env.var_to_range
+    for symbol in expression.free_symbols:
+        if str(symbol) not in dims:
+            dims[str(symbol)] = _read_range(symbol, ranges.get(symbol), size)
+    return str(expression)
+
+
+def _read_range(symbol: Any, limits: Any, size: torch.SymInt) -> DimRange:
+    shape_env = size.node.shape_env
+    # torch 2.11 keeps the sample's sizes under the older name.
+    hints = getattr(shape_env, "backed_var_to_val", None) or shape_env.var_to_val
+    low = int(limits.lower) if limits is not None and limits.lower.is_Integer else 0
+    high = int(limits.upper) if limits is not None and limits.upper.is_Integer else None
+    hint = int(hints[symbol]) if symbol in hints else max(low, 2)
+    return DimRange(minimum=low, maximum=high, hint=hint)

@@ -1,0 +1,153 @@
+"""The project's errors: what is wrong, where, and the fix.
+
+The facts about a node (module path, source line) are read from the node by the error
+itself, so every caller gives the node and nothing else.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from torch.fx import Node
+
+__all__ = [
+    "AnnotationError",
+    "ArtifactError",
+    "CalibrationError",
+    "ConfigError",
+    "InputError",
+    "InvariantError",
+    "MissingExtraError",
+    "Pt2eQuantError",
+    "Pt2eQuantWarning",
+    "UnsupportedError",
+    "module_path",
+    "near",
+    "source_line",
+]
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
+
+
+def module_path(node: Node) -> str:
+    """The dotted path of the module that a node was traced in, "" at the root or if unknown."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    return str(path).removeprefix("L['self']").removeprefix(".")
+
+
+def source_line(node: Node) -> str:
+    """The user's source line for a node, "file:line  code", "" if the node carries no trace."""
+    trace = node.meta.get("stack_trace")
+    frames = list(_FRAME.finditer(trace)) if isinstance(trace, str) else []
+    if not frames:
+        return ""
+    frame = frames[-1]
+    file = frame["file"].replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{file}:{frame['line']}  {frame['code'].strip()}"
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A phrase that offers the known names nearest to an unknown one.
+
+    >>> near("xnpack", ["xnnpack", "onnx"])
+    'did you mean "xnnpack"? known: onnx, xnnpack'
+    """
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = "did you mean " + " or ".join(f'"{c}"' for c in close) + "? " if close else ""
+    shown = names[:20]
+    more = f", … ({len(names) - 20} more)" if len(names) > 20 else ""
+    return f"{hint}known: {', '.join(shown) or 'none'}{more}"
+
+
+class Pt2eQuantWarning(UserWarning):
+    """Something the user can change, said once."""
+
+
+class Pt2eQuantError(Exception):
+    """The base of every error this package raises.
+
+    Args:
+        what: what is wrong, in one sentence, with the value expected and the value found.
+        node: the graph node it is about; its name, module path and source line are added.
+        rule: the rule or table row that was being applied.
+        fix: what the user can do about it.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        node: Node | None = None,
+        rule: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        self.what = what
+        # Names only: an error must not keep a whole graph alive, and must pickle.
+        self.node_name = node.name if node is not None else None
+        self.rule = rule
+        self.fix = fix
+        super().__init__("\n".join([what, *self._facts(node)]))
+
+    def _facts(self, node: Node | None) -> list[str]:
+        rows: list[tuple[str, str | None]] = [("rule", self.rule)]
+        if node is not None:
+            rows += [
+                ("node", f"{node.name} ({node.target})"),
+                ("module", module_path(node) or None),
+                ("source", source_line(node) or None),
+            ]
+        rows.append(("fix", self.fix))
+        return [f"  {label:<7} {text}" for label, text in rows if text]
+
+
+class UnsupportedError(Pt2eQuantError):
+    """A graph, an operator or a scheme that a part cannot take."""
+
+
+class AnnotationError(Pt2eQuantError):
+    """An annotation, or a rule that makes one, that cannot be carried out."""
+
+
+class CalibrationError(Pt2eQuantError):
+    """Calibration data that is missing or unusable (NaN, inf, an observer that saw nothing)."""
+
+
+class InputError(Pt2eQuantError):
+    """An input that the captured graph cannot take."""
+
+
+class ConfigError(Pt2eQuantError):
+    """An unknown or contradictory name, option or file of settings."""
+
+
+class InvariantError(Pt2eQuantError):
+    """A graph that breaks a contract between parts."""
+
+
+class ArtifactError(Pt2eQuantError):
+    """A file that cannot be read or written, or an artifact that fails its check."""
+
+
+class MissingExtraError(Pt2eQuantError):
+    """A backend whose optional dependency is not installed.
+
+    Args:
+        extra: the extra of this package that brings it.
+        package: the import that failed.
+    """
+
+    def __init__(self, extra: str, package: str) -> None:
+        self.extra = extra
+        self.package = package
+        super().__init__(
+            f'the package "{package}" is not installed',
+            fix=f"pip install 'pt2e-quant[{extra}]'",
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Pickle by the two arguments, not by the message."""
+        return (type(self), (self.extra, self.package))

@@ -1,0 +1,140 @@
+"""Provenance: one record per quantized tensor, one per node left float, from rule to kernel.
+
+Reports, `inspect`, comparison and serialization all read this one table.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from torch.fx import GraphModule
+
+from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.schemes import Role
+
+__all__ = [
+    "PROVENANCE_KEY",
+    "FloatRecord",
+    "Provenance",
+    "TensorRecord",
+    "provenance_of",
+]
+
+PROVENANCE_KEY = "pt2e_quant.provenance"
+"""The key of `gm.meta` that holds the table."""
+
+_VERSION = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class TensorRecord:
+    """What happened to one quantized tensor.
+
+    Args:
+        name: of the tensor: its producing node, or the parameter's dotted name.
+        role: what it is to the operators that use it.
+        module: dotted path of the module it belongs to.
+        rule: which rule asked for it.
+        group: number of the qparam group.
+        observer: the observer's class, and its node name in the prepared graph.
+        uses: the edges it was asked at: "producer -> consumer", or the node for an output.
+        dtype: for example "int8".
+        quant_min: smallest integer used.
+        quant_max: largest integer used.
+        axis: channel axis, None per tensor.
+        scale: real units per integer step; one, or one per channel.
+        zero_point: the integer that stands for zero; one, or one per channel.
+        observed: (min, max) that the observer saw.
+        steps: algorithm steps applied, in order.
+        size_before: bytes of the constant in float, 0 for an activation.
+        size_after: bytes of the stored integers with their qparams.
+        backends: backend to what it made of it.
+    """
+
+    name: str
+    role: Role
+    module: str = ""
+    rule: str = ""
+    group: int = -1
+    observer: str = ""
+    uses: list[str] = field(default_factory=list)
+    dtype: str = ""
+    quant_min: int = 0
+    quant_max: int = 0
+    axis: int | None = None
+    scale: list[float] = field(default_factory=list)
+    zero_point: list[int] = field(default_factory=list)
+    observed: tuple[float, float] | None = None
+    steps: list[str] = field(default_factory=list)
+    size_before: int = 0
+    size_after: int = 0
+    backends: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class FloatRecord:
+    """A node that was left float, and why; `size` is the bytes of its float constants."""
+
+    node: str
+    op: str
+    module: str
+    reason: str
+    size: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Provenance:
+    """The table: quantized tensors, nodes left float, the passes that ran, notes of passes."""
+
+    quantizer: str = ""
+    tensors: list[TensorRecord] = field(default_factory=list)
+    floats: list[FloatRecord] = field(default_factory=list)
+    passes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def tensor(self, name: str) -> TensorRecord | None:
+        """The record of a tensor by name."""
+        return next((r for r in self.tensors if r.name == name), None)
+
+    def set_floats(self, records: Sequence[FloatRecord]) -> None:
+        """Replace the list of nodes left float."""
+        self.floats = list(records)
+
+    def to_json(self) -> str:
+        """As JSON, for keeping inside a file."""
+        return json.dumps({"version": _VERSION, **asdict(self)})
+
+    @staticmethod
+    def from_json(text: str) -> "Provenance":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ArtifactError: the text is not a table, or is of a newer version.
+        """
+        try:
+            data = json.loads(text)
+            version = data.pop("version")
+            if version > _VERSION:
+                raise ArtifactError(
+                    f"this file's provenance is of version {version}, this package reads {_VERSION}",
+                    fix="pip install -U pt2e-quant",
+                )
+            data["tensors"] = [
+                TensorRecord(**{**r, "role": Role(r["role"]), "observed": _pair(r["observed"])})
+                for r in data["tensors"]
+            ]
+            data["floats"] = [FloatRecord(**r) for r in data["floats"]]
+            return Provenance(**data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(f"the provenance in this file is damaged: {error}") from error
+
+
+def _pair(value: Sequence[float] | None) -> tuple[float, float] | None:
+    return None if value is None else (value[0], value[1])
+
+
+def provenance_of(gm: GraphModule) -> Provenance:
+    """The table a graph carries; an empty one is attached if there is none."""
+    found = gm.meta.setdefault(PROVENANCE_KEY, Provenance())
+    assert isinstance(found, Provenance)
+    return found

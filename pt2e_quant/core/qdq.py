@@ -1,0 +1,155 @@
+"""The q/dq operators of the canonical form: which they are, and how to read one.
+
+They are torch's own `quantized_decomposed` library, because ExecuTorch's and onnxscript's tools
+read exactly these. The library is registered by importing torch's module, never defined here.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+# Registers the quantized_decomposed library; nothing of the module is used.
+import torch.ao.quantization.fx._decomposed  # noqa: F401
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.core.qparams import QParams
+
+__all__ = [
+    "CHOOSE_QPARAMS_OPS",
+    "DEQUANTIZE_OPS",
+    "QDQ_OPS",
+    "QUANTIZE_OPS",
+    "DequantizePerChannel",
+    "DequantizePerTensor",
+    "QuantizePerChannel",
+    "QuantizePerTensor",
+    "QdqKind",
+    "attribute",
+    "is_dequantize",
+    "is_qdq",
+    "is_quantize",
+    "kind_of_qdq",
+    "read_qparams",
+]
+
+_lib = torch.ops.quantized_decomposed
+
+QuantizePerTensor = _lib.quantize_per_tensor.default
+DequantizePerTensor = _lib.dequantize_per_tensor.default
+QuantizePerChannel = _lib.quantize_per_channel.default
+DequantizePerChannel = _lib.dequantize_per_channel.default
+
+
+class QdqKind(StrEnum):
+    """How the scales of a q/dq op are laid over the tensor."""
+
+    PER_TENSOR = "per_tensor"
+    PER_TENSOR_DYNAMIC = "per_tensor_dynamic"
+    PER_CHANNEL = "per_channel"
+    PER_CHANNEL_GROUP = "per_channel_group"
+    PER_TOKEN = "per_token"
+
+
+QUANTIZE_OPS = {
+    _lib.quantize_per_tensor.default: QdqKind.PER_TENSOR,
+    _lib.quantize_per_tensor.tensor: QdqKind.PER_TENSOR_DYNAMIC,
+    _lib.quantize_per_tensor.tensor2: QdqKind.PER_TENSOR_DYNAMIC,
+    _lib.quantize_per_channel.default: QdqKind.PER_CHANNEL,
+    _lib.quantize_per_channel_group.default: QdqKind.PER_CHANNEL_GROUP,
+    _lib.quantize_per_token.default: QdqKind.PER_TOKEN,
+}
+DEQUANTIZE_OPS = {
+    _lib.dequantize_per_tensor.default: QdqKind.PER_TENSOR,
+    _lib.dequantize_per_tensor.tensor: QdqKind.PER_TENSOR_DYNAMIC,
+    _lib.dequantize_per_tensor.tensor2: QdqKind.PER_TENSOR_DYNAMIC,
+    _lib.dequantize_per_channel.default: QdqKind.PER_CHANNEL,
+    _lib.dequantize_per_channel_group.default: QdqKind.PER_CHANNEL_GROUP,
+    _lib.dequantize_per_token.default: QdqKind.PER_TOKEN,
+}
+QDQ_OPS = QUANTIZE_OPS | DEQUANTIZE_OPS
+CHOOSE_QPARAMS_OPS = frozenset(
+    {
+        _lib.choose_qparams.tensor,
+        _lib.choose_qparams_symmetric.tensor,
+        _lib.choose_qparams_per_token_asymmetric.default,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where a per-tensor or per-channel q/dq op keeps its qparams: positions of its arguments."""
+
+    axis: int | None
+    quant_min: int
+    quant_max: int
+    dtype: int
+
+
+_LAYOUTS = {
+    QdqKind.PER_TENSOR: _Layout(axis=None, quant_min=3, quant_max=4, dtype=5),
+    QdqKind.PER_CHANNEL: _Layout(axis=3, quant_min=4, quant_max=5, dtype=6),
+}
+
+
+def is_quantize(node: Node) -> bool:
+    """Whether a node is a quantize op of the canonical form."""
+    return node.op == "call_function" and node.target in QUANTIZE_OPS
+
+
+def is_dequantize(node: Node) -> bool:
+    """Whether a node is a dequantize op of the canonical form."""
+    return node.op == "call_function" and node.target in DEQUANTIZE_OPS
+
+
+def is_qdq(node: Node) -> bool:
+    """Whether a node is a quantize or dequantize op of the canonical form."""
+    return node.op == "call_function" and node.target in QDQ_OPS
+
+
+def kind_of_qdq(node: Node) -> QdqKind | None:
+    """The layout of a q/dq node's scales, None for any other node."""
+    return QDQ_OPS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload,no-any-return]  # target is a union of callables and text
+
+
+def attribute(gm: GraphModule, name: str) -> Any:
+    """The object a dotted get_attr target names.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    found: Any = gm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def read_qparams(gm: GraphModule, node: Node) -> QParams:
+    """The qparams of a static per-tensor or per-channel q/dq node.
+
+    Raises:
+        InvariantError: the node has none that are constant.
+    """
+    kind = kind_of_qdq(node)
+    layout = _LAYOUTS.get(kind) if kind is not None else None
+    if layout is None:
+        raise InvariantError("this node has no constant qparams", node=node)
+    args = node.args
+    return QParams(
+        scale=_constant(gm, node, args[1], torch.float32),
+        zero_point=_constant(gm, node, args[2], torch.int32),
+        quant_min=int(args[layout.quant_min]),  # type: ignore[arg-type]  # literals by schema
+        quant_max=int(args[layout.quant_max]),  # type: ignore[arg-type]
+        dtype=args[layout.dtype],  # type: ignore[arg-type]
+        axis=None if layout.axis is None else int(args[layout.axis]),  # type: ignore[arg-type]
+    )
+
+
+def _constant(gm: GraphModule, node: Node, value: object, dtype: torch.dtype) -> Tensor:
+    if isinstance(value, Node):
+        if value.op != "get_attr":
+            raise InvariantError("the qparams of this node are computed at run time", node=node)
+        value = attribute(gm, str(value.target))
+    return torch.as_tensor(value, dtype=dtype)

@@ -1,0 +1,126 @@
+"""Named quantization schemes: which integers each role of an operator's tensors gets."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.granularity import Granularity, PerChannel, PerTensor
+
+__all__ = [
+    "BIAS_INT32",
+    "INT8_ACTIVATION",
+    "INT8_WEIGHT",
+    "INT8_WEIGHT_ROWS",
+    "UINT8_ACTIVATION",
+    "Role",
+    "Scheme",
+    "TensorScheme",
+]
+
+
+class Role(StrEnum):
+    """What a tensor is to the operator that takes or gives it."""
+
+    INPUT = "input"
+    WEIGHT = "weight"
+    BIAS = "bias"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorScheme:
+    """How one tensor is quantized.
+
+    Args:
+        dtype: the integer type.
+        granularity: what shares one scale.
+        symmetric: zero_point is 0 (signed) or the middle (unsigned).
+        quant_min: smallest integer used; the type's own by default.
+        quant_max: largest integer used; the type's own by default.
+        is_dynamic: qparams are chosen at run time from the tensor itself.
+
+    Raises:
+        ValueError: the integer range does not fit the type.
+    """
+
+    dtype: torch.dtype
+    granularity: Granularity
+    symmetric: bool
+    quant_min: int | None = None
+    quant_max: int | None = None
+    is_dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        own = info(self.dtype)
+        low, high = self.range
+        if not own.quant_min <= low < high <= own.quant_max:
+            raise ValueError(
+                f"range [{low}, {high}] does not fit {self.dtype}: "
+                f"expected within [{own.quant_min}, {own.quant_max}]"
+            )
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """(quant_min, quant_max) with the type's own limits filled in."""
+        own = info(self.dtype)
+        low = own.quant_min if self.quant_min is None else self.quant_min
+        high = own.quant_max if self.quant_max is None else self.quant_max
+        return low, high
+
+    def fits(self, accepted: "TensorScheme") -> bool:
+        """Whether a slot that accepts `accepted` can take this scheme.
+
+        A narrower range fits a wider one, and symmetric fits affine; the rest must be equal.
+        """
+        low, high = self.range
+        accepted_low, accepted_high = accepted.range
+        return (
+            self.dtype == accepted.dtype
+            and self.granularity == accepted.granularity
+            and self.is_dynamic == accepted.is_dynamic
+            and accepted_low <= low
+            and high <= accepted_high
+            and (self.symmetric or not accepted.symmetric)
+        )
+
+    def __str__(self) -> str:
+        low, high = self.range
+        kind = "symmetric" if self.symmetric else "affine"
+        dynamic = " dynamic" if self.is_dynamic else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}[{low}, {high}] {kind}{dynamic} {self.granularity}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """A scheme per role; None leaves that role float."""
+
+    name: str
+    activation: TensorScheme | None
+    weight: TensorScheme | None
+    bias: TensorScheme | None = None
+
+    def for_role(self, role: Role) -> TensorScheme | None:
+        """The scheme of one role: inputs and outputs are activations."""
+        if role is Role.WEIGHT:
+            return self.weight
+        if role is Role.BIAS:
+            return self.bias
+        return self.activation
+
+
+INT8_ACTIVATION = TensorScheme(dtype=torch.int8, granularity=PerTensor(), symmetric=False)
+UINT8_ACTIVATION = TensorScheme(dtype=torch.uint8, granularity=PerTensor(), symmetric=False)
+INT8_WEIGHT = TensorScheme(
+    dtype=torch.int8,
+    granularity=PerChannel(axis=0),
+    symmetric=True,
+    quant_min=-127,
+    quant_max=127,
+)
+INT8_WEIGHT_ROWS = TensorScheme(
+    dtype=torch.int8, granularity=PerChannel(axis=0), symmetric=False
+)
+BIAS_INT32 = TensorScheme(dtype=torch.int32, granularity=PerChannel(axis=0), symmetric=True)

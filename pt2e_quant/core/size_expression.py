@@ -1,0 +1,53 @@
+"""Sizes as text: evaluates symbolic size expressions such as `2*s0 + 1` without running code."""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+
+__all__ = ["evaluate_size"]
+
+_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_CALLS: dict[str, Callable[[int, int], int]] = {
+    "FloorDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "Max": max,
+    "Min": min,
+}
+
+
+def evaluate_size(expression: str, sizes: Mapping[str, int]) -> int | None:
+    """The value of a size expression; None if it cannot be told.
+
+    Files carry these expressions, so they are parsed, never run.
+
+    >>> evaluate_size("2*s0 + FloorDiv(s1, 4)", {"s0": 3, "s1": 9})
+    8
+    >>> evaluate_size("2*s0", {}) is None
+    True
+    """
+    try:
+        return _walk(ast.parse(expression, mode="eval").body, sizes)
+    except (SyntaxError, LookupError, ZeroDivisionError):
+        return None
+
+
+def _walk(node: ast.expr, sizes: Mapping[str, int]) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Name(id=name):
+            return sizes[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_walk(operand, sizes)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _BINARY[type(op)](_walk(left, sizes), _walk(right, sizes))
+        case ast.Call(func=ast.Name(id=name), args=[first, second], keywords=[]):
+            return _CALLS[name](_walk(first, sizes), _walk(second, sizes))
+    raise LookupError(ast.dump(node))

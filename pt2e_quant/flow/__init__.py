@@ -1,0 +1,1 @@
+"""Floor 3: annotate, prepare, calibrate, convert."""

@@ -1,0 +1,1 @@
+"""Floor 1: reading and editing FX graphs."""
