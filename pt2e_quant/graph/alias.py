@@ -1,0 +1,142 @@
+"""Which values share storage, and which buffers a graph writes: read from operator schemas."""
+
+from collections.abc import Iterator
+
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Graph, GraphModule, Node
+
+from pt2e_quant.graph.ops import BATCH_NORM, arguments, aten, is_call, is_getitem
+
+__all__ = [
+    "mutated_buffers",
+    "mutated_roots",
+    "region_operands",
+    "roots",
+    "subgraph_of",
+    "writes",
+]
+
+
+def _aliased_argument(node: Node) -> Node | None:
+    """The argument whose storage the node's result may share, by the schema."""
+    if is_getitem(node):
+        source = node.args[0]
+        return source if isinstance(source, Node) else None
+    if not isinstance(node.target, OpOverload):
+        return None
+    schema = node.target._schema
+    returned: set[str] = set()
+    for result in schema.returns:
+        if result.alias_info is not None:
+            returned |= set(result.alias_info.before_set)
+    if not returned:
+        return None
+    values = arguments(node)
+    for argument in schema.arguments:
+        info = argument.alias_info
+        if info is None or not returned & set(info.before_set):
+            continue
+        value = values[argument.name]
+        if isinstance(value, Node):
+            return value
+    return None
+
+
+def roots(graph: Graph) -> dict[Node, Node]:
+    """Map each node to the value whose storage it may share, itself if its storage is its own.
+
+    Operators that return a view only for some layouts (`reshape`, `contiguous`, `to`) count as
+    views. An in-place operator's result has the root of the value it writes.
+    """
+    found: dict[Node, Node] = {}
+    for node in graph.nodes:
+        source = _aliased_argument(node) if node.op == "call_function" else None
+        found[node] = node if source is None else found[source]
+    return found
+
+
+def _updates_statistics(node: Node) -> bool:
+    """Whether a batch_norm or instance_norm writes its running statistics (no schema says so)."""
+    if is_call(node, (aten.batch_norm.default, aten.native_batch_norm.default)):
+        return bool(arguments(node)["training"])
+    if is_call(node, (aten.cudnn_batch_norm.default,)):
+        return bool(arguments(node)["training"])
+    return is_call(node, (aten.instance_norm.default,)) and bool(arguments(node)["use_input_stats"])
+
+
+def writes(node: Node) -> Iterator[Node]:
+    """The argument nodes that a node writes in place."""
+    if node.op != "call_function":
+        return
+    if isinstance(node.target, HigherOrderOperator):
+        yield from _region_writes(node)
+        return
+    if not isinstance(node.target, OpOverload):
+        return
+    schema = node.target._schema
+    if schema.is_mutable:
+        values = arguments(node)
+        for argument in schema.arguments:
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = values[argument.name]
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(item, Node):
+                    yield item
+    elif is_call(node, (*BATCH_NORM, aten.instance_norm.default)) and _updates_statistics(node):
+        values = arguments(node)
+        for name in ("running_mean", "running_var"):
+            if isinstance(values[name], Node):
+                yield values[name]
+
+
+def subgraph_of(node: Node) -> GraphModule | None:
+    """The graph module that a `get_attr` node names, None if it names something else."""
+    if node.op != "get_attr":
+        return None
+    value: object = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    return value if isinstance(value, GraphModule) else None
+
+
+def region_operands(node: Node, body: GraphModule) -> list[Node | None]:
+    """What a higher-order operator passes to each placeholder of one of its bodies.
+
+    Operands are the node arguments after the last body, flattened; bodies read them in order.
+    None stands for a value made inside the operator (a scan's slice) or a literal.
+    """
+    flat: list[object] = []
+    for argument in node.args:
+        if isinstance(argument, Node) and subgraph_of(argument) is not None:
+            flat.clear()
+        elif isinstance(argument, (list, tuple)):
+            flat.extend(argument)
+        else:
+            flat.append(argument)
+    placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
+    operands = [v if isinstance(v, Node) else None for v in flat]
+    return (operands + [None] * len(placeholders))[: len(placeholders)]
+
+
+def _region_writes(node: Node) -> Iterator[Node]:
+    for argument in node.args:
+        body = subgraph_of(argument) if isinstance(argument, Node) else None
+        if body is None:
+            continue
+        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
+        written = mutated_roots(body.graph)
+        for inner, outer in zip(placeholders, region_operands(node, body), strict=True):
+            if inner in written and outer is not None:
+                yield outer
+
+
+def mutated_roots(graph: Graph) -> frozenset[Node]:
+    """The values (inputs, buffers, fresh results) whose storage some node writes."""
+    root = roots(graph)
+    return frozenset(root[value] for node in graph.nodes for value in writes(node))
+
+
+def mutated_buffers(gm: GraphModule) -> tuple[str, ...]:
+    """The dotted names of the buffers and constants that a run of the graph writes, sorted."""
+    return tuple(sorted({str(n.target) for n in mutated_roots(gm.graph) if n.op == "get_attr"}))

@@ -1,0 +1,145 @@
+"""What every node carries: fake values with symbolic shapes kept, module stack, stack trace."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from pt2e_quant.core.errors import InvariantError, module_path
+from pt2e_quant.graph.alias import mutated_roots, subgraph_of
+from pt2e_quant.graph.ops import CASTS, VIEWS, Family, is_call
+
+__all__ = [
+    "CONSTANT_PRESERVING",
+    "attribute",
+    "constant_nodes",
+    "constant_of",
+    "copy_trace",
+    "fake_constant",
+    "fake_mode_of",
+    "fake_value",
+    "module_path",
+    "source_constant",
+]
+
+TRACE_KEYS = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node", "custom")
+
+CONSTANT_PRESERVING: Family = VIEWS + CASTS
+"""Operators through which a constant is still seen as a constant."""
+
+
+def copy_trace(node: Node, like: Node) -> None:
+    """Give a node the module stack and stack trace of another."""
+    for key in TRACE_KEYS:
+        if key in like.meta and key not in node.meta:
+            node.meta[key] = like.meta[key]
+
+
+def fake_mode_of(graph: Graph) -> FakeTensorMode:
+    """The fake mode of a graph's values, a fresh one if it has none."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _no_new_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """Keep the shapes of the user's program free of guards that our own calls would add."""
+    env = mode.shape_env
+    return nullcontext() if env is None else env.suppress_guards()
+
+
+def fake_constant(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    """A fake value for a real constant, with static shape."""
+    return mode.from_tensor(tensor.detach(), static_shapes=True)
+
+
+def fake_value(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:
+    """The value of a call, computed on the `meta["val"]` of its argument nodes.
+
+    Raises:
+        InvariantError: an argument node carries no value.
+    """
+
+    def value_of(node: Node) -> Any:
+        if "val" not in node.meta:
+            raise InvariantError(f'node {node.name} carries no meta["val"]', node=node)
+        return node.meta["val"]
+
+    fake_args = map_arg(args, value_of)
+    fake_kwargs = map_arg(kwargs, value_of)
+    with mode, torch.no_grad(), _no_new_guards(mode):
+        return target(*fake_args, **fake_kwargs)
+
+
+def attribute(gm: torch.nn.Module, target: str) -> Any:
+    """What a dotted name stands for in a module, None if nothing has that name."""
+    value: Any = gm
+    for part in target.split("."):
+        value = getattr(value, part, None)
+        if value is None:
+            return None
+    return value
+
+
+def _constant_inputs(node: Node) -> Iterable[Node]:
+    """The nodes that a constant-preserving call reads, empty if the node is no such call."""
+    if isinstance(node.target, OpOverload) and is_call(node, CONSTANT_PRESERVING):
+        return node.all_input_nodes
+    return ()
+
+
+def constant_nodes(graph: Graph) -> frozenset[Node]:
+    """The nodes whose value is fixed: unwritten constants, and views and casts of them."""
+    written = mutated_roots(graph)
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            if node not in written and subgraph_of(node) is None:
+                found.add(node)
+        elif node.op == "call_function":
+            inputs = _constant_inputs(node)
+            if inputs and all(n in found for n in inputs):
+                found.add(node)
+    return frozenset(found)
+
+
+def source_constant(node: Node) -> Node | None:
+    """The `get_attr` node that a value is a view or cast of, None if it is computed."""
+    while node.op != "get_attr":
+        inputs = list(_constant_inputs(node))
+        if len(inputs) != 1:
+            return None
+        node = inputs[0]
+    return node
+
+
+def constant_of(gm: GraphModule, node: Node) -> Tensor | None:
+    """The tensor that a node always holds: a constant, or a view, permute or cast of one.
+
+    The result may share storage with the module's own tensor: do not write into it.
+    """
+    if node.op == "get_attr":
+        value = attribute(gm, str(node.target))
+        return value.detach() if isinstance(value, Tensor) else None
+    if not list(_constant_inputs(node)):
+        return None
+    held: dict[Node, Tensor] = {}
+    for source in node.all_input_nodes:
+        tensor = constant_of(gm, source)
+        if tensor is None:
+            return None
+        held[source] = tensor
+    target: Any = node.target
+    args = map_arg(node.args, held.__getitem__)
+    kwargs = map_arg(node.kwargs, held.__getitem__)
+    with torch.no_grad():
+        result = target(*args, **kwargs)
+    return result if isinstance(result, Tensor) else None

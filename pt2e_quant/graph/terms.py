@@ -1,0 +1,202 @@
+"""What a pattern is made of: `Var`, `Many`, `Lit`, `Op`, and the builders of chains.
+
+Matching them is in `pattern.py`, which hands these names on.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch.fx import Node
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.graph.ops import Family, Spelling, Target
+
+__all__ = [
+    "Lit",
+    "Many",
+    "Op",
+    "Pattern",
+    "Step",
+    "Var",
+    "chain",
+    "check_names",
+    "either_order",
+    "maybe",
+    "one_of",
+    "step",
+]
+
+Where: TypeAlias = Callable[[Node], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """Any value: a node or a literal. The same name twice must be the same value."""
+
+    name: str
+    where: Callable[[Any], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A list or tuple whose items are all nodes."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lit:
+    """A literal equal to this one (6 and 6.0 are equal)."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Op:
+    """A call of one of several equal overloads, with patterns for its leading arguments.
+
+    Args:
+        target: an overload, a `Spelling`, or a family (a tuple of these).
+        args: patterns for the arguments in schema order; arguments not listed are free.
+        name: the name under which the match hands out the node.
+        users: how many nodes may read the result inside a pattern, None for any number. The
+            anchor, the outermost operator, may always have any number.
+        where: a condition on the node.
+        through: single-user operators that may stand between this one and its reader, which
+            must pass this one's result on as their first argument.
+    """
+
+    targets: Family
+    args: tuple["Pattern", ...]
+    name: str
+    users: int | None
+    where: Where | None
+    through: Family
+
+    def __init__(
+        self,
+        target: Target | Spelling | Family,
+        *args: "Pattern",
+        name: str = "",
+        users: int | None = 1,
+        where: Where | None = None,
+        through: Family = (),
+    ) -> None:
+        family = target if isinstance(target, tuple) else (target,)
+        for field, value in (
+            ("targets", family),
+            ("args", args),
+            ("name", name),
+            ("users", users),
+            ("where", where),
+            ("through", through),
+        ):
+            object.__setattr__(self, field, value)
+
+    def spellings(self) -> Iterator[Spelling]:
+        """The members of the family, each with the arguments it must have."""
+        for member in self.targets:
+            yield member if isinstance(member, Spelling) else Spelling(member)
+
+    def spelling_of(self, call: Node) -> Spelling | None:
+        """The member of the family that a node calls, the one with most fixed arguments."""
+        found = [s for s in self.spellings() if call.target is s.target and s.accepts(call)]
+        return max(found, key=lambda s: len(s.fixed), default=None)
+
+    def ops(self) -> Iterator["Op"]:
+        """This operator and those in its arguments, outermost first."""
+        yield self
+        for argument in self.args:
+            if isinstance(argument, Op):
+                yield from argument.ops()
+
+    @property
+    def width(self) -> int:
+        """How many operators the pattern covers."""
+        return sum(1 for _ in self.ops())
+
+    @property
+    def conditions(self) -> int:
+        """How many conditions it sets beyond the operators: literals, predicates."""
+        found = 0
+        for op in self.ops():
+            found += op.where is not None
+            for argument in op.args:
+                found += isinstance(argument, Lit)
+                found += isinstance(argument, Var) and argument.where is not None
+        return found
+
+
+Pattern: TypeAlias = Var | Many | Lit | Op
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operator that takes the previous one's result as its first argument."""
+
+    family: Family
+    name: str
+    rest: tuple[Pattern, ...]
+    optional: bool
+    users: int | None
+    where: Where | None
+
+
+def step(
+    family: Family,
+    name: str = "",
+    *rest: Pattern,
+    users: int | None = 1,
+    where: Where | None = None,
+) -> Step:
+    """An operator in a chain; `rest` are the patterns of its further arguments."""
+    return Step(family, name, rest, False, users, where)
+
+
+def maybe(what: Step | Family, name: str = "") -> Step:
+    """An operator in a chain that may be absent."""
+    made = what if isinstance(what, Step) else step(what, name)
+    return Step(made.family, made.name, made.rest, True, made.users, made.where)
+
+
+def one_of(*families: Family) -> Family:
+    """A family with the members of all the given ones."""
+    return tuple(member for family in families for member in family)
+
+
+def chain(first: Op | tuple[Op, ...], *steps: Step | Family) -> tuple[Op, ...]:
+    """The patterns of an operator followed by others, one for each choice of optional steps.
+
+    The widest comes first, though order never matters to the matcher.
+    """
+    found = (first,) if isinstance(first, Op) else first
+    for given in steps:
+        made = given if isinstance(given, Step) else step(given)
+        longer = tuple(
+            Op(made.family, op, *made.rest, name=made.name, users=made.users, where=made.where)
+            for op in found
+        )
+        found = longer + found if made.optional else longer
+    return found
+
+
+def either_order(
+    target: Target | Family, a: Pattern, b: Pattern, *rest: Pattern, name: str = ""
+) -> tuple[Op, Op]:
+    """The two patterns of a commutative operator."""
+    return Op(target, a, b, *rest, name=name), Op(target, b, a, *rest, name=name)
+
+
+def check_names(op: Op) -> None:
+    """Refuse a pattern that names two operators alike, or an operator like a value.
+
+    Raises:
+        ConfigError: the name is given twice.
+    """
+    names: set[str] = set()
+    values = {a.name for o in op.ops() for a in o.args if isinstance(a, (Var, Many))}
+    for part in op.ops():
+        if part.name and part.name in names | values:
+            raise ConfigError(f'the pattern gives the name "{part.name}" twice')
+        names.add(part.name)
