@@ -1,0 +1,92 @@
+"""The integer dtypes a tensor can be quantized to: their widths, limits and storage."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from pt2e_quant.core.errors import UnsupportedError
+
+__all__ = ["DTYPES", "DTypeInfo", "info"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DTypeInfo:
+    """One integer dtype.
+
+    Attributes:
+        dtype: the torch dtype that names it (torch.int4 is a name: torch cannot compute in it).
+        bits: width of one value.
+        signed: two's complement if true.
+        quant_min: least representable integer.
+        quant_max: greatest representable integer.
+        storage: the dtype of a tensor that holds one value per element, not packed.
+    """
+
+    dtype: torch.dtype
+    bits: int
+    signed: bool
+    quant_min: int
+    quant_max: int
+    storage: torch.dtype
+
+    @property
+    def is_sub_byte(self) -> bool:
+        """Whether several values fit in a byte, so that storage can be packed."""
+        return self.bits < 8
+
+    def holds(self, quant_min: int, quant_max: int) -> bool:
+        """Whether every integer from quant_min to quant_max is representable."""
+        return self.quant_min <= quant_min <= quant_max <= self.quant_max
+
+
+def _row(bits: int, signed: bool, storage: torch.dtype) -> DTypeInfo:
+    # By name: torch's type stubs do not list the dtypes below one byte.
+    dtype: torch.dtype = getattr(torch, f"{'int' if signed else 'uint'}{bits}")
+    least = -(1 << (bits - 1)) if signed else 0
+    return DTypeInfo(
+        dtype=dtype,
+        bits=bits,
+        signed=signed,
+        quant_min=least,
+        quant_max=least + (1 << bits) - 1,
+        storage=storage,
+    )
+
+
+_ROWS = (
+    *(_row(bits, True, torch.int8) for bits in range(1, 9)),
+    _row(16, True, torch.int16),
+    _row(32, True, torch.int32),
+    *(_row(bits, False, torch.uint8) for bits in range(1, 9)),
+    _row(16, False, torch.uint16),
+)
+
+DTYPES = MappingProxyType({row.dtype: row for row in _ROWS})
+
+# The dtypes of torch's quantized tensors, which torch.ao's observers still take as names.
+_PLAIN = {
+    torch.qint8: "int8",
+    torch.quint8: "uint8",
+    torch.qint32: "int32",
+    torch.quint4x2: "uint4",
+    torch.quint2x4: "uint2",
+}
+
+
+def info(dtype: torch.dtype) -> DTypeInfo:
+    """The facts about an integer dtype; torch.qint8 and kin are read as the plain dtype.
+
+    Raises:
+        UnsupportedError: if nothing can be quantized to it.
+
+    >>> info(torch.int4).quant_min, info(torch.quint8).dtype
+    (-8, torch.uint8)
+    """
+    row = DTYPES.get(getattr(torch, _PLAIN[dtype]) if dtype in _PLAIN else dtype)
+    if row is None:
+        known = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
+        raise UnsupportedError(
+            f"{dtype} is no integer dtype to quantize to", fix=f"use one of {known}"
+        )
+    return row

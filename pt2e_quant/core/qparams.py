@@ -1,0 +1,239 @@
+"""The affine arithmetic in float: choose a scale and zero_point, quantize, dequantize.
+
+quantize and dequantize give, bit for bit, what the ``quantized_decomposed`` ops give, and
+choose_qparams what the observers of torch.ao (UniformQuantizationObserverBase) give. One case
+differs on purpose: a quotient beyond int32 saturates here, where the ops wrap around.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.errors import ConfigError
+
+__all__ = [
+    "DEFAULT_EPS",
+    "QParams",
+    "bias_qparams",
+    "choose_float_qparams",
+    "choose_qparams",
+    "dequantize",
+    "fake_quantize",
+    "quantize",
+    "symmetric_zero_point",
+]
+
+DEFAULT_EPS = float(torch.finfo(torch.float32).eps)
+"""The least scale, as torch.ao has it: below it 1 / scale loses its meaning in float32."""
+
+_MAX_SCALE = float(torch.finfo(torch.float32).max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QParams:
+    """All that maps real values to integers and back: q = round(x / scale) + zero_point.
+
+    Attributes:
+        scale: real units per integer step; float32[1], or float32[C] along an axis.
+        zero_point: the integer that stands for 0.0; int32, shaped like scale.
+        quant_min: least integer used.
+        quant_max: greatest integer used.
+        dtype: integer dtype of the quantized tensor.
+        axis: the axis that scale runs along; None if per tensor.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+    quant_min: int
+    quant_max: int
+    dtype: torch.dtype
+    axis: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale.dtype != torch.float32 or self.zero_point.dtype != torch.int32:
+            raise ConfigError(
+                "qparams need a float32 scale and an int32 zero_point, found "
+                f"{self.scale.dtype} and {self.zero_point.dtype}"
+            )
+        if self.scale.shape != self.zero_point.shape:
+            raise ConfigError(
+                "scale and zero_point differ in shape: "
+                f"{tuple(self.scale.shape)} and {tuple(self.zero_point.shape)}"
+            )
+        if self.axis is None and self.scale.numel() != 1:
+            raise ConfigError(f"per-tensor qparams need one scale, found {self.scale.numel()}")
+        if self.axis is not None and self.scale.dim() != 1:
+            raise ConfigError(
+                "per-channel qparams need a scale of one axis, found shape "
+                f"{tuple(self.scale.shape)}"
+            )
+        limits = info(self.dtype)
+        if not limits.holds(self.quant_min, self.quant_max):
+            raise ConfigError(
+                f"quant_min {self.quant_min} .. quant_max {self.quant_max} is no range within "
+                f"{self.dtype} ({limits.quant_min} .. {limits.quant_max})"
+            )
+
+    @classmethod
+    def per_tensor(
+        cls, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+    ) -> "QParams":
+        """Qparams of one scale from Python numbers; the scale is rounded to float32."""
+        return cls(
+            scale=torch.tensor([scale], dtype=torch.float32),
+            zero_point=torch.tensor([zero_point], dtype=torch.int32),
+            quant_min=quant_min,
+            quant_max=quant_max,
+            dtype=dtype,
+        )
+
+    @property
+    def is_per_channel(self) -> bool:
+        """Whether the scale runs along an axis."""
+        return self.axis is not None
+
+    @property
+    def scale_float(self) -> float:
+        """The one scale of per-tensor qparams."""
+        return float(self.scale.item())
+
+    @property
+    def zero_point_int(self) -> int:
+        """The one zero_point of per-tensor qparams."""
+        return int(self.zero_point.item())
+
+
+def symmetric_zero_point(
+    dtype: torch.dtype, quant_min: int, quant_max: int, *, has_own_range: bool
+) -> int:
+    """The zero_point torch.ao gives a symmetric tensor: 0 if signed, else the middle.
+
+    With a range of the user's own the middle is rounded down (0 .. 255: 127), without one it is
+    rounded up (128); so it is upstream (torch/ao/quantization/observer.py, _calculate_qparams).
+    """
+    row = info(dtype)
+    if row.signed:
+        return 0
+    if has_own_range and row.bits <= 8:
+        return (quant_min + quant_max) // 2
+    return 1 << (row.bits - 1)
+
+
+def choose_qparams(
+    min_val: Tensor,
+    max_val: Tensor,
+    *,
+    quant_min: int,
+    quant_max: int,
+    symmetric: bool,
+    eps: float | Tensor = DEFAULT_EPS,
+    zero_point_if_symmetric: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Scale and zero_point that cover [min_val, max_val] and 0.0.
+
+    0.0 is always mapped to zero_point exactly, so padding and sparsity survive.
+
+    Args:
+        min_val: float, one element or [C].
+        max_val: shaped like min_val, nowhere below it, finite.
+        quant_min: least integer used.
+        quant_max: greatest integer used.
+        symmetric: cover [-m, m] with m = max(-min_val, max_val).
+        eps: the least scale.
+        zero_point_if_symmetric: what a symmetric tensor gets, see symmetric_zero_point.
+
+    Returns:
+        scale float32 and zero_point int32, both [1] or [C].
+    """
+    low = min_val.to(torch.float32).clamp(max=0.0)
+    high = max_val.to(torch.float32).clamp(min=0.0)
+    least = torch.as_tensor(eps, dtype=torch.float32, device=low.device)
+    if symmetric:
+        high = torch.maximum(-low, high)
+        scale = torch.maximum(high / (float(quant_max - quant_min) / 2), least)
+        zero_point = torch.full(scale.shape, zero_point_if_symmetric, device=low.device)
+    else:
+        # A range wider than float32's greatest number would give an infinite scale.
+        width = (high - low).clamp(max=_MAX_SCALE)
+        scale = torch.maximum(width / float(quant_max - quant_min), least)
+        steps = torch.round(low / scale).to(torch.int64)
+        zero_point = (quant_min - steps).clamp(quant_min, quant_max)
+    return scale.reshape(-1), zero_point.to(torch.int32).reshape(-1)
+
+
+def choose_float_qparams(
+    min_val: Tensor, max_val: Tensor, *, quant_min: int, quant_max: int, eps: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scale and float zero_point of torch.per_channel_affine_float_qparams (embedding tables).
+
+    Here the zero_point is the real -min / scale, not rounded, and 0.0 need not be representable.
+    """
+    scale = (max_val - min_val) / float(quant_max - quant_min)
+    scale = torch.where(scale > torch.as_tensor(eps, device=scale.device), scale, 1.0)
+    return scale.reshape(-1), (-1 * min_val / scale).reshape(-1)
+
+
+def _along(values: Tensor, axis: int, dim: int) -> Tensor:
+    if not -dim <= axis < dim:
+        raise ConfigError(f"axis {axis} is out of range for a tensor of {dim} dimensions")
+    shape = [1] * dim
+    shape[axis] = values.numel()
+    return values.view(shape)
+
+
+def _to_integer(x: Tensor, qp: QParams) -> Tensor:
+    """round(x / scale) + zero_point, clamped, still in float32."""
+    # As in the ops: the product with 1 / scale, not the quotient, which can differ by one step.
+    if qp.axis is None:
+        scaled = torch.round(x * (1.0 / qp.scale_float)) + qp.zero_point_int
+    else:
+        inverse = 1.0 / _along(qp.scale, qp.axis, x.dim())
+        scaled = torch.round(x * inverse) + _along(qp.zero_point, qp.axis, x.dim())
+    return torch.clamp(scaled, qp.quant_min, qp.quant_max)
+
+
+def quantize(x: Tensor, qp: QParams) -> Tensor:
+    """Integers of a float tensor, in the storage dtype of ``qp.dtype``; ties go to even."""
+    clamped = _to_integer(x.to(torch.float32), qp)
+    storage = info(qp.dtype).storage
+    if storage == torch.int32:
+        # 2**31 - 1 is no float32: clamp let 2**31 through, which int32 would wrap.
+        return clamped.to(torch.int64).clamp(qp.quant_min, qp.quant_max).to(torch.int32)
+    return clamped.to(storage)
+
+
+def dequantize(q: Tensor, qp: QParams, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Real values of integers: (q - zero_point) * scale."""
+    if qp.axis is None:
+        return (q.to(dtype) - qp.zero_point_int) * qp.scale_float
+    zero_point = _along(qp.zero_point, qp.axis, q.dim())
+    if q.dtype == torch.uint16:  # torch promotes no uint16
+        q = q.to(torch.int32)
+    return ((q - zero_point) * _along(qp.scale, qp.axis, q.dim())).to(dtype)
+
+
+def fake_quantize(x: Tensor, qp: QParams) -> Tensor:
+    """Quantize and dequantize in one go; the result has the dtype of x."""
+    return dequantize(quantize(x, qp), qp).to(x.dtype)
+
+
+def bias_qparams(activation: QParams, weight: QParams) -> QParams:
+    """The int32 qparams of a bias: scale = activation scale * weight scale, zero_point 0.
+
+    So a bias adds to the integer accumulator as it is. Per channel along axis 0 if the weight is
+    per channel.
+    """
+    if activation.axis is not None:
+        raise ConfigError("a derived bias scale needs a per-tensor activation")
+    scale = weight.scale * activation.scale
+    limits = info(torch.int32)
+    return QParams(
+        scale=scale,
+        zero_point=torch.zeros_like(scale, dtype=torch.int32),
+        quant_min=limits.quant_min,
+        quant_max=limits.quant_max,
+        dtype=torch.int32,
+        axis=None if weight.axis is None else 0,
+    )

@@ -1,0 +1,314 @@
+"""What every observer is: a module that gathers statistics and hands its input on unchanged.
+
+Names, constructor arguments and state-dict keys are those of torchao's PT2E observers, so that
+scripts subclass these and reach into them as they did.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.errors import (
+    CalibrationError,
+    ConfigError,
+    Pt2eQuantWarning,
+    UnsupportedError,
+)
+from pt2e_quant.core.qparams import (
+    DEFAULT_EPS,
+    choose_float_qparams,
+    choose_qparams,
+    symmetric_zero_point,
+)
+
+__all__ = [
+    "NonFinite",
+    "ObserverBase",
+    "PartialWrapper",
+    "UniformQuantizationObserverBase",
+    "is_per_channel",
+    "is_per_tensor",
+]
+
+PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
+PER_CHANNEL = (
+    torch.per_channel_affine,
+    torch.per_channel_symmetric,
+    torch.per_channel_affine_float_qparams,
+)
+SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
+
+
+class NonFinite(CalibrationError):
+    """An observer saw NaN or infinity; whoever knows the node and the batch says them."""
+
+
+def is_per_tensor(qscheme: torch.qscheme) -> bool:
+    """Whether a qscheme has one scale."""
+    return qscheme in PER_TENSOR
+
+
+def is_per_channel(qscheme: torch.qscheme) -> bool:
+    """Whether a qscheme has a scale for each channel."""
+    return qscheme in PER_CHANNEL
+
+
+class PartialWrapper:
+    """A constructor with some of its arguments given; it makes a new object at each call."""
+
+    def __init__(self, p: Callable[..., Any]) -> None:
+        self.p = p
+        self.callable_args: dict[str, Callable[[], Any]] = {}
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Construct; an argument given here wins over the one given before."""
+        made = {name: make() for name, make in self.callable_args.items() if name not in keywords}
+        return self.p(*args, **{**keywords, **made})
+
+    def __repr__(self) -> str:
+        return repr(self.p) + repr(self.callable_args)
+
+    def with_args(self, **kwargs: Any) -> "PartialWrapper":
+        """The same with further arguments given."""
+        return PartialWrapper(partial(self, **kwargs))
+
+    def with_callable_args(self, **kwargs: Callable[[], Any]) -> "PartialWrapper":
+        """The same with further arguments, each made by a call at construction."""
+        wrapper = PartialWrapper(self.p)
+        wrapper.callable_args = {**self.callable_args, **kwargs}
+        return wrapper
+
+
+class ObserverBase(ABC, nn.Module):
+    """An observer of one qparam group.
+
+    Args:
+        dtype: integer dtype to quantize to.
+        is_dynamic: qparams are computed at run time, so nothing is gathered here.
+    """
+
+    ignore_at_or_below: float | None = None
+    """Entries at or below it are no data (the masked positions of attention scores)."""
+
+    observes_constant: bool = False
+    """The input never changes (a weight): it is observed once."""
+
+    def __init__(self, dtype: torch.dtype, is_dynamic: bool = False) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.is_dynamic = is_dynamic
+
+    @classmethod
+    def with_args(cls, **kwargs: Any) -> PartialWrapper:
+        """A constructor of this observer with some arguments given."""
+        return PartialWrapper(partial(cls, **kwargs))
+
+    @classmethod
+    def with_callable_args(cls, **kwargs: Callable[[], Any]) -> PartialWrapper:
+        """A constructor of this observer with some arguments made at each construction."""
+        return PartialWrapper(partial(cls)).with_callable_args(**kwargs)
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Gather statistics; returns x itself."""
+
+    @abstractmethod
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """The scale and zero_point that the statistics call for."""
+
+    @property
+    def seen(self) -> bool:
+        """Whether the observer has the data it needs; true for one that needs none."""
+        return True
+
+    def check_finite(self) -> None:
+        """Raise NonFinite if a NaN or infinity is in the statistics; costs no pass over data."""
+        return
+
+
+class UniformQuantizationObserverBase(ObserverBase):
+    """An observer whose integers are evenly spaced: it gathers a range, per tensor or per channel.
+
+    Args:
+        dtype: integer dtype to quantize to.
+        qscheme: per tensor or per channel, affine or symmetric.
+        reduce_range: use one bit less; give quant_min and quant_max instead.
+        quant_min: least integer used; the dtype's own if None.
+        quant_max: greatest integer used; the dtype's own if None.
+        factory_kwargs: device and dtype of the statistics.
+        eps: the least scale.
+        is_dynamic: qparams are computed at run time.
+    """
+
+    _version = 3
+    eps: Tensor
+    min_val: Tensor
+    max_val: Tensor
+
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.quint8,
+        qscheme: torch.qscheme = torch.per_tensor_affine,
+        reduce_range: bool = False,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        factory_kwargs: dict[str, Any] | None = None,
+        eps: float = DEFAULT_EPS,
+        is_dynamic: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dtype=dtype, is_dynamic=is_dynamic, **kwargs)
+        if qscheme not in PER_TENSOR + PER_CHANNEL:
+            raise ConfigError(f"{type(self).__name__} has no qscheme {qscheme}")
+        if reduce_range:
+            warnings.warn(
+                "reduce_range is deprecated: give quant_min and quant_max instead",
+                Pt2eQuantWarning,
+                stacklevel=2,
+            )
+        self.qscheme = qscheme
+        self.reduce_range = reduce_range
+        self.factory_kwargs = dict(factory_kwargs or {})
+        self.register_buffer("eps", torch.tensor([eps], **self.factory_kwargs))
+        self.has_customized_qrange = quant_min is not None and quant_max is not None
+        self.quant_min, self.quant_max = self._quant_range(quant_min, quant_max)
+        self._observed_once = False
+
+    def _quant_range(self, quant_min: int | None, quant_max: int | None) -> tuple[int, int]:
+        limits = info(self.dtype)
+        if quant_min is None or quant_max is None:
+            quant_min, quant_max = limits.quant_min, limits.quant_max
+        if not quant_min <= 0 <= quant_max or quant_min >= quant_max:
+            raise ConfigError(
+                f"quant_min {quant_min} .. quant_max {quant_max} must be a range that holds 0"
+            )
+        if not limits.holds(quant_min, quant_max):
+            raise ConfigError(
+                f"quant_min {quant_min} .. quant_max {quant_max} does not fit in {self.dtype} "
+                f"({limits.quant_min} .. {limits.quant_max})"
+            )
+        if self.reduce_range:
+            # As upstream: -128 .. 127 becomes -64 .. 63, 0 .. 255 becomes 0 .. 127.
+            return quant_min // 2, quant_max // 2
+        return quant_min, quant_max
+
+    def require_qscheme(self, allowed: tuple[torch.qscheme, ...]) -> None:
+        """Raise ConfigError unless the qscheme is one that the observer can gather."""
+        if self.qscheme not in allowed:
+            known = ", ".join(str(qscheme) for qscheme in allowed)
+            raise ConfigError(
+                f"{type(self).__name__} has no qscheme {self.qscheme}", fix=f"use one of {known}"
+            )
+        # The middle of the reduced range is not the zero_point that symmetric uint8 gets.
+        if self.reduce_range and self.is_symmetric and self.dtype == torch.quint8:
+            raise ConfigError("reduce_range has no symmetric quint8")
+
+    def require_static(self) -> None:
+        """Raise ConfigError if dynamic quantization was asked of an observer that gathers data."""
+        if self.is_dynamic:
+            raise ConfigError(
+                f"{type(self).__name__} gathers statistics and cannot be dynamic",
+                fix="use PlaceholderObserver for dynamic quantization",
+            )
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the range is made symmetric around 0.0."""
+        return self.qscheme in SYMMETRIC
+
+    @property
+    def seen(self) -> bool:
+        """Whether any data has come in."""
+        if self.min_val.numel() == 0:
+            return False
+        return not bool(torch.all((self.min_val == torch.inf) & (self.max_val == -torch.inf)))
+
+    def check_finite(self) -> None:
+        """Raise NonFinite if a NaN or infinity came in: it stays in the running min and max."""
+        if self.min_val.numel() == 1:
+            low, high = self.min_val.item(), self.max_val.item()
+            unseen = low == torch.inf and high == -torch.inf
+            if not unseen and not (-torch.inf < low <= high < torch.inf):
+                self.raise_non_finite(low, high)
+        elif self.seen:
+            finite = torch.isfinite(self.min_val) & torch.isfinite(self.max_val)
+            if not bool(finite.all()):
+                channel = int((~finite).nonzero()[0])
+                low, high = self.min_val[channel].item(), self.max_val[channel].item()
+                self.raise_non_finite(low, high, f" in channel {channel}")
+
+    def raise_non_finite(self, low: float, high: float, where: str = "") -> NoReturn:
+        """Raise NonFinite for a range that is none."""
+        raise NonFinite(
+            f"NaN or infinity in the observed values{where} (min {low}, max {high})",
+            fix="find the input or operator that makes it; quantization needs finite values",
+        )
+
+    def observable(self, x: Tensor) -> Tensor | None:
+        """The detached tensor to take statistics of, None if there is nothing (more) to see.
+
+        Raises:
+            UnsupportedError: if x is no real floating-point tensor.
+        """
+        if not x.is_floating_point():
+            raise UnsupportedError(
+                f"an observer takes floating-point tensors, found {x.dtype}",
+                fix="leave this value out of the annotation: it is not quantized",
+            )
+        if x.numel() == 0 or (self.observes_constant and self._observed_once):
+            return None
+        self._observed_once = True
+        return x.detach()
+
+    def qparams_of(self, min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and zero_point of a range under this observer's dtype and qscheme.
+
+        Without any data the scale is 1.0 and a warning says so, as upstream.
+        """
+        if not self.seen:
+            warnings.warn(
+                f"{type(self).__name__} saw no data: its scale is 1.0 and its zero_point 0",
+                Pt2eQuantWarning,
+                stacklevel=3,
+            )
+            device = self.eps.device
+            return torch.ones(1, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+        self.check_finite()
+        if self.qscheme == torch.per_channel_affine_float_qparams:
+            return choose_float_qparams(
+                min_val,
+                max_val,
+                quant_min=self.quant_min,
+                quant_max=self.quant_max,
+                eps=self.eps,
+            )
+        return choose_qparams(
+            min_val,
+            max_val,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+            symmetric=self.is_symmetric,
+            eps=self.eps,
+            zero_point_if_symmetric=self.zero_point_if_symmetric,
+        )
+
+    @property
+    def zero_point_if_symmetric(self) -> int:
+        """The zero_point that a symmetric range gets."""
+        return symmetric_zero_point(
+            self.dtype, self.quant_min, self.quant_max, has_own_range=self.has_customized_qrange
+        )
+
+    def reset_min_max_vals(self) -> None:
+        """Forget all statistics."""
+        raise UnsupportedError(f"{type(self).__name__} cannot be reset")
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return f"min_val={self.min_val}, max_val={self.max_val}"
