@@ -1,0 +1,1 @@
+"""One script a question: peers beside this project in one run, a table printed, JSON written."""

@@ -1,0 +1,86 @@
+"""Quality and speed of one program against another, measured the same way for everybody."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Wall time of one call over the rounds of an interleaved run."""
+
+    median_ms: float
+    min_ms: float
+
+
+def sqnr_db(reference: Sequence[Tensor], measured: Sequence[Tensor]) -> float:
+    """Return 10 log10(|reference|^2 / |reference - measured|^2) over all tensors together."""
+    signal = sum(float(r.double().square().sum()) for r in reference)
+    noise = sum(
+        float((r.double() - m.double()).square().sum())
+        for r, m in zip(reference, measured, strict=True)
+    )
+    if noise == 0:
+        return float("inf")
+    if not noise < float("inf"):
+        return float("-inf")
+    return 10 * float(torch.tensor(signal / noise, dtype=torch.float64).log10())
+
+
+def mean_cosine(reference: Sequence[Tensor], measured: Sequence[Tensor]) -> float:
+    """Return the mean cosine similarity of paired outputs, each flattened."""
+    values = [
+        float(torch.cosine_similarity(r.double().flatten(), m.double().flatten(), dim=0))
+        for r, m in zip(reference, measured, strict=True)
+    ]
+    return statistics.fmean(values)
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], object]], *, rounds: int = 100, warmup: int = 3
+) -> dict[str, Latency]:
+    """Time every call once per round, in a rotated order, so that load on the machine is shared.
+
+    Args:
+        calls: What to time, by label.
+        rounds: Timed rounds; each runs every call once.
+        warmup: Untimed rounds before.
+
+    Returns:
+        The latency of each label, in milliseconds.
+    """
+    labels = list(calls)
+    samples: dict[str, list[float]] = {label: [] for label in labels}
+    for number in range(warmup + rounds):
+        start = number % len(labels)
+        for label in labels[start:] + labels[:start]:
+            begin = time.perf_counter()
+            calls[label]()
+            elapsed = time.perf_counter() - begin
+            if number >= warmup:
+                samples[label].append(1e3 * elapsed)
+    return {
+        label: Latency(median_ms=statistics.median(times), min_ms=min(times))
+        for label, times in samples.items()
+    }
+
+
+class Stopwatch:
+    """Collects the seconds spent in named stages."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+
+    def run(self, stage: str, call: Callable[[], T]) -> T:
+        """Run `call`, add its seconds to `stage` and return what it returned."""
+        begin = time.perf_counter()
+        result = call()
+        self.stages[stage] = self.stages.get(stage, 0.0) + time.perf_counter() - begin
+        return result
