@@ -166,8 +166,8 @@ class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def start_channels(observer: UniformQuantizationObserverBase, low: Tensor) -> bool:
-    """Give the buffers the number of channels at the first batch, and say whether it was that.
+def start_channels(observer: UniformQuantizationObserverBase, low: Tensor) -> None:
+    """Give the buffers the number of channels at the first batch.
 
     Raises:
         InputError: if a later batch has another number of channels.
@@ -175,13 +175,11 @@ def start_channels(observer: UniformQuantizationObserverBase, low: Tensor) -> bo
     if observer.min_val.numel() == 0:
         observer.min_val.resize_(low.shape).fill_(torch.inf)
         observer.max_val.resize_(low.shape).fill_(-torch.inf)
-        return True
-    if observer.min_val.shape != low.shape:
+    elif observer.min_val.shape != low.shape:
         raise InputError(
             f"an observer of {observer.min_val.numel()} channels was given {low.numel()}",
             fix="keep the channel axis static, or quantize this tensor per tensor",
         )
-    return False
 
 
 def widen_channels(observer: UniformQuantizationObserverBase, low: Tensor, high: Tensor) -> None:

@@ -1,0 +1,108 @@
+"""Qparams known beforehand: operators whose outputs are bounded need no data."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.observers.base import ObserverBase
+
+__all__ = ["FIXED_RANGES", "FixedQParamsObserver", "FixedRange", "fixed_qparams"]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRange:
+    """The values an operator can give: low <= value < high, high itself as a limit."""
+
+    low: float
+    high: float
+
+
+FIXED_RANGES = MappingProxyType(
+    {
+        "sigmoid": FixedRange(0.0, 1.0),
+        "hardsigmoid": FixedRange(0.0, 1.0),
+        "softmax": FixedRange(0.0, 1.0),
+        "tanh": FixedRange(-1.0, 1.0),
+    }
+)
+"""Bounded operators by their ATen name without the overload."""
+
+
+def fixed_qparams(operator: str, quant_min: int, quant_max: int) -> tuple[float, int]:
+    """Scale and zero_point of a bounded operator's output over the given integers.
+
+    The range is divided by the number of integers, not by the number of steps: the scale is then
+    a power of two and 0.0 has an integer of its own (1/256 for sigmoid and 1/128 for tanh at 8
+    bits: what TensorFlow Lite's quantization specification and torch.ao fix for these operators).
+    The greatest value, 1.0, is one step beyond the greatest integer.
+
+    Raises:
+        ConfigError: if the operator is not bounded.
+
+    >>> fixed_qparams("sigmoid", -128, 127), fixed_qparams("tanh", 0, 255)
+    ((0.00390625, -128), (0.0078125, 128))
+    """
+    if operator not in FIXED_RANGES:
+        raise ConfigError(f'"{operator}" has no fixed range', fix=near(operator, FIXED_RANGES))
+    span = FIXED_RANGES[operator]
+    scale = (span.high - span.low) / (quant_max - quant_min + 1)
+    return scale, quant_min - round(span.low / scale)
+
+
+class FixedQParamsObserver(ObserverBase):
+    """Gathers nothing and gives the qparams it was made with.
+
+    Args:
+        scale: real units per integer step.
+        zero_point: the integer that stands for 0.0.
+        dtype: integer dtype to quantize to.
+        qscheme: per_tensor_affine or per_tensor_symmetric.
+        quant_min: least integer used.
+        quant_max: greatest integer used.
+        is_dynamic: must be False.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(
+        self,
+        scale: float,
+        zero_point: int,
+        dtype: torch.dtype = torch.quint8,
+        qscheme: torch.qscheme = torch.per_tensor_affine,
+        quant_min: int = 0,
+        quant_max: int = 255,
+        is_dynamic: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if is_dynamic:
+            raise ConfigError("fixed qparams cannot be dynamic")
+        super().__init__(dtype=dtype, is_dynamic=is_dynamic, **kwargs)
+        if not info(dtype).holds(quant_min, quant_max) or not 0.0 < scale < torch.inf:
+            raise ConfigError(
+                f"fixed qparams need a positive scale and a range within {dtype}, found scale "
+                f"{scale} and quant_min {quant_min} .. quant_max {quant_max}"
+            )
+        self.qscheme = qscheme
+        self.quant_min = quant_min
+        self.quant_max = quant_max
+        self.register_buffer("scale", torch.tensor([scale], dtype=torch.float32))
+        self.register_buffer("zero_point", torch.tensor([zero_point], dtype=torch.int32))
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Return X."""
+        return X
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """The fixed scale and zero_point, both [1]."""
+        return self.scale, self.zero_point
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return f"scale={self.scale.item()}, zero_point={self.zero_point.item()}"
