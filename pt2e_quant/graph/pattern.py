@@ -7,7 +7,7 @@
 Patterns are indexed by their anchor's operator, so matching any number of them is one walk.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -218,7 +218,7 @@ def _index(patterns: Sequence[tuple[K, Op]]) -> dict[Target, list[tuple[int, K, 
     found: dict[Target, list[tuple[int, K, Op]]] = {}
     for i, (key, op) in enumerate(patterns):
         check_names(op)
-        for target in {s.target for s in op.spellings()}:
+        for target in {s.target for s in op.members}:
             found.setdefault(target, []).append((i, key, op))
     return found
 
@@ -232,13 +232,17 @@ class _Candidate(Generic[K]):
     match: Match
 
 
-def _candidates(graph: Graph, patterns: Sequence[tuple[K, Op]]) -> list[_Candidate[K]]:
+def _candidates(
+    graph: Graph,
+    patterns: Sequence[tuple[K, Op]],
+    accept: Callable[[K, Match], bool] | None,
+) -> list[_Candidate[K]]:
     index = _index(patterns)
     walk = Walk(graph)
     found: list[_Candidate[K]] = []
     for node in graph.nodes:
-        if node.op != "call_function":
-            continue
+        if node.op != "call_function" or isinstance(node.meta.get("val"), (list, tuple)):
+            continue  # a call with several results is matched at the getitem of the first
         target: Any = _call_behind(node).target
         for row, key, op in index.get(target, ()):
             candidate = _try(row, key, op, node, walk)
@@ -247,16 +251,21 @@ def _candidates(graph: Graph, patterns: Sequence[tuple[K, Op]]) -> list[_Candida
     return found
 
 
-def find_matches(graph: Graph, patterns: Sequence[tuple[K, Op]]) -> list[tuple[K, Match]]:
+def find_matches(
+    graph: Graph,
+    patterns: Sequence[tuple[K, Op]],
+    accept: Callable[[K, Match], bool] | None = None,
+) -> list[tuple[K, Match]]:
     """Every place where one of the patterns holds, in graph order of the anchors.
 
     Matches do not overlap: the widest wins, then the one that sets more conditions, then the
-    one that stands earlier in the graph. The order of the patterns never matters.
+    one that stands earlier in the graph. The order of the patterns never matters. A match that
+    `accept` turns down claims nothing, so that a narrower one can have its nodes.
 
     Raises:
         ConfigError: two patterns of different keys claim the same nodes with equal right.
     """
-    candidates = _candidates(graph, patterns)
+    candidates = _candidates(graph, patterns, accept)
     candidates.sort(key=lambda c: (c.rank, c.place))
     taken: dict[Node, _Candidate[K]] = {}
     chosen: list[_Candidate[K]] = []
@@ -280,8 +289,8 @@ def find_matches(graph: Graph, patterns: Sequence[tuple[K, Op]]) -> list[tuple[K
 
 def _overlap(a: Op, b: Op) -> bool:
     """Whether some call is a member of both families with equally many fixed arguments."""
-    for x in a.spellings():
-        for y in b.spellings():
+    for x in a.members:
+        for y in b.members:
             if x.target is not y.target or len(x.fixed) != len(y.fixed):
                 continue
             left, right = dict(x.fixed), dict(y.fixed)
@@ -315,7 +324,7 @@ def ties(patterns: Iterable[tuple[K, Op]]) -> list[tuple[K, K]]:
     found: list[tuple[K, K]] = []
     for key, op in patterns:
         seen: set[int] = set()
-        for target in {s.target for s in op.spellings()}:
+        for target in {s.target for s in op.members}:
             group = groups.setdefault((op.width, op.conditions, target), [])
             for other_key, other in group:
                 if id(other) not in seen and _can_match_same(op, other):

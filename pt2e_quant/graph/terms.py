@@ -73,6 +73,7 @@ class Op:
     users: int | None
     where: Where | None
     through: Family
+    members: tuple[Spelling, ...]
 
     def __init__(
         self,
@@ -91,17 +92,13 @@ class Op:
             ("users", users),
             ("where", where),
             ("through", through),
+            ("members", tuple(m if isinstance(m, Spelling) else Spelling(m) for m in family)),
         ):
             object.__setattr__(self, field, value)
 
-    def spellings(self) -> Iterator[Spelling]:
-        """The members of the family, each with the arguments it must have."""
-        for member in self.targets:
-            yield member if isinstance(member, Spelling) else Spelling(member)
-
     def spelling_of(self, call: Node) -> Spelling | None:
         """The member of the family that a node calls, the one with most fixed arguments."""
-        found = [s for s in self.spellings() if call.target is s.target and s.accepts(call)]
+        found = [s for s in self.members if call.target is s.target and s.accepts(call)]
         return max(found, key=lambda s: len(s.fixed), default=None)
 
     def ops(self) -> Iterator["Op"]:

@@ -1,0 +1,76 @@
+"""Remove parameters, buffers and submodules that nothing reads."""
+
+from torch import nn
+from torch.fx import GraphModule
+
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+
+__all__ = ["drop_dead_constants"]
+
+
+def _names_read(gm: GraphModule) -> tuple[set[str], set[str]]:
+    """The dotted names that nodes read, and the modules that are used as a whole."""
+    names: set[str] = set()
+    whole: set[str] = set()
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            names.add(str(node.target))
+        if node.op in ("get_attr", "call_module"):
+            whole.add(str(node.target))
+    return names, whole
+
+
+def _is_inside(name: str, whole: set[str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:i]) in whole for i in range(1, len(parts)))
+
+
+def _drop_tensors(gm: GraphModule, read: set[str], whole: set[str]) -> list[str]:
+    dropped = []
+    for prefix, module in list(gm.named_modules(remove_duplicate=False)):
+        for table in (module._parameters, module._buffers):
+            for leaf in list(table):
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                if name not in read and not _is_inside(name, whole):
+                    delattr(module, leaf)
+                    dropped.append(name)
+    return dropped
+
+
+def _drop_empty_modules(gm: GraphModule, whole: set[str]) -> None:
+    """Remove modules that hold nothing, innermost first."""
+    for prefix, module in reversed(list(gm.named_modules(remove_duplicate=False))):
+        for leaf, child in list(module._modules.items()):
+            name = f"{prefix}.{leaf}" if prefix else leaf
+            kept = name in whole or _is_inside(name, whole) or any(True for _ in _content(child))
+            if not kept:
+                del module._modules[leaf]
+
+
+def _content(module: nn.Module | None) -> list[object]:
+    if module is None:
+        return []
+    return [*module._parameters, *module._buffers, *module._modules]
+
+
+@graph_pass()
+def drop_dead_constants(gm: GraphModule) -> PassResult:
+    """Remove constants that no node reads, from the graph and from the module.
+
+    Only the graph module's own tables change: a tensor that somebody else holds lives on.
+
+    Before:  bn.running_mean is a buffer, `get_attr` node bn_running_mean has no readers
+    After:   neither is there
+    """
+    editor = Editor(gm)
+    unread = [n for n in gm.graph.nodes if n.op == "get_attr" and not n.users]
+    editor.erase_dead(unread)
+    read, whole = _names_read(gm)
+    dropped = _drop_tensors(gm, read, whole)
+    _drop_empty_modules(gm, whole)
+    editor.finish()
+    return PassResult(
+        changed=editor.changed or bool(dropped),
+        notes=tuple(Note(name, "nothing reads it") for name in dropped),
+    )

@@ -1,0 +1,231 @@
+"""Batch edits of one graph: new nodes carry metadata, names are unique, one recompile ends it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.graph.meta import attribute, copy_trace, fake_constant, fake_mode_of, fake_value
+
+__all__ = ["DEFER_RECOMPILE", "Editor"]
+
+DEFER_RECOMPILE = "pt2e_quant.defer_recompile"
+"""Key in `gm.meta` that makes `Editor.finish` leave the recompile to the pass driver."""
+
+_UNSET: Any = object()
+
+
+class Editor:
+    """Edits a graph module's graph; call `finish` once at the end.
+
+    Nodes that were replaced may still be named in arguments: they stand for their replacement.
+    """
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.graph = gm.graph
+        self.mode = fake_mode_of(self.graph)
+        self.changed = False
+        self.cursor: Node | None = None
+        self.declined: list[str] = []
+        self._replaced: dict[Node, Node] = {}
+        self._candidates: dict[Node, None] = {}
+        self._created: list[Node] = []
+        self._next_suffix: dict[str, int] = {}
+        self._last_constant: Node | None = None
+        self._names_of_target: dict[str, int] | None = None
+
+    def now(self, node: Node) -> Node:
+        """What stands in the graph for a node that may have been replaced."""
+        while node in self._replaced:
+            node = self._replaced[node]
+        return node
+
+    def call(
+        self,
+        target: Any,
+        *args: Any,
+        like: Node,
+        before: Node | None = None,
+        after: Node | None = None,
+        val: Any = _UNSET,
+        **kwargs: Any,
+    ) -> Node:
+        """Insert a call.
+
+        Args:
+            target: the overload to call.
+            args: its arguments.
+            like: the node whose module stack and stack trace it takes.
+            before: the node to insert it before; without `before` and `after`, the anchor of
+                the match being rewritten, else `like`.
+            after: the node to insert it after.
+            val: its fake value if known (`like.meta["val"]` when it takes the place of `like`);
+                computed on the arguments' fake values otherwise.
+            kwargs: its keyword arguments.
+        """
+        args = map_arg(args, self.now)
+        kwargs = map_arg(kwargs, self.now)
+        place = before or (after and _after(after)) or self.cursor or self.now(like)
+        with self.graph.inserting_before(place):
+            node = self.graph.call_function(target, args, kwargs)
+        copy_trace(node, like)
+        known = val is not _UNSET
+        node.meta["val"] = val if known else fake_value(self.mode, target, args, kwargs)
+        self._created.append(node)
+        self.changed = True
+        return node
+
+    def constant(self, name: str, tensor: Tensor, *, like: Node | None = None) -> Node:
+        """Register a new tensor under a dotted name and return the node that reads it.
+
+        A name that is taken gets a numbered suffix. An `nn.Parameter` becomes a parameter,
+        any other tensor a buffer.
+        """
+        target = self.unique_name(name)
+        owner, leaf = self._owner(target)
+        if isinstance(tensor, nn.Parameter):
+            owner.register_parameter(leaf, tensor)
+        else:
+            owner.register_buffer(leaf, tensor)
+        return self._read(target, tensor, like)
+
+    def rebind(self, old: Node, tensor: Tensor, *, reader: Node) -> Node:
+        """Give one reader of a constant a new tensor, under the same name where possible.
+
+        The name is rebound if nothing but `reader` uses it; otherwise a new name is made. The
+        old tensor is not written. The new one is a parameter if the old one is.
+        """
+        target = str(old.target)
+        current = attribute(self.gm, target)
+        if isinstance(current, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=current.requires_grad)
+        if set(old.users) != {reader} or self._nodes_reading(target) > 1:
+            return self.constant(target, tensor, like=old)
+        owner, leaf = self._owner(target)
+        if isinstance(tensor, nn.Parameter):
+            owner.register_parameter(leaf, tensor)
+        elif leaf in owner._buffers:
+            owner._buffers[leaf] = tensor
+        else:
+            setattr(owner, leaf, tensor)
+        old.meta.pop("tensor_meta", None)
+        old.meta["val"] = fake_constant(self.mode, tensor)
+        self.changed = True
+        return old
+
+    def replace(self, old: Node, new: Node, *, except_in: Iterable[Node] = ()) -> None:
+        """Let every reader of `old` read `new` instead; `old` goes when nothing reads it."""
+        new = self.now(new)
+        spared = set(except_in)
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in spared)
+        if not old.users:
+            self._replaced[old] = new
+        self._candidates[old] = None
+        self.changed = True
+
+    def decline(self, reason: str) -> None:
+        """Note why something was not done in a match that is rewritten in another way."""
+        self.declined.append(reason)
+
+    def discard(self, nodes: Iterable[Node]) -> None:
+        """Name nodes that may be left without readers; `finish` erases those that are."""
+        self._candidates.update(dict.fromkeys(nodes))
+
+    def erase_dead(self, nodes: Iterable[Node]) -> None:
+        """Erase those nodes that nothing reads, and pure producers that this leaves unread."""
+        stack = list(nodes)
+        named = set(stack)
+        while stack:
+            node = stack.pop()
+            if node._erased or node.users or node.op in ("placeholder", "output"):
+                continue
+            if node not in named and node.is_impure():
+                continue
+            stack.extend(node.all_input_nodes)
+            self.graph.erase_node(node)
+            self._candidates.pop(node, None)
+            self.changed = True
+
+    def mark(self) -> int:
+        """A point to which `roll_back` can return."""
+        return len(self._created)
+
+    def roll_back(self, mark: int) -> None:
+        """Erase the calls inserted since a mark that nothing outside them reads."""
+        for node in reversed(self._created[mark:]):
+            if not node._erased and not node.users:
+                self.graph.erase_node(node)
+        del self._created[mark:]
+
+    def unique_name(self, name: str) -> str:
+        """The dotted name, with a numbered suffix if it is taken; constant time on average."""
+        if attribute(self.gm, name) is None and not self._is_reserved(name):
+            return name
+        suffix = self._next_suffix.get(name, 1)
+        while attribute(self.gm, f"{name}_{suffix}") is not None:
+            suffix += 1
+        self._next_suffix[name] = suffix + 1
+        return f"{name}_{suffix}"
+
+    def finish(self, *, recompile: bool = True) -> bool:
+        """Erase what was left without readers, recompile once; returns whether anything changed."""
+        self.erase_dead(reversed(list(self._candidates)))
+        if self.changed and recompile and DEFER_RECOMPILE not in self.gm.meta:
+            self.gm.recompile()
+        return self.changed
+
+    def _is_reserved(self, name: str) -> bool:
+        """Whether a name is a registered attribute that holds None (a missing bias)."""
+        owner_name, _, leaf = name.rpartition(".")
+        owner = attribute(self.gm, owner_name) if owner_name else self.gm
+        return isinstance(owner, nn.Module) and hasattr(owner, leaf)
+
+    def _owner(self, target: str) -> tuple[nn.Module, str]:
+        """The module that holds a dotted name, made if absent, and the last part of the name."""
+        owner: nn.Module = self.gm
+        *path, leaf = target.split(".")
+        for part in path:
+            child = getattr(owner, part, None)
+            if child is None:
+                child = nn.Module()
+                owner.add_module(part, child)
+            if not isinstance(child, nn.Module):
+                raise InvariantError(f'"{part}" in "{target}" is not a module')
+            owner = child
+        return owner, leaf
+
+    def _read(self, target: str, tensor: Tensor, like: Node | None) -> Node:
+        first = next(iter(self.graph.nodes))
+        place = first if self._last_constant is None else self._last_constant.next
+        with self.graph.inserting_before(place):
+            node = self.graph.create_node("get_attr", target, name=target.replace(".", "_"))
+        self._last_constant = node
+        node.meta["val"] = fake_constant(self.mode, tensor)
+        if like is not None:
+            copy_trace(node, like)
+        if self._names_of_target is not None:
+            self._names_of_target[target] = self._names_of_target.get(target, 0) + 1
+        self.changed = True
+        return node
+
+    def _nodes_reading(self, target: str) -> int:
+        """How many `get_attr` nodes name a target; counted once for the whole graph."""
+        if self._names_of_target is None:
+            self._names_of_target = {}
+            for node in self.graph.nodes:
+                if node.op == "get_attr":
+                    name = str(node.target)
+                    self._names_of_target[name] = self._names_of_target.get(name, 0) + 1
+        return self._names_of_target[target]
+
+
+def _after(node: Node) -> Node:
+    """The node before which to insert so that it stands after `node` and after all inputs."""
+    place = node.next
+    while place.op == "placeholder":
+        place = place.next
+    return place

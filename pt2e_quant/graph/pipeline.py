@@ -1,0 +1,250 @@
+"""Passes and the driver that runs them, verifying between entries when asked."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.graph.alias import mutated_buffers
+from pt2e_quant.graph.editor import DEFER_RECOMPILE
+from pt2e_quant.graph.meta import attribute
+from pt2e_quant.graph.ops import Family, is_call
+
+__all__ = [
+    "GraphPass",
+    "Invariant",
+    "Note",
+    "PassRecord",
+    "PassResult",
+    "Sample",
+    "absent",
+    "graph_pass",
+    "run_passes",
+]
+
+Sample: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Positional and keyword arguments of a trial run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a pass did at a node, or why it did nothing there.
+
+    Attributes:
+        node: the node's name when the pass saw it.
+        text: what was done, or the reason it was not.
+        skipped: whether the pass declined.
+    """
+
+    node: str
+    text: str
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """Whether a pass changed the graph, and what it did."""
+
+    changed: bool
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """A property of a graph: `check` returns None if it holds, else what breaks it."""
+
+    name: str
+    check: Callable[[GraphModule], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPass:
+    """A pass: a function over a graph, and the properties it needs and gives."""
+
+    name: str
+    edit: Callable[[GraphModule], PassResult]
+    needs: tuple[Invariant, ...] = ()
+    gives: tuple[Invariant, ...] = ()
+
+    def __call__(self, gm: GraphModule) -> PassResult:
+        """Run the pass alone; the graph module can be called afterwards."""
+        return self.edit(gm)
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """One entry of a finished run."""
+
+    name: str
+    changed: bool
+    notes: tuple[Note, ...]
+    time_s: float
+
+
+def graph_pass(
+    *, needs: tuple[Invariant, ...] = (), gives: tuple[Invariant, ...] = ()
+) -> Callable[[Callable[[GraphModule], PassResult]], GraphPass]:
+    """Make a pass of a function, stating what must hold before it and what holds after."""
+
+    def made(edit: Callable[[GraphModule], PassResult]) -> GraphPass:
+        return GraphPass(edit.__name__, edit, needs, gives)
+
+    return made
+
+
+def absent(name: str, family: Family) -> Invariant:
+    """The property that no node calls a member of a family."""
+
+    def check(gm: GraphModule) -> str | None:
+        found = [n.name for n in gm.graph.nodes if is_call(n, family)]
+        return f"{', '.join(found[:3])} left" if found else None
+
+    return Invariant(name, check)
+
+
+def _lint(gm: GraphModule) -> str | None:
+    try:
+        gm.graph.lint()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _values(gm: GraphModule) -> str | None:
+    missing = [n.name for n in gm.graph.nodes if n.op == "call_function" and "val" not in n.meta]
+    return f'{", ".join(missing[:3])}: no meta["val"]' if missing else None
+
+
+WELL_FORMED = Invariant("the graph is well formed", _lint)
+HAS_VALUES = Invariant('every call carries meta["val"]', _values)
+
+
+def run_passes(
+    gm: GraphModule,
+    passes: Sequence[GraphPass],
+    *,
+    verify: bool = False,
+    sample: Sample | None = None,
+) -> tuple[PassRecord, ...]:
+    """Run passes in order on one graph, with one recompile at the end.
+
+    Args:
+        gm: edited in place.
+        passes: the pipeline.
+        verify: check after each pass that the graph is well formed and that everything
+            promised so far holds, and compare outputs on `sample`.
+        sample: inputs of the trial runs; what they write is restored.
+
+    Raises:
+        InvariantError: a pass broke a property or changed the outputs; it and the passes
+            before it are named.
+    """
+    records: list[PassRecord] = []
+    watch = _Watch(gm, sample) if verify else None
+    nested = DEFER_RECOMPILE in gm.meta
+    gm.meta[DEFER_RECOMPILE] = True
+    try:
+        for entry in passes:
+            if watch is not None:
+                watch.before(entry, records)
+            start = time.perf_counter()
+            result = entry.edit(gm)
+            elapsed = time.perf_counter() - start
+            if watch is not None:
+                watch.after(entry, records)
+            records.append(PassRecord(entry.name, result.changed, result.notes, elapsed))
+    finally:
+        if not nested:
+            del gm.meta[DEFER_RECOMPILE]
+            if len(records) < len(passes) or any(r.changed for r in records):
+                gm.recompile()
+    return tuple(records)
+
+
+class _Watch:
+    """Checks between passes."""
+
+    def __init__(self, gm: GraphModule, sample: Sample | None) -> None:
+        self.gm = gm
+        self.sample = sample
+        self.promised: dict[str, Invariant] = {}
+        self.expected = None if sample is None else trial_run(gm, sample)
+
+    def before(self, entry: GraphPass, records: Sequence[PassRecord]) -> None:
+        for need in entry.needs:
+            broken = need.check(self.gm)
+            if broken is not None:
+                raise _broken(f"{entry.name} needs: {need.name}", broken, records)
+
+    def after(self, entry: GraphPass, records: Sequence[PassRecord]) -> None:
+        self.promised |= {i.name: i for i in (WELL_FORMED, HAS_VALUES, *entry.gives)}
+        for invariant in self.promised.values():
+            broken = invariant.check(self.gm)
+            if broken is not None:
+                raise _broken(f"{entry.name} broke: {invariant.name}", broken, records)
+        if self.sample is None or self.expected is None:
+            return
+        self.gm.recompile()
+        found = trial_run(self.gm, self.sample)
+        difference = first_difference(self.expected, found)
+        if difference is not None:
+            raise _broken(f"{entry.name} changed the outputs", difference, records)
+
+
+def _broken(what: str, how: str, records: Sequence[PassRecord]) -> InvariantError:
+    before = ", ".join(r.name for r in records) or "none"
+    return InvariantError(f"{what} ({how}); passes before it: {before}")
+
+
+def trial_run(gm: GraphModule, sample: Sample) -> list[Any]:
+    """The outputs and the buffers written, flattened; inputs and buffers stay as they were."""
+    args, kwargs = tree_map_only(Tensor, Tensor.clone, (sample[0], dict(sample[1])))
+    buffers = {name: attribute(gm, name) for name in mutated_buffers(gm)}
+    kept = {name: b.detach().clone() for name, b in buffers.items()}
+    try:
+        with torch.no_grad():
+            outputs = tree_leaves(gm(*args, **kwargs))
+            found = [*outputs, *(buffers[name] for name in sorted(buffers))]
+            return [v.clone() if isinstance(v, Tensor) else v for v in found]
+    finally:
+        with torch.no_grad():
+            for name, value in kept.items():
+                buffers[name].copy_(value)
+
+
+def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> str | None:
+    """What differs first between two flat lists of outputs beyond rounding, None if nothing.
+
+    Floats may differ by 1024 roundings of their dtype, at most 5 %, of the largest magnitude:
+    folding constants reorders sums.
+    """
+    if len(expected) != len(found):
+        return f"{len(expected)} outputs expected, {len(found)} found"
+    for i, (a, b) in enumerate(zip(expected, found, strict=True)):
+        text = _difference(a, b)
+        if text is not None:
+            return f"output {i}: {text}"
+    return None
+
+
+def _difference(a: Any, b: Any) -> str | None:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return None if type(a) is type(b) and a == b else f"{a!r} expected, {b!r} found"
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"{a.dtype}{list(a.shape)} expected, {b.dtype}{list(b.shape)} found"
+    if not a.numel():
+        return None
+    if not a.is_floating_point():
+        return None if torch.equal(a, b) else "integers differ"
+    bound = min(1024 * torch.finfo(a.dtype).eps, 0.05)
+    same = (a == b) | (a.isnan() & b.isnan())
+    error = torch.where(same, torch.zeros_like(a), (a - b).abs()).double().max().item()
+    finite = a[a.isfinite()]
+    scale = finite.abs().double().max().item() if finite.numel() else 0.0
+    return None if error <= bound * scale else f"error {error:.3g}, magnitude {scale:.3g}"
