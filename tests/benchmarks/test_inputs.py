@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from benchmarks.inputs import docstring_sentences, image_batches, noise_images, sentences_of
+
+
+def test_noise_images_when_seeded_then_equal_and_standardised():
+    first = noise_images(2, 32, torch.Generator().manual_seed(3))
+    again = noise_images(2, 32, torch.Generator().manual_seed(3))
+    assert first.shape == (2, 3, 32, 32)
+    assert torch.equal(first, again)
+    assert first.mean(dim=(1, 2, 3)).abs().max() < 1e-5
+    assert (first.std(dim=(1, 2, 3)) - 1).abs().max() < 1e-5
+
+
+def test_noise_images_have_a_falling_spectrum():
+    images = noise_images(16, 64, torch.Generator().manual_seed(0))
+    power = torch.fft.rfft2(images).abs().square().mean(dim=(0, 1))
+    # a 1/f amplitude falls by 4 from frequency 4 to 16, its power by 16
+    ratio = float(power[0, 4] / power[0, 16])
+    assert 8 < ratio < 32
+
+
+def test_image_batches_when_seeds_differ_then_images_differ():
+    one, two = image_batches(1, 32, seed=1), image_batches(1, 32, seed=2)
+    assert one[0][0].shape == (1, 3, 32, 32)
+    assert not torch.equal(one[0][0], two[0][0])
+
+
+def test_docstring_sentences_are_distinct_and_reproducible():
+    sentences = docstring_sentences(40, seed=0)
+    assert sentences == docstring_sentences(40, seed=0)
+    assert len(set(sentences)) == 40
+    assert all(5 <= len(sentence.split()) <= 60 for sentence in sentences)
+
+
+def test_docstring_sentences_when_too_many_asked_then_error():
+    with pytest.raises(ValueError, match="the standard library gave"):
+        docstring_sentences(10**6, seed=0)
+
+
+def test_sentences_of_when_code_or_short_then_left_out():
+    text = "Read the file and return its lines. Too short.\n\n>>> This is a line of code here"
+    assert sentences_of(text) == ["Read the file and return its lines."]

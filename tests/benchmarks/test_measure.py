@@ -1,0 +1,39 @@
+import math
+import time
+
+import pytest
+import torch
+
+from benchmarks.measure import Stopwatch, interleave, mean_cosine, sqnr_db
+
+
+def test_sqnr_when_noise_is_a_tenth_of_the_signal_then_20_db():
+    signal = torch.tensor([3.0, 4.0])
+    assert sqnr_db([signal], [signal * 1.1]) == pytest.approx(20.0, abs=1e-5)
+
+
+def test_sqnr_when_equal_then_infinite_and_when_nan_then_minus_infinite():
+    signal = torch.ones(3)
+    assert sqnr_db([signal], [signal]) == math.inf
+    assert sqnr_db([signal], [torch.tensor([1.0, math.nan, 1.0])]) == -math.inf
+
+
+def test_mean_cosine_averages_over_the_pairs():
+    x, y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    assert mean_cosine([x, x], [x, y]) == pytest.approx(0.5)
+
+
+def test_interleave_runs_every_call_once_a_round_and_rotates():
+    log = []
+    calls = {name: (lambda name=name: log.append(name)) for name in "abc"}
+    latencies = interleave(calls, rounds=3, warmup=0)
+    assert log == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    assert all(0 <= value.min_ms <= value.median_ms for value in latencies.values())
+
+
+def test_stopwatch_adds_the_seconds_of_a_stage():
+    watch = Stopwatch()
+    assert watch.run("wait", lambda: time.sleep(0.01)) is None
+    first = watch.stages["wait"]
+    assert watch.run("wait", lambda: 7) == 7
+    assert watch.stages["wait"] >= first >= 0.01
