@@ -1,0 +1,41 @@
+"""How many elements of a tensor fall into each of many equal bins, exactly and fast."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["count_bins", "flat_in_memory_order"]
+
+# 1 MiB of float32: the temporaries of one piece stay in a core's second-level cache.
+_PIECE = 1 << 18
+
+
+def flat_in_memory_order(x: Tensor) -> Tensor:
+    """The elements in one axis, in any order: a view if x is dense, also if it is channels-last."""
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda i: -strides[i])
+    return x.permute(order).reshape(-1)
+
+
+def count_bins(x: Tensor, bins: int, low: float, high: float) -> Tensor:
+    """The histogram of a finite tensor over [low, high].
+
+    An element x goes to bin floor((x - low) * bins / (high - low)), each step rounded to float32;
+    the last bin holds high too. The bins are those of torch.histc, which takes four times as long
+    on a CPU and stops counting at 2**24.
+
+    Args:
+        x: floats, every one within [low, high].
+        bins: number of bins.
+        low: lower edge of the first bin.
+        high: upper edge of the last bin, greater than low.
+
+    Returns:
+        int64[bins]
+    """
+    counts = torch.zeros(bins, dtype=torch.int64, device=x.device)
+    width = float(torch.tensor(high) - torch.tensor(low))  # in float32, as histc has it
+    for piece in torch.split(flat_in_memory_order(x), _PIECE):
+        position = piece.to(torch.float32) - low
+        position.mul_(bins).div_(width).clamp_(0, bins - 1)
+        counts += torch.bincount(position.to(torch.int32), minlength=bins)
+    return counts

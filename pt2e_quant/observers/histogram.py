@@ -1,0 +1,142 @@
+"""A histogram of everything seen, and the range in it that costs the least squared error.
+
+The bins, the way they are combined and the search give what HistogramObserver of torch.ao gives,
+bit for bit, but NaN and infinity are refused where upstream leaves them out with a warning.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.qparams import DEFAULT_EPS
+from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
+from pt2e_quant.observers.count_bins import count_bins
+from pt2e_quant.observers.range_search import least_squares_range
+
+__all__ = ["HistogramObserver"]
+
+_UPSAMPLE_RATE = 16
+"""Each old bin is cut into so many before it is moved to new bins."""
+
+
+class HistogramObserver(UniformQuantizationObserverBase):
+    """The histogram between the least and greatest value seen.
+
+    Args:
+        bins: number of bins.
+        dtype: integer dtype to quantize to.
+        qscheme: per_tensor_affine or per_tensor_symmetric.
+        reduce_range: use one bit less; give quant_min and quant_max instead.
+        quant_min: least integer used; the dtype's own if None.
+        quant_max: greatest integer used; the dtype's own if None.
+        factory_kwargs: device and dtype of the statistics.
+        eps: the least scale.
+        is_dynamic: must be False.
+    """
+
+    histogram: Tensor
+
+    def __init__(
+        self,
+        bins: int = 2048,
+        dtype: torch.dtype = torch.quint8,
+        qscheme: torch.qscheme = torch.per_tensor_affine,
+        reduce_range: bool = False,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        factory_kwargs: dict[str, Any] | None = None,
+        eps: float = DEFAULT_EPS,
+        is_dynamic: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            dtype, qscheme, reduce_range, quant_min, quant_max, factory_kwargs, eps, is_dynamic,
+            **kwargs,
+        )  # fmt: skip
+        self.require_qscheme(PER_TENSOR)
+        self.require_static()
+        self.bins = bins
+        self.dst_nbins = 1 << info(dtype).bits
+        self.upsample_rate = _UPSAMPLE_RATE
+        self.register_buffer("histogram", torch.zeros(bins, **self.factory_kwargs))
+        self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
+        self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))
+
+    def forward(self, x_orig: Tensor) -> Tensor:
+        """Add the elements of x_orig to the histogram; returns x_orig.
+
+        Raises:
+            NonFinite: if x_orig holds NaN or infinity.
+        """
+        x = self.observable(x_orig)
+        if x is not None and self.ignore_at_or_below is not None:
+            x = x[~(x <= self.ignore_at_or_below)]
+        if x is not None and x.numel() > 0:
+            self._add(x)
+        return x_orig
+
+    def _add(self, x: Tensor) -> None:
+        least, greatest = torch.aminmax(x)
+        if not -torch.inf < least.item() <= greatest.item() < torch.inf:
+            self.raise_non_finite(least.item(), greatest.item())
+        low = torch.minimum(self.min_val, least.to(self.min_val))
+        high = torch.maximum(self.max_val, greatest.to(self.max_val))
+        added = counts_between(x, self.bins, low.item(), high.item()).to(self.histogram)
+        if self.seen:
+            added += rebin(self.histogram, self.min_val, self.max_val, low, high)
+        self.histogram.copy_(added)
+        self.min_val.copy_(low)
+        self.max_val.copy_(high)
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero_point of the range with the least squared error, both [1]."""
+        if not self.seen:
+            return self.qparams_of(self.min_val, self.max_val)
+        low, high = least_squares_range(
+            self.histogram, self.min_val, self.max_val, levels=self.dst_nbins
+        )
+        return self.qparams_of(low, high)
+
+    def reset_min_max_vals(self) -> None:
+        """Forget all statistics."""
+        self._observed_once = False
+        self.histogram.zero_()
+        self.min_val.fill_(torch.inf)
+        self.max_val.fill_(-torch.inf)
+
+
+def counts_between(x: Tensor, bins: int, low: float, high: float) -> Tensor:
+    """count_bins, also for a range of one value: histc then counts in [value - 1, value + 1]."""
+    if low == high:
+        low, high = low - 1.0, high + 1.0
+        if float(torch.tensor(high) - torch.tensor(low)) == 0.0:
+            # Too great for float32 to add 1 to: histc has no bins left to count in.
+            counts = torch.zeros(bins, dtype=torch.int64, device=x.device)
+            counts[bins // 2] = x.numel()
+            return counts
+    return count_bins(x, bins, low, high)
+
+
+def rebin(
+    histogram: Tensor, old_low: Tensor, old_high: Tensor, low: Tensor, high: Tensor
+) -> Tensor:
+    """A histogram over [old_low, old_high] moved to as many bins over the wider [low, high].
+
+    Each old bin is cut into equal parts, and each part goes to the new bin that holds its middle.
+    """
+    if old_low == low and old_high == high:
+        return histogram
+    bins = histogram.numel()
+    if old_low == old_high:
+        one = counts_between(old_low, bins, low.item(), high.item()).to(histogram)
+        return one * histogram.sum()
+    parts = bins * _UPSAMPLE_RATE
+    device = histogram.device
+    starts = torch.linspace(old_low.item(), old_high.item(), parts + 1, device=device)[:-1]
+    middles = starts + 0.5 * ((old_high - old_low) / parts)
+    edges = torch.linspace(low.item(), high.item(), bins + 1, device=device)
+    target = (torch.bucketize(middles, edges, right=True) - 1).clamp_(0, bins - 1)
+    weights = histogram.repeat_interleave(_UPSAMPLE_RATE) / _UPSAMPLE_RATE
+    return torch.bincount(target, weights=weights, minlength=bins).to(histogram)

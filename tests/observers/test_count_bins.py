@@ -1,0 +1,48 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pt2e_quant.observers.count_bins import count_bins, flat_in_memory_order
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.integers(1, 4000),
+    bins=st.integers(1, 4096),
+    scale=st.floats(1e-6, 1e6),
+    shift=st.floats(-100, 100),
+    relu=st.booleans(),
+)
+def test_count_bins_when_values_are_any_then_equals_histc(seed, size, bins, scale, shift, relu):
+    x = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * scale + shift
+    x = x.relu() if relu else x
+    low, high = x.min().item(), x.max().item()
+    if low == high:
+        high = low + 1.0
+    counts = count_bins(x, bins, low, high)
+    assert torch.equal(counts.float(), torch.histc(x, bins, low, high))
+    assert counts.sum() == size
+
+
+def test_count_bins_when_tensor_is_larger_than_a_piece_then_all_is_counted():
+    x = torch.rand(600_001, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(count_bins(x, 64, 0.0, 1.0).float(), torch.histc(x, 64, 0.0, 1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_count_bins_when_dtype_is_another_float_then_the_values_count(dtype):
+    x = torch.randn(500, generator=torch.Generator().manual_seed(0)).to(dtype)
+    low, high = x.min().item(), x.max().item()
+    assert torch.equal(count_bins(x, 32, low, high), count_bins(x.float(), 32, low, high))
+
+
+def test_flat_when_dense_in_any_order_then_a_view():
+    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    for y in (x, x.to(memory_format=torch.channels_last), x.permute(3, 1, 0, 2), x[0, 0, 0, 0]):
+        flat = flat_in_memory_order(y)
+        assert flat.data_ptr() == y.data_ptr()
+        assert torch.equal(flat.sort().values, y.reshape(-1).sort().values)
+    part = x[:, ::2]
+    assert torch.equal(flat_in_memory_order(part).sort().values, part.reshape(-1).sort().values)
