@@ -1,1 +1,23 @@
 """A quantization compiler for torch.export graphs."""
+
+from pt2e_quant import backends
+from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.errors import Pt2eQuantError
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.flow.calibrate import calibrate
+from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.one_call import quantize
+
+__all__ = [
+    "Pt2eQuantError",
+    "backends",
+    "calibrate",
+    "convert_pt2e",
+    "prepare_pt2e",
+    "provenance_of",
+    "quantize",
+    "sqnr_db",
+    "verify_canonical",
+]

@@ -111,6 +111,12 @@ class Capture:
         self._check_leaves(leaves)
         return leaves
 
+    def positional(self, leaves: Sequence[Any]) -> list[Any]:
+        """Checked leaves as the graph's forward takes them: one value per parameter name."""
+        args, kwargs = pytree.tree_unflatten(list(leaves), self.in_spec)
+        named = self._named(args, kwargs)
+        return [named[name] for name in self.arg_names]
+
     def _by_name(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         expected = f"expected ({', '.join(self.arg_names)})"
         if len(args) > len(self.arg_names):
@@ -178,7 +184,12 @@ class Capture:
             self._check_size(at, info, dim, int(found), expected, sizes)
 
     def _check_size(
-        self, at: int, info: InputInfo, dim: int, found: int, expected: int | str,
+        self,
+        at: int,
+        info: InputInfo,
+        dim: int,
+        found: int,
+        expected: int | str,
         sizes: dict[str, int],
     ) -> None:
         where = f'input "{info.path}" has size {found} in dimension {dim}'
@@ -230,7 +241,9 @@ class Capture:
         leaves: list[Any] = []
         for info in self.inputs:
             if info.kind is InputKind.TENSOR:
-                shape = [s if isinstance(s, int) else evaluate_size(s, hints) or 1 for s in info.shape]
+                shape = [
+                    s if isinstance(s, int) else evaluate_size(s, hints) or 1 for s in info.shape
+                ]
                 dtype = getattr(torch, info.dtype)
                 leaves.append(torch.zeros(shape, dtype=dtype, device=info.device))
             elif info.kind is InputKind.SYMBOL:
@@ -297,9 +310,7 @@ class Capture:
                 in_spec=pytree.treespec_loads(data["in_spec"]),
                 out_spec=pytree.treespec_loads(data["out_spec"]),
                 inputs=tuple(
-                    InputInfo(
-                        **{**i, "shape": tuple(i["shape"]), "kind": InputKind(i["kind"])}
-                    )
+                    InputInfo(**{**i, "shape": tuple(i["shape"]), "kind": InputKind(i["kind"])})
                     for i in data["inputs"]
                 ),
                 dims={symbol: DimRange(**limits) for symbol, limits in data["dims"].items()},
@@ -350,9 +361,7 @@ def rebuild_capture(gm: GraphModule, mutated_buffers: Sequence[str] = ()) -> Cap
         names, in_spec, out_spec = list(info.orig_args), info.in_spec, info.out_spec
     paths = _paths(names, in_spec)
     dims: dict[str, DimRange] = {}
-    inputs = tuple(
-        _read_input(n, path, dims) for n, path in zip(placeholders, paths, strict=True)
-    )
+    inputs = tuple(_read_input(n, path, dims) for n, path in zip(placeholders, paths, strict=True))
     return Capture(
         arg_names=tuple(names),
         in_spec=in_spec,
@@ -380,8 +389,7 @@ def _read_input(node: Node, path: str, dims: dict[str, DimRange]) -> InputInfo:
         raise InputError(
             "this graph carries no fake values, so its inputs are unknown",
             node=node,
-            fix="give torch.export.export(model, inputs) or its .module(), "
-            "not a symbolic_trace",
+            fix="give torch.export.export(model, inputs) or its .module(), not a symbolic_trace",
         )
     value = node.meta["val"]
     name = str(node.target)

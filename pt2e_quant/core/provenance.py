@@ -116,7 +116,7 @@ class Provenance:
             version = data.pop("version")
             if version > _VERSION:
                 raise ArtifactError(
-                    f"this file's provenance is of version {version}, this package reads {_VERSION}",
+                    f"this file's provenance is of version {version}, expected at most {_VERSION}",
                     fix="pip install -U pt2e-quant",
                 )
             data["tensors"] = [

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 # Registers the quantized_decomposed library; nothing of the module is used.
-import torch.ao.quantization.fx._decomposed  # noqa: F401
+import torch.ao.quantization.fx._decomposed
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -23,9 +23,9 @@ __all__ = [
     "QUANTIZE_OPS",
     "DequantizePerChannel",
     "DequantizePerTensor",
+    "QdqKind",
     "QuantizePerChannel",
     "QuantizePerTensor",
-    "QdqKind",
     "attribute",
     "is_dequantize",
     "is_qdq",
@@ -111,7 +111,7 @@ def is_qdq(node: Node) -> bool:
 
 def kind_of_qdq(node: Node) -> QdqKind | None:
     """The layout of a q/dq node's scales, None for any other node."""
-    return QDQ_OPS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload,no-any-return]  # target is a union of callables and text
+    return QDQ_OPS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]  # target is a union of callables and text
 
 
 def attribute(gm: GraphModule, name: str) -> Any:

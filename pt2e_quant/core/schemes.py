@@ -95,20 +95,23 @@ class TensorScheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """A scheme per role; None leaves that role float."""
+    """A tensor scheme per role; None leaves that role float."""
 
     name: str
-    activation: TensorScheme | None
+    input: TensorScheme | None
+    output: TensorScheme | None
     weight: TensorScheme | None
     bias: TensorScheme | None = None
 
     def for_role(self, role: Role) -> TensorScheme | None:
-        """The scheme of one role: inputs and outputs are activations."""
-        if role is Role.WEIGHT:
-            return self.weight
-        if role is Role.BIAS:
-            return self.bias
-        return self.activation
+        """The tensor scheme of one role."""
+        by_role = {
+            Role.INPUT: self.input,
+            Role.OUTPUT: self.output,
+            Role.WEIGHT: self.weight,
+            Role.BIAS: self.bias,
+        }
+        return by_role[role]
 
 
 INT8_ACTIVATION = TensorScheme(dtype=torch.int8, granularity=PerTensor(), symmetric=False)
@@ -120,7 +123,5 @@ INT8_WEIGHT = TensorScheme(
     quant_min=-127,
     quant_max=127,
 )
-INT8_WEIGHT_ROWS = TensorScheme(
-    dtype=torch.int8, granularity=PerChannel(axis=0), symmetric=False
-)
+INT8_WEIGHT_ROWS = TensorScheme(dtype=torch.int8, granularity=PerChannel(axis=0), symmetric=False)
 BIAS_INT32 = TensorScheme(dtype=torch.int32, granularity=PerChannel(axis=0), symmetric=True)

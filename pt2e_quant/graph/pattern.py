@@ -246,7 +246,7 @@ def _candidates(
         target: Any = _call_behind(node).target
         for row, key, op in index.get(target, ()):
             candidate = _try(row, key, op, node, walk)
-            if candidate is not None:
+            if candidate is not None and (accept is None or accept(key, candidate.match)):
                 found.append(candidate)
     return found
 

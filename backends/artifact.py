@@ -1,0 +1,114 @@
+"""The face every artifact has, and the face every backend has."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.fx import GraphModule
+
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.flow.op_table import OpTable
+from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.table_quantizer import TableQuantizer
+
+__all__ = ["Artifact", "Backend"]
+
+
+class Artifact(ABC):
+    """A lowered program.
+
+    Args:
+        capture: the call it was captured with.
+        report: what became of every tensor.
+    """
+
+    def __init__(self, capture: Capture, report: Report) -> None:
+        self.capture = capture
+        self.report = report
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call of the float model: its own arguments in, its own result structure out.
+
+        Raises:
+            InputError: the inputs do not fit the captured graph.
+        """
+        return self.capture.unflatten_output(self.run_leaves(self.capture.bind(args, kwargs)))
+
+    @abstractmethod
+    def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Run on the call's leaves in placeholder order; returns the result's leaves."""
+
+    @abstractmethod
+    def save(self, path: str | Path) -> None:
+        """Write the file; a temporary name first, then renamed.
+
+        Raises:
+            ArtifactError: the path cannot be written.
+        """
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes of the file that `save` writes."""
+
+
+class Backend(ABC):
+    """One place where quantized programs run."""
+
+    name: str
+    """As in `pt2e_quant.backends.get(name)`."""
+    suffix: str
+    """Of the files it writes, with the dot."""
+
+    @property
+    @abstractmethod
+    def table(self) -> OpTable:
+        """What it can run."""
+
+    @property
+    @abstractmethod
+    def recipes(self) -> Mapping[str, str]:
+        """Recipe names with a line of explanation each."""
+
+    @abstractmethod
+    def quantizer(self, recipe: str = "int8") -> TableQuantizer:
+        """A fresh quantizer for a recipe.
+
+        Raises:
+            ConfigError: no recipe has that name; near names are offered.
+        """
+
+    @abstractmethod
+    def lower(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any] | None = None,
+        *,
+        strict: bool = True,
+        verify: bool = True,
+        margin_db: float = 6.0,
+    ) -> Artifact:
+        """Canonical graph to artifact.
+
+        Args:
+            gm: of convert_pt2e.
+            example_inputs: inputs for the check run; calibration's first batch by default.
+            strict: make errors of what the report would warn of.
+            verify: run the artifact once against the canonical graph.
+            margin_db: how much nearer the artifact must be to the canonical graph than that
+                is to the float graph.
+
+        Raises:
+            InvariantError: the graph is not canonical.
+            ArtifactError: the artifact fails its check.
+            MissingExtraError: the backend's package is not installed.
+        """
+
+    @abstractmethod
+    def load(self, path: str | Path) -> Artifact:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ArtifactError: the file is missing, damaged or not one of ours.
+        """

@@ -1,0 +1,58 @@
+"""The check every artifact passes before it is handed out."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.core.capture import capture_of
+from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.flow.calibrate import preserve_buffers
+from pt2e_quant.flow.sample import Sample, sample_of, sqnr_db
+
+__all__ = ["FLOOR_DB", "check_artifact", "choose_sample"]
+
+FLOOR_DB = 20.0
+"""The bound where the float result on the sample is not known."""
+
+
+def choose_sample(gm: GraphModule, example_inputs: Sequence[Any] | None) -> Sample:
+    """The user's example inputs, else the sample kept from calibration."""
+    if example_inputs is None:
+        return sample_of(gm)
+    leaves = capture_of(gm).bind(example_inputs)
+    return Sample(leaves=tuple(leaves), float_outputs=None)
+
+
+def check_artifact(artifact: Artifact, gm: GraphModule, sample: Sample, margin_db: float) -> None:
+    """Run the artifact and the canonical graph on one sample; results go to the report.
+
+    Raises:
+        ArtifactError: the artifact is further from the canonical graph than
+            SQNR(canonical, float) + margin_db, or than FLOOR_DB if the float result is unknown.
+    """
+    capture = capture_of(gm)
+    with torch.no_grad(), preserve_buffers(gm, capture):
+        # Copies: a graph may write into its inputs.
+        leaves = [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]
+        expected = pytree.tree_leaves(gm(*capture.positional(leaves)))
+    found = list(artifact.run_leaves(sample.leaves))
+    ratio = sqnr_db(expected, found)
+    bound = FLOOR_DB
+    if sample.float_outputs is not None:
+        to_float = sqnr_db(sample.float_outputs, expected)
+        artifact.report.sqnr_float_db = to_float
+        # Past 60 dB of quantization noise, float rounding decides: no more can be asked.
+        bound = min(to_float + margin_db, 60.0)
+    artifact.report.sqnr_canonical_db = ratio
+    if math.isnan(ratio) or ratio < bound:
+        raise ArtifactError(
+            f"the artifact differs from the canonical graph: SQNR {ratio:.1f} dB, "
+            f"expected at least {bound:.1f} dB",
+            fix="lower(..., margin_db=…) to accept it, verify=False to look at it",
+        )

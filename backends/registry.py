@@ -1,0 +1,39 @@
+"""Names to backends, imported when first asked for; third parties add theirs by entry point."""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from pt2e_quant.backends.artifact import Backend
+from pt2e_quant.core.errors import ConfigError, near
+
+__all__ = ["get", "names"]
+
+_GROUP = "pt2e_quant.backends"
+_OWN = {
+    "xnnpack": "pt2e_quant.backends.xnnpack.backend",
+    "onnx": "pt2e_quant.backends.onnx.backend",
+}
+
+
+def names() -> tuple[str, ...]:
+    """The backends there are, installed extras or not, sorted."""
+    return tuple(sorted({*_OWN, *(e.name for e in entry_points(group=_GROUP))}))
+
+
+def get(name: str) -> Backend:
+    """The backend of a name.
+
+    Raises:
+        ConfigError: there is none; near names are offered.
+    """
+    if name in _OWN:
+        found = import_module(_OWN[name]).BACKEND
+    else:
+        for entry in entry_points(group=_GROUP, name=name):
+            found = entry.load()
+            break
+        else:
+            raise ConfigError(f'there is no backend "{name}": {near(name, names())}')
+    if not isinstance(found, Backend):
+        raise ConfigError(f'the entry point of backend "{name}" is no Backend: {found!r}')
+    return found

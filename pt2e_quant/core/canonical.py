@@ -1,0 +1,134 @@
+"""The canonical q/dq graph: the one contract between front and back, and its verifier."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.core.qdq import attribute, is_dequantize, is_qdq, is_quantize
+from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+
+__all__ = ["Form", "verify_canonical"]
+
+
+class Form(StrEnum):
+    """The forms a converted graph may have."""
+
+    CANONICAL = "canonical"
+    UNFOLDED = "unfolded"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One property: `offenders` yields the nodes that break it, in graph order."""
+
+    forms: frozenset[Form]
+    what: str
+    offenders: Callable[[GraphModule], Iterator[Node]]
+
+
+def verify_canonical(gm: GraphModule, form: Form = Form.CANONICAL) -> None:
+    """Check that a graph is a converted one.
+
+    Raises:
+        InvariantError: naming the property and the first node that breaks it.
+    """
+    for row in _ROWS:
+        if form not in row.forms:
+            continue
+        for node in row.offenders(gm):
+            raise InvariantError(
+                f"this graph is not in {form} form: {row.what}",
+                node=node,
+                fix="give the result of convert_pt2e, before any other edit",
+            )
+
+
+def _calls(gm: GraphModule) -> Iterator[Node]:
+    return (n for n in gm.graph.nodes if n.op == "call_function")
+
+
+def _modules(gm: GraphModule) -> Iterator[Node]:
+    return (n for n in gm.graph.nodes if n.op in ("call_module", "call_method"))
+
+
+def _dead_constants(gm: GraphModule) -> Iterator[Node]:
+    return (n for n in gm.graph.nodes if n.op == "get_attr" and not n.users)
+
+
+def _unread_quantize(gm: GraphModule) -> Iterator[Node]:
+    return (n for n in _calls(gm) if is_quantize(n) and not n.users)
+
+
+def _quantize_read_as_float(gm: GraphModule) -> Iterator[Node]:
+    for node in _calls(gm):
+        if not is_quantize(node):
+            continue
+        if any(user.op == "call_function" and not is_dequantize(user) for user in node.users):
+            yield node
+
+
+def _dequantize_of_float(gm: GraphModule) -> Iterator[Node]:
+    for node in _calls(gm):
+        if is_dequantize(node):
+            source = node.args[0]
+            value = source.meta.get("val") if isinstance(source, Node) else None
+            if not isinstance(value, Tensor) or value.is_floating_point():
+                yield node
+
+
+def _quantized_constant(gm: GraphModule) -> Iterator[Node]:
+    for node in _calls(gm):
+        source = node.args[0] if is_quantize(node) else None
+        if isinstance(source, Node) and source.op == "get_attr":
+            yield node
+
+
+def _shared_dequantize(gm: GraphModule) -> Iterator[Node]:
+    for node in _calls(gm):
+        if is_dequantize(node) and len(node.users) > 1:
+            if any(Q_ANNOTATION_KEY in user.meta for user in node.users):
+                yield node
+
+
+def _float_twins(gm: GraphModule) -> Iterator[Node]:
+    """Integer constants whose float original is still in the module and read by no one."""
+    read = {str(n.target) for n in gm.graph.nodes if n.op == "get_attr"}
+    for node in gm.graph.nodes:
+        if node.op != "get_attr" or not str(node.target).endswith("_q"):
+            continue
+        name = str(node.target).removesuffix("_q")
+        if name in read:
+            continue
+        try:
+            attribute(gm, name)
+        except AttributeError:
+            continue
+        yield node
+
+
+def _valueless(gm: GraphModule) -> Iterator[Node]:
+    return (n for n in _calls(gm) if is_qdq(n) and "val" not in n.meta)
+
+
+_BOTH = frozenset(Form)
+_FOLDED = frozenset({Form.CANONICAL})
+
+_ROWS = (
+    _Row(_BOTH, "a module or method call is left (an observer?)", _modules),
+    _Row(_BOTH, "a constant that nothing reads is left", _dead_constants),
+    _Row(_BOTH, "a quantize that nothing reads is left", _unread_quantize),
+    _Row(
+        _BOTH,
+        "the integers of a quantize are read by something else than a dequantize",
+        _quantize_read_as_float,
+    ),
+    _Row(_BOTH, "a dequantize reads something that is no integer tensor", _dequantize_of_float),
+    _Row(_FOLDED, "a constant is stored in float with a quantize behind it", _quantized_constant),
+    _Row(_FOLDED, "a quantized weight is still there in float", _float_twins),
+    _Row(_BOTH, "an annotated node shares its dequantize with others", _shared_dequantize),
+    _Row(_BOTH, "a q/dq node carries no fake value", _valueless),
+)

@@ -1,0 +1,129 @@
+"""calibrate: run data through a prepared graph so that its observers see it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.capture import Capture, capture_of
+from pt2e_quant.core.errors import CalibrationError, InputError
+from pt2e_quant.core.qdq import attribute
+from pt2e_quant.flow.prepared import observers_of, prepared_state
+from pt2e_quant.flow.sample import SAMPLE_KEY, Sample
+
+__all__ = ["as_call", "calibrate", "preserve_buffers"]
+
+
+def calibrate(
+    prepared: GraphModule, batches: Iterable[Any], *, progress: bool = True
+) -> GraphModule:
+    """Run batches through a prepared graph.
+
+    Args:
+        prepared: of `prepare_pt2e`.
+        batches: any iterable; a dict is one call's keyword arguments, a tuple or list its
+            positional ones, a tensor its only one. Each is checked before it is run.
+        progress: show a progress bar on a terminal.
+
+    Returns:
+        The same graph. Buffers that a call writes are as they were before.
+
+    Raises:
+        InputError: a batch does not fit the captured graph.
+        CalibrationError: there is no batch, or NaN or infinity came up; names node and batch.
+    """
+    prepared_state(prepared)
+    if isinstance(batches, (Tensor, Mapping, str)):
+        raise InputError(
+            f"batches must be an iterable of batches, found one {type(batches).__name__}",
+            fix="calibrate(prepared, [batch])",
+        )
+    capture = capture_of(prepared)
+    watched = list(observers_of(prepared))
+    count = 0
+    with torch.no_grad(), preserve_buffers(prepared, capture):
+        for count, batch in enumerate(_shown(batches, progress), start=1):
+            leaves = _checked(capture, batch, count - 1)
+            outputs = prepared(*capture.positional(leaves))
+            if count == 1:
+                prepared.meta[SAMPLE_KEY] = Sample.keep(leaves, outputs)
+            _check_finite(watched, count - 1)
+    if count == 0:
+        raise CalibrationError(
+            "the calibration data is empty: no batch was run",
+            fix="give at least one batch; an iterator that was used up before gives none",
+        )
+    return prepared
+
+
+def as_call(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """(args, kwargs) of a batch: a mapping is kwargs, a tuple or list args, else one argument."""
+    if isinstance(batch, Mapping):
+        return (), batch
+    if isinstance(batch, (tuple, list)):
+        return batch, {}
+    return (batch,), {}
+
+
+def _checked(capture: Capture, batch: Any, index: int) -> list[Any]:
+    args, kwargs = as_call(batch)
+    try:
+        return capture.bind(args, kwargs)
+    except InputError as error:
+        raise InputError(f"calibration batch {index}: {error.what}", fix=error.fix) from error
+
+
+def _check_finite(watched: Sequence[tuple[Node, Any]], index: int) -> None:
+    for node, observer in watched:
+        check = getattr(observer, "check_finite", None)
+        if check is None:
+            continue
+        try:
+            check()
+        except CalibrationError as error:
+            source = node.args[0]
+            raise CalibrationError(
+                f"calibration batch {index}: {error.what}",
+                node=source if isinstance(source, Node) else node,
+                fix=error.fix,
+            ) from error
+
+
+@contextmanager
+def preserve_buffers(gm: GraphModule, capture: Capture) -> Iterator[None]:
+    """Restore every buffer that the graph writes when the block ends."""
+    buffers = [attribute(gm, name) for name in capture.mutated_buffers]
+    kept = [b.detach().clone() for b in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
+
+
+def _shown(batches: Iterable[Any], progress: bool) -> Iterator[Any]:
+    """The batches, with a bar on standard error if that is a terminal."""
+    try:
+        total = len(batches)  # type: ignore[arg-type]  # an iterator has none
+    except TypeError:
+        total = None
+    columns = (
+        SpinnerColumn(),
+        TextColumn("calibrating"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not (progress and console.is_terminal)
+    ) as bar:
+        task = bar.add_task("calibrate", total=total)
+        for batch in batches:
+            yield batch
+            bar.advance(task)

@@ -1,0 +1,204 @@
+"""convert: observers become q/dq, weights become integers, every tensor gets its record."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.canonical import Form, verify_canonical
+from pt2e_quant.core.errors import CalibrationError, UnsupportedError, module_path
+from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
+from pt2e_quant.core.qparams import QParams
+from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+from pt2e_quant.flow.emit_qdq import QdqArguments, emit_dynamic, emit_static
+from pt2e_quant.flow.prepared import (
+    PREPARED_KEY,
+    PreparedState,
+    Slip,
+    observers_of,
+    prepared_state,
+)
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.pipeline import PassRecord, run_passes
+from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.store_weights import store_weights
+
+__all__ = ["convert_pt2e", "qparams_of"]
+
+
+def convert_pt2e(prepared: GraphModule, *, fold_quantize: bool = True) -> GraphModule:
+    """Replace the observers of a calibrated graph by q/dq, in place.
+
+    Args:
+        prepared: of `prepare_pt2e`, with data run through it.
+        fold_quantize: store weights as integers; False keeps float weights and their quantize.
+
+    Returns:
+        The canonical q/dq graph, verified.
+
+    Raises:
+        CalibrationError: an observer saw no data; every such observer is named.
+        InvariantError: the result breaks the canonical form.
+    """
+    state = prepared_state(prepared)
+    provenance = provenance_of(prepared)
+    _log(provenance, run_passes(prepared, state.algorithms))
+    with torch.no_grad():
+        _Converter(prepared, state, provenance).run()
+        del prepared.meta[PREPARED_KEY]
+        finish = (store_weights, drop_dead_constants) if fold_quantize else (drop_dead_constants,)
+        run_passes(prepared, finish)
+    verify_canonical(prepared, form=Form.CANONICAL if fold_quantize else Form.UNFOLDED)
+    return prepared
+
+
+def _log(provenance: Provenance, records: tuple[PassRecord, ...]) -> None:
+    provenance.passes += [record.name for record in records if record.changed]
+    provenance.notes += [f"{n.node}: {n.text}" for record in records for n in record.notes]
+
+
+def qparams_of(observer: Any) -> QParams:
+    """The qparams that an observer has come to."""
+    scale, zero_point = observer.calculate_qparams()
+    qscheme = getattr(observer, "qscheme", None)
+    is_per_channel = qscheme in (torch.per_channel_affine, torch.per_channel_symmetric)
+    limits = None if observer.quant_min is not None else torch.iinfo(observer.dtype)
+    return QParams(
+        scale=scale.detach().to(torch.float32).reshape(-1),
+        zero_point=zero_point.detach().to(torch.int32).reshape(-1),
+        quant_min=int(observer.quant_min if limits is None else limits.min),
+        quant_max=int(observer.quant_max if limits is None else limits.max),
+        dtype=observer.dtype,
+        axis=int(observer.ch_axis or 0) if is_per_channel else None,
+    )
+
+
+class _Converter:
+    """One walk over the observer nodes, one recompile."""
+
+    def __init__(self, gm: GraphModule, state: PreparedState, provenance: Provenance) -> None:
+        self.gm = gm
+        self.state = state
+        self.provenance = provenance
+        self.editor = Editor(gm)
+        self.qparams: dict[int, QParams] = {}
+        self.records: dict[tuple[int, str], TensorRecord] = {}
+
+    def run(self) -> None:
+        """Convert every observer, then drop them."""
+        nodes = list(observers_of(self.gm))
+        self._show_constants(nodes)
+        _check_seen(nodes)
+        for node, observer in nodes:
+            self._convert(node, observer)
+        for node, _ in reversed(nodes):
+            self.gm.graph.erase_node(node)
+            self.gm.delete_submodule(str(node.target))
+        self.editor.finish()
+
+    def _show_constants(self, nodes: list[tuple[Node, Any]]) -> None:
+        """Weights need no forward pass: show each constant to an observer that saw nothing."""
+        for node, observer in nodes:
+            if self._slip(node).is_constant and not _has_seen(observer):
+                value = constant_of(self.gm, _observed(node))
+                if value is not None:
+                    observer(value)
+
+    def _slip(self, node: Node) -> Slip:
+        return self.state.slips[str(node.target)]
+
+    def _convert(self, node: Node, observer: Any) -> None:
+        source = _observed(node)
+        if observer.dtype.is_floating_point:
+            raise UnsupportedError(
+                f"{type(observer).__name__} asks for {observer.dtype}, which has no q/dq",
+                node=source,
+                fix="use an integer dtype",
+            )
+        if getattr(observer, "is_dynamic", False):
+            quantized, undo, arguments = emit_dynamic(self.editor, node, source, observer)
+        else:
+            qparams = self._qparams(self._slip(node), observer)
+            self._record(node, observer, qparams)
+            quantized, undo, arguments = emit_static(self.editor, node, source, qparams)
+        self._hand_on(node, quantized, undo, arguments)
+
+    def _qparams(self, slip: Slip, observer: Any) -> QParams:
+        if slip.group not in self.qparams:
+            self.qparams[slip.group] = qparams_of(observer)
+        return self.qparams[slip.group]
+
+    def _hand_on(self, node: Node, quantized: Node, undo: Any, arguments: QdqArguments) -> None:
+        """Give each annotated reader a dequantize of its own, the others one together."""
+        readers = list(node.users)
+        own = [u for u in readers if Q_ANNOTATION_KEY in u.meta and u.op != "call_module"]
+        rest = [u for u in readers if Q_ANNOTATION_KEY not in u.meta or u.op == "call_module"]
+        for group in [*([u] for u in own), *([rest] if rest else [])]:
+            made = self.editor.call(
+                undo, quantized, *arguments, like=node, before=node, val=node.meta["val"]
+            )
+            for user in group:
+                user.replace_input_with(node, made)
+
+    def _record(self, node: Node, observer: Any, qparams: QParams) -> None:
+        slip = self._slip(node)
+        key = slip.group, slip.source
+        if key in self.records:
+            self.records[key].uses += slip.uses
+            return
+        self.records[key] = TensorRecord(
+            name=slip.source,
+            role=slip.role,
+            module=module_path(node),
+            rule=slip.rule,
+            group=slip.group,
+            observer=f"{type(observer).__name__} {node.target}",
+            uses=list(slip.uses),
+            dtype=str(qparams.dtype).removeprefix("torch."),
+            quant_min=qparams.quant_min,
+            quant_max=qparams.quant_max,
+            axis=qparams.axis,
+            scale=qparams.scale.tolist(),
+            zero_point=qparams.zero_point.tolist(),
+            observed=_observed_range(observer),
+            steps=list(getattr(observer, "steps", ())),
+        )
+        self.provenance.tensors.append(self.records[key])
+
+
+def _check_seen(nodes: list[tuple[Node, Any]]) -> None:
+    blind = [node for node, observer in nodes if not _has_seen(observer)]
+    if not blind:
+        return
+    names = ", ".join(f"{n.name} on {_observed(n).name}" for n in blind[:10])
+    more = f" and {len(blind) - 10} more" if len(blind) > 10 else ""
+    raise CalibrationError(
+        f"{len(blind)} of {len(nodes)} observers saw no data: {names}{more}",
+        node=_observed(blind[0]),
+        fix="calibrate(prepared, batches) with data that reaches them, before convert_pt2e",
+    )
+
+
+def _observed(node: Node) -> Node:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+def _has_seen(observer: Any) -> bool:
+    if getattr(observer, "is_dynamic", False):
+        return True
+    seen = getattr(observer, "seen", None)
+    if seen is not None:
+        return bool(seen)
+    low = getattr(observer, "min_val", None)
+    return not isinstance(low, Tensor) or (low.numel() > 0 and bool((low != torch.inf).any()))
+
+
+def _observed_range(observer: Any) -> tuple[float, float] | None:
+    low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
+    if not isinstance(low, Tensor) or not isinstance(high, Tensor) or low.numel() == 0:
+        return None
+    return float(low.min()), float(high.max())

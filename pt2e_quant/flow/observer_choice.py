@@ -1,0 +1,103 @@
+"""Which observer a tensor gets, and the PT2E spec that says so."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pt2e_quant.core.granularity import PerChannel
+from pt2e_quant.core.schemes import Role, TensorScheme
+from pt2e_quant.core.specs import (
+    DerivedQuantizationSpec,
+    EdgeOrNode,
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+    QuantizationSpecBase,
+)
+from pt2e_quant.flow.op_table import OpRow, Slot
+from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
+
+__all__ = ["ObserverChoice", "derive_bias_qparams", "derived_spec", "qscheme_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverChoice:
+    """Observer constructors by role.
+
+    Args:
+        activation: for inputs and outputs.
+        weight: for per-tensor constants.
+        weight_per_channel: for per-channel constants.
+        by_slot: (row name, slot name) to a constructor that wins over the others.
+    """
+
+    activation: Any = MinMaxObserver
+    weight: Any = MinMaxObserver
+    weight_per_channel: Any = PerChannelMinMaxObserver
+    by_slot: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+
+    def spec(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> QuantizationSpecBase:
+        """The spec of a slot that is not derived."""
+        low, high = scheme.range
+        axis = scheme.granularity.axis if isinstance(scheme.granularity, PerChannel) else None
+        if slot.fixed is not None:
+            scale, zero_point = slot.fixed
+            return FixedQParamsQuantizationSpec(
+                dtype=scheme.dtype,
+                scale=scale,
+                zero_point=zero_point,
+                quant_min=low,
+                quant_max=high,
+                qscheme=qscheme_of(scheme),
+            )
+        return QuantizationSpec(
+            dtype=scheme.dtype,
+            observer_or_fake_quant_ctr=self._constructor(row, slot, scheme),
+            quant_min=low,
+            quant_max=high,
+            qscheme=qscheme_of(scheme),
+            ch_axis=axis,
+            is_dynamic=scheme.is_dynamic,
+        )
+
+    def _constructor(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> Any:
+        special = self.by_slot.get((row.name, slot.at))
+        if special is not None:
+            return special
+        if slot.role is not Role.WEIGHT:
+            return self.activation
+        is_per_channel = isinstance(scheme.granularity, PerChannel)
+        return self.weight_per_channel if is_per_channel else self.weight
+
+
+def qscheme_of(scheme: TensorScheme) -> torch.qscheme:
+    """Torch's name for a scheme's granularity and symmetry."""
+    if isinstance(scheme.granularity, PerChannel):
+        return torch.per_channel_symmetric if scheme.symmetric else torch.per_channel_affine
+    return torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
+
+
+def derived_spec(scheme: TensorScheme, sources: list[EdgeOrNode]) -> DerivedQuantizationSpec:
+    """The spec of an int32 bias: its scale is the product of its sources' scales."""
+    low, high = scheme.range
+    axis = scheme.granularity.axis if isinstance(scheme.granularity, PerChannel) else None
+    return DerivedQuantizationSpec(
+        derived_from=sources,
+        derive_qparams_fn=derive_bias_qparams,
+        dtype=scheme.dtype,
+        quant_min=low,
+        quant_max=high,
+        qscheme=qscheme_of(scheme),
+        ch_axis=axis,
+    )
+
+
+def derive_bias_qparams(observers: list[nn.Module]) -> tuple[Tensor, Tensor]:
+    """(scale, zero_point) of a bias: the product of its sources' scales, and 0."""
+    scale = torch.ones(1)
+    for observer in observers:
+        calculate: Any = observer.calculate_qparams
+        scale = scale * calculate()[0].to(torch.float32).cpu()
+    return scale, torch.zeros(scale.shape, dtype=torch.int32)

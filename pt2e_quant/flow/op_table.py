@@ -1,0 +1,182 @@
+"""What a backend can run, as data: one row an operator, read by quantizer, lowering and docs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch.fx import Node
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.granularity import PerChannel
+from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
+from pt2e_quant.core.specs import EdgeOrNode
+from pt2e_quant.graph.pattern import Match, Op, ties
+
+__all__ = ["OUT", "Constraint", "OpRow", "OpTable", "Slot", "operator_name"]
+
+OUT = "out"
+"""The slot name of a pattern's own result: the output of its anchor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One tensor of an operator.
+
+    Args:
+        at: the pattern's Var or Many name; `OUT`, or an Op's name, for an output.
+        role: what the tensor is to the operator.
+        accepts: the schemes it can have. A per-channel one also says the channel axis.
+        is_optional: the operator runs as well with this tensor in float.
+        fixed: (scale, zero_point) where the range is known beforehand (sigmoid, softmax).
+        derived_from: slots whose scales multiply to this one's (an int32 bias).
+    """
+
+    at: str
+    role: Role
+    accepts: tuple[TensorScheme, ...]
+    is_optional: bool = False
+    fixed: tuple[float, int] | None = None
+    derived_from: tuple[str, ...] = ()
+
+    def resolve(self, scheme: Scheme) -> TensorScheme | None:
+        """The tensor scheme this slot gets under a scheme; None leaves it float.
+
+        Raises:
+            ValueError: the slot accepts nothing of what the scheme says; the text says why.
+        """
+        wanted = scheme.for_role(self.role)
+        if wanted is None:
+            if self.is_optional:
+                return None
+            raise ValueError(f'scheme "{scheme.name}" leaves its {self.role} "{self.at}" float')
+        for accepted in self.accepts:
+            aligned = _with_axis_of(wanted, accepted)
+            if aligned.fits(accepted):
+                return aligned
+        if self.is_optional:
+            return None
+        kinds = " or ".join(str(a) for a in self.accepts)
+        raise ValueError(f'its {self.role} "{self.at}" takes {kinds}, not {wanted}')
+
+    def places(self, match: Match) -> list[EdgeOrNode]:
+        """The edges or the node of this slot in a match; none for an argument that is not there."""
+        if self.role is Role.OUTPUT:
+            return [match.anchor if self.at == OUT else match.nodes[self.at]]
+        return list(match.edges(self.at))
+
+
+def _with_axis_of(wanted: TensorScheme, accepted: TensorScheme) -> TensorScheme:
+    """A per-channel scheme along the axis that the slot's operator needs."""
+    if isinstance(wanted.granularity, PerChannel) and isinstance(accepted.granularity, PerChannel):
+        return replace(wanted, granularity=accepted.granularity)
+    return wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What must hold of a match for the backend to run it, with the text that says so."""
+
+    text: str
+    holds: Callable[[Match], bool]
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRow:
+    """One operator, or fused group of operators, that a backend runs.
+
+    Args:
+        name: of the row, for example "conv2d_relu".
+        find: the spellings it is found by; all have the slots' names.
+        slots: its tensors.
+        share: groups of slots that must have equal qparams.
+        constraints: what must hold besides the pattern.
+        lowers_to: the backend's own operator.
+        is_passive: only moves data; quantized where its inputs already are.
+        note: for the docs page.
+    """
+
+    name: str
+    find: tuple[Op, ...]
+    slots: tuple[Slot, ...]
+    lowers_to: str
+    share: tuple[tuple[str, ...], ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    is_passive: bool = False
+    note: str = ""
+
+    def refusal(self, match: Match) -> Constraint | None:
+        """The first constraint that a match breaks."""
+        return next((c for c in self.constraints if not c.holds(match)), None)
+
+    def slot(self, at: str) -> Slot:
+        """The slot of a name.
+
+        Raises:
+            ConfigError: the row has none.
+        """
+        for slot in self.slots:
+            if slot.at == at:
+                return slot
+        raise ConfigError(f'row "{self.name}" has no slot "{at}"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTable:
+    """All rows of a backend. Row order never changes what is matched.
+
+    Args:
+        backend: its name as people write it, for messages: "XNNPACK".
+        rows: the operators it runs.
+        reasons: operator name (`aten.gelu`) to why it has no row, where that is worth saying.
+
+    Raises:
+        ConfigError: two rows of one name, a shared slot that no row has, or two patterns of
+            equal width that can match the same nodes.
+    """
+
+    backend: str
+    rows: tuple[OpRow, ...]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [row.name for row in self.rows]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"{self.backend}: two rows of one name in {sorted(names)}")
+        for row in self.rows:
+            for at in {name for group in row.share for name in group}:
+                row.slot(at)
+        if found := ties(self.patterns()):
+            raise ConfigError(f"{self.backend}: rows of equal width match the same nodes: {found}")
+
+    def patterns(self) -> Sequence[tuple[OpRow, Op]]:
+        """Every spelling of every row, for the matcher."""
+        return [(row, op) for row in self.rows for op in row.find]
+
+    def row(self, name: str) -> OpRow:
+        """The row of a name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise ConfigError(f'{self.backend} has no row "{name}"')
+
+    def why_not(self, node: Node) -> str:
+        """The reason for a node that no row matches."""
+        name = operator_name(node)
+        known = self.reasons.get(name)
+        return known or f"{self.backend} has no int8 {name.removeprefix('aten.')} here"
+
+    def __iter__(self) -> Iterator[OpRow]:
+        return iter(self.rows)
+
+
+def operator_name(node: Node) -> str:
+    """`aten.conv2d` for a node of aten.conv2d.default."""
+    target = node.target
+    packet = getattr(target, "overloadpacket", None)
+    if packet is not None:
+        return str(packet)
+    return getattr(target, "__name__", str(target))

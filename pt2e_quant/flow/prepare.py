@@ -1,0 +1,254 @@
+"""prepare: annotate a captured graph and put one observer per qparam group into it."""
+
+from collections import Counter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.capture import CAPTURE_KEY, rebuild_capture
+from pt2e_quant.core.errors import AnnotationError, ConfigError
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.schemes import Role
+from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
+from pt2e_quant.flow.groups import Group, collect_groups
+from pt2e_quant.flow.make_observer import make_observer
+from pt2e_quant.flow.prepared import PREPARED_KEY, PreparedState, Slip
+from pt2e_quant.flow.table_quantizer import RULE_KEY
+from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
+from pt2e_quant.graph.masks import MaskInfo, find_masks
+from pt2e_quant.graph.meta import constant_nodes, copy_trace
+from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.fold_batch_norm import fold_batch_norm
+from pt2e_quant.passes.functionalize_activations import functionalize_activations
+from pt2e_quant.passes.inline_regions import inline_regions
+from pt2e_quant.passes.remove_dropout import remove_dropout
+from pt2e_quant.passes.strip_guards import strip_guards
+
+__all__ = ["PREPARE_PASSES", "prepare_pt2e"]
+
+PREPARE_PASSES: tuple[GraphPass, ...] = (
+    strip_guards,
+    inline_regions,
+    remove_dropout,
+    functionalize_activations,
+    fold_batch_norm,
+    drop_dead_constants,
+)
+"""What every graph goes through before a quantizer sees it, in this order."""
+
+
+def prepare_pt2e(
+    model: ExportedProgram | GraphModule, quantizer: Any, *, strict: bool = True
+) -> GraphModule:
+    """Annotate a captured graph and insert observers.
+
+    Args:
+        model: of torch.export.export, or its `.module()`, which is edited in place. The
+            tensors of the user's model are shared and never written.
+        quantizer: ours, or any object with PT2E's `transform_for_annotation`, `annotate` and
+            `validate`.
+        strict: refuse when nothing was annotated.
+
+    Returns:
+        A graph module to run calibration data through, with the model's own call signature.
+
+    Raises:
+        ConfigError: the model or the quantizer is something else.
+        AnnotationError: an annotation cannot be carried out, or there is none.
+    """
+    gm = _captured(model)
+    if not callable(getattr(quantizer, "annotate", None)):
+        raise ConfigError(
+            f"a quantizer has an `annotate` method, {type(quantizer).__name__} has none",
+            fix='pt2e_quant.backends.get("xnnpack").quantizer("int8")',
+        )
+    gm.meta[CAPTURE_KEY] = rebuild_capture(gm, mutated_buffers(gm))
+    records = run_passes(gm, PREPARE_PASSES)
+    gm = quantizer.transform_for_annotation(gm) or gm
+    quantizer.annotate(gm)
+    quantizer.validate(gm)
+    provenance = provenance_of(gm)
+    provenance.quantizer = provenance.quantizer or type(quantizer).__name__
+    provenance.passes += [record.name for record in records if record.changed]
+    state = PreparedState(algorithms=tuple(getattr(quantizer, "algorithms", ())), is_strict=strict)
+    gm.meta[PREPARED_KEY] = state
+    _insert_observers(gm, quantizer, state)
+    if strict and not state.slips:
+        raise AnnotationError(_nothing_annotated(gm), fix="see the reasons above")
+    return gm
+
+
+def _captured(model: ExportedProgram | GraphModule) -> GraphModule:
+    if isinstance(model, ExportedProgram):
+        return model.module()
+    if isinstance(model, GraphModule):
+        return model
+    raise ConfigError(
+        f"prepare_pt2e takes a captured program, found {type(model).__name__}",
+        fix="torch.export.export(model.eval(), example_inputs)",
+    )
+
+
+def _nothing_annotated(gm: GraphModule) -> str:
+    reasons = Counter(record.reason for record in provenance_of(gm).floats)
+    listed = "\n".join(f"    {count} x {reason}" for reason, count in reasons.most_common(8))
+    return "no tensor of this graph is to be quantized" + (":\n" + listed if listed else "")
+
+
+def _insert_observers(gm: GraphModule, quantizer: Any, state: PreparedState) -> None:
+    groups = collect_groups(gm)
+    masks = find_masks(gm)
+    _drop_unobservable(gm, groups, masks)
+    observers = _make_observers(groups)
+    by_place: dict[EdgeOrNode, nn.Module] = {p: observers[g.index] for p, g in groups.items()}
+    callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
+    if callback is not None:
+        callback(gm, by_place)
+    _Inserter(gm, by_place, groups, state).run()
+    gm.recompile()
+
+
+def _make_observers(groups: dict[EdgeOrNode, Group]) -> dict[int, nn.Module]:
+    made: dict[int, nn.Module] = {}
+    waiting = sorted({id(g): g for g in groups.values()}.values(), key=lambda g: g.index)
+    while waiting:
+        ready = [g for g in waiting if all(s.index in made for s in g.sources)]
+        if not ready:
+            place = waiting[0].places[0]
+            raise AnnotationError(
+                "derived specs derive from each other in a circle",
+                node=place if isinstance(place, Node) else place[1],
+            )
+        for group in ready:
+            made[group.index] = make_observer(group, made)
+        waiting = [g for g in waiting if g.index not in made]
+    return made
+
+
+def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo) -> None:
+    """Leave out places that hold no float data: integers, masks, destinations of buffer writes."""
+    written = mutated_roots(gm.graph)
+    notes = provenance_of(gm).notes
+    for place in list(groups):
+        source = place if isinstance(place, Node) else place[0]
+        value = source.meta.get("val")
+        reason = ""
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            reason = "it is no floating-point tensor"
+        elif source in masks.masks or source in masks.masked_scores:
+            reason = "it carries an attention mask"
+        elif not isinstance(place, Node) and source.op == "get_attr" and source in written:
+            reason = "it is a buffer that this graph writes"
+        if reason:
+            group = groups.pop(place)
+            group.places.remove(place)
+            user = "output" if isinstance(place, Node) else f"input of {place[1].name}"
+            notes.append(f"{source.name} ({user}) left float: {reason}")
+
+
+class _Inserter:
+    """Puts observers on annotated edges and outputs: one walk, one new name per node."""
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        observers: dict[EdgeOrNode, nn.Module],
+        groups: dict[EdgeOrNode, Group],
+        state: PreparedState,
+    ) -> None:
+        self.gm = gm
+        self.observers = observers
+        self.groups = groups
+        self.state = state
+        self.constants = constant_nodes(gm.graph)
+        self.original: dict[Node, Node] = {}
+        self.hung: dict[tuple[Node, int], Node] = {}
+        self.count = 0
+
+    def run(self) -> None:
+        """Walk the graph once."""
+        for node in list(self.gm.graph.nodes):
+            if Q_ANNOTATION_KEY not in node.meta:
+                continue
+            self._observe_inputs(node)
+            if node in self.observers:
+                observed = self._insert(node, node, node)
+                node.replace_all_uses_with(observed, lambda user, new=observed: user is not new)
+
+    def _observe_inputs(self, node: Node) -> None:
+        swaps: dict[Node, Node] = {}
+        for arg in node.all_input_nodes:
+            source = arg
+            while source in self.original:
+                source = self.original[source]
+            edge = (source, node)
+            if edge not in self.observers or edge not in self.groups:
+                continue
+            if self.observers.get(source) is self.observers[edge]:
+                continue
+            swaps[arg] = self._insert(arg, source, edge)
+        for old, new in swaps.items():
+            node.replace_input_with(old, new)
+
+    def _insert(self, at: Node, source: Node, place: EdgeOrNode) -> Node:
+        observer: Any = self.observers[place]
+        key = at, id(observer)
+        if key in self.hung:
+            self._extend(self.hung[key], place)
+            return self.hung[key]
+        name = f"activation_post_process_{self.count}"
+        self.count += 1
+        self.gm.add_submodule(name, observer)
+        with self.gm.graph.inserting_after(at):
+            made = self.gm.graph.call_module(name, (at,))
+        made.meta["val"] = source.meta.get("val")
+        user = place if isinstance(place, Node) else place[1]
+        # At inputs and weights a q/dq belongs to its consumer, elsewhere to its producer.
+        is_bare = source.op in ("placeholder", "get_attr")
+        copy_trace(made, user if is_bare else source)
+        is_constant = source in self.constants
+        if is_constant and hasattr(observer, "observes_constant"):
+            # One constant under one observer: seeing it once is enough.
+            places = self.groups[place].places
+            observer.observes_constant = all(_source_of(p) is source for p in places)
+        self.original[made] = at
+        self.hung[key] = made
+        self.state.slips[name] = Slip(
+            group=self.groups[place].index,
+            role=self._role(place, is_constant),
+            rule=str(user.meta.get(RULE_KEY, "")),
+            uses=(_shown(place),),
+            source=source.name if source.op != "get_attr" else str(source.target),
+            is_constant=is_constant,
+        )
+        return made
+
+    def _extend(self, observer_node: Node, place: EdgeOrNode) -> None:
+        slip = self.state.slips[str(observer_node.target)]
+        self.state.slips[str(observer_node.target)] = Slip(
+            group=slip.group,
+            role=slip.role,
+            rule=slip.rule,
+            uses=(*slip.uses, _shown(place)),
+            source=slip.source,
+            is_constant=slip.is_constant,
+        )
+
+    def _role(self, place: EdgeOrNode, is_constant: bool) -> Role:
+        if isinstance(place, Node):
+            return Role.OUTPUT
+        if not is_constant:
+            return Role.INPUT
+        spec = self.groups[place].spec
+        return Role.BIAS if hasattr(spec, "derived_from") else Role.WEIGHT
+
+
+def _source_of(place: EdgeOrNode) -> Node:
+    return place if isinstance(place, Node) else place[0]
+
+
+def _shown(place: EdgeOrNode) -> str:
+    return place.name if isinstance(place, Node) else f"{place[0].name} -> {place[1].name}"

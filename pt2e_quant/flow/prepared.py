@@ -1,0 +1,76 @@
+"""What prepare remembers for calibrate and convert, kept in `gm.meta`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.schemes import Role
+from pt2e_quant.graph.pipeline import GraphPass
+
+__all__ = ["PREPARED_KEY", "PreparedState", "Slip", "is_observer", "observers_of", "prepared_state"]
+
+PREPARED_KEY = "pt2e_quant.prepared"
+"""The key of `gm.meta` that holds a PreparedState."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slip:
+    """One observer node: which group it serves, and who asked for it.
+
+    Args:
+        group: number of the qparam group.
+        role: what the tensor is to the first operator that asked.
+        rule: which rule asked.
+        uses: the places it serves, as text.
+        source: name of the observed node.
+        is_constant: the observed value never changes.
+    """
+
+    group: int
+    role: Role
+    rule: str
+    uses: tuple[str, ...]
+    source: str
+    is_constant: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class PreparedState:
+    """Every observer node's slip by node name, and what convert still has to run."""
+
+    slips: dict[str, Slip] = field(default_factory=dict)
+    algorithms: tuple[GraphPass, ...] = ()
+    is_strict: bool = True
+
+
+def prepared_state(gm: GraphModule) -> PreparedState:
+    """The state of a prepared graph.
+
+    Raises:
+        ConfigError: the graph was not prepared here.
+    """
+    state = gm.meta.get(PREPARED_KEY)
+    if not isinstance(state, PreparedState):
+        raise ConfigError(
+            "this graph was not prepared by prepare_pt2e",
+            fix="prepared = prepare_pt2e(torch.export.export(model, inputs), quantizer)",
+        )
+    return state
+
+
+def is_observer(module: object) -> bool:
+    """Whether a module is an observer or fake-quantize, ours or another library's."""
+    return isinstance(module, nn.Module) and hasattr(module, "calculate_qparams")
+
+
+def observers_of(gm: GraphModule) -> Iterator[tuple[Node, Any]]:
+    """The observer nodes of a graph with their modules, in graph order."""
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            module = gm.get_submodule(str(node.target))
+            if is_observer(module):
+                yield node, module

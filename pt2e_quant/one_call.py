@@ -1,0 +1,88 @@
+"""The whole road in one call: model to artifact."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.registry import get
+from pt2e_quant.core.errors import InputError
+from pt2e_quant.flow.calibrate import calibrate
+from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.prepare import prepare_pt2e
+
+__all__ = ["quantize"]
+
+
+def quantize(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    calibration_data: Iterable[Any],
+    backend: str,
+    recipe: str = "int8",
+    strict: bool = True,
+    verify: bool = True,
+    progress: bool = True,
+) -> Artifact:
+    """Export, quantize and lower a model.
+
+    Args:
+        model: a float model, or a program of torch.export. Its tensors are never written.
+        args: example positional inputs; not needed for an exported program.
+        kwargs: example keyword inputs.
+        dynamic_shapes: as torch.export.export takes it.
+        calibration_data: any iterable of batches; a dict is keyword arguments, a tuple or list
+            positional ones, a tensor the only one.
+        backend: "xnnpack", "onnx", or one of an entry point.
+        recipe: a recipe of that backend.
+        strict: make errors of what the report would warn of.
+        verify: run the artifact once against the quantized graph.
+        progress: show a progress bar on a terminal.
+
+    Returns:
+        The artifact: `run`, `save`, `report`.
+
+    Raises:
+        Pt2eQuantError: naming what is wrong, where, and the fix.
+    """
+    target = get(backend)
+    quantizer = target.quantizer(recipe)
+    program = _export(model, args, kwargs, dynamic_shapes)
+    prepared = prepare_pt2e(program, quantizer, strict=strict)
+    calibrate(prepared, calibration_data, progress=progress)
+    return target.lower(convert_pt2e(prepared), strict=strict, verify=verify)
+
+
+def _export(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+) -> ExportedProgram:
+    if isinstance(model, ExportedProgram):
+        if args or kwargs or dynamic_shapes:
+            raise InputError(
+                "an exported program has its inputs and dynamic shapes already",
+                fix="quantize(program, calibration_data=…, backend=…)",
+            )
+        return model
+    if not args and not kwargs:
+        raise InputError(
+            "a model needs example inputs to be captured with",
+            fix="quantize(model, args=(x,), …) or quantize(model, kwargs={…}, …)",
+        )
+    was_training = {name: m.training for name, m in model.named_modules()}
+    try:
+        # In eval mode: batch norms use their running statistics and dropout does nothing.
+        return torch.export.export(
+            model.eval(), tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
+        )
+    finally:
+        for name, module in model.named_modules():
+            module.training = was_training[name]
