@@ -8,6 +8,7 @@ import copy
 import io
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from benchmarks.measure import Stopwatch
@@ -68,11 +70,27 @@ def onnx_float(model: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     return load_program("float", Runtime.ONNXRUNTIME, data, watch.stages)
 
 
+def xnnpack_quantizer(*, min_max: bool = False) -> XNNPACKQuantizer:
+    """Return XNNPACKQuantizer for static int8, weights per channel.
+
+    Args:
+        min_max: Observe activations with min-max instead of its default, histograms.
+    """
+    config = get_symmetric_quantization_config(is_per_channel=True)
+    if min_max:
+        activation = replace(
+            config.input_activation,
+            observer_or_fake_quant_ctr=MinMaxObserver.with_args(eps=2**-12),
+        )
+        config = replace(config, input_activation=activation, output_activation=activation)
+    return XNNPACKQuantizer().set_global(config)
+
+
 def torchao_quantize(
     model: nn.Module, inputs: tuple[Tensor, ...], batches: Batches, watch: Stopwatch
 ) -> GraphModule:
-    """Quantize with torchao's PT2E and XNNPACKQuantizer, static int8, weights per channel."""
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
+    """Quantize with torchao's PT2E and XNNPACKQuantizer as it comes."""
+    quantizer = xnnpack_quantizer()
     ep = watch.run("export", lambda: torch.export.export(copy.deepcopy(model), inputs))
     gm = watch.run("prepare", lambda: prepare_pt2e(ep.module(), quantizer))
     watch.run("calibrate", lambda: feed(gm, batches))
