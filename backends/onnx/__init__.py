@@ -1,0 +1,1 @@
+"""ONNX Runtime: QDQ models whose operators its CPU provider runs in integers."""

@@ -1,0 +1,104 @@
+"""An ONNX file run by ONNX Runtime, with the float module's own call."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.onnx.metadata import Metadata
+from pt2e_quant.backends.onnx.runtime import open_session, run_session
+from pt2e_quant.core.errors import ArtifactError
+
+__all__ = ["OnnxArtifact", "read_artifact"]
+
+
+class OnnxArtifact(Artifact):
+    """A quantized ONNX model.
+
+    Args:
+        model: the file's bytes.
+        metadata: the call and result structure and the report that the file carries.
+        session: an open session of the model; opened at the first run if None.
+        threads: of that session, 0 leaves the choice to ONNX Runtime.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        metadata: Metadata,
+        *,
+        session: onnxruntime.InferenceSession | None = None,
+        threads: int = 0,
+    ) -> None:
+        super().__init__(metadata.capture, metadata.report)
+        self.model = model
+        self.metadata = metadata
+        self.threads = threads
+        self._session = session
+
+    @property
+    def session(self) -> onnxruntime.InferenceSession:
+        """The ONNX Runtime session."""
+        if self._session is None:
+            self._session = open_session(self.model, threads=self.threads)
+        return self._session
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file."""
+        return len(self.model)
+
+    def limit_threads(self, threads: int) -> None:
+        """Run on so many threads from now on; 0 leaves the choice to ONNX Runtime."""
+        self.threads = threads
+        self._session = None
+
+    def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Run on the call's leaves; results are CPU tensors."""
+        tensors = run_session(self.session, self.metadata.feeds(leaves))
+        return self.metadata.result_leaves(tensors)
+
+    def save(self, path: str | Path) -> None:
+        """Write the .onnx file under a temporary name, then rename it.
+
+        Raises:
+            ArtifactError: the path cannot be written.
+        """
+        target = Path(path)
+        try:
+            with tempfile.NamedTemporaryFile(
+                dir=target.parent, prefix=f".{target.name}.", delete=False
+            ) as file:
+                temporary = Path(file.name)
+                file.write(self.model)
+        except OSError as error:
+            raise ArtifactError(f"cannot write {target}: {error}") from error
+        try:
+            # A temporary file is its owner's alone; the result follows the umask as any other.
+            mask = os.umask(0)
+            os.umask(mask)
+            temporary.chmod(0o666 & ~mask)
+            temporary.replace(target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise ArtifactError(f"cannot write {target}: {error}") from error
+
+
+def read_artifact(path: Path, *, threads: int = 0) -> OnnxArtifact:
+    """Read a file that `OnnxArtifact.save` wrote.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or not one of ours.
+    """
+    try:
+        model = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error}") from error
+    session = open_session(model, threads=threads)
+    properties = session.get_modelmeta().custom_metadata_map
+    metadata = Metadata.from_properties(properties, str(path))
+    return OnnxArtifact(model, metadata, session=session, threads=threads)

@@ -1,0 +1,84 @@
+"""Export: an ExportedProgram in canonical form becomes an ONNX model that ONNX Runtime fuses."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common
+from torch.export import ExportedProgram
+
+from pt2e_quant.backends.onnx.rewrites.pipeline import apply_rewrites
+from pt2e_quant.backends.onnx.translate import translation_table
+from pt2e_quant.core.errors import UnsupportedError
+
+__all__ = ["OPSET", "export_model"]
+
+OPSET = 21
+"""The first with 4- and 16-bit integers in QuantizeLinear and DequantizeLinear."""
+
+
+def export_model(ep: ExportedProgram, output_names: Sequence[str]) -> ir.Model:
+    """Translate a program, bring it into the form that fuses, and name its outputs.
+
+    Raises:
+        UnsupportedError: the exporter has no ONNX for an operator.
+    """
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                ep,
+                dynamo=True,
+                opset_version=OPSET,
+                custom_translation_table=translation_table(),
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise UnsupportedError(
+                f"torch.onnx.export cannot write this graph: {_innermost(error)}",
+                fix="leave the operator out of the model, or give it a decomposition",
+            ) from error
+    assert program is not None
+    model = program.model
+    apply_rewrites(model)
+    common.OutputFixPass()(model)
+    _name_outputs(model.graph, output_names)
+    model.producer_name = "pt2e_quant"
+    return model
+
+
+def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Give the outputs their names in the result, where no other value has the name."""
+    taken = {v.name for node in graph for v in node.outputs} | set(graph.initializers)
+    taken |= {value.name for value in graph.inputs}
+    for output, name in zip(graph.outputs, names, strict=True):
+        if output.name == name:
+            continue
+        unique, count = name, 0
+        while unique in taken:
+            count += 1
+            unique = f"{name}_{count}"
+        taken.add(unique)
+        output.name = unique
+
+
+def _innermost(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on optional packages and None outputs."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

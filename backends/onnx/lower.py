@@ -1,0 +1,96 @@
+"""Lowering: one walk from a canonical graph to an ONNX artifact that was run once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.onnx.artifact import OnnxArtifact
+from pt2e_quant.backends.onnx.export_model import export_model
+from pt2e_quant.backends.onnx.metadata import Metadata, ResultKind, read_results
+from pt2e_quant.backends.onnx.report import make_report, refused_weights
+from pt2e_quant.backends.onnx.runtime import optimize
+from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.capture import Capture, capture_of
+from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.flow.reexport import export_again
+
+__all__ = ["lower"]
+
+_PROTOBUF_LIMIT = 2**31 - 1
+
+
+def lower(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    strict: bool = True,
+    verify: bool = True,
+    margin_db: float = 6.0,
+) -> OnnxArtifact:
+    """Canonical graph to ONNX artifact; see `Backend.lower`.
+
+    A dequantize shared by several readers is left as it is: ONNX Runtime copies it itself.
+    """
+    verify_canonical(gm)
+    capture = capture_of(gm)
+    _refuse_state(capture)
+    ep = export_again(gm)
+    results = read_results(ep)
+    tensors = [leaf.kind is not ResultKind.LITERAL for leaf in results]
+    model = export_model(ep, _result_names(capture, tensors))
+    del ep
+    plain = _serialize(model)
+    optimized, session = optimize(plain)
+    metadata = Metadata(capture=capture, results=results, report=make_report(gm, optimized))
+    if verify:
+        artifact = OnnxArtifact(plain, metadata, session=session)
+        check_artifact(artifact, gm, choose_sample(gm, example_inputs), margin_db)
+    if strict and (refused := refused_weights(optimized)):
+        raise ArtifactError(
+            "ONNX Runtime runs in float what the op table says it runs in integers: "
+            + ", ".join(refused[:5]),
+            fix="lower(..., strict=False) to accept it; the report lists the operators",
+        )
+    model.metadata_props.update(metadata.to_properties())
+    data = _serialize(model)
+    metadata.report.size_bytes = len(data)
+    return OnnxArtifact(data, metadata, session=session)
+
+
+def _refuse_state(capture: Capture) -> None:
+    if capture.mutated_buffers:
+        raise UnsupportedError(
+            f"this graph writes buffers between calls ({', '.join(capture.mutated_buffers[:5])}), "
+            "which an ONNX model cannot keep",
+            fix="make them inputs and outputs of the model",
+        )
+
+
+def _result_names(capture: Capture, is_tensor: Sequence[bool]) -> list[str]:
+    """A name for each tensor of the result: its key in a dict or field, else its position."""
+    positions = list(range(capture.out_spec.num_leaves))
+    tree = pytree.tree_unflatten(positions, capture.out_spec)
+    names = []
+    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        keys = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", "")))) for k in path]
+        name = "_".join(keys)
+        if is_tensor[leaf]:
+            names.append(name if name.isidentifier() else f"output_{name}".rstrip("_"))
+    return names
+
+
+def _serialize(model: ir.Model) -> bytes:
+    size = sum(
+        v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None
+    )
+    if size > _PROTOBUF_LIMIT:
+        raise UnsupportedError(
+            f"the model's constants are {size:,} bytes, an .onnx file holds {_PROTOBUF_LIMIT:,}",
+            fix="quantize more of it, or split the model",
+        )
+    data: bytes = ir.to_proto(model).SerializeToString()
+    return data

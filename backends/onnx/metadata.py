@@ -1,0 +1,135 @@
+"""What travels inside an .onnx file besides the model: the call, the results, provenance."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
+
+from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.errors import ArtifactError, InputError
+from pt2e_quant.core.provenance import Provenance
+from pt2e_quant.flow.report import Island, Report
+
+__all__ = ["Metadata", "ResultKind", "ResultLeaf", "read_results"]
+
+_PREFIX = "pt2e_quant."
+_VERSION = "1"
+
+
+class ResultKind(StrEnum):
+    """What one leaf of the result is."""
+
+    TENSOR = "tensor"
+    INTEGER = "integer"
+    LITERAL = "literal"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLeaf:
+    """One leaf of the result's pytree; ONNX gives tensors only, so literals are kept here."""
+
+    kind: ResultKind
+    value: bool | int | float | str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """The call's and the result's structure, and the table of quantized tensors.
+
+    Args:
+        capture: of the call.
+        results: the leaves of the result, in order.
+        report: what ONNX Runtime made of the model.
+    """
+
+    capture: Capture
+    results: tuple[ResultLeaf, ...]
+    report: Report
+
+    @property
+    def provenance(self) -> Provenance:
+        """What happened to every tensor."""
+        return self.report.provenance
+
+    def to_properties(self) -> dict[str, str]:
+        """As the string properties of an ONNX model."""
+        texts = {
+            "version": _VERSION,
+            "capture": self.capture.to_json(),
+            "results": json.dumps([asdict(leaf) for leaf in self.results]),
+            "provenance": self.provenance.to_json(),
+            "report": json.dumps({**asdict(self.report), "provenance": None}),
+        }
+        return {_PREFIX + key: text for key, text in texts.items()}
+
+    @staticmethod
+    def from_properties(properties: Mapping[str, str], path: str) -> "Metadata":
+        """Read what `to_properties` wrote.
+
+        Raises:
+            ArtifactError: the file is not ours, of a newer version, or damaged.
+        """
+        if _PREFIX + "version" not in properties:
+            raise ArtifactError(
+                f"{path} was not written by this package: it has no description of its call",
+                fix="run it with onnxruntime.InferenceSession",
+            )
+        if properties[_PREFIX + "version"] != _VERSION:
+            raise ArtifactError(
+                f"{path} is of version {properties[_PREFIX + 'version']}, "
+                f"this package reads {_VERSION}",
+                fix="pip install -U pt2e-quant",
+            )
+        try:
+            leaves = json.loads(properties[_PREFIX + "results"])
+            report = json.loads(properties[_PREFIX + "report"])
+            report["islands"] = [Island(**island) for island in report["islands"]]
+            report["provenance"] = Provenance.from_json(properties[_PREFIX + "provenance"])
+            return Metadata(
+                capture=Capture.from_json(properties[_PREFIX + "capture"]),
+                results=tuple(ResultLeaf(ResultKind(x["kind"]), x["value"]) for x in leaves),
+                report=Report(**report),
+            )
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            raise ArtifactError(f"{path}: its description is damaged: {error}") from error
+
+    def feeds(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves of a call that the ONNX model takes, in its order."""
+        infos = self.capture.inputs
+        return [
+            leaf
+            for leaf, info in zip(leaves, infos, strict=True)
+            if info.kind is not InputKind.LITERAL
+        ]
+
+    def result_leaves(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The leaves of the float module's result around the model's outputs."""
+        found = iter(tensors)
+        leaves: list[Any] = []
+        for leaf in self.results:
+            if leaf.kind is ResultKind.LITERAL:
+                leaves.append(leaf.value)
+                continue
+            tensor = next(found)
+            leaves.append(tensor if leaf.kind is ResultKind.TENSOR else int(tensor))
+        return leaves
+
+
+def read_results(ep: ExportedProgram) -> tuple[ResultLeaf, ...]:
+    """The leaves of a program's result, in order."""
+    leaves = []
+    for spec in ep.graph_signature.output_specs:
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            continue
+        if isinstance(spec.arg, ConstantArgument):
+            leaves.append(ResultLeaf(ResultKind.LITERAL, spec.arg.value))
+        elif isinstance(spec.arg, TensorArgument):
+            leaves.append(ResultLeaf(ResultKind.TENSOR))
+        else:
+            leaves.append(ResultLeaf(ResultKind.INTEGER))
+    return tuple(leaves)

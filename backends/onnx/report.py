@@ -1,0 +1,66 @@
+"""The report of an ONNX artifact: what ONNX Runtime runs in integers, what is left and why."""
+
+from collections import Counter
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.onnx.runtime import Operator, OperatorKind, OptimizedModel
+from pt2e_quant.core.provenance import Provenance, provenance_of
+from pt2e_quant.flow.report import Island, Report
+
+__all__ = ["make_report", "refused_weights"]
+
+_HEAVY = ("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
+
+
+def make_report(gm: GraphModule, optimized: OptimizedModel) -> Report:
+    """Count operators, and name every dequantize that was not fused into its reader."""
+    provenance = provenance_of(gm)
+    operators = Counter(o.op_type for o in optimized.operators)
+    for record in provenance.tensors:
+        record.backends["onnx"] = f"{record.dtype} in the .onnx file"
+    return Report(
+        backend="ONNX Runtime",
+        provenance=provenance,
+        integer_ops=dict(optimized.count(OperatorKind.INTEGER)),
+        float_ops=dict(optimized.count(OperatorKind.FLOAT)),
+        islands=[_island(o) for o in optimized.unfused()],
+        notes=[
+            f"{operators['QuantizeLinear']} quantize and {operators['DequantizeLinear']} "
+            "dequantize operators left, those at the model's border included"
+        ],
+        float_size_bytes=_float_bytes(gm, provenance),
+    )
+
+
+def refused_weights(optimized: OptimizedModel) -> list[str]:
+    """Convolutions and matrix products that compute in float on a weight stored in integers."""
+    return [
+        f"{reader} on {operator.output}"
+        for operator in optimized.unfused()
+        if operator.is_constant
+        for reader in operator.readers
+        if reader in _HEAVY
+    ]
+
+
+def _island(operator: Operator) -> Island:
+    readers = ", ".join(operator.readers) or "nothing"
+    if operator.is_constant:
+        reason = "ONNX Runtime has no integer form of what reads this weight"
+        cost = "the whole weight is dequantized in every call"
+    else:
+        reason = "what reads it computes in float"
+        cost = "one pass over the tensor"
+    return Island(
+        node=operator.output, what=f"DequantizeLinear for {readers}", reason=reason, cost=cost
+    )
+
+
+def _float_bytes(gm: GraphModule, provenance: Provenance) -> int:
+    """What the constants take in float: those there are, and what quantizing saved."""
+    tensors: list[Tensor] = [*gm.parameters(), *gm.buffers()]
+    stored = sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+    saved = sum(r.size_before - r.size_after for r in provenance.tensors if r.size_after)
+    return stored + saved

@@ -1,0 +1,1 @@
+"""Rewrites of an ONNX graph into the forms that ONNX Runtime runs in integers."""

@@ -1,0 +1,84 @@
+"""Take relu and clip out of the way of the quantize that follows them."""
+
+import numpy as np
+import onnx_ir as ir
+
+from pt2e_quant.backends.onnx.values import (
+    Dequantized,
+    call,
+    constant,
+    make_constant,
+    read_quantize,
+)
+
+__all__ = ["absorb_clips"]
+
+
+def absorb_clips(graph: ir.Graph) -> int:
+    """Let a quantize do a relu's or a clip's work, with a Clip on the integers if it must.
+
+    ONNX Runtime fuses `Conv -> Relu -> QuantizeLinear` only when the quantized range ends at
+    zero, and a clip only when the range lies inside it. Quantizing is monotone, so
+    `q(clip(x, lo, hi)) == clip(q(x), q(lo), q(hi))` to the last bit, whatever the range.
+
+    Before:  x -> Relu | Clip(lo, hi) -> QuantizeLinear
+    After:   x -> QuantizeLinear [-> Clip(q(lo), q(hi)) if the integer range reaches further]
+    """
+    changed = 0
+    for node in list(graph):
+        limits = _clip_limits(node)
+        value = node.outputs[0]
+        if limits is None or value.is_graph_output():
+            continue
+        readers = [(use.node, read_quantize(use.node)) for use in value.uses()]
+        if not readers or any(q is None or q.axis is not None for _, q in readers):
+            continue
+        for reader, quantize in readers:
+            assert quantize is not None
+            reader.replace_input_with(0, node.inputs[0])
+            _clip_integers(graph, reader, quantize, limits)
+        graph.remove(node, safe=True)
+        changed += 1
+    return changed
+
+
+def _clip_limits(node: ir.Node) -> tuple[float, float] | None:
+    if node.op_type == "Relu":
+        return 0.0, np.inf
+    if node.op_type != "Clip":
+        return None
+    limits = [-np.inf, np.inf]
+    for at, value in enumerate(node.inputs[1:]):
+        array = constant(value)
+        if array is not None and array.dtype == np.float32:
+            limits[at] = float(array)
+        elif value is not None:
+            return None  # computed at run time, or a clip of integers
+    return limits[0], limits[1]
+
+
+def _clip_integers(
+    graph: ir.Graph, reader: ir.Node, quantize: Dequantized, limits: tuple[float, float]
+) -> None:
+    low, high = (quantize.to_integer(limit) for limit in limits)
+    if (low, high) == quantize.limits:
+        return
+    dtype = quantize.zero_point.dtype
+    value = reader.outputs[0]
+    base = value.name or "quantized"
+    clipped = call(
+        reader,
+        "Clip",
+        [
+            value,
+            make_constant(graph, f"{base}_min", np.array(low, dtype)),
+            make_constant(graph, f"{base}_max", np.array(high, dtype)),
+        ],
+        name=f"{base}_clipped",
+        like=value,
+        after=True,
+    )
+    clip = clipped.producer()
+    for use in list(value.uses()):
+        if use.node is not clip:
+            use.node.replace_input_with(use.idx, clipped)

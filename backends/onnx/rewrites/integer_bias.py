@@ -1,0 +1,90 @@
+"""Store the bias of conv and linear as int32 on the accumulator's own scale."""
+
+import numpy as np
+import onnx_ir as ir
+
+from pt2e_quant.backends.onnx.values import (
+    Array,
+    Dequantized,
+    call,
+    constant,
+    make_constant,
+    only_consumer,
+    read_dequantize,
+    read_quantize,
+)
+
+__all__ = ["integer_bias"]
+
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+def integer_bias(graph: ir.Graph) -> int:
+    """Give Conv and Gemm an int32 bias with scale = input scale * weight scale.
+
+    ONNX Runtime takes an int32 bias only if its scale equals that product in float32 exactly.
+
+    Before:  Conv | Gemm(dq(x), dq(w), bias float)
+    After:   Conv | Gemm(dq(x), dq(w), dq(bias int32))
+    """
+    return sum(_convert(graph, node) for node in list(graph))
+
+
+def _convert(graph: ir.Graph, node: ir.Node) -> bool:
+    if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3:
+        return False
+    x, weight = read_dequantize(node.inputs[0]), read_dequantize(node.inputs[1])
+    bias = _bias_of(node.inputs[2])
+    if x is None or weight is None or bias is None or x.axis is not None:
+        return False
+    if node.op_type == "Conv" and not _output_is_quantized(node):
+        return False  # stays float whatever the bias is
+    scale = (x.scale * weight.scale).astype(np.float32)
+    steps = np.rint(bias.astype(np.float64) / scale.astype(np.float64))
+    if not _output_axis(node, weight) or np.abs(steps).max(initial=0) > _INT32_MAX:
+        return False
+    stored = read_dequantize(node.inputs[2])
+    if stored is not None and np.array_equal(stored.scale, scale):
+        return False  # it is already so
+    _replace(graph, node, steps.astype(np.int32), scale)
+    return True
+
+
+def _replace(graph: ir.Graph, node: ir.Node, steps: Array, scale: Array) -> None:
+    old = node.inputs[2]
+    base = (old.name if old is not None else None) or f"{node.outputs[0].name}_bias"
+    inputs = [
+        make_constant(graph, f"{base}_q", steps.reshape(-1)),
+        make_constant(graph, f"{base}_scale", scale),
+    ]
+    axis = {"axis": 0} if scale.ndim else {}
+    dequantized = call(
+        node, "DequantizeLinear", inputs, axis, name=f"{base}_dq_{node.outputs[0].name}"
+    )
+    node.replace_input_with(2, dequantized)
+
+
+def _bias_of(value: ir.Value | None) -> Array | None:
+    """The real bias, from a float constant or from an int32 one with its own scale."""
+    array = constant(value)
+    if array is not None:
+        return array if array.dtype == np.float32 and array.size > 0 else None
+    stored = read_dequantize(value)
+    integers = constant(stored.quantized) if stored is not None else None
+    if stored is None or integers is None:
+        return None
+    real: Array = (integers - stored.zero_point.astype(np.int64)) * stored.scale
+    return real
+
+
+def _output_axis(node: ir.Node, weight: Dequantized) -> bool:
+    """Whether the weight's scales run along the output channels."""
+    if weight.axis is None:
+        return True
+    transposed = "transB" in node.attributes and node.attributes["transB"].as_int() == 1
+    return weight.axis == (0 if node.op_type == "Conv" or transposed else 1)
+
+
+def _output_is_quantized(node: ir.Node) -> bool:
+    reader = only_consumer(node.outputs[0])
+    return reader is not None and read_quantize(reader) is not None

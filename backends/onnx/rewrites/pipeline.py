@@ -1,0 +1,37 @@
+"""The rewrites in order, and the clean-up after them."""
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips
+from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers
+from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias
+from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
+    cancel_requantize,
+    run_on_integers,
+    subtract_by_add,
+)
+from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
+
+__all__ = ["REWRITES", "apply_rewrites"]
+
+REWRITES: tuple[Callable[[ir.Graph], int], ...] = (
+    absorb_clips,
+    subtract_by_add,
+    run_on_integers,
+    cancel_requantize,
+    gather_integers,
+    widen_bias,
+    integer_bias,
+)
+
+
+def apply_rewrites(model: ir.Model) -> dict[str, int]:
+    """Bring a model into the form ONNX Runtime fuses; how often each rewrite fired."""
+    counts = {rewrite.__name__: rewrite(model.graph) for rewrite in REWRITES}
+    common.RemoveUnusedNodesPass()(model)
+    common.DeduplicateInitializersPass()(model)
+    common.TopologicalSortPass()(model)
+    return counts

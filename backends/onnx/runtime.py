@@ -1,0 +1,203 @@
+"""ONNX Runtime: sessions, and what its own optimisation made of a model."""
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import ArtifactError
+
+__all__ = [
+    "Operator",
+    "OperatorKind",
+    "OptimizedModel",
+    "open_session",
+    "optimize",
+    "read_operators",
+    "run_session",
+]
+
+
+class OperatorKind(StrEnum):
+    """What numbers an operator computes with."""
+
+    INTEGER = "integer"
+    FLOAT = "float"
+    CONVERT = "convert"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of the optimized model.
+
+    Args:
+        op_type: for example "QLinearConv".
+        kind: integer, float, a quantize/dequantize, or arithmetic on shapes and indices.
+        output: the name of its first output.
+        at_border: a quantize of a graph input or a dequantize to a graph output.
+        readers: the operators that read its result.
+        is_constant: it dequantizes a constant, in every call.
+    """
+
+    op_type: str
+    kind: OperatorKind
+    output: str
+    at_border: bool = False
+    readers: tuple[str, ...] = ()
+    is_constant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizedModel:
+    """The operators that ONNX Runtime runs, after its own optimisation."""
+
+    operators: tuple[Operator, ...]
+
+    def count(self, kind: OperatorKind | None = None) -> Counter[str]:
+        """Operators by type, of one kind or of all."""
+        return Counter(o.op_type for o in self.operators if kind in (None, o.kind))
+
+    def unfused(self) -> list[Operator]:
+        """Dequantizes inside the model: what reads them computes in float."""
+        found = [o for o in self.operators if o.op_type == "DequantizeLinear"]
+        return [o for o in found if not o.at_border]
+
+
+_FLOAT_RESULT = {
+    "DequantizeLinear",
+    "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat",
+    "MatMulNBits",
+}
+_EIGHT_BIT = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+_INDEX_TYPES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
+_INT64_RESULT = {"Shape", "Size", "NonZero", "ArgMax", "ArgMin"}
+_BOOL_RESULT = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not"}
+
+
+def open_session(
+    model: bytes | Path, *, threads: int = 0, optimized_path: Path | None = None
+) -> onnxruntime.InferenceSession:
+    """A session on the CPU provider; `threads` 0 leaves the choice to ONNX Runtime.
+
+    Raises:
+        ArtifactError: ONNX Runtime does not load the model.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # its warnings are about its own fallbacks; we report those
+    options.intra_op_num_threads = threads
+    if optimized_path is not None:
+        options.optimized_model_filepath = str(optimized_path)
+    source = model if isinstance(model, bytes) else str(model)
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no base class of their own
+        raise ArtifactError(f"ONNX Runtime does not load this model: {error}") from error
+
+
+def optimize(model: bytes) -> tuple[OptimizedModel, onnxruntime.InferenceSession]:
+    """What ONNX Runtime runs for a model, and the session that runs it."""
+    with tempfile.TemporaryDirectory(prefix="pt2e_quant_") as folder:
+        path = Path(folder) / "optimized.onnx"
+        session = open_session(model, optimized_path=path)
+        operators = read_operators(onnx.load(os.fspath(path)).graph)
+    return OptimizedModel(tuple(operators)), session
+
+
+def read_operators(graph: onnx.GraphProto) -> list[Operator]:
+    """Classify every operator of a graph by the numbers it computes with."""
+    types = {i.name: i.data_type for i in graph.initializer}
+    types |= {i.name: i.type.tensor_type.elem_type for i in graph.input}
+    inputs = {i.name for i in graph.input}
+    outputs = {o.name for o in graph.output}
+    constants = {i.name for i in graph.initializer}
+    readers: dict[str, list[str]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node.op_type)
+    operators: list[Operator] = []
+    for node in graph.node:
+        result = _result_type(node, types)
+        types.update(dict.fromkeys(node.output, result))
+        if node.op_type == "Constant":
+            continue
+        border = (node.op_type == "QuantizeLinear" and node.input[0] in inputs) or (
+            node.op_type == "DequantizeLinear" and node.output[0] in outputs
+        )
+        operators.append(
+            Operator(
+                op_type=node.op_type,
+                kind=_kind(node, types),
+                output=node.output[0],
+                at_border=border,
+                readers=tuple(readers.get(node.output[0], ())),
+                is_constant=node.op_type == "DequantizeLinear" and node.input[0] in constants,
+            )
+        )
+    return operators
+
+
+def _result_type(node: onnx.NodeProto, types: Mapping[str, int]) -> int:
+    if node.op_type == "Constant":
+        return node.attribute[0].t.data_type or onnx.TensorProto.INT64
+    if node.op_type == "Cast":
+        return next(int(a.i) for a in node.attribute if a.name == "to")
+    if node.op_type in _FLOAT_RESULT:
+        return onnx.TensorProto.FLOAT
+    if node.op_type in _INT64_RESULT:
+        return onnx.TensorProto.INT64
+    if node.op_type in _BOOL_RESULT:
+        return onnx.TensorProto.BOOL
+    if node.op_type == "QGemm":
+        has_zero_point = len(node.input) > 8 and node.input[8] != ""
+        return types.get(node.input[8], 0) if has_zero_point else onnx.TensorProto.FLOAT
+    if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
+        zero_point = types.get(node.input[2], 0) if len(node.input) > 2 else 0
+        return zero_point or onnx.TensorProto.UINT8
+    data = 1 if node.op_type in ("Where", "QLinearWhere") else 0
+    if node.op_type == "QLinearConcat":
+        data = 2
+    if len(node.input) <= data:
+        return onnx.TensorProto.FLOAT
+    return types.get(node.input[data], onnx.TensorProto.FLOAT)
+
+
+def _kind(node: onnx.NodeProto, types: Mapping[str, int]) -> OperatorKind:
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"):
+        return OperatorKind.CONVERT
+    if node.op_type.startswith(("QLinear", "QGemm", "MatMulInteger", "ConvInteger")):
+        return OperatorKind.INTEGER
+    if node.op_type in ("DynamicQuantizeMatMul", "MatMulNBits"):
+        return OperatorKind.INTEGER
+    result = types.get(node.output[0], onnx.TensorProto.FLOAT)
+    if result in _EIGHT_BIT:
+        return OperatorKind.INTEGER
+    return OperatorKind.INDEX if result in _INDEX_TYPES else OperatorKind.FLOAT
+
+
+def run_session(
+    session: onnxruntime.InferenceSession, leaves: Sequence[Tensor | int | float | bool]
+) -> list[Tensor]:
+    """Run on the inputs in order; tensors are taken and given on the CPU."""
+    feeds = {
+        declared.name: _to_numpy(leaf)
+        for declared, leaf in zip(session.get_inputs(), leaves, strict=True)
+    }
+    return [torch.from_numpy(np.asarray(a)) for a in session.run(None, feeds)]
+
+
+def _to_numpy(leaf: Tensor | int | float | bool) -> np.ndarray:
+    if isinstance(leaf, Tensor):
+        array: np.ndarray = leaf.detach().cpu().contiguous().numpy()
+        return array
+    return np.array(leaf, np.int64 if isinstance(leaf, int) else np.float32)

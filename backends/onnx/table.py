@@ -1,0 +1,234 @@
+"""What ONNX Runtime's CPU provider runs in integers, as data.
+
+Every row was proven by lowering it, running it and counting operators in the model that ONNX
+Runtime optimized; `tests/backends/onnx/test_table.py` does so again.
+"""
+
+from typing import Any
+
+import torch
+
+from pt2e_quant.backends.onnx.conditions import (
+    IS_GLOBAL_MEAN,
+    LIMITS_ARE_LITERALS,
+    NO_ALPHA,
+    NO_DIVISOR,
+    PADS_WITH_A_NUMBER,
+    POOLS_TO_ONE,
+    RETURNS_NO_INDICES,
+    SUM_IS_OF_TENSORS,
+    WEIGHT_IS_A_MATRIX,
+)
+from pt2e_quant.core.granularity import PerChannel
+from pt2e_quant.core.schemes import (
+    INT8_WEIGHT,
+    INT8_WEIGHT_ROWS,
+    UINT8_ACTIVATION,
+    Role,
+    TensorScheme,
+)
+from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, OpTable, Slot
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.pattern import Many, Op, Var, chain, one_of
+
+__all__ = ["TABLE"]
+
+aten: Any = torch.ops.aten
+
+CLIPS = one_of(ops.RELU, ops.RELU6, ops.HARDTANH, ops.CLAMP, (aten.clamp_min.default,))
+X, Y, W, B = Var("x"), Var("y"), Var("w"), Var("b")
+COLUMNS = TensorScheme(
+    dtype=torch.int8,
+    granularity=PerChannel(axis=1),
+    symmetric=True,
+    quant_min=-127,
+    quant_max=127,
+)
+SIGMOID_RANGE = (1 / 256, 0)
+
+
+def _input(at: str) -> Slot:
+    return Slot(at=at, role=Role.INPUT, accepts=(UINT8_ACTIVATION,))
+
+
+def _weight(at: str, scheme: TensorScheme = INT8_WEIGHT) -> Slot:
+    return Slot(at=at, role=Role.WEIGHT, accepts=(scheme,))
+
+
+def _output(fixed: tuple[float, int] | None = None) -> Slot:
+    return Slot(at=OUT, role=Role.OUTPUT, accepts=(UINT8_ACTIVATION,), fixed=fixed)
+
+
+def _with_clip(
+    name: str, find: tuple[Op, ...], slots: tuple[Slot, ...], lowers_to: str, *needs: Constraint
+) -> tuple[OpRow, OpRow]:
+    """A row, and one for the same followed by relu, relu6 or another clip."""
+    clipped = tuple(op for alone in find for op in chain(alone, _CLIP_STEP))
+    return (
+        OpRow(name=name, find=find, slots=slots, lowers_to=lowers_to, constraints=needs),
+        OpRow(
+            name=f"{name}_clip",
+            find=clipped,
+            slots=slots,
+            lowers_to=lowers_to,
+            constraints=(*needs, LIMITS_ARE_LITERALS),
+            note="the clip costs nothing where the output's range lies inside it",
+        ),
+    )
+
+
+def _moves(name: str, family: ops.Family, lowers_to: str, *needs: Constraint) -> OpRow:
+    """A row for an operator that only moves values: one set of qparams, in and out."""
+    return OpRow(
+        name=name,
+        find=(Op(family, X),),
+        slots=(_input("x"), _output()),
+        share=(("x", OUT),),
+        lowers_to=lowers_to,
+        constraints=needs,
+        is_passive=True,
+    )
+
+
+def _merges(name: str, find: tuple[Op, ...], inputs: tuple[str, ...], lowers_to: str) -> OpRow:
+    """A row for an operator that puts several tensors together on one set of qparams."""
+    return OpRow(
+        name=name,
+        find=find,
+        slots=(*(_input(at) for at in inputs), _output()),
+        share=((*inputs, OUT),),
+        lowers_to=lowers_to,
+        is_passive=True,
+    )
+
+
+def _maps(
+    name: str,
+    family: ops.Family,
+    lowers_to: str,
+    *needs: Constraint,
+    fixed: tuple[float, int] | None = None,
+) -> OpRow:
+    """A row for an operator of one tensor whose result has qparams of its own."""
+    return OpRow(
+        name=name,
+        find=(Op(family, X),),
+        slots=(_input("x"), _output(fixed)),
+        lowers_to=lowers_to,
+        constraints=needs,
+    )
+
+
+_CLIP_STEP = CLIPS
+_CONVS = {"conv1d": ops.CONV1D, "conv2d": ops.CONV2D, "conv3d": ops.CONV3D}
+_CONV_ROWS = tuple(
+    row
+    for name, family in _CONVS.items()
+    for row in _with_clip(
+        name,
+        (Op(family, X, W, B, name="op"),),
+        (_input("x"), _weight("w"), _output()),
+        "QLinearConv",
+    )
+)
+_LINEAR_ROWS = (
+    OpRow(
+        name="linear",
+        find=(Op(ops.LINEAR, X, W, B),),
+        slots=(_input("x"), _weight("w")),
+        lowers_to="QGemm (2-D) or MatMulIntegerToFloat",
+        note="the result is float: what reads it rounds it, if it must",
+    ),
+    OpRow(
+        name="addmm",
+        find=(Op(ops.ADDMM, B, X, W),),
+        slots=(_input("x"), _weight("w", COLUMNS)),
+        lowers_to="QGemm",
+        constraints=(NO_ALPHA,),
+    ),
+    OpRow(
+        name="mm",
+        find=(Op(one_of(ops.MM, ops.MATMUL), X, W, where=WEIGHT_IS_A_MATRIX),),
+        slots=(_input("x"), _weight("w", COLUMNS)),
+        lowers_to="MatMulIntegerToFloat",
+    ),
+    OpRow(
+        name="embedding",
+        find=(Op(ops.EMBEDDING, W),),
+        slots=(_weight("w", INT8_WEIGHT_ROWS),),
+        lowers_to="Gather on int8, then the found rows to float",
+    ),
+)
+_PAIR = (_input("x"), _input("y"), _output())
+_ARITHMETIC_ROWS = (
+    *_with_clip("add", (Op(ops.ADD, X, Y),), _PAIR, "QLinearAdd", SUM_IS_OF_TENSORS, NO_ALPHA),
+    *_with_clip(
+        "sub", (Op(ops.SUB, X, Y),), _PAIR, "BitwiseNot, QLinearAdd", SUM_IS_OF_TENSORS, NO_ALPHA
+    ),
+    *_with_clip("mul", (Op(ops.MUL, X, Y),), _PAIR, "QLinearMul", SUM_IS_OF_TENSORS),
+    _maps("sigmoid", ops.SIGMOID, "QLinearSigmoid", fixed=SIGMOID_RANGE),
+    _maps("softmax", ops.SOFTMAX, "QLinearSoftmax", fixed=SIGMOID_RANGE),
+    _maps("leaky_relu", ops.LEAKY_RELU, "QLinearLeakyRelu"),
+    _maps("avg_pool1d", ops.AVG_POOL1D, "QLinearAveragePool"),
+    _maps("avg_pool2d", ops.AVG_POOL2D, "QLinearAveragePool", NO_DIVISOR),
+    _maps(
+        "adaptive_avg_pool",
+        one_of(
+            ops.ADAPTIVE_AVG_POOL1D, ops.ADAPTIVE_AVG_POOL2D, (aten.adaptive_avg_pool3d.default,)
+        ),
+        "QLinearGlobalAveragePool",
+        POOLS_TO_ONE,
+    ),
+    _maps("mean", ops.MEAN, "QLinearGlobalAveragePool", IS_GLOBAL_MEAN),
+)
+_MOVING_ROWS = (
+    _moves("clip", CLIPS, "Clip (uint8)", LIMITS_ARE_LITERALS),
+    _moves(
+        "max_pool",
+        one_of(ops.MAX_POOL1D, ops.MAX_POOL2D, ops.MAX_POOL3D),
+        "MaxPool (uint8)",
+        RETURNS_NO_INDICES,
+    ),
+    _moves("amax", (aten.amax.default,), "ReduceMax (uint8)"),
+    _moves("amin", (aten.amin.default,), "ReduceMin (uint8)"),
+    _moves("reshape", ops.RESHAPE, "Reshape (uint8)"),
+    _moves("unsqueeze", ops.UNSQUEEZE, "Unsqueeze (uint8)"),
+    _moves("squeeze", ops.SQUEEZE, "Squeeze (uint8)"),
+    _moves("permute", ops.PERMUTE, "Transpose (uint8)"),
+    _moves("expand", ops.EXPAND, "Expand (uint8)"),
+    _moves("repeat", (aten.repeat.default, aten.tile.default), "Tile (uint8)"),
+    _moves("slice", ops.SLICE, "Slice (uint8)"),
+    _moves("select", ops.SELECT, "Gather (uint8)"),
+    _moves("index_select", (aten.index_select.default,), "Gather (uint8)"),
+    _moves("identity", ops.IDENTITIES, "nothing"),
+    _moves("pixel_shuffle", (aten.pixel_shuffle.default,), "DepthToSpace (uint8)"),
+    _moves("flip", (aten.flip.default,), "Slice (uint8)"),
+    _moves("pad", ops.PAD, "Pad (uint8)", PADS_WITH_A_NUMBER),
+    _moves(
+        "upsample_nearest",
+        (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec),
+        "Resize (uint8)",
+    ),
+    _merges("cat", (Op(ops.CAT, Many("xs")),), ("xs",), "QLinearConcat"),
+    _merges("where", (Op(aten.where.self, Var("condition"), X, Y),), ("x", "y"), "QLinearWhere"),
+    _merges("maximum", (Op(ops.MAXIMUM, X, Y),), ("x", "y"), "Max (uint8)"),
+    _merges("minimum", (Op(ops.MINIMUM, X, Y),), ("x", "y"), "Min (uint8)"),
+)
+
+TABLE = OpTable(
+    backend="ONNX Runtime",
+    rows=(*_CONV_ROWS, *_LINEAR_ROWS, *_ARITHMETIC_ROWS, *_MOVING_ROWS),
+    reasons={
+        "aten.conv_transpose1d": "ONNX Runtime has no integer ConvTranspose",
+        "aten.conv_transpose2d": "ONNX Runtime has no integer ConvTranspose",
+        "aten.conv_transpose3d": "ONNX Runtime has no integer ConvTranspose",
+        "aten.layer_norm": "ONNX Runtime has no integer LayerNormalization",
+        "aten.gelu": "ONNX Runtime has no integer Gelu; a look-up table measured slower than float",
+        "aten.silu": "ONNX Runtime has no integer SiLU; a look-up table measured slower than float",
+        "aten.tanh": "ONNX Runtime has no integer Tanh; a look-up table measured slower than float",
+        "aten.hardswish": "ONNX Runtime has no integer HardSwish; a look-up table measured slower "
+        "than float",
+        "aten.div": "ONNX Runtime has no integer Div",
+        "aten.scaled_dot_product_attention": "ONNX Runtime's attention computes in float",
+    },
+)

@@ -1,0 +1,189 @@
+"""ONNX for the operators that the exporter knows not, or translates so that nothing fuses.
+
+Each function takes what `torch.onnx.export` hands a custom translation: `ir.Value`s for tensors,
+Python values for literals, an `ir.DataType` for a dtype.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnxscript import opset21
+
+__all__ = ["translation_table"]
+
+op: Any = opset21
+"""onnxscript's operators; each call adds a node to the model being written."""
+
+_INTEGER_LIMITS = {
+    ir.DataType.INT4: (-8, 7),
+    ir.DataType.UINT4: (0, 15),
+}
+
+
+def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
+    """Operator overload to translation, as `custom_translation_table` takes it."""
+    decomposed = torch.ops.quantized_decomposed
+    return {
+        decomposed.quantize_per_tensor.default: quantize_per_tensor,
+        decomposed.quantize_per_tensor.tensor: quantize_per_tensor,
+        decomposed.dequantize_per_tensor.default: dequantize_per_tensor,
+        decomposed.dequantize_per_tensor.tensor: dequantize_per_tensor,
+        decomposed.quantize_per_channel.default: quantize_per_channel,
+        decomposed.dequantize_per_channel.default: dequantize_per_channel,
+        decomposed.dequantize_per_channel_group.default: dequantize_per_channel_group,
+        decomposed.choose_qparams.tensor: choose_qparams,
+        torch.ops.aten.mean.dim: mean,
+    }
+
+
+def quantize_per_tensor(
+    x: ir.Value,
+    scale: float | ir.Value,
+    zero_point: int | ir.Value,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+) -> ir.Value:
+    """QuantizeLinear, and a Clip on the integers where the range is narrower than the type."""
+    dynamic = _dynamic_quantize(x, scale)
+    if dynamic is not None:
+        return dynamic
+    quantized = op.QuantizeLinear(x, _real(scale), _integer(zero_point, dtype))
+    return _narrow(quantized, quant_min, quant_max, dtype)
+
+
+def dequantize_per_tensor(
+    x: ir.Value,
+    scale: float | ir.Value,
+    zero_point: int | ir.Value,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+    out_dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """DequantizeLinear; the range needs no care here."""
+    real = op.DequantizeLinear(x, _real(scale), _integer(zero_point, dtype))
+    return _as(real, out_dtype)
+
+
+def quantize_per_channel(
+    x: ir.Value,
+    scales: ir.Value,
+    zero_points: ir.Value,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+) -> ir.Value:
+    """QuantizeLinear along an axis, clipped to a narrower range on the integers."""
+    quantized = op.QuantizeLinear(x, _real(scales), _integer(zero_points, dtype), axis=axis)
+    return _narrow(quantized, quant_min, quant_max, dtype)
+
+
+def dequantize_per_channel(
+    x: ir.Value,
+    scales: ir.Value,
+    zero_points: ir.Value | None,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+    out_dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """DequantizeLinear along an axis."""
+    if zero_points is None:
+        return _as(op.DequantizeLinear(x, _real(scales), axis=axis), out_dtype)
+    real = op.DequantizeLinear(x, _real(scales), _integer(zero_points, dtype), axis=axis)
+    return _as(real, out_dtype)
+
+
+def dequantize_per_channel_group(
+    x: ir.Value,
+    scales: ir.Value,
+    zero_points: ir.Value | None,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+    group_size: int,
+    output_dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """DequantizeLinear with blocks along the last axis."""
+    zeros = [] if zero_points is None else [_integer(zero_points, dtype)]
+    real = op.DequantizeLinear(x, _real(scales), *zeros, axis=1, block_size=group_size)
+    return _as(real, output_dtype)
+
+
+def choose_qparams(
+    x: ir.Value, quant_min: int, quant_max: int, eps: float, dtype: ir.DataType
+) -> tuple[ir.Value, ir.Value]:
+    """DynamicQuantizeLinear's scale and zero point; its integers are used by the quantize.
+
+    Raises:
+        NotImplementedError: another type or range than uint8 in full.
+    """
+    if dtype != ir.DataType.UINT8 or (quant_min, quant_max) != (0, 255):
+        raise NotImplementedError(
+            f"ONNX quantizes at run time to uint8 [0, 255] only, found {dtype} "
+            f"[{quant_min}, {quant_max}]"
+        )
+    _, scale, zero_point = op.DynamicQuantizeLinear(x)
+    return scale, zero_point
+
+
+def mean(
+    x: ir.Value, dim: Sequence[int] | None, keepdim: bool = False, dtype: int = -1
+) -> ir.Value:
+    """GlobalAveragePool where the mean is over all spatial axes, else ReduceMean."""
+    if dtype != -1 and dtype is not None:
+        x = op.Cast(x, to=dtype)
+    rank = len(x.shape) if x.shape is not None else 0
+    axes = sorted(d % rank for d in dim) if dim and rank else []
+    if rank > 2 and axes == list(range(2, rank)):
+        pooled = op.GlobalAveragePool(x)
+        return _made(pooled if keepdim else op.Squeeze(pooled, op.Constant(value_ints=axes)))
+    over = [op.Constant(value_ints=list(dim))] if dim else []
+    return _made(op.ReduceMean(x, *over, keepdims=int(keepdim)))
+
+
+def _dynamic_quantize(x: ir.Value, scale: float | ir.Value) -> ir.Value | None:
+    """The integers that DynamicQuantizeLinear made along with this very scale."""
+    producer = scale.producer() if isinstance(scale, ir.Value) else None
+    if producer is None or producer.op_type != "DynamicQuantizeLinear":
+        return None
+    return producer.outputs[0] if producer.inputs[0] is x else None
+
+
+def _real(scale: float | ir.Value) -> ir.Value:
+    if isinstance(scale, ir.Value):
+        is_float = scale.dtype == ir.DataType.FLOAT or scale.dtype is None
+        return scale if is_float else _made(op.Cast(scale, to=ir.DataType.FLOAT))
+    return _made(op.Constant(value=ir.tensor(np.array(scale, np.float32))))
+
+
+def _integer(value: int | ir.Value, dtype: ir.DataType) -> ir.Value:
+    if isinstance(value, ir.Value):
+        is_same = value.dtype == dtype or value.dtype is None
+        return value if is_same else _made(op.Cast(value, to=dtype))
+    return _made(op.Constant(value=ir.tensor(np.array(value, dtype.numpy()), dtype=dtype)))
+
+
+def _narrow(quantized: ir.Value, quant_min: int, quant_max: int, dtype: ir.DataType) -> ir.Value:
+    info = np.iinfo(dtype.numpy()) if dtype not in _INTEGER_LIMITS else None
+    limits = _INTEGER_LIMITS[dtype] if info is None else (int(info.min), int(info.max))
+    if (quant_min, quant_max) == limits:
+        return quantized
+    return _made(op.Clip(quantized, _integer(quant_min, dtype), _integer(quant_max, dtype)))
+
+
+def _as(real: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    if dtype is None or dtype in (-1, ir.DataType.FLOAT):
+        return real
+    return _made(op.Cast(real, to=dtype))
+
+
+def _made(value: object) -> ir.Value:
+    """The value that an onnxscript operator, which has no types, returned."""
+    return cast("ir.Value", value)
