@@ -8,6 +8,7 @@ from torch.fx import Graph, GraphModule, Node
 from pt2e_quant.graph.ops import BATCH_NORM, arguments, aten, is_call, is_getitem
 
 __all__ = [
+    "aliased_argument",
     "mutated_buffers",
     "mutated_roots",
     "region_operands",
@@ -17,24 +18,30 @@ __all__ = [
 ]
 
 
-def _aliased_argument(node: Node) -> Node | None:
-    """The argument whose storage the node's result may share, by the schema."""
+def aliased_argument(node: Node) -> Node | None:
+    """The argument whose storage the node's result may share, by the schema.
+
+    An element of a tuple shares storage only if the tuple is made of views (`split`).
+    """
     if is_getitem(node):
         source = node.args[0]
-        return source if isinstance(source, Node) else None
+        if isinstance(source, Node) and aliased_argument(source) is not None:
+            return source
+        return None
     if not isinstance(node.target, OpOverload):
         return None
     schema = node.target._schema
     returned: set[str] = set()
     for result in schema.returns:
         if result.alias_info is not None:
-            returned |= set(result.alias_info.before_set)
+            # the sets of a list of tensors are not told: any aliased argument may be meant
+            returned |= set(result.alias_info.before_set) or {"*"}
     if not returned:
         return None
     values = arguments(node)
     for argument in schema.arguments:
         info = argument.alias_info
-        if info is None or not returned & set(info.before_set):
+        if info is None or not returned & (set(info.before_set) | set(info.after_set)):
             continue
         value = values[argument.name]
         if isinstance(value, Node):
@@ -50,7 +57,7 @@ def roots(graph: Graph) -> dict[Node, Node]:
     """
     found: dict[Node, Node] = {}
     for node in graph.nodes:
-        source = _aliased_argument(node) if node.op == "call_function" else None
+        source = aliased_argument(node) if node.op == "call_function" else None
         found[node] = node if source is None else found[source]
     return found
 
@@ -77,8 +84,9 @@ def writes(node: Node) -> Iterator[Node]:
     if schema.is_mutable:
         values = arguments(node)
         for argument in schema.arguments:
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
+            info = argument.alias_info
+            if info is None or not (info.is_write or not info.before_set):
+                continue  # the sets of a list of tensors are not told
             value = values[argument.name]
             for item in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(item, Node):

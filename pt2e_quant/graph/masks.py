@@ -1,0 +1,208 @@
+"""Attention masks, found by where values flow and not by how large they are.
+
+A mask reaches softmax (or an attention operator) only by being added to scores, or by choosing
+among them. Its extreme entries (`finfo.min`, -inf) mark positions and are no data: a range that
+holds them leaves one quantization step for everything else.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.ops import (
+    ADD,
+    ADDMM,
+    BMM,
+    CASTS,
+    CONV,
+    CONV_TRANSPOSE,
+    DIV,
+    DROPOUT,
+    LINEAR,
+    LOG_SOFTMAX,
+    MASKED_FILL,
+    MATMUL,
+    MM,
+    MUL,
+    SDPA,
+    SOFTMAX,
+    SUB,
+    VIEWS,
+    WHERE,
+    Family,
+    argument,
+    aten,
+    is_call,
+)
+
+__all__ = ["MaskInfo", "find_masks"]
+
+_PRODUCTS: Family = (
+    *MATMUL,
+    *BMM,
+    *MM,
+    *ADDMM,
+    aten.baddbmm.default,
+    aten.einsum.default,
+)
+_CONTRACTIONS: Family = (*_PRODUCTS, *LINEAR, *CONV, *CONV_TRANSPOSE, *SDPA)
+_TRANSPARENT: Family = (*VIEWS, *CASTS, *DROPOUT)
+_SOFTMAX: Family = (*SOFTMAX, *LOG_SOFTMAX, aten._safe_softmax.default)
+_SUM: Family = (*ADD, *SUB)
+_SCALING: Family = (*MUL, *DIV, aten.mul.Scalar, aten.div.Scalar)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskInfo:
+    """The values of a graph that are masks or hold masked entries.
+
+    Attributes:
+        masks: values that matter only as masks, from where they are made to where they are
+            added, selected by or multiplied as a gate behind softmax.
+        masked_scores: scores from the first mask on to softmax.
+    """
+
+    masks: frozenset[Node]
+    masked_scores: frozenset[Node]
+
+
+class _Flow:
+    """Facts about each value, from one walk forward."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        constants = constant_nodes(gm.graph)
+        self.constants = constants
+        self.computed: set[Node] = set()
+        self.scores: set[Node] = set()
+        for node in gm.graph.nodes:
+            if node.op != "call_function":
+                continue
+            inputs = node.all_input_nodes
+            if is_call(node, _CONTRACTIONS) or any(n in self.computed for n in inputs):
+                self.computed.add(node)
+            if is_call(node, _PRODUCTS):
+                if sum(n not in constants for n in inputs) > 1:
+                    self.scores.add(node)
+            elif is_call(node, _TRANSPARENT + _SUM + _SCALING + MASKED_FILL + WHERE):
+                if any(n in self.scores for n in inputs):
+                    self.scores.add(node)
+
+    def is_mask_beside(self, value: object, other: object) -> bool:
+        """Whether one operand of a sum or a choice is a mask and the other the scores.
+
+        Scores come from a product; a mask does not. A constant counts as a mask only beside
+        scores that are a product of two activations: beside any other it may be a bias.
+        """
+        if not isinstance(value, Node) or not isinstance(other, Node):
+            return False
+        if value in self.computed or other not in self.computed:
+            return False
+        return value not in self.constants or other in self.scores
+
+
+class _Search:
+    def __init__(self, gm: GraphModule) -> None:
+        self.flow = _Flow(gm)
+        self.seeds: dict[Node, None] = {}
+        self.holds_mask: dict[Node, bool] = {}
+
+    def scores(self, start: Node) -> bool:
+        """Look for masks behind a softmax; whether the value holds masked entries."""
+        stack: list[Node] = [start]
+        order: list[Node] = []
+        while stack:
+            node = stack.pop()
+            if node in self.holds_mask:
+                continue
+            self.holds_mask[node] = self._takes_mask(node)
+            order.append(node)
+            stack.extend(self._behind(node))
+        for node in reversed(order):
+            if any(self.holds_mask.get(n, False) for n in self._behind(node)):
+                self.holds_mask[node] = True
+        return self.holds_mask[start]
+
+    def _takes_mask(self, node: Node) -> bool:
+        """Whether a mask is applied at a node; the mask is noted."""
+        if is_call(node, _SUM):
+            a, b = node.args[:2]
+            found = [v for v, w in ((a, b), (b, a)) if self.flow.is_mask_beside(v, w)]
+        elif is_call(node, MASKED_FILL):
+            found = [n for n in node.all_input_nodes if n is not node.args[0]]
+        elif is_call(node, WHERE):
+            condition, a, b = node.args[:3]
+            found = [condition]
+            found += [v for v, w in ((a, b), (b, a)) if self.flow.is_mask_beside(v, w)]
+        else:
+            return False
+        self.seeds.update((n, None) for n in found if isinstance(n, Node))
+        return bool(found)
+
+    def _behind(self, node: Node) -> list[Node]:
+        """The operands in which scores may come to a node."""
+        if is_call(node, _TRANSPARENT + MASKED_FILL):
+            operands: Iterable[object] = node.args[:1]
+        elif is_call(node, _SUM + _SCALING):
+            operands = node.args[:2]
+        elif is_call(node, WHERE):
+            operands = node.args[1:3]
+        else:
+            return []
+        return [n for n in operands if isinstance(n, Node) and n in self.flow.computed]
+
+    def gates(self, softmax: Node) -> None:
+        """Note what attention's output is multiplied by to blank fully masked rows."""
+        for product in _readers_through(softmax, _TRANSPARENT):
+            if not is_call(product, _PRODUCTS):
+                continue
+            for user in product.users:
+                if not is_call(user, MUL):
+                    continue
+                a, b = user.args[:2]
+                gate = b if a is product else a
+                if isinstance(gate, Node) and gate not in self.flow.constants:
+                    if self.flow.is_mask_beside(gate, product):
+                        self.seeds[gate] = None
+
+
+def _readers_through(node: Node, family: Family) -> list[Node]:
+    """The readers of a value, also those behind operators of a family."""
+    found: list[Node] = []
+    stack = list(node.users)
+    while stack:
+        user = stack.pop()
+        if is_call(user, family):
+            stack.extend(user.users)
+        else:
+            found.append(user)
+    return found
+
+
+def _upstream(gm: GraphModule, seeds: Iterable[Node]) -> frozenset[Node]:
+    """The seeds, what they are views of, and every value that nothing but masks reads."""
+    masks = set(seeds)
+    for node in reversed(gm.graph.nodes):
+        if node in masks:
+            if is_call(node, _TRANSPARENT) and isinstance(node.args[0], Node):
+                masks.add(node.args[0])
+        elif node.op != "output" and node.users and all(u in masks for u in node.users):
+            masks.add(node)
+    return frozenset(masks)
+
+
+def find_masks(gm: GraphModule) -> MaskInfo:
+    """Find the masks of a graph, and the scores that hold masked entries; a few walks."""
+    search = _Search(gm)
+    masked: set[Node] = set()
+    for node in gm.graph.nodes:
+        if is_call(node, SDPA):
+            mask = argument(node, "attn_mask")
+            if isinstance(mask, Node):
+                search.seeds[mask] = None
+        elif is_call(node, _SOFTMAX) and isinstance(node.args[0], Node):
+            if search.scores(node.args[0]):
+                search.gates(node)
+    masked = {n for n, holds in search.holds_mask.items() if holds}
+    return MaskInfo(_upstream(gm, search.seeds) - masked, frozenset(masked))
