@@ -2,11 +2,13 @@
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime
+from onnx import numpy_helper
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
@@ -100,5 +102,16 @@ def read_artifact(path: Path, *, threads: int = 0) -> OnnxArtifact:
         raise ArtifactError(f"cannot read {path}: {error}") from error
     session = open_session(model, threads=threads)
     properties = session.get_modelmeta().custom_metadata_map
-    metadata = Metadata.from_properties(properties, str(path))
+    metadata = Metadata.from_properties(properties, str(path), _constants(model))
     return OnnxArtifact(model, metadata, session=session, threads=threads)
+
+
+def _constants(model: bytes) -> Callable[[str], list[float]]:
+    """Reads constants of a model by name."""
+    tensors = {t.name: t for t in onnx.load_from_string(model).graph.initializer}
+
+    def read(name: str) -> list[float]:
+        values: list[float] = numpy_helper.to_array(tensors[name]).reshape(-1).tolist()
+        return values
+
+    return read

@@ -55,7 +55,7 @@ def lower(
             + ", ".join(refused[:5]),
             fix="lower(..., strict=False) to accept it; the report lists the operators",
         )
-    model.metadata_props.update(metadata.to_properties())
+    model.metadata_props.update(metadata.to_properties(model.graph.initializers))
     data = _serialize(model)
     metadata.report.size_bytes = len(data)
     return OnnxArtifact(data, metadata, session=session)

@@ -1,7 +1,7 @@
 """What travels inside an .onnx file besides the model: the call, the results, provenance."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
+from pt2e_quant.backends.onnx.stored_provenance import pack_provenance, unpack_provenance
 from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.errors import ArtifactError, InputError
 from pt2e_quant.core.provenance import Provenance
@@ -56,20 +57,22 @@ class Metadata:
         """What happened to every tensor."""
         return self.report.provenance
 
-    def to_properties(self) -> dict[str, str]:
-        """As the string properties of an ONNX model."""
+    def to_properties(self, constants: Iterable[str]) -> dict[str, str]:
+        """As the string properties of an ONNX model that has these constants."""
         texts = {
             "version": _VERSION,
             "capture": self.capture.to_json(),
             "results": json.dumps([asdict(leaf) for leaf in self.results]),
-            "provenance": self.provenance.to_json(),
+            "provenance": pack_provenance(self.provenance, constants),
             "report": json.dumps({**asdict(self.report), "provenance": None}),
         }
         return {_PREFIX + key: text for key, text in texts.items()}
 
     @staticmethod
-    def from_properties(properties: Mapping[str, str], path: str) -> "Metadata":
-        """Read what `to_properties` wrote.
+    def from_properties(
+        properties: Mapping[str, str], path: str, read: Callable[[str], list[float]]
+    ) -> "Metadata":
+        """Read what `to_properties` wrote; `read` gives a constant of the model by its name.
 
         Raises:
             ArtifactError: the file is not ours, of a newer version, or damaged.
@@ -89,7 +92,7 @@ class Metadata:
             leaves = json.loads(properties[_PREFIX + "results"])
             report = json.loads(properties[_PREFIX + "report"])
             report["islands"] = [Island(**island) for island in report["islands"]]
-            report["provenance"] = Provenance.from_json(properties[_PREFIX + "provenance"])
+            report["provenance"] = unpack_provenance(properties[_PREFIX + "provenance"], read)
             return Metadata(
                 capture=Capture.from_json(properties[_PREFIX + "capture"]),
                 results=tuple(ResultLeaf(ResultKind(x["kind"]), x["value"]) for x in leaves),

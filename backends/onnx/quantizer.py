@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.core.errors import ConfigError, near
-from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
+from pt2e_quant.core.schemes import BIAS_INT32, INT8_WEIGHT, UINT8_ACTIVATION, Scheme
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 
 __all__ = ["INT8", "RECIPES", "Recipe", "make_quantizer"]
@@ -19,7 +19,13 @@ class Recipe:
     scheme: Scheme
 
 
-INT8 = Scheme(name="int8", input=UINT8_ACTIVATION, output=UINT8_ACTIVATION, weight=INT8_WEIGHT)
+INT8 = Scheme(
+    name="int8",
+    input=UINT8_ACTIVATION,
+    output=UINT8_ACTIVATION,
+    weight=INT8_WEIGHT,
+    bias=BIAS_INT32,
+)
 """uint8 activations: ONNX Runtime on x86 runs them about five times faster than int8 ones."""
 
 RECIPES = {

@@ -21,6 +21,7 @@ from pt2e_quant.backends.onnx.conditions import (
 )
 from pt2e_quant.core.granularity import PerChannel
 from pt2e_quant.core.schemes import (
+    BIAS_INT32,
     INT8_WEIGHT,
     INT8_WEIGHT_ROWS,
     UINT8_ACTIVATION,
@@ -53,6 +54,21 @@ def _input(at: str) -> Slot:
 
 def _weight(at: str, scheme: TensorScheme = INT8_WEIGHT) -> Slot:
     return Slot(at=at, role=Role.WEIGHT, accepts=(scheme,))
+
+
+def _bias(at: str = "b") -> Slot:
+    """In int32 on the accumulator's scale; it must be so in the canonical graph already.
+
+    A bias that is rounded only while lowering moves one value in a thousand by one step, and
+    what follows makes more of it.
+    """
+    return Slot(
+        at=at,
+        role=Role.BIAS,
+        accepts=(BIAS_INT32,),
+        is_optional=True,
+        derived_from=("x", "w"),
+    )
 
 
 def _output(fixed: tuple[float, int] | None = None) -> Slot:
@@ -127,7 +143,7 @@ _CONV_ROWS = tuple(
     for row in _with_clip(
         name,
         (Op(family, X, W, B, name="op"),),
-        (_input("x"), _weight("w"), _output()),
+        (_input("x"), _weight("w"), _bias(), _output()),
         "QLinearConv",
     )
 )
@@ -135,14 +151,14 @@ _LINEAR_ROWS = (
     OpRow(
         name="linear",
         find=(Op(ops.LINEAR, X, W, B),),
-        slots=(_input("x"), _weight("w")),
+        slots=(_input("x"), _weight("w"), _bias()),
         lowers_to="QGemm (2-D) or MatMulIntegerToFloat",
         note="the result is float: what reads it rounds it, if it must",
     ),
     OpRow(
         name="addmm",
         find=(Op(ops.ADDMM, B, X, W),),
-        slots=(_input("x"), _weight("w", COLUMNS)),
+        slots=(_input("x"), _weight("w", COLUMNS), _bias()),
         lowers_to="QGemm",
         constraints=(NO_ALPHA,),
     ),

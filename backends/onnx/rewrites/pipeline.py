@@ -34,4 +34,19 @@ def apply_rewrites(model: ir.Model) -> dict[str, int]:
     common.RemoveUnusedNodesPass()(model)
     common.DeduplicateInitializersPass()(model)
     common.TopologicalSortPass()(model)
+    _drop_origins(model.graph)
     return counts
+
+
+def _drop_origins(graph: ir.Graph) -> None:
+    """The exporter's notes on every node (source, module classes) are larger than a small model.
+
+    Provenance, which travels in the file, says where each tensor comes from.
+    """
+    graph.metadata_props.clear()
+    for value in (*graph.inputs, *graph.initializers.values()):
+        value.metadata_props.clear()
+    for node in graph:
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()

@@ -1,8 +1,15 @@
 """Keep ONNX Runtime from making a float Gemm of a quantized linear."""
 
+import numpy as np
 import onnx_ir as ir
 
-from pt2e_quant.backends.onnx.values import constant, make_constant, only_consumer
+from pt2e_quant.backends.onnx.values import (
+    Array,
+    constant,
+    make_constant,
+    only_consumer,
+    read_dequantize,
+)
 
 __all__ = ["widen_bias"]
 
@@ -26,13 +33,23 @@ def widen_bias(graph: ir.Graph) -> int:
             continue
         at = 1 if add.inputs[0] is output else 0
         old = add.inputs[at]
-        bias = constant(old)
+        bias = _real(old)
         if old is None or bias is None or bias.ndim != 1:
             continue
         wide = make_constant(graph, f"{old.name}_wide", bias.reshape(1, 1, -1))
         add.replace_input_with(at, wide)
         changed += 1
     return changed
+
+
+def _real(value: ir.Value | None) -> Array | None:
+    """A bias in float: a constant, or what an int32 constant stands for."""
+    stored = read_dequantize(value)
+    integers = constant(stored.quantized) if stored is not None else None
+    if stored is None or integers is None:
+        return constant(value)
+    real: Array = (integers - stored.zero_point).astype(np.float32) * stored.scale
+    return real
 
 
 def _is_dequantized(value: ir.Value | None) -> bool:

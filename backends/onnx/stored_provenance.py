@@ -1,0 +1,50 @@
+"""Provenance inside the file, without saying twice what the model's constants say already."""
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.provenance import Provenance
+
+__all__ = ["pack_provenance", "unpack_provenance"]
+
+_REFERENCE = "constant:"
+
+
+def pack_provenance(provenance: Provenance, constants: Iterable[str]) -> str:
+    """As text: compressed, per-channel scales by the name of the constant that holds them.
+
+    Written out, the scales of a small convolutional network take a tenth of its weights' size.
+    """
+    known = set(constants)
+    data = json.loads(provenance.to_json())
+    for record in data["tensors"]:
+        if len(record["scale"]) < 2:
+            continue
+        if (name := f"{record['name']}_scale") in known:
+            record["scale"] = _REFERENCE + name
+        if not any(record["zero_point"]):
+            record["zero_point"] = len(record["zero_point"])
+    packed = zlib.compress(json.dumps(data, separators=(",", ":")).encode(), level=9)
+    return base64.b85encode(packed).decode("ascii")
+
+
+def unpack_provenance(text: str, read: Callable[[str], list[float]]) -> Provenance:
+    """Read what `pack_provenance` wrote; `read` gives a constant's values by its name.
+
+    Raises:
+        ArtifactError: the text is damaged.
+    """
+    try:
+        data: Any = json.loads(zlib.decompress(base64.b85decode(text)))
+        for record in data["tensors"]:
+            if isinstance(record["scale"], str):
+                record["scale"] = read(record["scale"].removeprefix(_REFERENCE))
+            if isinstance(record["zero_point"], int):
+                record["zero_point"] = [0] * record["zero_point"]
+    except (ValueError, TypeError, KeyError, zlib.error) as error:
+        raise ArtifactError(f"the provenance in this file is damaged: {error}") from error
+    return Provenance.from_json(json.dumps(data))
