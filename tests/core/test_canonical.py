@@ -1,0 +1,93 @@
+"""verify_canonical names what breaks the contract."""
+
+import pytest
+import torch
+from torch import nn
+from torch.export import export
+
+from pt2e_quant.core.canonical import Form, verify_canonical
+from pt2e_quant.core.errors import InvariantError
+
+_lib = torch.ops.quantized_decomposed
+_LIMITS = (-128, 127, torch.int8)
+
+
+class Quantized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight_q", torch.ones(3, 3, dtype=torch.int8))
+
+    def forward(self, x):
+        q = _lib.quantize_per_tensor(x, 0.1, 0, *_LIMITS)
+        w = _lib.dequantize_per_tensor(self.weight_q, 0.1, 0, *_LIMITS)
+        return torch.nn.functional.linear(_lib.dequantize_per_tensor(q, 0.1, 0, *_LIMITS), w)
+
+
+@pytest.fixture
+def gm():
+    return export(Quantized(), (torch.randn(2, 3),)).module(check_guards=False)
+
+
+def _find(gm, target):
+    return next(n for n in gm.graph.nodes if n.target is target)
+
+
+def test_canonical_graph_passes(gm):
+    verify_canonical(gm)
+
+
+def test_observer_left_is_named(gm):
+    gm.add_submodule("left_over", nn.Identity())
+    node = _find(gm, torch.ops.aten.linear.default)
+    with gm.graph.inserting_after(node):
+        gm.graph.call_module("left_over", (node,))
+    with pytest.raises(InvariantError, match="module or method call is left"):
+        verify_canonical(gm)
+
+
+def test_dead_constant_is_named(gm):
+    gm.register_buffer("unused", torch.ones(1))
+    with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+        gm.graph.get_attr("unused")
+    with pytest.raises(InvariantError, match="constant that nothing reads"):
+        verify_canonical(gm)
+
+
+def test_float_twin_of_integer_weight_is_named(gm):
+    gm.register_buffer("weight", torch.ones(3, 3))
+    with pytest.raises(InvariantError, match="still there in float"):
+        verify_canonical(gm)
+
+
+def test_integers_read_by_another_op_are_named(gm):
+    node = _find(gm, _lib.quantize_per_tensor.default)
+    with gm.graph.inserting_after(node):
+        gm.graph.call_function(torch.ops.aten.abs.default, (node,))
+    with pytest.raises(InvariantError, match="read by something else"):
+        verify_canonical(gm)
+
+
+def test_dequantize_of_float_is_named(gm):
+    x = next(n for n in gm.graph.nodes if n.op == "placeholder")
+    quantize = _find(gm, _lib.quantize_per_tensor.default)
+    quantize.replace_all_uses_with(x)
+    gm.graph.erase_node(quantize)
+    with pytest.raises(InvariantError, match="no integer tensor"):
+        verify_canonical(gm)
+
+
+def test_float_constant_with_quantize_is_unfolded_not_canonical(gm):
+    gm.register_buffer("c", torch.ones(3, 3))
+    old = next(n for n in gm.graph.nodes if n.target == "weight_q")
+    dequantize = next(iter(old.users))
+    with gm.graph.inserting_before(dequantize):
+        c = gm.graph.get_attr("c")
+        q = gm.graph.call_function(
+            _lib.quantize_per_tensor.default, (c, 0.1, 0, *_LIMITS)
+        )
+    q.meta["val"] = old.meta["val"]
+    dequantize.args = (q, *dequantize.args[1:])
+    gm.graph.erase_node(old)
+    verify_canonical(gm, form=Form.UNFOLDED)
+    with pytest.raises(InvariantError, match="stored in float with a quantize"):
+        verify_canonical(gm)

@@ -1,0 +1,166 @@
+"""The captured call: binding, refusals, dynamic dims, JSON."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+from pt2e_quant.core.capture import Capture, InputKind, capture_of
+from pt2e_quant.core.errors import InputError
+
+
+class Net(nn.Module):
+    def forward(self, x: Tensor, mask=None, n=3, *, extra):
+        return {"sum": x + n, "scaled": extra["q"] * 2, "none": None}
+
+
+def _program(batch=4, **dims):
+    return export(
+        Net(),
+        (torch.randn(batch, 4, 3), None, 7),
+        {"extra": {"q": torch.randn(6, 3)}},
+        dynamic_shapes={
+            "x": {0: dims["x"]} if "x" in dims else None,
+            "mask": None,
+            "n": None,
+            "extra": {"q": {0: dims["q"]} if "q" in dims else None},
+        },
+    )
+
+
+def _capture(**dims):
+    return capture_of(_program(**dims).module())
+
+
+def _call(batch=4, rows=6):
+    return {"x": torch.randn(batch, 4, 3), "n": 7, "extra": {"q": torch.randn(rows, 3)}}
+
+
+def test_capture_reads_names_paths_and_kinds():
+    capture = _capture(x=Dim("b", min=2, max=64))
+    assert capture.arg_names == ("x", "mask", "n", "extra")
+    assert [i.path for i in capture.inputs] == ["x", "mask", "n", "extra['q']"]
+    assert [i.kind for i in capture.inputs] == [
+        InputKind.TENSOR,
+        InputKind.LITERAL,
+        InputKind.LITERAL,
+        InputKind.TENSOR,
+    ]
+    (limits,) = capture.dims.values()
+    assert (limits.minimum, limits.maximum, limits.hint) == (2, 64, 4)
+
+
+def test_bind_takes_positional_and_keyword_either_way():
+    capture = _capture()
+    call = _call()
+    by_name = capture.bind((), call)
+    by_place = capture.bind((call["x"], None, 7, call["extra"]))
+    assert all(a is b for a, b in zip(by_name, by_place, strict=True))
+    assert capture.positional(by_name)[0] is call["x"]
+
+
+def test_literal_left_out_gets_its_captured_value():
+    call = _call()
+    del call["n"]
+    assert _capture().bind((), call)[2] == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.randn(5, 4, 3)}, r'"x" has size 5 in dimension 0.*exactly 4'),
+        ({"x": torch.randn(4, 4, 3).double()}, "dtype float64.*float32"),
+        ({"x": torch.randn(4, 4)}, r"expected 3 dimensions: \(4, 4, 3\)"),
+        ({"x": 3}, "must be a tensor, found int"),
+        ({"n": 8}, '"n" is 8, the graph was captured with 7'),
+        ({"extra": [torch.randn(6, 3)]}, "structure differs"),
+        ({"other": 1}, r"unknown input \['other'\]: expected \(x, mask, n, extra\)"),
+    ],
+)
+def test_bind_refuses_with_the_fact(change, message):
+    with pytest.raises(InputError, match=message):
+        _capture().bind((), _call() | change)
+
+
+def test_static_size_is_refused_with_the_line_to_paste():
+    with pytest.raises(InputError) as error:
+        _capture(q=Dim("rows", min=2)).bind((), _call(batch=5))
+    line = (
+        "dynamic_shapes={'x': {0: torch.export.Dim.AUTO}, 'mask': None, 'n': None, "
+        "'extra': {'q': {0: torch.export.Dim.AUTO}}}"
+    )
+    assert line in str(error.value)
+
+
+def test_the_pasted_line_works():
+    with pytest.raises(InputError) as error:
+        _capture().bind((), _call(batch=5))
+    text = str(error.value.fix)
+    shapes = eval(text[text.index("{") : text.rindex("}") + 1], {"torch": torch})
+    program = export(
+        Net(),
+        (torch.randn(4, 4, 3), None, 7),
+        {"extra": {"q": torch.randn(6, 3)}},
+        dynamic_shapes=shapes,
+    )
+    capture_of(program.module()).bind((), _call(batch=5))
+
+
+def test_missing_and_surplus_inputs_are_refused():
+    with pytest.raises(InputError, match=r"missing input \['extra'\]"):
+        _capture().bind((torch.randn(4, 4, 3),))
+    with pytest.raises(InputError, match="5 positional inputs for a graph of 4"):
+        _capture().bind((1, 2, 3, 4, 5))
+    with pytest.raises(InputError, match="given twice"):
+        _capture().bind((torch.randn(4, 4, 3),), _call())
+
+
+@pytest.mark.parametrize("size", [1, 65])
+def test_size_outside_the_range_is_refused(size):
+    capture = _capture(x=Dim("b", min=2, max=64))
+    with pytest.raises(InputError, match="captured for 2 to 64"):
+        capture.bind((), _call(batch=size))
+
+
+def test_equal_dims_must_be_equal():
+    dim = Dim("b", min=2, max=64)
+
+    class Two(nn.Module):
+        def forward(self, x, y):
+            return x + y
+
+    x = torch.randn(4, 3)
+    program = export(Two(), (x, x.clone()), dynamic_shapes=({0: dim}, {0: dim}))
+    capture = capture_of(program.module())
+    with pytest.raises(InputError, match="must be equal"):
+        capture.bind((torch.randn(3, 3), torch.randn(5, 3)))
+
+
+@settings(deadline=None, max_examples=4)
+@given(batch=st.integers(2, 9), low=st.integers(0, 2), span=st.integers(9, 90))
+def test_export_again_keeps_ranges(batch, low, span):
+    high = low + span
+    capture = _capture(batch=batch, x=Dim("b", min=low, max=high), q=Dim("rows"))
+    args, kwargs = capture.example_inputs()
+    program = export(Net(), args, kwargs, dynamic_shapes=capture.dynamic_shapes())
+    again = capture_of(program.module())
+    assert set(again.dims.values()) == set(capture.dims.values())
+
+
+def test_json_round_trip():
+    capture = _capture(x=Dim("b", min=2, max=64))
+    assert Capture.from_json(capture.to_json()) == capture
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"arg_names": 3}', "null"])
+def test_damaged_json_is_refused(text):
+    with pytest.raises(InputError, match="not the description of a captured call"):
+        Capture.from_json(text)
+
+
+def test_output_structure_is_the_models_own():
+    capture = _capture()
+    out = capture.unflatten_output([1, 2, None])
+    assert out == {"sum": 1, "scaled": 2, "none": None}

@@ -1,0 +1,35 @@
+"""The provenance table survives JSON, and damaged JSON is refused."""
+
+import json
+
+import pytest
+
+from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.provenance import FloatRecord, Provenance, TensorRecord
+from pt2e_quant.core.schemes import Role
+
+
+def _table() -> Provenance:
+    tensor = TensorRecord(name="w", role=Role.WEIGHT, scale=[0.5, 0.25], observed=(-1.0, 2.0))
+    return Provenance(
+        quantizer="q",
+        tensors=[tensor],
+        floats=[FloatRecord(node="n", op="aten.gelu", module="m", reason="none")],
+        notes=["a note"],
+    )
+
+
+def test_json_round_trip():
+    assert Provenance.from_json(_table().to_json()) == _table()
+
+
+def test_newer_version_says_so():
+    data = json.loads(_table().to_json()) | {"version": 99}
+    with pytest.raises(ArtifactError, match="version 99"):
+        Provenance.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1, "tensors": [{}]}', "3"])
+def test_damaged_json_is_refused(text):
+    with pytest.raises(ArtifactError, match="damaged"):
+        Provenance.from_json(text)
