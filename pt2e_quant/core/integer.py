@@ -1,0 +1,237 @@
+"""Exact integer arithmetic: rounding, saturation, requantization, zero-point correction.
+
+What a backend computes in integers is defined in these terms, so a result here is what a kernel
+must give to the last bit. int32 accumulators are widened to int64, where nothing overflows; the
+only float is the float32 scale of requantize_float, rounded where the hardware rounds.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import ConfigError
+
+__all__ = [
+    "Multiplier",
+    "Rounding",
+    "longest_inner_axis",
+    "multiplier_of",
+    "requantize_fixed",
+    "requantize_float",
+    "requantize_scale",
+    "saturate",
+    "shift_right",
+    "zero_point_correction",
+]
+
+_MULTIPLIER_BITS = 31
+_MAX_SHIFT = 62
+# Beyond any int32, and a float32: what is clamped to it saturates all the same.
+_FAR = float(1 << 40)
+
+
+class Rounding(StrEnum):
+    """Where a number goes that lies between two integers."""
+
+    FLOOR = "floor"
+    """To the lower one."""
+    HALF_UP = "half_up"
+    """To the nearest, ties to the upper one (TOSA's and CMSIS-NN's single rounding)."""
+    HALF_AWAY = "half_away"
+    """To the nearest, ties away from zero (QNNPACK, C's round)."""
+    HALF_EVEN = "half_even"
+    """To the nearest, ties to the even one (IEEE 754, torch.round)."""
+
+
+def saturate(x: Tensor, quant_min: int, quant_max: int) -> Tensor:
+    """The nearest integer within [quant_min, quant_max]."""
+    return x.clamp(quant_min, quant_max)
+
+
+def shift_right(x: Tensor, shift: int | Tensor, rounding: Rounding) -> Tensor:
+    """Divide by 2**shift and round; exact for every int64.
+
+    Args:
+        x: int64.
+        shift: 0 .. 62, broadcast against x.
+        rounding: where the quotient goes.
+
+    Returns:
+        int64, shaped like x.
+    """
+    amount = torch.as_tensor(shift, dtype=torch.int64, device=x.device)
+    floor = x >> amount
+    if rounding is Rounding.FLOOR:
+        return floor
+    rest = x - (floor << amount)
+    # Twice the rest against the divisor: no half of 1, and both fit in 63 bits.
+    twice, divisor = rest * 2, torch.ones_like(amount) << amount
+    match rounding:
+        case Rounding.HALF_UP:
+            tie_goes_up = torch.ones_like(x, dtype=torch.bool)
+        case Rounding.HALF_AWAY:
+            tie_goes_up = x >= 0
+        case _:
+            tie_goes_up = (floor & 1) == 1
+    return floor + ((twice > divisor) | ((twice == divisor) & tie_goes_up)).to(torch.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Multiplier:
+    """Positive real factors as value * 2**-shift.
+
+    Attributes:
+        value: int64, 2**30 .. 2**31 - 1, or 0 for a factor that takes no int32 to one half.
+        shift: int64, 0 .. 62, shaped like value.
+    """
+
+    value: Tensor
+    shift: Tensor
+
+
+def multiplier_of(factors: Tensor) -> Multiplier:
+    """The nearest multiplier and shift of each factor, 31 bits exact; ties go up.
+
+    Args:
+        factors: floats of any shape, at least 0 and below 2**31.
+
+    Raises:
+        ConfigError: if a factor is out of that range.
+    """
+    real = factors.to(torch.float64)
+    if not bool(((real >= 0) & (real < float(1 << _MULTIPLIER_BITS))).all()):
+        raise ConfigError("a requantization factor must be at least 0 and below 2**31")
+    fraction, exponent = torch.frexp(real)
+    value = torch.floor(fraction * float(1 << _MULTIPLIER_BITS) + 0.5).to(torch.int64)
+    overflows = value == 1 << _MULTIPLIER_BITS
+    value = torch.where(overflows, value >> 1, value)
+    shift = _MULTIPLIER_BITS - (exponent.to(torch.int64) + overflows)
+    # An int32 times 2**31 shifted right by more than 62 is under one half.
+    vanishes = (shift > _MAX_SHIFT) | (value == 0)
+    return Multiplier(value=torch.where(vanishes, 0, value), shift=torch.where(vanishes, 0, shift))
+
+
+def _along(values: Tensor, axis: int | None, like: Tensor) -> Tensor:
+    if axis is None:
+        return values
+    shape = [1] * like.dim()
+    shape[axis] = values.numel()
+    return values.reshape(shape)
+
+
+def requantize_fixed(
+    accumulator: Tensor,
+    multiplier: Multiplier,
+    *,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    rounding: Rounding = Rounding.HALF_UP,
+    axis: int | None = None,
+) -> Tensor:
+    """Integers of the output scale by multiplier and shift, as NPUs do: one rounding, no float.
+
+    Args:
+        accumulator: integers within int32.
+        multiplier: one factor, or one for each index of axis.
+        zero_point: of the output.
+        quant_min: least output.
+        quant_max: greatest output.
+        rounding: of the shift.
+        axis: the axis that the factors run along.
+
+    Returns:
+        int64, shaped like accumulator.
+    """
+    value = _along(multiplier.value, axis, accumulator)
+    shift = _along(multiplier.shift, axis, accumulator)
+    scaled = shift_right(accumulator.to(torch.int64) * value, shift, rounding)
+    return saturate(scaled + zero_point, quant_min, quant_max)
+
+
+def requantize_scale(input_scale: Tensor, weight_scale: Tensor, output_scale: Tensor) -> Tensor:
+    """The float32 factor from accumulator to output: (input * weight) / output, in that order.
+
+    The order of the two roundings is that of XNNPACK (operators/convolution-nhwc.c) and of ONNX
+    Runtime (QLinearConv, QLinearMatMul).
+    """
+    return (input_scale * weight_scale) / output_scale
+
+
+def requantize_float(
+    accumulator: Tensor,
+    scale: Tensor,
+    *,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    axis: int | None = None,
+) -> Tensor:
+    """Integers of the output scale by a float32 factor, as XNNPACK and ONNX Runtime do.
+
+    The accumulator is rounded to float32, the product is rounded to float32, the result to the
+    nearest integer with ties to even; then zero_point is added and the sum saturates.
+
+    Args:
+        accumulator: integers within int32.
+        scale: float32, one factor, or one for each index of axis.
+        zero_point: of the output.
+        quant_min: least output.
+        quant_max: greatest output.
+        axis: the axis that the factors run along.
+
+    Returns:
+        int64, shaped like accumulator.
+    """
+    if scale.dtype != torch.float32:
+        raise ConfigError(f"requantize_float needs a float32 scale, found {scale.dtype}")
+    product = accumulator.to(torch.float32) * _along(scale, axis, accumulator)
+    rounded = torch.round(product.clamp(-_FAR, _FAR)).to(torch.int64)
+    return saturate(rounded + zero_point, quant_min, quant_max)
+
+
+def zero_point_correction(
+    input_zero_point: int,
+    weight_sums: Tensor,
+    *,
+    weight_zero_point: Tensor | int = 0,
+    input_sums: Tensor | None = None,
+    inner_length: int = 0,
+) -> Tensor:
+    """What to add to sum(x * w) so that it becomes sum((x - x_zero) * (w - w_zero)).
+
+    With w_zero = 0 it is a constant for each output channel, which joins the bias; else the sums
+    of the input, known only at run time, count too.
+
+    Args:
+        input_zero_point: x_zero.
+        weight_sums: the sum of w over the inner axis, int64[N].
+        weight_zero_point: w_zero, one or [N].
+        input_sums: the sum of x over the inner axis, int64[..., 1]; needed unless w_zero is 0.
+        inner_length: number of products in one sum; needed unless w_zero is 0.
+
+    Returns:
+        int64, [N] or [..., N].
+    """
+    constant = -input_zero_point * weight_sums.to(torch.int64)
+    if isinstance(weight_zero_point, int) and weight_zero_point == 0:
+        return constant
+    if input_sums is None or inner_length < 1:
+        raise ConfigError("an affine weight needs the input's sums and the inner length")
+    constant = constant + inner_length * input_zero_point * weight_zero_point
+    return constant - input_sums.to(torch.int64) * weight_zero_point
+
+
+def longest_inner_axis(input_reach: int, weight_reach: int) -> int:
+    """How many products an int32 accumulator holds for certain.
+
+    Args:
+        input_reach: the greatest abs(x - x_zero).
+        weight_reach: the greatest abs(w - w_zero).
+
+    >>> longest_inner_axis(255, 127)  # uint8 by symmetric int8
+    66311
+    """
+    return ((1 << 31) - 1) // max(1, input_reach * weight_reach)
