@@ -21,7 +21,7 @@ from pt2e_quant.flow.prepared import (
 )
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.pipeline import PassRecord, run_passes
+from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.store_weights import store_weights
 
@@ -45,7 +45,8 @@ def convert_pt2e(prepared: GraphModule, *, fold_quantize: bool = True) -> GraphM
     state = prepared_state(prepared)
     provenance = provenance_of(prepared)
     _log(provenance, run_passes(prepared, state.algorithms))
-    with torch.no_grad():
+    with torch.no_grad(), one_recompile(prepared) as changes:
+        changes.append(True)
         _Converter(prepared, state, provenance).run()
         del prepared.meta[PREPARED_KEY]
         finish = (store_weights, drop_dead_constants) if fold_quantize else (drop_dead_constants,)

@@ -15,7 +15,7 @@ from pt2e_quant.core.qdq import (
 )
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import source_constant
+from pt2e_quant.graph.meta import fake_cast, source_constant
 
 __all__ = ["QdqArguments", "emit_dynamic", "emit_static", "qdq_name"]
 
@@ -50,7 +50,7 @@ def emit_static(
         zero_point = editor.constant(f"{base}_zero_point", qparams.zero_point, like=observer)
         arguments = (scale, zero_point, qparams.axis, *limits)
         quantize, dequantize = QuantizePerChannel, DequantizePerChannel
-    value = observer.meta["val"].to(storage)
+    value = fake_cast(observer.meta["val"], storage)
     made = editor.call(quantize, source, *arguments, like=observer, before=observer, val=value)
     return made, dequantize, arguments
 

@@ -19,7 +19,7 @@ from pt2e_quant.flow.table_quantizer import RULE_KEY
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
 from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.meta import constant_nodes, copy_trace
-from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.graph.pipeline import GraphPass, one_recompile, run_passes
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_batch_norm import fold_batch_norm
 from pt2e_quant.passes.functionalize_activations import functionalize_activations
@@ -66,10 +66,12 @@ def prepare_pt2e(
             fix='pt2e_quant.backends.get("xnnpack").quantizer("int8")',
         )
     gm.meta[CAPTURE_KEY] = rebuild_capture(gm, mutated_buffers(gm))
-    records = run_passes(gm, PREPARE_PASSES)
-    gm = quantizer.transform_for_annotation(gm) or gm
-    quantizer.annotate(gm)
-    quantizer.validate(gm)
+    with one_recompile(gm) as changes:
+        records = run_passes(gm, PREPARE_PASSES)
+        gm = quantizer.transform_for_annotation(gm) or gm
+        quantizer.annotate(gm)
+        quantizer.validate(gm)
+        changes.clear()  # inserting the observers ends with a recompile
     provenance = provenance_of(gm)
     provenance.quantizer = provenance.quantizer or type(quantizer).__name__
     provenance.passes += [record.name for record in records if record.changed]

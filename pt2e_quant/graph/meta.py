@@ -21,6 +21,7 @@ __all__ = [
     "constant_nodes",
     "constant_of",
     "copy_trace",
+    "fake_cast",
     "fake_constant",
     "fake_mode_of",
     "fake_value",
@@ -58,7 +59,22 @@ def _no_new_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
 
 def fake_constant(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     """A fake value for a real constant, with static shape."""
-    return mode.from_tensor(tensor.detach(), static_shapes=True)
+    return _fake(mode, tensor, tensor.dtype)
+
+
+def fake_cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A fake value of another's shape in another type."""
+    is_static = all(isinstance(size, int) for size in value.shape)
+    if is_static and isinstance(value, FakeTensor) and value.is_contiguous():
+        return _fake(value.fake_mode, value, dtype)
+    return value.to(dtype)
+
+
+def _fake(mode: FakeTensorMode, like: Tensor, dtype: torch.dtype) -> Tensor:
+    # `mode.from_tensor` and a cast under the mode cost ten times as much, and a graph has one
+    # of these for each constant and each quantize.
+    shape = torch.empty_strided(like.size(), like.stride(), dtype=dtype, device="meta")
+    return FakeTensor(mode, shape, like.device)
 
 
 def fake_value(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
 """Passes and the driver that runs them, verifying between entries when asked."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ __all__ = [
     "Sample",
     "absent",
     "graph_pass",
+    "one_recompile",
     "run_passes",
 ]
 
@@ -147,9 +149,9 @@ def run_passes(
     """
     records: list[PassRecord] = []
     watch = _Watch(gm, sample) if verify else None
-    nested = DEFER_RECOMPILE in gm.meta
-    gm.meta[DEFER_RECOMPILE] = True
-    try:
+    with one_recompile(gm) as changes:
+        place = len(changes)
+        changes.append(True)  # until every pass has said that it changed nothing
         for entry in passes:
             if watch is not None:
                 watch.before(entry, records)
@@ -159,12 +161,28 @@ def run_passes(
             if watch is not None:
                 watch.after(entry, records)
             records.append(PassRecord(entry.name, result.changed, result.notes, elapsed))
-    finally:
-        if not nested:
-            del gm.meta[DEFER_RECOMPILE]
-            if len(records) < len(passes) or any(r.changed for r in records):
-                gm.recompile()
+        changes[place] = any(record.changed for record in records)
     return tuple(records)
+
+
+@contextmanager
+def one_recompile(gm: GraphModule) -> Iterator[list[bool]]:
+    """Put off the recompiles of every pass and editor inside to one at the end.
+
+    Yields:
+        A list to append to: the graph is recompiled if it holds True. Regions nest; only the
+        outermost recompiles.
+    """
+    outer: list[bool] | None = gm.meta.get(DEFER_RECOMPILE)
+    changes = [] if outer is None else outer
+    gm.meta[DEFER_RECOMPILE] = changes
+    try:
+        yield changes
+    finally:
+        if outer is None:
+            del gm.meta[DEFER_RECOMPILE]
+            if any(changes):
+                gm.recompile()
 
 
 class _Watch:
