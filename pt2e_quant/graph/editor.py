@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -35,6 +36,7 @@ class Editor:
         self._candidates: dict[Node, None] = {}
         self._created: list[Node] = []
         self._next_suffix: dict[str, int] = {}
+        self._values: dict[str, Any] = {}
         self._last_constant: Node | None = None
         self._names_of_target: dict[str, int] | None = None
 
@@ -71,13 +73,21 @@ class Editor:
         kwargs = map_arg(kwargs, self.now)
         place = before or (after and _after(after)) or self.cursor or self.now(like)
         with self.graph.inserting_before(place):
-            node = self.graph.call_function(target, args, kwargs)
+            node = self.graph.create_node(
+                "call_function", target, args, kwargs, name=operator_name(target)
+            )
         copy_trace(node, like)
-        known = val is not _UNSET
-        node.meta["val"] = val if known else fake_value(self.mode, target, args, kwargs)
+        node.meta["val"] = val if val is not _UNSET else self._value(target, args, kwargs)
         self._created.append(node)
         self.changed = True
         return node
+
+    def _value(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The fake value of a call; equal calls on equal shapes are computed once."""
+        key = repr((str(target), map_arg(args, _described), map_arg(kwargs, _described)))
+        if key not in self._values:
+            self._values[key] = fake_value(self.mode, target, args, kwargs)
+        return self._values[key]
 
     def constant(self, name: str, tensor: Tensor, *, like: Node | None = None) -> Node:
         """Register a new tensor under a dotted name and return the node that reads it.
@@ -92,6 +102,13 @@ class Editor:
         else:
             owner.register_buffer(leaf, tensor)
         return self._read(target, tensor, like)
+
+    def submodule(self, name: str, module: nn.Module, *, like: Node) -> Node:
+        """Register a module (the body of a branch) and return the node that reads it."""
+        target = self.unique_name(name)
+        owner, leaf = self._owner(target)
+        owner.add_module(leaf, module)
+        return self._read(target, None, like)
 
     def rebind(self, old: Node, tensor: Tensor, *, reader: Node) -> Node:
         """Give one reader of a constant a new tensor, under the same name where possible.
@@ -198,13 +215,14 @@ class Editor:
             owner = child
         return owner, leaf
 
-    def _read(self, target: str, tensor: Tensor, like: Node | None) -> Node:
+    def _read(self, target: str, tensor: Tensor | None, like: Node | None) -> Node:
         first = next(iter(self.graph.nodes))
         place = first if self._last_constant is None else self._last_constant.next
         with self.graph.inserting_before(place):
             node = self.graph.create_node("get_attr", target, name=target.replace(".", "_"))
         self._last_constant = node
-        node.meta["val"] = fake_constant(self.mode, tensor)
+        if tensor is not None:
+            node.meta["val"] = fake_constant(self.mode, tensor)
         if like is not None:
             copy_trace(node, like)
         if self._names_of_target is not None:
@@ -221,6 +239,21 @@ class Editor:
                     name = str(node.target)
                     self._names_of_target[name] = self._names_of_target.get(name, 0) + 1
         return self._names_of_target[target]
+
+
+def operator_name(target: Any) -> str:
+    """What a call's node is named after: the operator without namespace and overload."""
+    if isinstance(target, OpOverload):
+        return str(target._schema.name.rpartition("::")[2])
+    return str(getattr(target, "__name__", "call"))
+
+
+def _described(node: Node) -> Any:
+    """All that a call's fake value depends on in one of its inputs."""
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        return f"<{value.dtype} {value.device} {value.shape} {value.stride()}>"
+    return f"<{value}>" if value is not None else f"<{node.name}>"
 
 
 def _after(node: Node) -> Node:

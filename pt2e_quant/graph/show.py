@@ -59,13 +59,19 @@ class _Names:
     def __init__(self) -> None:
         self.of: dict[Node, str] = {}
         self._next: dict[str, int] = {}
+        self._taken: set[str] = set()
         self._symbols: dict[str, str] = {}
 
     def add(self, node: Node, base: str) -> str:
         count = self._next.get(base, 0)
+        name = base if count == 0 else f"{base}_{count}"
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
         self._next[base] = count + 1
-        self.of[node] = base if count == 0 else f"{base}_{count}"
-        return self.of[node]
+        self._taken.add(name)
+        self.of[node] = name
+        return name
 
     def symbols(self, text: str) -> str:
         """Symbols of shapes renumbered in order of appearance."""
@@ -135,7 +141,7 @@ def _line(node: Node, names: _Names) -> str | None:
         return f"return {_literal(node.args[0], names)}"
     kind = names.symbols(show_type(node.meta.get("val")))
     if node.op == "placeholder":
-        names.of[node] = str(node.target)
+        names.add(node, str(node.target))
         right = "input"
     elif node.op == "call_function":
         operator = _operator(node)

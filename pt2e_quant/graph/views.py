@@ -22,15 +22,18 @@ from pt2e_quant.graph.ops import (
 
 __all__ = ["can_write_through", "is_copy", "sizes_of", "write_through"]
 
-MAYBE_VIEWS: Family = (
-    aten.reshape.default,
-    aten.flatten.using_ints,
-    aten.contiguous.default,
-    aten.ravel.default,
+_TO: Family = (
     aten.to.dtype,
     aten.to.dtype_layout,
     aten.to.device,
     aten.to.other,
+    aten.contiguous.default,
+)
+MAYBE_VIEWS: Family = (
+    aten.reshape.default,
+    aten.flatten.using_ints,
+    aten.ravel.default,
+    *_TO,
 )
 """Operators that return a view where layout and dtype allow it, else a copy."""
 
@@ -86,7 +89,7 @@ def can_write_through(view: Node) -> bool:
         return is_call(pieces, SPLIT) and _piece_bounds(view) is not None
     if is_call(view, (aten.narrow.default,)):
         return all(isinstance(v, int) for v in view.args[1:4])
-    return view.target in _SCATTERS or is_call(view, IDENTITIES + _BIJECTIONS)
+    return view.target in _SCATTERS or is_call(view, IDENTITIES + _TO + _BIJECTIONS)
 
 
 def _piece_bounds(view: Node) -> tuple[int, int, int] | None:
@@ -130,7 +133,7 @@ def write_through(view: Node, whole: Node, new: Node, editor: Editor, *, before:
     if is_call(view, (aten.narrow.default,)):
         dim, start, length = given
         return call(aten.slice_scatter.default, whole, new, dim, start, start + length)
-    if is_call(view, IDENTITIES):
+    if is_call(view, IDENTITIES + _TO):  # of `to`, only those that returned a view come here
         return new
     if is_call(view, _SELF_INVERSE):
         return call(view.target, new, *given)

@@ -1,0 +1,227 @@
+"""Write scaled_dot_product_attention out, so that its parts can be quantized and fused."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.ops import (
+    CASTS,
+    MASKED_FILL,
+    SDPA,
+    VIEWS,
+    arguments,
+    aten,
+    is_call,
+)
+from pt2e_quant.graph.pattern import Match, Op, Var
+from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
+
+__all__ = ["decompose_attention", "masked_score"]
+
+
+def masked_score(dtype: torch.dtype) -> float:
+    """What is added to a masked score: so low that softmax gives exactly 0, and finite.
+
+    Three quarters of the range: a score can be added without reaching infinity, and the sum
+    stays below half of the range, where observers stop counting entries as data.
+    """
+    return 0.75 * torch.finfo(dtype).min
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask in the form that attention is written out with.
+
+    Attributes:
+        additive: what is added to the scores.
+        gate: 0.0 in the rows that are masked as a whole, 1.0 elsewhere; None if no row can be.
+    """
+
+    additive: Node
+    gate: Node | None
+
+
+def _is_finite(gm: GraphModule, value: object) -> bool:
+    """Whether a float mask is known to hold no infinity, from how it is made."""
+    if isinstance(value, (int, float)):
+        return math.isfinite(value)
+    if not isinstance(value, Node):
+        return False
+    tensor = constant_of(gm, value)
+    if tensor is not None:
+        return bool(torch.isfinite(tensor).all())
+    fake = value.meta.get("val")
+    if isinstance(fake, Tensor) and not fake.is_floating_point():
+        return True
+    if is_call(value, VIEWS + CASTS + (aten.triu.default, aten.tril.default)):
+        return _is_finite(gm, value.args[0])
+    if is_call(value, MASKED_FILL):
+        return _is_finite(gm, value.args[0]) and _is_finite(gm, value.args[2])
+    if value.target in _CHOICES:
+        return all(_is_finite(gm, v) for v in value.args[1:3])
+    if value.target in _ARITHMETIC:
+        return all(_is_finite(gm, v) for v in value.args[:2])
+    return value.target in _FILLED and _is_finite(gm, list(arguments(value).values())[1])
+
+
+_CHOICES = frozenset(
+    (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+)
+_ARITHMETIC = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.mul.Tensor))
+_FILLED = frozenset((aten.full.default, aten.full_like.default, aten.new_full.default))
+
+
+class _Attention:
+    """Builds attention from its parts; each mask is prepared once for all layers."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.masks: dict[object, Mask] = {}
+
+    def build(self, m: Match, editor: Editor) -> Node | Skip:
+        node = m.nodes["attention"]
+        given = arguments(node)
+        query, key, value = given["query"], given["key"], given["value"]
+        width = query.meta["val"].shape[-1]
+        if given["dropout_p"] != 0.0:
+            return Skip("dropout is active: export the model after eval()")
+        if given["scale"] is None and not isinstance(width, int):
+            return Skip("the width of a head is known only at run time")
+        repeats = _repeats(query, key)
+        if given["enable_gqa"] and repeats is None:
+            return Skip("the number of heads is known only at run time")
+        mask = self._mask(given, editor, node)
+
+        def call(target: Any, *args: Any) -> Node:
+            return editor.call(target, *args, like=node)
+
+        if given["enable_gqa"] and repeats is not None and repeats > 1:
+            key, value = (_repeated(x, repeats, editor, node) for x in (key, value))
+        scale = given["scale"] if given["scale"] is not None else 1.0 / math.sqrt(width)
+        scores = call(aten.matmul.default, query, call(aten.transpose.int, key, -2, -1))
+        scores = call(aten.mul.Tensor, scores, scale)
+        if mask is not None:
+            scores = call(aten.add.Tensor, scores, mask.additive)
+        result = call(aten.matmul.default, call(aten.softmax.int, scores, -1), value)
+        if mask is not None and mask.gate is not None:
+            result = call(aten.mul.Tensor, result, mask.gate)
+        _allow_any_layout(m.anchor)
+        return result
+
+    def _mask(self, given: dict[str, Any], editor: Editor, node: Node) -> Mask | None:
+        dtype = given["query"].meta["val"].dtype
+        if given["is_causal"]:
+            return self._causal(given, dtype, editor, node)
+        mask = given["attn_mask"]
+        if mask is None:
+            return None
+        mask = editor.now(mask)
+        if (mask, dtype) not in self.masks:
+            is_bool = mask.meta["val"].dtype == torch.bool
+            make = self._from_bool if is_bool else self._from_float
+            self.masks[mask, dtype] = make(mask, dtype, editor)
+        return self.masks[mask, dtype]
+
+    def _causal(
+        self, given: dict[str, Any], dtype: torch.dtype, editor: Editor, node: Node
+    ) -> Mask:
+        """Row i sees the columns up to i, as SDPA's `is_causal` has it."""
+        rows, columns = (given[k].meta["val"].shape[-2] for k in ("query", "key"))
+        name = ("causal", str(rows), str(columns), dtype)
+        if name in self.masks:
+            return self.masks[name]
+        if isinstance(rows, int) and isinstance(columns, int):
+            seen = torch.ones(rows, columns, dtype=torch.bool).tril()
+            low = torch.zeros(rows, columns, dtype=dtype).masked_fill(~seen, masked_score(dtype))
+            self.masks[name] = Mask(editor.constant("causal_mask", low, like=node), None)
+            return self.masks[name]
+        device = given["query"].meta["val"].device
+        counts = []
+        for of, size in (("query", rows), ("key", columns)):
+            size_node: Any = size
+            if not isinstance(size, int):
+                size_node = editor.call(aten.sym_size.int, given[of], -2, like=node, val=size)
+            counts.append(editor.call(aten.arange.default, size_node, like=node, device=device))
+        row = editor.call(aten.unsqueeze.default, counts[0], -1, like=node)
+        seen_node = editor.call(aten.ge.Tensor, row, counts[1], like=node)
+        self.masks[name] = Mask(_additive(seen_node, dtype, editor), None)
+        return self.masks[name]
+
+    def _from_bool(self, mask: Node, dtype: torch.dtype, editor: Editor) -> Mask:
+        known = constant_of(self.gm, mask)
+        additive = _additive(mask, dtype, editor)
+        if known is not None and bool(known.any(-1).all()):
+            return Mask(additive, None)
+        return Mask(additive, _gate(mask, dtype, editor, after=additive))
+
+    def _from_float(self, mask: Node, dtype: torch.dtype, editor: Editor) -> Mask:
+        if mask.meta["val"].dtype != dtype:
+            mask = editor.call(aten.to.dtype, mask, dtype, like=mask, after=mask)
+        if _is_finite(self.gm, mask):
+            return Mask(mask, None)
+        low = masked_score(dtype)
+        additive = editor.call(aten.clamp.default, mask, low, like=mask, after=mask)
+        seen = editor.call(aten.ne.Scalar, mask, -math.inf, like=mask, after=additive)
+        return Mask(additive, _gate(seen, dtype, editor, after=seen))
+
+
+def _additive(seen: Node, dtype: torch.dtype, editor: Editor) -> Node:
+    """0.0 where a mask is true, `masked_score` where it is false."""
+    one = editor.call(aten.to.dtype, seen, dtype, like=seen, after=seen)
+    shifted = editor.call(aten.sub.Tensor, one, 1.0, like=seen, after=one)
+    return editor.call(aten.mul.Tensor, shifted, -masked_score(dtype), like=seen, after=shifted)
+
+
+def _gate(seen: Node, dtype: torch.dtype, editor: Editor, *, after: Node) -> Node:
+    """1.0 for the rows in which a mask is true anywhere, 0.0 for the others."""
+    anywhere = editor.call(aten.any.dim, seen, -1, True, like=seen, after=after)
+    return editor.call(aten.to.dtype, anywhere, dtype, like=seen, after=anywhere)
+
+
+def _repeats(query: Node, key: Node) -> int | None:
+    """How many query heads share a key head."""
+    heads, shared = query.meta["val"].shape[-3], key.meta["val"].shape[-3]
+    return heads // shared if isinstance(heads, int) and isinstance(shared, int) else None
+
+
+def _repeated(value: Node, repeats: int, editor: Editor, node: Node) -> Node:
+    """Keys or values with each head repeated: [..., heads, length, width]."""
+    rank = value.meta["val"].dim()
+    sizes = [-1] * (rank + 1)
+    sizes[-3] = repeats
+    apart = editor.call(aten.unsqueeze.default, value, -3, like=node)
+    wide = editor.call(aten.expand.default, apart, sizes, like=node)
+    return editor.call(aten.flatten.using_ints, wide, -4, -3, like=node)
+
+
+def _allow_any_layout(attention: Node) -> None:
+    """Let views of the result be copies: the written-out form lays its result out differently."""
+    stack = [attention]
+    while stack:
+        for user in stack.pop().users:
+            if is_call(user, VIEWS):
+                if user.target is aten.view.default:
+                    user.target = aten.reshape.default
+                stack.append(user)
+
+
+@graph_pass()
+def decompose_attention(gm: GraphModule) -> PassResult:
+    """Write attention out with an additive float mask, made once for all layers.
+
+    Rows that are masked as a whole give 0, as `scaled_dot_product_attention` does. Boolean
+    masks cost a delegate dozens of operators for each layer that it cannot take.
+
+    Before:  o = scaled_dot_product_attention(q, k, v, mask)
+    After:   a = (mask - 1) * big; s = matmul(q, transpose(k)) * scale + a
+             o = matmul(softmax(s), v) * any(mask)
+    """
+    find = Op(SDPA, Var("q"), Var("k"), Var("v"), name="attention")
+    return rewrite(gm, (Rule("written out", find, _Attention(gm).build),))

@@ -1,0 +1,88 @@
+"""Bodies of control flow: which of their inputs are constants of the graph around them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.graph.alias import region_operands, subgraph_of
+from pt2e_quant.graph.meta import constant_nodes, source_constant
+
+__all__ = ["Body", "bodies", "constant_operands"]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One body of a `cond`, `scan`, `while_loop` or `map` call.
+
+    Attributes:
+        name: the dotted name of the body in the outermost module.
+        gm: the body.
+        call: the call that runs it, in the graph around it.
+        constants: the placeholders that always hold the same constant, and the `get_attr` node
+            of that constant in the outermost graph (or in the body that holds it).
+    """
+
+    name: str
+    gm: GraphModule
+    call: Node
+    constants: Mapping[Node, Node]
+
+
+def _varying(call: Node) -> int:
+    """How many leading operands of a call change from one run of its body to the next."""
+    target = call.target
+    kind = target.__name__ if isinstance(target, HigherOrderOperator) else ""
+    groups = {"while_loop": (2,), "scan": (1, 2), "map_impl": (1,), "associative_scan": (1,)}
+    return sum(
+        len(operand)
+        for i in groups.get(str(kind), ())
+        if isinstance(operand := call.args[i], (list, tuple))
+    )
+
+
+def _constants(call: Node, body: GraphModule, known: Mapping[Node, Node]) -> dict[Node, Node]:
+    fixed = constant_nodes(call.graph)
+    varying = _varying(call)
+    placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
+    found: dict[Node, Node] = {}
+    for i, (inner, outer) in enumerate(zip(placeholders, region_operands(call, body), strict=True)):
+        if i < varying or outer is None:
+            continue
+        if outer in known:
+            found[inner] = known[outer]
+        elif outer in fixed and source_constant(outer) is outer:
+            found[inner] = outer
+    return found
+
+
+def bodies(
+    gm: GraphModule, *, prefix: str = "", known: Mapping[Node, Node] | None = None
+) -> tuple[Body, ...]:
+    """The bodies that a graph's calls run, with those inside them, outermost first."""
+    found: list[Body] = []
+    for call in gm.graph.nodes:
+        if call.op != "call_function" or not isinstance(call.target, HigherOrderOperator):
+            continue
+        for operand in call.args:
+            body = subgraph_of(operand) if isinstance(operand, Node) else None
+            if body is None or not isinstance(operand, Node):
+                continue
+            name = f"{prefix}{operand.target}"
+            constants = _constants(call, body, known or {})
+            found.append(Body(name, body, call, constants))
+            found += bodies(body, prefix=f"{name}.", known=constants)
+    return tuple(found)
+
+
+def constant_operands(gm: GraphModule) -> dict[Node, Node]:
+    """Map placeholders of control-flow bodies to the constants outside that they always hold.
+
+    Weights are passed to a `cond` or `scan` as operands; a placeholder that stands for one is
+    a weight still. Values carried from one round to the next are none.
+    """
+    found: dict[Node, Node] = {}
+    for body in bodies(gm):
+        found.update(body.constants)
+    return found
