@@ -12,6 +12,7 @@ from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.emit_qdq import QdqArguments, emit_dynamic, emit_static
+from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import (
     PREPARED_KEY,
     PreparedState,
@@ -44,8 +45,8 @@ def convert_pt2e(prepared: GraphModule, *, fold_quantize: bool = True) -> GraphM
     """
     state = prepared_state(prepared)
     provenance = provenance_of(prepared)
-    _log(provenance, run_passes(prepared, state.algorithms))
-    with torch.no_grad(), one_recompile(prepared) as changes:
+    with pause_gc(), torch.no_grad(), one_recompile(prepared) as changes:
+        _log(provenance, run_passes(prepared, state.algorithms))
         changes.append(True)
         _Converter(prepared, state, provenance).run()
         del prepared.meta[PREPARED_KEY]

@@ -72,9 +72,9 @@ def collect_groups(gm: GraphModule) -> dict[EdgeOrNode, Group]:
     for place, spec in specs.items():
         if kind_of(spec) is SpecKind.SHARED:
             sets.union(_target(place, spec.edge_or_node, specs, "shares with"), place)
+    _share_implicitly(specs, sets, _root_specs(specs, sets))
     roots = _root_specs(specs, sets)
-    _share_implicitly(specs, sets, roots)
-    roots = _root_specs(specs, sets)
+    _check_rooted(specs, sets, roots)
     groups: dict[EdgeOrNode, Group] = {}
     found: dict[EdgeOrNode, Group] = {}
     for place in specs:
@@ -151,6 +151,12 @@ def _root_specs(specs: dict[EdgeOrNode, Any], sets: _UnionFind) -> dict[EdgeOrNo
     for place, spec in specs.items():
         if kind_of(spec) is not SpecKind.SHARED:
             roots.setdefault(sets.find(place), spec)
+    return roots
+
+
+def _check_rooted(
+    specs: dict[EdgeOrNode, Any], sets: _UnionFind, roots: dict[EdgeOrNode, Any]
+) -> None:
     for place in specs:
         if sets.find(place) not in roots:
             raise AnnotationError(
@@ -158,7 +164,6 @@ def _root_specs(specs: dict[EdgeOrNode, Any], sets: _UnionFind) -> dict[EdgeOrNo
                 node=_node_of(place),
                 fix="give one of them a QuantizationSpec",
             )
-    return roots
 
 
 def _share_implicitly(
@@ -166,18 +171,24 @@ def _share_implicitly(
 ) -> None:
     """Join the edges of one tensor with each other and with its output where specs are equal."""
     first: dict[tuple[Node, tuple[Any, ...]], EdgeOrNode] = {}
+    any_of: dict[Node, EdgeOrNode] = {}
+    rootless: list[tuple[Node, EdgeOrNode]] = []
     for place in specs:
-        if isinstance(place, Node):
-            producer = place
-        else:
-            producer, consumer = place
-            if not getattr(consumer.meta[Q_ANNOTATION_KEY], "allow_implicit_sharing", True):
+        producer = place if isinstance(place, Node) else place[0]
+        if not isinstance(place, Node):
+            annotation = place[1].meta[Q_ANNOTATION_KEY]
+            if not getattr(annotation, "allow_implicit_sharing", True):
                 continue
-        key = producer, _identity(roots[sets.find(place)])
-        if key in first:
-            sets.union(first[key], place)
-        else:
-            first[key] = place
+        spec = roots.get(sets.find(place))
+        if spec is None:
+            rootless.append((producer, place))
+            continue
+        any_of.setdefault(producer, place)
+        sets.union(first.setdefault((producer, _identity(spec)), place), place)
+    # A circle of references takes the spec that one of its tensors has at another place.
+    for producer, place in rootless:
+        if producer in any_of:
+            sets.union(any_of[producer], place)
 
 
 def _identity(spec: Any) -> tuple[Any, ...]:

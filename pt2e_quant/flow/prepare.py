@@ -14,6 +14,7 @@ from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
 from pt2e_quant.flow.groups import Group, collect_groups
 from pt2e_quant.flow.make_observer import make_observer
+from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import PREPARED_KEY, PreparedState, Slip
 from pt2e_quant.flow.table_quantizer import RULE_KEY
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
@@ -65,6 +66,11 @@ def prepare_pt2e(
             f"a quantizer has an `annotate` method, {type(quantizer).__name__} has none",
             fix='pt2e_quant.backends.get("xnnpack").quantizer("int8")',
         )
+    with pause_gc():
+        return _prepare(gm, quantizer, strict)
+
+
+def _prepare(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
     gm.meta[CAPTURE_KEY] = rebuild_capture(gm, mutated_buffers(gm))
     with one_recompile(gm) as changes:
         records = run_passes(gm, PREPARE_PASSES)
