@@ -137,6 +137,12 @@ def rebin(
     starts = torch.linspace(old_low.item(), old_high.item(), parts + 1, device=device)[:-1]
     middles = starts + 0.5 * ((old_high - old_low) / parts)
     edges = torch.linspace(low.item(), high.item(), bins + 1, device=device)
-    target = (torch.bucketize(middles, edges, right=True) - 1).clamp_(0, bins - 1)
+    # Both rise, so it takes one search for each edge, not for each middle. What rounding moved
+    # beyond the outer edges stays in the outer bins; cummax: linspace may fall by its last bit.
+    cuts = torch.searchsorted(middles, edges).cummax(0).values
+    cuts[0], cuts[-1] = 0, parts
+    target = torch.repeat_interleave(
+        torch.arange(bins, device=device), cuts.diff(), output_size=parts
+    )
     weights = histogram.repeat_interleave(_UPSAMPLE_RATE) / _UPSAMPLE_RATE
     return torch.bincount(target, weights=weights, minlength=bins).to(histogram)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qparams import DEFAULT_EPS, choose_qparams
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
-from pt2e_quant.observers.count_bins import count_bins
+from pt2e_quant.observers.count_bins import count_bins, count_zeros
 from pt2e_quant.observers.mse_search import BinnedData, mse_optimal_range
 
 __all__ = ["BinGrid", "MSEObserver", "grid_over"]
@@ -226,4 +226,4 @@ def _exact_zeros(x: Tensor, counts: Tensor, grid: BinGrid) -> int:
     held = around.pop(1 if at > 0 else 0)
     if held <= _STANDS_OUT * max(around):
         return 0
-    return x.numel() - int(torch.count_nonzero(x).item())
+    return count_zeros(x)

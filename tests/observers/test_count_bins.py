@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pt2e_quant.observers.count_bins import count_bins, flat_in_memory_order
+from pt2e_quant.observers.count_bins import count_bins, count_zeros, flat_in_memory_order
 
 
 @settings(deadline=None, max_examples=60)
@@ -46,3 +46,11 @@ def test_flat_when_dense_in_any_order_then_a_view():
         assert torch.equal(flat.sort().values, y.reshape(-1).sort().values)
     part = x[:, ::2]
     assert torch.equal(flat_in_memory_order(part).sort().values, part.reshape(-1).sort().values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 1000, 600_001])
+def test_count_zeros_when_some_are_then_equals_count_nonzero(size, dtype):
+    x = torch.randn(size, generator=torch.Generator().manual_seed(0)).relu().neg().to(dtype)
+    assert count_zeros(x) == size - torch.count_nonzero(x)
+    assert count_zeros(torch.zeros(size, dtype=dtype)) == size

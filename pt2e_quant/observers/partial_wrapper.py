@@ -1,0 +1,33 @@
+"""Constructors with some arguments given beforehand: what ``Observer.with_args`` makes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+__all__ = ["PartialWrapper"]
+
+
+class PartialWrapper:
+    """A constructor with some of its arguments given; it makes a new object at each call."""
+
+    def __init__(self, p: Callable[..., Any]) -> None:
+        self.p = p
+        self.callable_args: dict[str, Callable[[], Any]] = {}
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Construct; an argument given here wins over the one given before."""
+        made = {name: make() for name, make in self.callable_args.items() if name not in keywords}
+        return self.p(*args, **{**keywords, **made})
+
+    def __repr__(self) -> str:
+        return repr(self.p) + repr(self.callable_args)
+
+    def with_args(self, **kwargs: Any) -> "PartialWrapper":
+        """The same with further arguments given."""
+        return PartialWrapper(partial(self, **kwargs))
+
+    def with_callable_args(self, **kwargs: Callable[[], Any]) -> "PartialWrapper":
+        """The same with further arguments, each made by a call at construction."""
+        wrapper = PartialWrapper(self.p)
+        wrapper.callable_args = {**self.callable_args, **kwargs}
+        return wrapper
