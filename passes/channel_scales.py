@@ -15,7 +15,6 @@ its clipping is measured on the fourth, four times; and of the candidates within
 the weakest is taken. Nothing here looks at activations again: per-block ranges are enough.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log10
 
@@ -30,10 +29,13 @@ QUANTILES = (0.5, 0.9, 0.99)
 EXPONENTS = (0.5, 0.7, 1.0)
 FOLDS = 4
 SLACK = 1.1
-WEIGHT_ROWS = 256
+WEIGHT_ROWS = 128
 """Rows of a weight that its rounding error is estimated from."""
 STEPS = 255.0
 WEIGHT_STEPS = 127.0
+# The first candidate changes nothing; then from weak to strong: a lower exponent and a higher
+# quantile change the tensor less.
+CANDIDATES = ((0.5, 0.0), *((p, a) for a in EXPONENTS for p in reversed(QUANTILES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,84 +78,73 @@ def choose_channel_scale(
         least_gain: by what factor the error must fall.
     """
     absmax = statistics.absmax
-    sensitivity = torch.ones_like(absmax) if weight is None else weight.square().sum(0)
-
-    def expected(quantile: float, exponent: float) -> float:
-        factors = family(absmax, quantile, exponent)
-        error = activation_error(statistics, sensitivity, quantile, exponent)
-        return error if weight is None else error + weight_error(weight, statistics, factors)
-
-    error_before = expected(QUANTILES[0], 0.0)
-    candidates = [(p, a) for p in QUANTILES for a in EXPONENTS]
-    errors = {candidate: expected(*candidate) for candidate in candidates}
-    best = min(errors.values())
-    if not error_before > best * least_gain:
+    factors = family(absmax[None])[:, 0]
+    if weight is None:
+        errors = activation_errors(statistics, torch.ones_like(absmax))
+    else:
+        errors = activation_errors(statistics, weight.square().sum(0))
+        errors = errors + weight_errors(weight, statistics, factors)
+    found = errors.tolist()
+    best = min(found)
+    if not found[0] > best * least_gain:
         return None
-    fitting = [candidate for candidate in candidates if errors[candidate] <= best * SLACK]
-    # A lower exponent and a higher quantile change the tensor less.
-    quantile, exponent = min(fitting, key=lambda candidate: (candidate[1], -candidate[0]))
+    chosen = next(i for i, error in enumerate(found) if i and error <= best * SLACK)
     return ChannelScale(
-        factors=family(absmax, quantile, exponent),
-        quantile=quantile,
-        exponent=exponent,
-        error=errors[quantile, exponent],
-        error_before=error_before,
+        factors=factors[chosen],
+        quantile=CANDIDATES[chosen][0],
+        exponent=CANDIDATES[chosen][1],
+        error=found[chosen],
+        error_before=found[0],
     )
 
 
-def family(absmax: Tensor, quantile: float, exponent: float) -> Tensor:
-    """The scale of each channel, at least 1.
+def family(absmax: Tensor) -> Tensor:
+    """The scales of all candidates, [candidates, fits, C], each at least 1.
 
-    >>> family(torch.tensor([1.0, 1.0, 1.0, 8.0]), 0.5, 1.0)
-    tensor([1., 1., 1., 8.])
+    Args:
+        absmax: greatest magnitude of each channel, [fits, C].
+
+    >>> family(torch.tensor([[1.0, 1.0, 1.0, 8.0]]))[-1]
+    tensor([[1., 1., 1., 8.]])
     """
-    floor = torch.quantile(absmax, quantile)
-    if floor <= 0:
-        floor = absmax[absmax > 0].amin() if bool((absmax > 0).any()) else floor + 1
-    factors = torch.maximum(absmax, floor) ** exponent
-    return factors / factors.amin()
+    # A channel that was always 0 must not get the scale 0.
+    absmax = absmax.clamp(min=torch.finfo(absmax.dtype).tiny)
+    levels = torch.tensor([p for p, _ in CANDIDATES], dtype=absmax.dtype)
+    exponents = torch.tensor([a for _, a in CANDIDATES], dtype=absmax.dtype)
+    floors = torch.quantile(absmax, levels, dim=1, interpolation="higher")
+    factors = torch.maximum(absmax, floors[..., None]).pow_(exponents[:, None, None])
+    return factors.div_(factors.amin(2, keepdim=True))
 
 
-def activation_error(
-    statistics: ChannelStatistics, sensitivity: Tensor, quantile: float, exponent: float
-) -> float:
+def activation_errors(statistics: ChannelStatistics, sensitivity: Tensor) -> Tensor:
     """Expected squared error per row from rounding, and from clipping in blocks not fitted to.
 
     A channel far below half a step is rounded to zero: its error is its own square.
     """
-    total, count = 0.0, 0
-    for fitted, held in folds(statistics.low.shape[0]):
-        top, bottom = statistics.high[fitted].amax(0), statistics.low[fitted].amin(0)
-        factors = family(torch.maximum(top, -bottom), quantile, exponent)
-        high = (top / factors).amax().clamp(min=0)
-        low = (bottom / factors).amin().clamp(max=0)
-        step = (high - low) / STEPS
-        rounding = torch.minimum((step * factors).square() / 12, statistics.mean_square)
-        beyond = torch.maximum(
-            statistics.high[held] / factors - high, low - statistics.low[held] / factors
-        )
-        clipping = (beyond.clamp(min=0) * factors).square() * sensitivity
-        total += float((rounding * sensitivity).sum())
-        total += float(clipping.sum(1).mean()) / statistics.rows_per_block
-        count += 1
-    return total / count
-
-
-def folds(blocks: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Index tensors (fitted to, held back); a single block is both."""
-    index = torch.arange(blocks)
-    if blocks == 1:
-        yield index, index
-        return
+    blocks = statistics.low.shape[0]
     number = min(FOLDS, blocks)
-    for fold in range(number):
-        held = index % number == fold
-        yield index[~held], index[held]
+    fold = torch.arange(blocks) % number
+    held = [fold == f for f in range(number)]
+    fitted = [~h for h in held] if blocks > 1 else held
+    top = torch.stack([statistics.high[f].amax(0) for f in fitted])
+    bottom = torch.stack([statistics.low[f].amin(0) for f in fitted])
+    factors = family(torch.maximum(top, -bottom))
+    high = (top / factors).amax(2, keepdim=True).clamp_(min=0)
+    low = (bottom / factors).amin(2, keepdim=True).clamp_(max=0)
+    rounding = ((high - low) / STEPS * factors).square_().div_(12)
+    errors = torch.minimum(rounding, statistics.mean_square) @ sensitivity
+    for f, h in enumerate(held):
+        scale = factors[:, f, None]
+        above = statistics.high[h] - high[:, f, None] * scale
+        below = low[:, f, None] * scale - statistics.low[h]
+        clipping = torch.maximum(above, below).clamp_(min=0).square_() @ sensitivity
+        errors[:, f] += clipping.mean(1) / statistics.rows_per_block
+    return errors.mean(1)
 
 
-def weight_error(weight: Tensor, statistics: ChannelStatistics, factors: Tensor) -> float:
+def weight_errors(weight: Tensor, statistics: ChannelStatistics, factors: Tensor) -> Tensor:
     """Expected squared error per row from rounding `weight * factors` per output channel."""
-    some = weight[:: max(1, weight.shape[0] // WEIGHT_ROWS)]
-    step = (some.abs() * factors).amax(1) / WEIGHT_STEPS
-    per_output = step.square().mean() * weight.shape[0] / 12
-    return float(per_output * (statistics.mean_square / factors.square()).sum())
+    some = weight[:: max(1, weight.shape[0] // WEIGHT_ROWS)].abs()
+    steps = torch.stack([(some * factor).amax(1) for factor in factors]) / WEIGHT_STEPS
+    per_output = steps.square().mean(1) * weight.shape[0] / 12
+    return per_output * (statistics.mean_square / factors.square()).sum(1)

@@ -1,0 +1,206 @@
+"""Compute once what depends on constants alone."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from pt2e_quant.core.qdq import is_qdq
+from pt2e_quant.graph.alias import mutated_roots, roots, subgraph_of
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import attribute, module_path
+from pt2e_quant.graph.ops import Family, arguments, aten, is_getitem
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+
+__all__ = ["GROWTH_LIMIT_BYTES", "fold_constants"]
+
+GROWTH_LIMIT_BYTES = 1 << 20
+"""How many bytes a folded constant may be larger than the constants that it makes superfluous."""
+
+_CREATED: Family = (
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.full.default,
+    aten.ones.default,
+    aten.zeros.default,
+    aten.scalar_tensor.default,
+    aten.eye.default,
+    aten.eye.m,
+    aten.linspace.default,
+)
+"""Operators that make a constant of literals."""
+
+
+def _is_literal(value: object) -> bool:
+    return not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _is_pure(node: Node) -> bool:
+    target = node.target
+    if is_getitem(node):
+        return True
+    if not isinstance(target, OpOverload) or is_qdq(node):
+        return False
+    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def _foldable(gm: GraphModule) -> set[Node]:
+    """The nodes that depend on constants alone, and whose storage nothing writes."""
+    root, written = roots(gm.graph), mutated_roots(gm.graph)
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        if root[node] in written:
+            continue
+        if node.op == "get_attr":
+            if subgraph_of(node) is None and "val" in node.meta:
+                found.add(node)
+        elif node.op == "call_function" and _is_pure(node):
+            inputs = node.all_input_nodes
+            made = node.target in _CREATED if not inputs else all(n in found for n in inputs)
+            if made and _has_static_value(node):
+                found.add(node)
+    return found
+
+
+def _has_static_value(node: Node) -> bool:
+    value = node.meta.get("val")
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    return all(isinstance(v, Tensor) and all(map(_is_literal, v.shape)) for v in items)
+
+
+@dataclass(slots=True)
+class _Cone:
+    """A folded node with everything it is computed from."""
+
+    nodes: set[Node] = field(default_factory=set)
+    sources: list[Node] = field(default_factory=list)
+
+    def grow(self, top: Node) -> "_Cone":
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            if node in self.nodes:
+                continue
+            self.nodes.add(node)
+            if node.op == "get_attr":
+                self.sources.append(node)
+            stack.extend(node.all_input_nodes)
+        return self
+
+    def freed(self) -> list[Node]:
+        """The sources that nothing outside reads."""
+        return [s for s in self.sources if all(u in self.nodes for u in s.users)]
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+class _Folder:
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.editor = Editor(gm)
+        self.foldable = _foldable(gm)
+        self.values: dict[Node, Any] = {}
+        self.keys: dict[Node, str] = {}
+        self.same: dict[str, Node] = {}
+        self.constants: dict[str, Node] = {}
+        self.notes: list[Note] = []
+
+    def run(self) -> None:
+        for node in list(self.gm.graph.nodes):
+            if node.op != "call_function" or node not in self.foldable:
+                continue
+            is_needed = any(user not in self.foldable for user in node.users)
+            if is_needed and isinstance(node.meta["val"], Tensor):
+                self._fold(node)
+
+    def _fold(self, node: Node) -> None:
+        key = self._key(node)
+        if key not in self.constants:
+            cone = _Cone().grow(node)
+            size = _bytes([node.meta["val"]])
+            freed = cone.freed()
+            growth = size - _bytes(n.meta["val"] for n in freed)
+            if growth > GROWTH_LIMIT_BYTES:
+                reason = f"folding would add {growth} bytes"
+                self.notes.append(Note(node.name, reason, skipped=True))
+                return
+            self.constants[key] = self._constant(node, freed)
+        self.editor.replace(node, self.constants[key])
+        self.notes.append(Note(node.name, "folded"))
+
+    def _constant(self, node: Node, freed: list[Node]) -> Node:
+        tensor = self._value(node)
+        source = freed[0] if len(freed) == 1 and len(freed[0].users) == 1 else None
+        if source is not None and source.meta["val"].numel() != tensor.numel():
+            source = None  # no longer what the name says
+        if tensor.untyped_storage().data_ptr() in self._held(node) or tensor._base is not None:
+            tensor = tensor.clone()
+        if source is not None:
+            return self.editor.rebind(source, tensor, reader=next(iter(source.users)))
+        reader = next(u for u in node.users if u not in self.foldable)
+        return self.editor.constant(self._name(node, reader), tensor, like=node)
+
+    def _held(self, node: Node) -> set[int]:
+        """The storages that the module holds itself: a new constant must not share them."""
+        return {
+            attribute(self.gm, str(s.target)).untyped_storage().data_ptr()
+            for s in _Cone().grow(node).sources
+        }
+
+    def _name(self, node: Node, reader: Node) -> str:
+        """The name of the reader's argument, in the reader's module."""
+        path = module_path(reader)
+        argument = next((k for k, v in arguments(reader).items() if v is node), "value")
+        if not path or attribute(self.gm, path) is None or argument.isdigit():
+            return f"folded_{argument}"
+        return f"{path}.{argument}"
+
+    def _key(self, node: Node) -> str:
+        """Equal for nodes that compute the same from the same constants."""
+        if node not in self.keys:
+            if node.op == "get_attr":
+                self.keys[node] = str(node.target)
+            else:
+                args = map_arg(node.args, self._first_equal)
+                kwargs = map_arg(node.kwargs, self._first_equal)
+                self.keys[node] = repr((str(node.target), args, kwargs))
+        return self.keys[node]
+
+    def _first_equal(self, node: Node) -> Node:
+        return self.same.setdefault(self._key(node), node)
+
+    def _value(self, node: Node) -> Any:
+        """The real value of a node, each computed once."""
+        if node not in self.values:
+            if node.op == "get_attr":
+                self.values[node] = attribute(self.gm, str(node.target)).detach()
+            else:
+                target: Any = node.target
+                args = map_arg(node.args, self._value)
+                kwargs = map_arg(node.kwargs, self._value)
+                with torch.no_grad():
+                    self.values[node] = target(*args, **kwargs)
+        return self.values[node]
+
+
+@graph_pass()
+def fold_constants(gm: GraphModule) -> PassResult:
+    """Replace what is computed from constants alone by a constant.
+
+    Weight parametrizations, casts that autocast added and causal masks become plain constants.
+    Quantize and dequantize stay. A result much larger than what it replaces is left computed.
+
+    Before:  w = mul(v, g); y = conv2d(x, w)    where v and g are constants
+    After:   y = conv2d(x, conv.weight)
+    """
+    folder = _Folder(gm)
+    folder.run()
+    return PassResult(changed=folder.editor.finish(), notes=tuple(folder.notes))
