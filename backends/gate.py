@@ -10,8 +10,8 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.core.capture import capture_of
 from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate import preserve_buffers
 from pt2e_quant.flow.sample import Sample, sample_of, sqnr_db
 

@@ -12,24 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.size_expression import evaluate_size
 
 __all__ = [
-    "CAPTURE_KEY",
     "Capture",
     "DimRange",
     "InputInfo",
     "InputKind",
-    "capture_of",
-    "rebuild_capture",
 ]
-
-CAPTURE_KEY = "pt2e_quant"
-"""The key of `gm.meta` that holds the Capture."""
 
 
 class InputKind(StrEnum):
@@ -335,98 +328,3 @@ _AUTO = _Auto()
 
 def _shown(shape: Sequence[int | str]) -> str:
     return "(" + ", ".join(str(s) for s in shape) + ")"
-
-
-def capture_of(gm: GraphModule) -> Capture:
-    """The Capture a graph carries, or one rebuilt from its placeholders' fake values."""
-    stored = gm.meta.get(CAPTURE_KEY)
-    return stored if isinstance(stored, Capture) else rebuild_capture(gm)
-
-
-def rebuild_capture(gm: GraphModule, mutated_buffers: Sequence[str] = ()) -> Capture:
-    """Read a Capture off a graph as `ExportedProgram.module()` gives it.
-
-    Raises:
-        InputError: the graph's placeholders carry no fake values.
-    """
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    codegen = gm.graph._codegen
-    info = getattr(codegen, "pytree_info", None)
-    if info is None:
-        names = [str(n.target) for n in placeholders]
-        in_spec = pytree.tree_structure((tuple(names), {}))
-        output = gm.graph.output_node().args[0]
-        out_spec = pytree.tree_structure(pytree.tree_map(lambda _: 0, output))
-    else:
-        names, in_spec, out_spec = list(info.orig_args), info.in_spec, info.out_spec
-    paths = _paths(names, in_spec)
-    dims: dict[str, DimRange] = {}
-    inputs = tuple(_read_input(n, path, dims) for n, path in zip(placeholders, paths, strict=True))
-    return Capture(
-        arg_names=tuple(names),
-        in_spec=in_spec,
-        out_spec=out_spec,
-        inputs=inputs,
-        dims=dims,
-        mutated_buffers=tuple(mutated_buffers),
-    )
-
-
-def _paths(names: Sequence[str], in_spec: pytree.TreeSpec) -> list[str]:
-    tree = pytree.tree_unflatten(list(range(in_spec.num_leaves)), in_spec)
-    args, kwargs = tree
-    positional = [n for n in names if n not in kwargs]
-    named = dict(zip(positional, args, strict=True)) | dict(kwargs)
-    found: dict[int, str] = {}
-    for name, value in named.items():
-        for key, leaf in pytree.tree_flatten_with_path(value)[0]:
-            found[leaf] = name + pytree.keystr(key)
-    return [found[i] for i in range(in_spec.num_leaves)]
-
-
-def _read_input(node: Node, path: str, dims: dict[str, DimRange]) -> InputInfo:
-    if "val" not in node.meta:
-        raise InputError(
-            "this graph carries no fake values, so its inputs are unknown",
-            node=node,
-            fix="give torch.export.export(model, inputs) or its .module(), not a symbolic_trace",
-        )
-    value = node.meta["val"]
-    name = str(node.target)
-    if isinstance(value, Tensor):
-        return InputInfo(
-            name=name,
-            path=path,
-            kind=InputKind.TENSOR,
-            shape=tuple(_read_size(s, dims) for s in value.shape),
-            dtype=str(value.dtype).removeprefix("torch."),
-            device=str(value.device),
-        )
-    if isinstance(value, torch.SymInt):
-        return InputInfo(
-            name=name, path=path, kind=InputKind.SYMBOL, value=str(_read_size(value, dims))
-        )
-    return InputInfo(name=name, path=path, kind=InputKind.LITERAL, value=value)
-
-
-def _read_size(size: int | torch.SymInt, dims: dict[str, DimRange]) -> int | str:
-    if isinstance(size, int):
-        return size
-    expression = size.node.expr
-    if expression.is_Integer:
-        return int(expression)
-    ranges = size.node.shape_env.var_to_range
-    for symbol in expression.free_symbols:
-        if str(symbol) not in dims:
-            dims[str(symbol)] = _read_range(symbol, ranges.get(symbol), size)
-    return str(expression)
-
-
-def _read_range(symbol: Any, limits: Any, size: torch.SymInt) -> DimRange:
-    shape_env = size.node.shape_env
-    # torch 2.11 keeps the sample's sizes under the older name.
-    hints = getattr(shape_env, "backed_var_to_val", None) or shape_env.var_to_val
-    low = int(limits.lower) if limits is not None and limits.lower.is_Integer else 0
-    high = int(limits.upper) if limits is not None and limits.upper.is_Integer else None
-    hint = int(hints[symbol]) if symbol in hints else max(low, 2)
-    return DimRange(minimum=low, maximum=high, hint=hint)

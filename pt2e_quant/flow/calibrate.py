@@ -10,9 +10,10 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.capture import Capture, capture_of
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import CalibrationError, InputError
 from pt2e_quant.core.qdq import attribute
+from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.prepared import observers_of, prepared_state
 from pt2e_quant.flow.sample import SAMPLE_KEY, Sample
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.core.errors import AnnotationError, ConfigError
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
 from pt2e_quant.flow.groups import Group, collect_groups

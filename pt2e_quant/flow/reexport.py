@@ -4,7 +4,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from pt2e_quant.core.capture import capture_of
+from pt2e_quant.core.read_capture import capture_of
 
 __all__ = ["export_again"]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.core.capture import Capture, capture_of
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.read_capture import capture_of
 
 __all__ = ["SAMPLE_KEY", "Sample", "sample_of", "sqnr_db"]
 

@@ -82,9 +82,7 @@ def test_float_constant_with_quantize_is_unfolded_not_canonical(gm):
     dequantize = next(iter(old.users))
     with gm.graph.inserting_before(dequantize):
         c = gm.graph.get_attr("c")
-        q = gm.graph.call_function(
-            _lib.quantize_per_tensor.default, (c, 0.1, 0, *_LIMITS)
-        )
+        q = gm.graph.call_function(_lib.quantize_per_tensor.default, (c, 0.1, 0, *_LIMITS))
     q.meta["val"] = old.meta["val"]
     dequantize.args = (q, *dequantize.args[1:])
     gm.graph.erase_node(old)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from pt2e_quant.core.capture import Capture, InputKind, capture_of
+from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.read_capture import capture_of
 
 
 class Net(nn.Module):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import export
 
-from pt2e_quant.core.capture import capture_of
 from pt2e_quant.core.errors import AnnotationError, CalibrationError, ConfigError, InputError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
+from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
