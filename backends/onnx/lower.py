@@ -14,8 +14,9 @@ from pt2e_quant.backends.onnx.metadata import Metadata, ResultKind, read_results
 from pt2e_quant.backends.onnx.report import make_report, refused_weights
 from pt2e_quant.backends.onnx.runtime import optimize
 from pt2e_quant.core.canonical import verify_canonical
-from pt2e_quant.core.capture import Capture, capture_of
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
 
 __all__ = ["lower"]

@@ -1,23 +1,42 @@
 """Recipes of the ONNX backend, and the quantizers made from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pt2e_quant.backends.onnx.placement import place_light
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.schemes import BIAS_INT32, INT8_WEIGHT, UINT8_ACTIVATION, Scheme
+from pt2e_quant.flow.observer_choice import ObserverChoice
 from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.passes.decompose_attention import decompose_attention
+from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
+from pt2e_quant.passes.smooth_channels import smooth_channels
 
 __all__ = ["INT8", "RECIPES", "Recipe", "make_quantizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A named way to quantize."""
+    """What a recipe name stands for.
+
+    Args:
+        name: as in `quantizer(name)`.
+        text: one line of explanation.
+        scheme: what every node gets.
+        observers: which observers gather ranges.
+        algorithms: passes that convert runs on the calibrated graph.
+    """
 
     name: str
     text: str
     scheme: Scheme
+    observers: ObserverChoice = field(default_factory=ObserverChoice)
+    algorithms: tuple[GraphPass, ...] = ()
 
+
+TRANSFORMS: tuple[GraphPass, ...] = (decompose_attention, remove_noop_expand, place_light)
 
 INT8 = Scheme(
     name="int8",
@@ -35,6 +54,8 @@ RECIPES = {
             name="int8",
             text="static: uint8 activations per tensor, int8 weights per output channel",
             scheme=INT8,
+            observers=ObserverChoice(by_slot={("linear", "x"): ChannelStatisticsObserver}),
+            algorithms=(smooth_channels,),
         ),
     )
 }
@@ -48,4 +69,11 @@ def make_quantizer(recipe: str = "int8") -> TableQuantizer:
     """
     if recipe not in RECIPES:
         raise ConfigError(f'ONNX Runtime has no recipe "{recipe}": {near(recipe, RECIPES)}')
-    return TableQuantizer(TABLE, RECIPES[recipe].scheme)
+    found = RECIPES[recipe]
+    return TableQuantizer(
+        TABLE,
+        found.scheme,
+        observers=found.observers,
+        transforms=TRANSFORMS,
+        algorithms=found.algorithms,
+    )

@@ -10,6 +10,7 @@ import torch
 
 from pt2e_quant.backends.onnx.conditions import (
     IS_GLOBAL_MEAN,
+    IS_LIGHT,
     LIMITS_ARE_LITERALS,
     NO_ALPHA,
     NO_DIVISOR,
@@ -131,7 +132,7 @@ def _maps(
         find=(Op(family, X),),
         slots=(_input("x"), _output(fixed)),
         lowers_to=lowers_to,
-        constraints=needs,
+        constraints=(*IS_LIGHT, *needs),
     )
 
 
@@ -176,12 +177,11 @@ _LINEAR_ROWS = (
     ),
 )
 _PAIR = (_input("x"), _input("y"), _output())
+SUM = (*IS_LIGHT, SUM_IS_OF_TENSORS, NO_ALPHA)
 _ARITHMETIC_ROWS = (
-    *_with_clip("add", (Op(ops.ADD, X, Y),), _PAIR, "QLinearAdd", SUM_IS_OF_TENSORS, NO_ALPHA),
-    *_with_clip(
-        "sub", (Op(ops.SUB, X, Y),), _PAIR, "BitwiseNot, QLinearAdd", SUM_IS_OF_TENSORS, NO_ALPHA
-    ),
-    *_with_clip("mul", (Op(ops.MUL, X, Y),), _PAIR, "QLinearMul", SUM_IS_OF_TENSORS),
+    *_with_clip("add", (Op(ops.ADD, X, Y),), _PAIR, "QLinearAdd", *SUM),
+    *_with_clip("sub", (Op(ops.SUB, X, Y),), _PAIR, "BitwiseNot, QLinearAdd", *SUM),
+    *_with_clip("mul", (Op(ops.MUL, X, Y),), _PAIR, "QLinearMul", *IS_LIGHT, SUM_IS_OF_TENSORS),
     _maps("sigmoid", ops.SIGMOID, "QLinearSigmoid", fixed=SIGMOID_RANGE),
     _maps("softmax", ops.SOFTMAX, "QLinearSoftmax", fixed=SIGMOID_RANGE),
     _maps("leaky_relu", ops.LEAKY_RELU, "QLinearLeakyRelu"),

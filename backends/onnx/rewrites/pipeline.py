@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips
+from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts
 from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers
 from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
@@ -18,6 +19,7 @@ from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
 __all__ = ["REWRITES", "apply_rewrites"]
 
 REWRITES: tuple[Callable[[ir.Graph], int], ...] = (
+    fold_casts,
     absorb_clips,
     subtract_by_add,
     run_on_integers,
