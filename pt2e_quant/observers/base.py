@@ -240,6 +240,17 @@ class UniformQuantizationObserverBase(ObserverBase):
         self._observed_once = True
         return x.detach()
 
+    def widened_range(self, x: Tensor, low: float, high: float) -> tuple[float, float]:
+        """The range [low, high] widened by the elements of x.
+
+        Raises:
+            NonFinite: if x holds NaN or infinity.
+        """
+        least, greatest = (end.float().item() for end in torch.aminmax(x))
+        if not -torch.inf < least <= greatest < torch.inf:
+            self.raise_non_finite(least, greatest)
+        return min(low, least), max(high, greatest)
+
     def qparams_of(self, min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of a range under this observer's dtype and qscheme.
 

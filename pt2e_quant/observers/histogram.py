@@ -78,17 +78,18 @@ class HistogramObserver(UniformQuantizationObserverBase):
         return x_orig
 
     def _add(self, x: Tensor) -> None:
-        least, greatest = torch.aminmax(x)
-        if not -torch.inf < least.item() <= greatest.item() < torch.inf:
-            self.raise_non_finite(least.item(), greatest.item())
-        low = torch.minimum(self.min_val, least.to(self.min_val))
-        high = torch.maximum(self.max_val, greatest.to(self.max_val))
-        added = counts_between(x, self.bins, low.item(), high.item()).to(self.histogram)
-        if self.seen:
+        old = (self.min_val.item(), self.max_val.item())
+        low, high = self.widened_range(x, *old)
+        counts = counts_between(x, self.bins, low, high)
+        if old == (low, high):
+            self.histogram += counts
+            return
+        added = counts.to(self.histogram)
+        if old[0] <= old[1]:
             added += rebin(self.histogram, self.min_val, self.max_val, low, high)
         self.histogram.copy_(added)
-        self.min_val.copy_(low)
-        self.max_val.copy_(high)
+        self.min_val.fill_(low)
+        self.max_val.fill_(high)
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the range with the least squared error, both [1]."""
@@ -119,24 +120,20 @@ def counts_between(x: Tensor, bins: int, low: float, high: float) -> Tensor:
     return count_bins(x, bins, low, high)
 
 
-def rebin(
-    histogram: Tensor, old_low: Tensor, old_high: Tensor, low: Tensor, high: Tensor
-) -> Tensor:
+def rebin(histogram: Tensor, old_low: Tensor, old_high: Tensor, low: float, high: float) -> Tensor:
     """A histogram over [old_low, old_high] moved to as many bins over the wider [low, high].
 
     Each old bin is cut into equal parts, and each part goes to the new bin that holds its middle.
     """
-    if old_low == low and old_high == high:
-        return histogram
     bins = histogram.numel()
     if old_low == old_high:
-        one = counts_between(old_low, bins, low.item(), high.item()).to(histogram)
+        one = counts_between(old_low, bins, low, high).to(histogram)
         return one * histogram.sum()
     parts = bins * _UPSAMPLE_RATE
     device = histogram.device
     starts = torch.linspace(old_low.item(), old_high.item(), parts + 1, device=device)[:-1]
     middles = starts + 0.5 * ((old_high - old_low) / parts)
-    edges = torch.linspace(low.item(), high.item(), bins + 1, device=device)
+    edges = torch.linspace(low, high, bins + 1, device=device)
     # Both rise, so it takes one search for each edge, not for each middle. What rounding moved
     # beyond the outer edges stays in the outer bins; cummax: linspace may fall by its last bit.
     cuts = torch.searchsorted(middles, edges).cummax(0).values

@@ -132,37 +132,27 @@ class MSEObserver(UniformQuantizationObserverBase):
         return BinGrid(int(self.bin_exponent.item()), int(self.bin_offset.item()))
 
     def _add(self, x: Tensor) -> None:
-        least, greatest = torch.aminmax(x)
-        if not -torch.inf < least.item() <= greatest.item() < torch.inf:
-            self.raise_non_finite(least.item(), greatest.item())
-        low = torch.minimum(self.min_val, least.to(self.min_val))
-        high = torch.maximum(self.max_val, greatest.to(self.max_val))
-        grid = self._cover(low.item(), high.item())
+        old_low, old_high = self.min_val.item(), self.max_val.item()
+        low, high = self.widened_range(x, old_low, old_high)
+        grid = self.grid
+        if not (old_low <= old_high and grid.holds(low, high, self.bins)):
+            old, grid = grid, grid_over(low, high, self.bins)
+            self._rebin(old, grid)
         counts = count_bins(x, self.bins, grid.edge(0), grid.edge(self.bins))
         self.zero_count += _exact_zeros(x, counts, grid)
         self.histogram += counts.to(self.histogram.device)
-        self.min_val.copy_(low)
-        self.max_val.copy_(high)
-
-    def _cover(self, low: float, high: float) -> BinGrid:
-        """Move the counts to a grid that covers [low, high], if the present one does not."""
-        old = self.grid
-        seen = self.seen
-        if seen and old.holds(low, high, self.bins):
-            return old
-        new = grid_over(low, high, self.bins)
-        if seen:
-            self._rebin(old, new)
-        self.bin_exponent.fill_(new.exponent)
-        self.bin_offset.fill_(new.offset)
-        return new
+        self.min_val.fill_(low)
+        self.max_val.fill_(high)
 
     def _rebin(self, old: BinGrid, new: BinGrid) -> None:
+        """Move the counts to a coarser or shifted grid."""
         occupied = self.histogram.nonzero().flatten()
         counts = self.histogram[occupied]
         # A shift of a negative integer rounds down, as whole bins that join must.
         target = ((occupied + old.offset) >> min(new.exponent - old.exponent, 63)) - new.offset
         self.histogram.zero_().index_add_(0, target, counts)
+        self.bin_exponent.fill_(new.exponent)
+        self.bin_offset.fill_(new.offset)
 
     def binned_data(self) -> BinnedData:
         """What was seen, but for exact zeros, between the least and greatest value."""
