@@ -9,6 +9,7 @@ from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips
 from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts
 from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers
 from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias
+from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     cancel_requantize,
     run_on_integers,
@@ -27,6 +28,7 @@ REWRITES: tuple[Callable[[ir.Graph], int], ...] = (
     gather_integers,
     widen_bias,
     integer_bias,
+    keep_layer_norm,
 )
 
 

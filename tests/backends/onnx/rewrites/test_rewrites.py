@@ -9,8 +9,10 @@ ir = pytest.importorskip("onnx_ir", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts  # noqa: E402
 from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers  # noqa: E402
 from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm  # noqa: E402
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (  # noqa: E402
     cancel_requantize,
     run_on_integers,
@@ -291,3 +293,32 @@ def test_integer_bias_when_it_would_overflow_then_it_declines(x: np.ndarray) -> 
         "q2 = QuantizeLinear(c, s2, z2)\n y = DequantizeLinear(q2, s2, z2)",
     )
     check(integer_bias, model, op_types(model), fired=0, x=x)
+
+
+NORM = "float[4] g = {1,2,3,4}"
+
+
+def test_keep_layer_norm_when_a_sum_is_normalized_then_add_becomes_sum(x: np.ndarray) -> None:
+    model = model_of(
+        SIGNATURE, NORM, "a = Add(x, x)\n n = LayerNormalization(a, g)\n y = Add(n, a)"
+    )
+    check(keep_layer_norm, model, ["Sum", "LayerNormalization", "Add"], x=x)
+
+
+def test_keep_layer_norm_when_no_norm_reads_then_it_declines(x: np.ndarray) -> None:
+    model = model_of(SIGNATURE, NORM, "y = Add(x, x)")
+    check(keep_layer_norm, model, ["Add"], fired=0, x=x)
+
+
+def test_fold_casts_when_constant_is_cast_then_it_is_stored_in_the_new_type() -> None:
+    model = model_of(
+        "(float[N,4] x) => (float[N,4] y)",
+        "int32[4] k = {1,2,3,4}",
+        "c = Cast<to=1>(k)\n y = Mul(x, c)",
+    )
+    check(fold_casts, model, ["Mul"], x=np.ones((2, 4), np.float32))
+
+
+def test_fold_casts_when_value_is_computed_then_it_declines() -> None:
+    model = model_of("(int64[N] x) => (float[N] y)", "", "y = Cast<to=1>(x)")
+    check(fold_casts, model, ["Cast"], fired=0, x=np.arange(3))
