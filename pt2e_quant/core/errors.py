@@ -55,7 +55,7 @@ def near(name: str, known: Iterable[str]) -> str:
     >>> near("xnpack", ["xnnpack", "onnx"])
     'did you mean "xnnpack"? known: onnx, xnnpack'
     """
-    names = sorted(set(known))
+    names = sorted({*known} - {""})
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = "did you mean " + " or ".join(f'"{c}"' for c in close) + "? " if close else ""
     shown = names[:20]

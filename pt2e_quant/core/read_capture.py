@@ -107,6 +107,9 @@ def _read_range(symbol: Any, limits: Any, size: torch.SymInt) -> DimRange:
     # torch 2.11 keeps the sample's sizes under the older name.
     hints = getattr(shape_env, "backed_var_to_val", None) or shape_env.var_to_val
     low = int(limits.lower) if limits is not None and limits.lower.is_Integer else 0
+    if low == 2:
+        # What torch traces every dynamic size with; its programs take a size of 1 as well.
+        low = 1
     high = int(limits.upper) if limits is not None and limits.upper.is_Integer else None
     hint = int(hints[symbol]) if symbol in hints else max(low, 2)
     return DimRange(minimum=low, maximum=high, hint=hint)

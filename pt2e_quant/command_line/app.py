@@ -1,0 +1,193 @@
+"""The commands and their options, as typer reads them."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pt2e_quant.command_line.data_file import read_data
+from pt2e_quant.command_line.make_batches import make_batches
+from pt2e_quant.command_line.open_model import open_model, open_reference
+from pt2e_quant.command_line.quantize_file import QuantizeOptions, quantize_file
+from pt2e_quant.command_line.result_file import (
+    check_writable,
+    join_results,
+    result_names,
+    write_npz,
+)
+from pt2e_quant.command_line.tables import results_table, timings_table
+from pt2e_quant.command_line.time_models import noise_leaves, time_in_turn
+from pt2e_quant.core.errors import ConfigError, InputError
+from pt2e_quant.flow.calibrate import as_call
+from pt2e_quant.flow.sample import sqnr_db
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="pt2e-quant",
+    help="Quantize programs of torch.export, and look at, run and time the result.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Samples a call, where the first dimension is dynamic.")
+]
+DATA_HELP = (
+    "A .npz, .safetensors or .pt with an array for each input, samples on the first axis; "
+    "or module:function, which returns batches."
+)
+
+
+@app.command()
+def quantize(
+    model: Annotated[Path, typer.Argument(help="A .pt2 file of torch.export.save.")],
+    backend: Annotated[str, typer.Option(help="Where it is to run: xnnpack, onnx.")],
+    calibration_data: Annotated[str, typer.Option(help=DATA_HELP)],
+    recipe: Annotated[str, typer.Option(help="How to quantize; a recipe of the backend.")] = "int8",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    batch_size: BatchSize = None,
+    max_batches: Annotated[int | None, typer.Option(min=1, help="Calibrate with so many.")] = None,
+    keep_float: Annotated[
+        list[str] | None,
+        typer.Option(help='Leave these modules float: a name, a glob, or "re:…"; repeatable.'),
+    ] = None,
+    strict: Annotated[bool, typer.Option(help="Refuse what the report would warn of.")] = True,
+    verify: Annotated[bool, typer.Option(help="Check the artifact by running it once.")] = True,
+    margin_db: Annotated[float, typer.Option(help="How near it must be to its graph.")] = 6.0,
+    report: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Quantize a program and write it for a backend."""
+    if report is not None:
+        check_writable(report)
+    artifact, written = quantize_file(
+        QuantizeOptions(
+            model=model,
+            backend=backend,
+            recipe=recipe,
+            calibration_data=calibration_data,
+            output=output,
+            batch_size=batch_size,
+            max_batches=max_batches,
+            keep_float=keep_float or (),
+            strict=strict,
+            verify=verify,
+            margin_db=margin_db,
+        ),
+        Console(stderr=True, quiet=quiet),
+    )
+    if report is not None:
+        report.write_text(artifact.report.to_json())
+    console = _stdout(quiet)
+    console.print(artifact.report.tables()[0])
+    console.print(f"wrote {written} ({artifact.size_bytes:,} bytes)", soft_wrap=True)
+    console.print(f"everything about it: pt2e-quant inspect {written}", soft_wrap=True)
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file.")],
+    as_json: Json = False,
+) -> None:
+    """Show what of a file is quantized, how, what is not and why, and the size of each tensor."""
+    found = open_model(file).report
+    if as_json:
+        typer.echo(found.to_json())
+        return
+    console = _stdout()
+    for table in found.tables():
+        console.print(table)
+    for note in [*found.notes, *found.provenance.notes]:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file.")],
+    inputs: Annotated[str, typer.Option(help=DATA_HELP)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="An .npz for the results.")
+    ] = None,
+    batch_size: BatchSize = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a file on data, batch by batch, and show or keep the results."""
+    if output is not None:
+        if output.suffix != ".npz":
+            raise ConfigError(
+                f"{output}: results go to an .npz file", fix=f"-o {output.with_suffix('.npz')}"
+            )
+        check_writable(output)
+    model = open_model(file)
+    batches = make_batches(read_data(inputs), model.capture, batch_size=batch_size).batches
+    calls = [model.run_leaves(model.capture.bind(*as_call(batch))) for batch in batches]
+    if not calls:
+        raise InputError(f"{inputs} gives no batch", fix="give at least one sample")
+    results = join_results(result_names(model.capture, calls[0]), calls)
+    if output is not None:
+        write_npz(output, results)
+    console = _stdout(quiet)
+    console.print(results_table(results))
+    console.print(f"{len(calls)} calls" + (f", wrote {output}" if output is not None else ""))
+
+
+@app.command()
+def bench(
+    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file of this package.")],
+    against: Annotated[Path, typer.Option(help="The float model: .pt2, .pte or .onnx.")],
+    inputs: Annotated[str | None, typer.Option(help=DATA_HELP + " Noise by default.")] = None,
+    batch_size: BatchSize = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed calls of each model.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """Time a file against the float model: called in turn, median and minimum."""
+    if file == against:
+        raise ConfigError(f"{file} against itself says nothing", fix="--against the float model")
+    capture = open_model(file).capture
+    leaves: list[Any] = noise_leaves(capture)
+    if inputs is not None:
+        batches = make_batches(read_data(inputs), capture, batch_size=batch_size).batches
+        leaves = capture.bind(*as_call(next(iter(batches))))
+    paths = {str(file): file, str(against): against}
+    runs = {k: open_reference(path, capture, threads=threads) for k, path in paths.items()}
+    results = [_tensors(run(leaves)) for run in runs.values()]
+    ratio = sqnr_db(results[-1], results[0])
+    sizes = {label: path.stat().st_size for label, path in paths.items()}
+    timings = time_in_turn(runs, leaves, rounds=rounds, sizes=sizes)
+    speed_up = timings[str(against)].median_us / timings[str(file)].median_us
+    if as_json:
+        files = {label: asdict(timing) for label, timing in timings.items()}
+        facts: dict[str, float | None] = {
+            "threads": threads,
+            "rounds": rounds,
+            "speed_up": speed_up,
+        }
+        facts["sqnr_db"] = ratio if math.isfinite(ratio) else None
+        typer.echo(json.dumps({"files": files, **facts}, indent=1))
+        return
+    console = _stdout()
+    console.print(timings_table(timings, threads=threads, rounds=rounds))
+    console.print(f"{speed_up:.2f}x as fast as {against}; outputs agree to {ratio:.1f} dB SQNR")
+    if inputs is None:
+        console.print("the inputs were noise: give --inputs for numbers of your data")
+
+
+def _stdout(quiet: bool = False) -> Console:
+    """Standard output; wider than rich's 80 columns where it is no terminal."""
+    console = Console(quiet=quiet)
+    return console if console.is_terminal else Console(quiet=quiet, width=140)
+
+
+def _tensors(leaves: Any) -> list[Any]:
+    """Only the tensors: runtimes differ in whether they give literals back."""
+    return [leaf for leaf in leaves if hasattr(leaf, "shape")]

@@ -1,0 +1,103 @@
+"""The report of a .pt2 program, read off its graph: it carries no provenance of its own."""
+
+from collections import Counter
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import InvariantError, module_path
+from pt2e_quant.core.provenance import FloatRecord, Provenance, TensorRecord
+from pt2e_quant.core.qdq import QDQ_OPS, is_dequantize, is_quantize, read_qparams
+from pt2e_quant.core.schemes import Role
+from pt2e_quant.flow.op_table import operator_name
+from pt2e_quant.flow.report import Report
+from pt2e_quant.graph.meta import source_constant
+
+__all__ = ["describe_program"]
+
+
+def describe_program(gm: GraphModule) -> Report:
+    """What of a program is quantized: its q/dq nodes, and the operators between them."""
+    provenance = Provenance(quantizer="read off the graph")
+    integer: Counter[str] = Counter()
+    floating: Counter[str] = Counter()
+    has_qdq = any(n.op == "call_function" and n.target in QDQ_OPS for n in gm.graph.nodes)
+    reason = "none of its inputs is a dequantize" if has_qdq else "this program is not quantized"
+    for node in gm.graph.nodes:
+        if is_quantize(node) or is_dequantize(node):
+            record = _tensor(gm, node)
+            if record is not None:
+                provenance.tensors.append(record)
+        elif not _computes_float(node):
+            continue
+        elif any(is_dequantize(source) for source in node.all_input_nodes):
+            integer[operator_name(node)] += 1
+        else:
+            floating[operator_name(node)] += 1
+            provenance.floats.append(_float(node, reason))
+    tensors = {id(t): t for t in [*gm.parameters(), *gm.buffers()]}
+    size = sum(_bytes(t) for t in tensors.values())
+    saved = sum(r.size_before - r.size_after for r in provenance.tensors if r.size_after)
+    return Report(
+        backend="torch.export program",
+        provenance=provenance,
+        integer_ops=dict(integer),
+        float_ops=dict(floating),
+        size_bytes=size,
+        float_size_bytes=size + saved,
+        notes=["read off the graph: operators between a dequantize and a quantize count as integer"]
+        if has_qdq
+        else [],
+    )
+
+
+def _tensor(gm: GraphModule, node: Node) -> TensorRecord | None:
+    """A record for a quantize of an activation, or a dequantize of a stored constant."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    constant = source_constant(source)
+    if is_dequantize(node) and constant is None:
+        return None
+    value = source.meta.get("val")
+    stored = _bytes(value) if constant is not None and isinstance(value, Tensor) else 0
+    record = TensorRecord(
+        name=str(constant.target) if constant is not None else source.name,
+        role=Role.WEIGHT if constant is not None else Role.INPUT,
+        module=module_path(node),
+        uses=[user.name for user in node.users],
+    )
+    try:
+        qparams = read_qparams(gm, node)
+    except InvariantError:
+        record.dtype = "dynamic"
+        return record
+    record.dtype = str(qparams.dtype).removeprefix("torch.")
+    record.quant_min, record.quant_max = qparams.quant_min, qparams.quant_max
+    record.axis = qparams.axis
+    record.scale, record.zero_point = qparams.scale.tolist(), qparams.zero_point.tolist()
+    if stored and isinstance(value, Tensor):
+        # With its qparams: a float32 scale and an int32 zero_point each.
+        record.size_after = stored + 8 * len(record.scale)
+        record.size_before = 4 * value.numel()
+    return record
+
+
+def _float(node: Node, reason: str) -> FloatRecord:
+    constants = (n.meta.get("val") for n in node.all_input_nodes if n.op == "get_attr")
+    return FloatRecord(
+        node=node.name,
+        op=operator_name(node),
+        module=module_path(node),
+        reason=reason,
+        size=sum(_bytes(v) for v in constants if isinstance(v, Tensor)),
+    )
+
+
+def _computes_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    return node.op == "call_function" and isinstance(first, Tensor) and first.is_floating_point()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())

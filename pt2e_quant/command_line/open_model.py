@@ -1,0 +1,134 @@
+"""Any model file by its suffix, opened for running: ours, or a float one to compare with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.registry import get, names
+from pt2e_quant.command_line.describe_program import describe_program
+from pt2e_quant.command_line.program_file import load_program
+from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.errors import ArtifactError, MissingExtraError
+from pt2e_quant.core.read_capture import rebuild_capture
+from pt2e_quant.flow.report import Report
+
+__all__ = ["OpenModel", "backend_of", "open_model", "open_reference"]
+
+RunLeaves = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModel:
+    """A model file ready to run.
+
+    Args:
+        capture: the call it takes.
+        report: what is quantized in it.
+        run_leaves: runs it on a call's leaves.
+    """
+
+    capture: Capture
+    report: Report
+    run_leaves: RunLeaves
+
+
+def backend_of(path: Path) -> Backend:
+    """The backend that writes files of this suffix.
+
+    Raises:
+        ArtifactError: there is none.
+    """
+    backends = [get(name) for name in names()]
+    for backend in backends:
+        if backend.suffix == path.suffix:
+            return backend
+    known = ", ".join([".pt2", *(b.suffix for b in backends)])
+    raise ArtifactError(
+        f'{path}: no backend writes files that end in "{path.suffix}"',
+        fix=f"give a file that ends in one of {known}",
+    )
+
+
+def open_model(path: Path) -> OpenModel:
+    """Open a .pt2 program, or an artifact that a backend wrote.
+
+    Raises:
+        ArtifactError: the file is missing, damaged, or not one of ours.
+        MissingExtraError: the backend's package is not installed.
+    """
+    if path.suffix == ".pt2":
+        gm: GraphModule = load_program(path).module()
+        return OpenModel(
+            capture=rebuild_capture(gm), report=describe_program(gm), run_leaves=_runner(gm)
+        )
+    backend = backend_of(path)
+    if not path.is_file():
+        raise ArtifactError(f"there is no file {path}", fix="check the path")
+    artifact: Artifact = backend.load(path)
+    return OpenModel(
+        capture=artifact.capture, report=artifact.report, run_leaves=artifact.run_leaves
+    )
+
+
+def open_reference(path: Path, capture: Capture, *, threads: int) -> RunLeaves:
+    """Open a model for timing, by its runtime alone: also a .pte or .onnx of another tool.
+
+    Args:
+        path: of the file.
+        capture: the call that it takes.
+        threads: of its runtime.
+
+    Raises:
+        ArtifactError: the file is missing or damaged.
+        MissingExtraError: the package that runs it is not installed.
+    """
+    torch.set_num_threads(threads)
+    openers = {".onnx": _open_onnx, ".pte": _open_pte}
+    if path.suffix not in openers:
+        return open_model(path).run_leaves
+    if not path.is_file():
+        raise ArtifactError(f"there is no file {path}", fix="check the path")
+    return openers[path.suffix](path, capture, threads)
+
+
+def _runner(gm: GraphModule) -> RunLeaves:
+    capture = rebuild_capture(gm)
+
+    def run(leaves: Sequence[Any]) -> Sequence[Any]:
+        with torch.no_grad():
+            return pytree.tree_leaves(gm(*capture.positional(leaves)))
+
+    return run
+
+
+def _open_onnx(path: Path, capture: Capture, threads: int) -> RunLeaves:
+    _require("onnx", "onnxruntime", "onnx")
+    from pt2e_quant.backends.onnx.runtime import open_session, run_session
+
+    session = open_session(path, threads=threads)
+    taken = [i.kind is not InputKind.LITERAL for i in capture.inputs]
+    return lambda leaves: run_session(session, list(compress(leaves, taken)))
+
+
+def _open_pte(path: Path, capture: Capture, threads: int) -> RunLeaves:
+    _require("xnnpack", "executorch")
+    from pt2e_quant.backends.xnnpack.open_file import open_file
+
+    run = open_file(path, threads=threads)
+    # ExecuTorch drops None, and nothing else.
+    taken = [i.kind is not InputKind.LITERAL or i.value is not None for i in capture.inputs]
+    return lambda leaves: run(list(compress(leaves, taken)))
+
+
+def _require(extra: str, *packages: str) -> None:
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtraError(extra, package)

@@ -1,0 +1,110 @@
+"""pt2e-quant quantize: a .pt2 program and calibration data in, an artifact out."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.registry import get
+from pt2e_quant.command_line.data_file import read_data
+from pt2e_quant.command_line.make_batches import make_batches
+from pt2e_quant.command_line.program_file import load_program
+from pt2e_quant.command_line.result_file import check_writable
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.read_capture import rebuild_capture
+from pt2e_quant.flow.calibrate import calibrate
+from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.prepare import prepare_pt2e
+
+__all__ = ["QuantizeOptions", "quantize_file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeOptions:
+    """What the command was asked for.
+
+    Args:
+        model: the .pt2 file.
+        backend: name of the backend.
+        recipe: name of its recipe.
+        calibration_data: a data file, or module:function.
+        output: the artifact's file; the model's name with the backend's suffix by default.
+        batch_size: of arrays whose first dimension is dynamic.
+        max_batches: calibrate with so many at most.
+        keep_float: names of modules that stay float: globs, or regexes after "re:".
+        strict: make errors of what the report would warn of.
+        verify: run the artifact once against the quantized graph.
+        margin_db: how near it must be.
+    """
+
+    model: Path
+    backend: str
+    recipe: str
+    calibration_data: str
+    output: Path | None = None
+    batch_size: int | None = None
+    max_batches: int | None = None
+    keep_float: Sequence[str] = ()
+    strict: bool = True
+    verify: bool = True
+    margin_db: float = 6.0
+
+
+def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact, Path]:
+    """Quantize, lower and write.
+
+    Args:
+        options: what to do.
+        console: where progress goes; a quiet one shows none.
+
+    Returns:
+        The artifact and the file it was written to.
+
+    Raises:
+        Pt2eQuantError: naming what is wrong, and the fix; nothing is written then.
+    """
+    backend = get(options.backend)
+    quantizer = backend.quantizer(options.recipe)
+    for name in options.keep_float:
+        quantizer.set_module_name(name, None)
+    output = options.output or options.model.with_suffix(backend.suffix)
+    if output.suffix != backend.suffix:
+        raise ConfigError(
+            f'{output}: backend "{backend.name}" writes {backend.suffix} files',
+            fix=f"-o {output.with_suffix(backend.suffix)}",
+        )
+    check_writable(output)
+    with _step(console, f"reading {options.model}"):
+        program = load_program(options.model)
+        data = read_data(options.calibration_data)
+        capture = rebuild_capture(program.module())
+        batches = make_batches(
+            data, capture, batch_size=options.batch_size, max_batches=options.max_batches
+        )
+    if batches.unused:
+        console.print(f"not used: {', '.join(batches.unused)} of {data.label}")
+    with _step(console, "preparing"):
+        prepared = prepare_pt2e(program, quantizer, strict=options.strict)
+    # No step around it: it shows a progress bar of its own, and a terminal has room for one.
+    calibrate(prepared, batches.batches, progress=not console.quiet)
+    with _step(console, "converting"):
+        quantized = convert_pt2e(prepared)
+    with _step(console, f"lowering to {backend.name}"):
+        artifact = backend.lower(
+            quantized, strict=options.strict, verify=options.verify, margin_db=options.margin_db
+        )
+    artifact.save(output)
+    return artifact, output
+
+
+@contextmanager
+def _step(console: Console, text: str) -> Iterator[None]:
+    """A spinner while it lasts, a line with the time when it is done."""
+    begin = time.perf_counter()
+    with console.status(text):
+        yield
+    console.print(f"{text}: {time.perf_counter() - begin:.1f} s")

@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pt2e_quant.command_line.data_file import read_data
+from pt2e_quant.core.errors import ArtifactError, InputError
+
+
+def test_every_file_format_gives_the_same_arrays(tmp_path):
+    x = torch.randn(3, 2)
+    np.savez(tmp_path / "a.npz", x=x.numpy())
+    save_file({"x": x}, tmp_path / "a.safetensors")
+    torch.save({"x": x}, tmp_path / "a.pt")
+    for suffix in (".npz", ".safetensors", ".pt"):
+        data = read_data(str(tmp_path / f"a{suffix}"))
+        assert data.batches is None
+        assert list(data.arrays) == ["x"]
+        assert torch.equal(data.arrays["x"], x)
+
+
+def test_a_pt_list_is_batches_and_a_lone_tensor_an_array(tmp_path):
+    torch.save([(torch.ones(1),), {"x": torch.ones(2)}], tmp_path / "batches.pt")
+    torch.save(torch.ones(4), tmp_path / "images.pt")
+    assert len(read_data(str(tmp_path / "batches.pt")).batches) == 2
+    assert list(read_data(str(tmp_path / "images.pt")).arrays) == ["images"]
+
+
+def test_a_function_beside_the_model_gives_batches(tmp_path, monkeypatch):
+    (tmp_path / "my_batches_a.py").write_text("def make():\n    yield from [1, 2]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["/nowhere"])
+    assert list(read_data("my_batches_a:make").batches) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("no_such_module:make", 'no module "no_such_module"'),
+        ("json:lods", 'no function "lods": did you mean "loads"'),
+        ("tempfile:gettempdir", "returned a str, expected an iterable of batches"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(source, words):
+    with pytest.raises(InputError, match=words):
+        read_data(source)
+
+
+def test_a_function_whose_module_fails_to_import_shows_its_own_error(tmp_path, monkeypatch):
+    (tmp_path / "my_batches_b.py").write_text("import not_installed_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(ModuleNotFoundError, match="not_installed_at_all"):
+        read_data("my_batches_b:make")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt"])
+@pytest.mark.parametrize("content", [b"", b"not numbers" * 20])
+def test_a_damaged_file_is_named_with_the_line_that_writes_one(tmp_path, suffix, content):
+    path = tmp_path / f"data{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"data\S+ is damaged") as caught:
+        read_data(str(path))
+    assert "fix" in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_truncated_npz_is_damaged(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.arange(10_000, dtype=np.float32))
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(ArtifactError, match=r"data\.npz is damaged"):
+        read_data(str(path))
+
+
+def test_a_flipped_byte_in_an_npz_is_damaged(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.arange(10_000, dtype=np.float32))
+    content = bytearray(path.read_bytes())
+    content[20_000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"data\.npz is damaged"):
+        read_data(str(path))
+
+
+def test_objects_are_refused_and_never_unpickled(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}], dtype=object))
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "a.pt")
+    with pytest.raises(ArtifactError, match="numbers only"):
+        read_data(str(tmp_path / "a.npz"))
+    with pytest.raises(ArtifactError, match="more than tensors: loading with weights_only"):
+        read_data(str(tmp_path / "a.pt"))
+
+
+def test_text_arrays_no_arrays_and_other_contents_are_refused(tmp_path):
+    np.savez(tmp_path / "text.npz", x=np.array(["a", "b"]))
+    np.savez(tmp_path / "empty.npz")
+    torch.save({"x": 3}, tmp_path / "number.pt")
+    for name, words in [
+        ("text.npz", "a type that torch has not"),
+        ("empty.npz", "holds no arrays"),
+        ("number.pt", "holds a dict"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            read_data(str(tmp_path / name))
+
+
+def test_a_missing_file_and_an_unknown_suffix_are_named(tmp_path):
+    with pytest.raises(ArtifactError, match=r"no data file .*gone\.npz"):
+        read_data(str(tmp_path / "gone.npz"))
+    with pytest.raises(ArtifactError, match=r'not "\.csv"'):
+        read_data(str(tmp_path / "data.csv"))

@@ -1,0 +1,116 @@
+"""A backend small enough for tests: it runs the canonical graph in torch."""
+
+import json
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.backends import registry
+from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.errors import ArtifactError, ConfigError, near
+from pt2e_quant.core.provenance import Provenance, provenance_of
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
+from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot
+from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.graph.pattern import Op, Var
+
+_aten = torch.ops.aten
+_INT8 = Scheme(name="int8", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=INT8_WEIGHT)
+_SLOTS = (
+    Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,)),
+    Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT,)),
+    Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,)),
+)
+TABLE = OpTable(
+    backend="Plain",
+    rows=tuple(
+        OpRow(
+            name=name, find=(Op(op, Var("x"), Var("w"), name=name),), slots=_SLOTS, lowers_to=name
+        )
+        for name, op in (("linear", _aten.linear.default), ("conv2d", _aten.conv2d.default))
+    ),
+)
+
+
+class PlainArtifact(Artifact):
+    def __init__(self, program, capture: Capture, report: Report) -> None:
+        super().__init__(capture, report)
+        self.program = program
+        self.gm = program.module()
+
+    def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        with torch.no_grad():
+            return pytree.tree_leaves(self.gm(*self.capture.positional(leaves)))
+
+    def save(self, path: str | Path) -> None:
+        texts = {
+            "capture": self.capture.to_json(),
+            "provenance": self.report.provenance.to_json(),
+        }
+        temporary = Path(f"{path}.tmp.pt2")
+        torch.export.save(self.program, temporary, extra_files={"plain": json.dumps(texts)})
+        temporary.rename(path)
+
+    @property
+    def size_bytes(self) -> int:
+        return 1234
+
+
+class PlainBackend(Backend):
+    name = "plain"
+    suffix = ".plain"
+
+    @property
+    def table(self) -> OpTable:
+        return TABLE
+
+    @property
+    def recipes(self) -> Mapping[str, str]:
+        return {"int8": "static int8"}
+
+    def quantizer(self, recipe: str = "int8") -> TableQuantizer:
+        if recipe not in self.recipes:
+            raise ConfigError(f'there is no recipe "{recipe}": {near(recipe, self.recipes)}')
+        return TableQuantizer(TABLE, _INT8)
+
+    def lower(self, gm, example_inputs=None, *, strict=True, verify=True, margin_db=6.0):
+        report = Report(backend="Plain", provenance=provenance_of(gm), size_bytes=1234)
+        artifact = PlainArtifact(export_again(gm), capture_of(gm), report)
+        if verify:
+            check_artifact(artifact, gm, choose_sample(gm, example_inputs), margin_db)
+        return artifact
+
+    def load(self, path: str | Path) -> PlainArtifact:
+        extra = {"plain": ""}
+        try:
+            with Path(path).open("rb") as stream:
+                program = torch.export.load(stream, extra_files=extra)
+            texts = json.loads(extra["plain"])
+        except Exception as error:
+            raise ArtifactError(f"{path} is damaged") from error
+        report = Report(
+            backend="Plain", provenance=Provenance.from_json(texts["provenance"]), size_bytes=1234
+        )
+        return PlainArtifact(program, Capture.from_json(texts["capture"]), report)
+
+
+@pytest.fixture
+def plain_backend(monkeypatch) -> PlainBackend:
+    """Registered as "plain"; needs no extra."""
+    backend = PlainBackend()
+    module = types.ModuleType("plain_backend")
+    module.BACKEND = backend
+    monkeypatch.setitem(sys.modules, "plain_backend", module)
+    monkeypatch.setitem(registry._OWN, "plain", "plain_backend")
+    return backend
