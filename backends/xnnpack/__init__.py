@@ -1,0 +1,1 @@
+"""Programs for ExecuTorch, run by its XNNPACK delegate."""

@@ -1,0 +1,161 @@
+"""The `.pte` file as an artifact: run by ExecuTorch's own runtime, provenance inside."""
+
+import os
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.runtime import Program, Runtime
+from torch import Tensor
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.xnnpack.contents import ProgramContents, read_contents
+from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
+from pt2e_quant.core.provenance import Provenance
+from pt2e_quant.flow.report import Report
+
+__all__ = ["METADATA_METHODS", "XnnpackArtifact", "load", "metadata"]
+
+_CAPTURE = "pt2e_quant_capture"
+_PROVENANCE = "pt2e_quant_provenance"
+METADATA_METHODS = (_CAPTURE, _PROVENANCE)
+"""Methods of the program that return our metadata: zlib of JSON as bytes."""
+
+
+def metadata(capture: Capture, provenance: Provenance) -> dict[str, Tensor]:
+    """The constant methods that keep the call's pytree and the provenance inside the file."""
+    texts = {_CAPTURE: capture.to_json(), _PROVENANCE: provenance.to_json()}
+    return {name: _pack(text) for name, text in texts.items()}
+
+
+def _pack(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(zlib.compress(text.encode(), 9)), dtype=torch.uint8)
+
+
+def _unpack(program: Program, name: str) -> str:
+    stored = program.load_method(name).execute([])[0]
+    return zlib.decompress(stored.numpy().tobytes()).decode()
+
+
+class XnnpackArtifact(Artifact):
+    """An ExecuTorch program.
+
+    Args:
+        pte: the serialized program.
+        capture: the call it was captured with.
+        report: what became of every tensor.
+    """
+
+    def __init__(self, pte: bytes, capture: Capture, report: Report) -> None:
+        super().__init__(capture, report)
+        self.pte = pte
+        self._program: Program | None = None
+
+    def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Run with ExecuTorch's runtime; buffers that a call writes keep their values."""
+        if self._program is None:
+            self._program = _load_program(self.pte)
+        method = self._program.load_method("forward")
+        inputs = [
+            leaf.contiguous() if isinstance(leaf, Tensor) else leaf
+            for leaf, info in zip(leaves, self.capture.inputs, strict=True)
+            if info.kind is not InputKind.LITERAL or info.value is not None
+        ]
+        results: list[Any] = list(method.execute(inputs))
+        return results
+
+    def reset(self) -> None:
+        """Forget what earlier calls wrote into buffers: the next call starts from the file."""
+        self._program = None
+
+    def contents(self) -> ProgramContents:
+        """What the file runs, read from the file itself."""
+        return read_contents(self.pte)
+
+    def save(self, path: str | Path) -> None:
+        """Write the `.pte`: a temporary file beside it first, then renamed.
+
+        Raises:
+            ArtifactError: the path cannot be written.
+        """
+        target = Path(path)
+        try:
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            try:
+                with os.fdopen(handle, "wb") as stream:
+                    stream.write(self.pte)
+                # mkstemp makes files that only the owner can read.
+                Path(name).chmod(0o666 & ~_umask())
+                Path(name).replace(target)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise ArtifactError(
+                f'cannot write "{target}": {error.strerror or error}',
+                fix="give a path in a folder that exists and can be written",
+            ) from error
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the `.pte`."""
+        return len(self.pte)
+
+
+def _umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
+
+
+def _load_program(pte: bytes) -> Program:
+    return Runtime.get().load_program(pte)
+
+
+def load(path: str | Path) -> XnnpackArtifact:
+    """Read a `.pte` that an artifact saved.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or not one of ours.
+    """
+    try:
+        pte = Path(path).read_bytes()
+    except OSError as error:
+        raise ArtifactError(f'cannot read "{path}": {error.strerror or error}') from error
+    try:
+        program = _load_program(pte)
+        names = set(program.method_names)
+    except RuntimeError as error:
+        raise ArtifactError(
+            f'"{path}" is no ExecuTorch program: {error}',
+            fix="give a .pte file",
+        ) from error
+    if missing := set(METADATA_METHODS) - names:
+        raise ArtifactError(
+            f'"{path}" holds no {sorted(missing)}: it was not written by this package',
+            fix="run it with executorch.runtime, or lower the model again",
+        )
+    try:
+        capture = Capture.from_json(_unpack(program, _CAPTURE))
+        provenance = Provenance.from_json(_unpack(program, _PROVENANCE))
+    except (zlib.error, UnicodeDecodeError, Pt2eQuantError) as error:
+        raise ArtifactError(f'the metadata in "{path}" is damaged: {error}') from error
+    report = Report(backend="XNNPACK", provenance=provenance, size_bytes=len(pte))
+    artifact = XnnpackArtifact(pte, capture, report)
+    count_operators(report, artifact.contents())
+    return artifact
+
+
+def count_operators(report: Report, contents: ProgramContents) -> None:
+    """Fill in a report's operator counts from a program's contents."""
+    report.integer_ops = dict(contents.integer_ops())
+    report.float_ops = _merged(contents.float_ops(), contents.kernels)
+
+
+def _merged(delegated: Mapping[str, int], kernels: Mapping[str, int]) -> dict[str, int]:
+    outside = {f"{name} (portable)": count for name, count in kernels.items()}
+    return {**delegated, **outside}

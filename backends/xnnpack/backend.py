@@ -1,0 +1,106 @@
+"""The XNNPACK backend: importable without ExecuTorch, which only `lower` and `load` need."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.xnnpack.quantizer import RECIPES, make_quantizer
+from pt2e_quant.backends.xnnpack.table import TABLE
+from pt2e_quant.core.errors import MissingExtraError
+from pt2e_quant.flow.op_table import OpTable
+from pt2e_quant.flow.table_quantizer import TableQuantizer
+
+__all__ = ["BACKEND", "XnnpackBackend"]
+
+
+class XnnpackBackend(Backend):
+    """ExecuTorch programs whose operators run in the XNNPACK delegate."""
+
+    name = "xnnpack"
+    suffix = ".pte"
+
+    @property
+    def table(self) -> OpTable:
+        """What the delegate runs in integers."""
+        return TABLE
+
+    @property
+    def recipes(self) -> Mapping[str, str]:
+        """Recipe names with a line of explanation each."""
+        return {name: recipe.text for name, recipe in RECIPES.items()}
+
+    def quantizer(self, recipe: str = "int8") -> TableQuantizer:
+        """A fresh quantizer for a recipe.
+
+        Raises:
+            ConfigError: no recipe has that name.
+        """
+        return make_quantizer(recipe)
+
+    def lower(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any] | None = None,
+        *,
+        strict: bool = True,
+        verify: bool = True,
+        margin_db: float = 6.0,
+        portable_only: bool = False,
+    ) -> Artifact:
+        """Canonical graph to an ExecuTorch program; see `Backend.lower`.
+
+        Args:
+            gm: of convert_pt2e; it is not changed.
+            example_inputs: inputs for the check run; calibration's first batch by default.
+            strict: refuse when an operator of the table has to go back to float.
+            verify: run the artifact once against the canonical graph.
+            margin_db: how much nearer the artifact must be to the canonical graph than that
+                is to the float graph.
+            portable_only: use only ExecuTorch's portable operators outside of the delegate.
+
+        Raises:
+            InvariantError: the graph is not canonical.
+            ArtifactError: the artifact fails its check.
+            UnsupportedError: strict, and an operator of the table went back to float.
+            MissingExtraError: executorch is not installed.
+        """
+        lowering = _with_executorch("lower")
+        found: Artifact = lowering.lower(
+            gm,
+            example_inputs,
+            lowering.Options(
+                strict=strict, verify=verify, margin_db=margin_db, portable_only=portable_only
+            ),
+        )
+        return found
+
+    def load(self, path: str | Path) -> Artifact:
+        """Read a `.pte` that an artifact of this backend saved.
+
+        Raises:
+            ArtifactError: the file is missing, damaged or not one of ours.
+            MissingExtraError: executorch is not installed.
+        """
+        found: Artifact = _with_executorch("artifact").load(path)
+        return found
+
+
+def _with_executorch(module: str) -> ModuleType:
+    """A module of this folder that needs ExecuTorch.
+
+    Raises:
+        MissingExtraError: executorch is not installed.
+    """
+    try:
+        import_module("executorch")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("xnnpack", "executorch") from error
+    return import_module(f"pt2e_quant.backends.xnnpack.{module}")
+
+
+BACKEND = XnnpackBackend()

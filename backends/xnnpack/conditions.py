@@ -1,0 +1,165 @@
+"""What must hold of an operator for XNNPACK to run it in integers, with the text that says so."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from pt2e_quant.flow.op_table import Constraint
+from pt2e_quant.graph.ops import argument
+from pt2e_quant.graph.pattern import Match
+
+__all__ = [
+    "ADDS_UNSCALED",
+    "BATCHED_1D",
+    "BATCHED_2D",
+    "DIVIDES_PLAINLY",
+    "EVERY_LIMIT_IS_A_NUMBER",
+    "FEEDS_A_NORM",
+    "FLOAT_INPUTS",
+    "GLOBAL_MEAN",
+    "KEEP_FLOAT",
+    "LIGHT",
+    "NO_CEIL_IF_DYNAMIC",
+    "ONE_GROUP",
+    "PADS_WITH_ZERO",
+    "POOLS_TO_ONE",
+    "READ_IN_FLOAT",
+    "STRIDE_FITS_KERNEL",
+    "TANH_IS_EXACT",
+    "TENSOR_OPERANDS",
+    "WEIGHT_IS_MATRIX",
+    "WINDOW_IS_WHOLE",
+    "pairs",
+]
+
+KEEP_FLOAT = "pt2e_quant.xnnpack.keep_float"
+"""Key of `node.meta` with the reason why an elementwise operator gains nothing from integers."""
+
+
+def pairs(value: Any) -> list[int]:
+    """A size or its pair as a pair."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * 2 if len(values) == 1 else values
+
+
+def _rank(m: Match, name: str) -> int:
+    value = m[name].meta["val"] if isinstance(m[name], Node) else None
+    return value.dim() if isinstance(value, Tensor) else -1
+
+
+def _is_dynamic(node: Node) -> bool:
+    return any(not isinstance(s, int) for s in node.meta["val"].shape)
+
+
+def _adds_unscaled(m: Match) -> bool:
+    return bool(m.arg("op", "alpha") == 1)
+
+
+def _tensor_operands(m: Match) -> bool:
+    return all(isinstance(m[v], Node) for v in ("x", "y"))
+
+
+def _one_group(m: Match) -> bool:
+    return bool(m.arg("op", "groups") == 1)
+
+
+def _no_ceil(m: Match) -> bool:
+    return not (m.arg("op", "ceil_mode") and _is_dynamic(m.anchor))
+
+
+def _stride_fits(m: Match) -> bool:
+    kernel = pairs(m.arg("op", "kernel_size"))
+    stride = pairs(m.arg("op", "stride") or kernel)
+    return all(s <= k for s, k in zip(stride, kernel, strict=True)) and _rank(m, "x") == 4
+
+
+def _pools_to_one(m: Match) -> bool:
+    return pairs(m.arg("op", "output_size")) == [1, 1] and _rank(m, "x") == 4
+
+
+def _global_mean(m: Match) -> bool:
+    dims = m.arg("op", "dim") or ()
+    return (
+        _rank(m, "x") == 4
+        and sorted(d % 4 for d in dims) == [2, 3]
+        and m.arg("op", "dtype") is None
+        and sum(not isinstance(s, int) for s in m.anchor.meta["val"].shape) <= 1
+    )
+
+
+def _window_is_whole(m: Match) -> bool:
+    padded = any(pairs(m.arg("op", "padding")))
+    return (
+        _rank(m, "x") == 4
+        and not m.arg("op", "ceil_mode")
+        and (m.arg("op", "count_include_pad") or not padded)
+        and isinstance(m["x"].meta["val"].shape[1], int)
+    )
+
+
+def _pads_with_zero(m: Match) -> bool:
+    op = m.nodes["op"]
+    mode = argument(op, "mode") if "mode" in _names(op) else "constant"
+    pads = argument(op, "pad")
+    return (
+        mode == "constant"
+        and argument(op, "value") in (None, 0, 0.0)
+        and all(isinstance(p, int) and p >= 0 for p in pads)
+    )
+
+
+def _names(node: Node) -> set[str]:
+    schema: Any = getattr(node.target, "_schema", None)
+    return {a.name for a in schema.arguments} if schema is not None else set()
+
+
+def _limits(m: Match) -> bool:
+    op = m.nodes.get("clip")
+    if op is None:
+        return True
+    values = [argument(op, n) for n in ("min", "max", "min_val", "max_val") if n in _names(op)]
+    return all(v is None or isinstance(v, (int, float)) for v in values)
+
+
+def _plain_gelu(m: Match) -> bool:
+    return bool(m.arg("op", "approximate") == "none")
+
+
+ADDS_UNSCALED = Constraint(text="alpha == 1", holds=_adds_unscaled)
+TENSOR_OPERANDS = Constraint(text="two tensor operands", holds=_tensor_operands)
+ONE_GROUP = Constraint(text="groups == 1 with one scale per output channel", holds=_one_group)
+BATCHED_1D = Constraint(text="a batched input (N, C, L)", holds=lambda m: _rank(m, "x") == 3)
+BATCHED_2D = Constraint(text="a batched input (N, C, H, W)", holds=lambda m: _rank(m, "x") == 4)
+WEIGHT_IS_MATRIX = Constraint(text="a weight (N, K)", holds=lambda m: _rank(m, "w") == 2)
+NO_CEIL_IF_DYNAMIC = Constraint(text="no ceil_mode with dynamic shapes", holds=_no_ceil)
+STRIDE_FITS_KERNEL = Constraint(
+    text="a batched input, and a stride no larger than the kernel", holds=_stride_fits
+)
+POOLS_TO_ONE = Constraint(text="an output of one element per channel", holds=_pools_to_one)
+GLOBAL_MEAN = Constraint(text="the mean over the last two of four dimensions", holds=_global_mean)
+WINDOW_IS_WHOLE = Constraint(
+    text="windows that all count the same number of elements, and a known channel count",
+    holds=_window_is_whole,
+)
+PADS_WITH_ZERO = Constraint(text="constant padding with 0", holds=_pads_with_zero)
+EVERY_LIMIT_IS_A_NUMBER = Constraint(text="limits that are numbers", holds=_limits)
+DIVIDES_PLAINLY = Constraint(
+    text="no rounding_mode", holds=lambda m: m.nodes["op"].kwargs.get("rounding_mode") is None
+)
+TANH_IS_EXACT = Constraint(text="approximate='none'", holds=_plain_gelu)
+FEEDS_A_NORM = "feeds a norm"
+FLOAT_INPUTS = "float inputs"
+READ_IN_FLOAT = "read in float"
+
+
+def _unmarked(reason: str, text: str) -> Constraint:
+    return Constraint(text=text, holds=lambda m: m.anchor.meta.get(KEEP_FLOAT) != reason)
+
+
+LIGHT = (
+    _unmarked(FEEDS_A_NORM, "a sum that no normalization reads (its rounding would cost most)"),
+    _unmarked(FLOAT_INPUTS, "inputs that are integers already (else it only adds rounding)"),
+    _unmarked(READ_IN_FLOAT, "a reader that works in integers (else it only adds rounding)"),
+)
+"""Of operators that are quantized only inside an integer region; `placement` sets the marks."""

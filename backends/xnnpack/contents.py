@@ -1,0 +1,169 @@
+"""What a `.pte` file really runs: each delegate's operators with their dtypes, and the rest.
+
+The XNNPACK delegate's payload is a flatbuffer of ExecuTorch's own schema. Reading it, and not the
+graph that went in, is how a test proves that an operator runs in integers.
+"""
+
+import importlib.resources
+import json
+import re
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executorch.backends.xnnpack import serialization
+from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import XNNHeader
+from executorch.exir._serialize._flatbuffer import _flatc_decompile
+from executorch.exir._serialize._program import deserialize_pte_binary
+from executorch.exir.schema import DelegateCall, KernelCall
+
+__all__ = ["FLOAT", "MOVERS", "DelegateOp", "ProgramContents", "read_contents"]
+
+FLOAT = "fp32"
+"""The dtype name of a float tensor in the payload; integers are qint8, qcint8, qint32, …"""
+
+MOVERS = frozenset({"Convert", "StaticTranspose", "StaticReshape", "Copy"})
+"""Operators that change a tensor's type or layout and compute nothing."""
+
+_NO_TENSOR = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegateOp:
+    """One operator inside a delegate.
+
+    Args:
+        name: XNNPACK's name without its prefix, for example "Conv2d".
+        inputs: dtypes of the tensors it reads, absent ones left out.
+        output: dtype of its result.
+        clamp: the (min, max) fused into it.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    clamp: tuple[float, float] | None = None
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether every tensor it touches is an integer tensor."""
+        return FLOAT not in (*self.inputs, self.output)
+
+    def __str__(self) -> str:
+        fused = f" clamp{list(self.clamp)}" if self.clamp else ""
+        return f"{self.name}({', '.join(self.inputs)}) -> {self.output}{fused}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramContents:
+    """One method of a program.
+
+    Args:
+        delegates: the operators of each XNNPACK delegate, in order of call.
+        kernels: ExecuTorch operators outside of the delegates, with how often they are called.
+    """
+
+    delegates: tuple[tuple[DelegateOp, ...], ...]
+    kernels: Counter[str]
+
+    def ops(self) -> list[DelegateOp]:
+        """All delegates' operators."""
+        return [op for delegate in self.delegates for op in delegate]
+
+    def integer_ops(self) -> Counter[str]:
+        """Computing operators that run in integers, by name."""
+        return Counter(o.name for o in self.ops() if o.is_integer and o.name not in MOVERS)
+
+    def float_ops(self) -> Counter[str]:
+        """Computing operators that run in float, by name."""
+        return Counter(o.name for o in self.ops() if not o.is_integer and o.name not in MOVERS)
+
+    def undelegated_qdq(self) -> Counter[str]:
+        """q/dq operators that ExecuTorch itself runs, one tensor pass each."""
+        return Counter(
+            {
+                name: count
+                for name, count in self.kernels.items()
+                if re.search(r"(quantize|choose_qparams)", name)
+                and "embedding" not in name
+                and name.startswith("quantized_decomposed")
+            }
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{name} x{count}" for name, count in sorted(self.kernels.items())]
+        for i, delegate in enumerate(self.delegates):
+            lines += [f"delegate {i}:", *(f"  {op}" for op in delegate)]
+        return "\n".join(lines)
+
+
+def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
+    """Read one method of a serialized program.
+
+    Raises:
+        ValueError: the bytes are no program, or hold no such method.
+    """
+    program = deserialize_pte_binary(pte).program
+    plan = next((p for p in program.execution_plan if p.name == method), None)
+    if plan is None:
+        raise ValueError(f'no method "{method}" in this program')
+    kernels: Counter[str] = Counter()
+    called: list[int] = []
+    for chain in plan.chains:
+        for instruction in chain.instructions:
+            call = instruction.instr_args
+            if isinstance(call, KernelCall):
+                op = plan.operators[call.op_index]
+                kernels[op.name.replace("::", ".")] += 1
+            elif isinstance(call, DelegateCall):
+                called.append(call.delegate_index)
+    payloads = [
+        program.backend_delegate_data[plan.delegates[i].processed.index].data for i in called
+    ]
+    return ProgramContents(delegates=tuple(_read_payload(p) for p in payloads), kernels=kernels)
+
+
+def _read_payload(payload: bytes) -> tuple[DelegateOp, ...]:
+    graph = _decode(bytes(payload))
+    types = [_dtype_of(value["xvalue_union"]) for value in graph["xvalues"]]
+    return tuple(_op(node, types) for node in graph["xnodes"])
+
+
+def _decode(payload: bytes) -> dict[str, Any]:
+    header = XNNHeader.from_bytes(payload[: XNNHeader.EXPECTED_LENGTH])
+    start = header.flatbuffer_offset
+    schema = importlib.resources.files(serialization).joinpath("schema.fbs").read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        (where / "schema.fbs").write_bytes(schema)
+        (where / "graph.bin").write_bytes(payload[start : start + header.flatbuffer_size])
+        _flatc_decompile(folder, str(where / "schema.fbs"), str(where / "graph.bin"))
+        text = (where / "graph.json").read_text(encoding="utf-8")
+    # flatc writes infinities bare, which JSON does not know.
+    text = re.sub(r": (-?)inf\b", r": \1Infinity", text)
+    decoded: dict[str, Any] = json.loads(text)
+    return decoded
+
+
+def _dtype_of(value: dict[str, Any]) -> str:
+    tensor = value.get("tensor_value", value)
+    return str(tensor.get("datatype", "")).removeprefix("xnn_datatype_")
+
+
+def _op(node: dict[str, Any], types: list[str]) -> DelegateOp:
+    ids = {k: v for k, v in node["xnode_union"].items() if k.endswith("_id") and v != _NO_TENSOR}
+    limits = node.get("output_min_max")
+    # Concatenate lists unused inputs as id 0: only as many as its name says are real.
+    name = re.sub(r"^_?XNN", "", node["xnode_union_type"])
+    inputs = [types[v] for k, v in ids.items() if k != "output_id"]
+    joined = re.fullmatch(r"Concatenate(\d)", name)
+    if joined:
+        inputs = inputs[: int(joined[1])]
+    return DelegateOp(
+        name=name,
+        inputs=tuple(inputs),
+        output=types[ids["output_id"]],
+        clamp=(limits["output_min"], limits["output_max"]) if limits else None,
+    )

@@ -1,0 +1,146 @@
+"""Canonical graph to `.pte`: passes, ExecuTorch's own lowering, the check, the report."""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Registers the out variants of the quantized operators that a program may call.
+import executorch.kernels.quantized  # noqa: F401
+import torch
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators, metadata
+from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
+from pt2e_quant.backends.xnnpack.embeddings import BYTE_KERNEL, embed_bytes, embed_portable
+from pt2e_quant.backends.xnnpack.movers import move_integers, split_as_slices
+from pt2e_quant.backends.xnnpack.partition import make_partitioner
+from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
+from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers
+from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
+from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
+from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.flow.report import Island, Report
+from pt2e_quant.graph.pipeline import GraphPass, PassRecord, run_passes
+from pt2e_quant.passes.decompose_attention import decompose_attention
+from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
+
+__all__ = ["Options", "lower", "lowering_passes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to lower; see `XnnpackBackend.lower`."""
+
+    strict: bool = True
+    verify: bool = True
+    margin_db: float = 6.0
+    portable_only: bool = False
+
+
+def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
+    """The pipeline from canonical graph to the graph that is exported for ExecuTorch."""
+    return (
+        decompose_attention,
+        remove_noop_expand,
+        duplicate_dequantize,
+        embed_portable if portable_only else embed_bytes,
+        split_as_slices,
+        pool_by_depthwise,
+        spell_for_delegate,
+        move_integers,
+        refloat_leftovers,
+        drop_dead_constants,
+    )
+
+
+def lower(
+    gm: GraphModule, example_inputs: Sequence[Any] | None, options: Options
+) -> XnnpackArtifact:
+    """Lower a canonical graph; the graph given is not changed.
+
+    Raises:
+        InvariantError: the graph is not canonical.
+        UnsupportedError: an operator of the table went back to float under `strict`.
+        ArtifactError: the artifact fails its check.
+    """
+    verify_canonical(gm)
+    capture = capture_of(gm)
+    work = _copy_of(gm)
+    records = run_passes(work, lowering_passes(portable_only=options.portable_only))
+    report = Report(backend="XNNPACK", provenance=provenance_of(gm))
+    report.islands = _islands(records)
+    if options.strict and report.islands:
+        worst = report.islands[0]
+        raise UnsupportedError(
+            f"XNNPACK cannot keep {worst.node} quantized: {worst.reason}",
+            fix="lower(..., strict=False) to run it in float",
+        )
+    pte = _to_pte(work, metadata(capture, report.provenance))
+    artifact = XnnpackArtifact(pte, capture, report)
+    _describe(artifact)
+    if options.verify:
+        check_artifact(artifact, gm, choose_sample(gm, example_inputs), options.margin_db)
+        artifact.reset()
+    return artifact
+
+
+def _copy_of(gm: GraphModule) -> GraphModule:
+    """A graph module with a graph of its own that shares the tensors."""
+    made = GraphModule(gm, copy.deepcopy(gm.graph))
+    made.meta = dict(gm.meta)
+    return made
+
+
+def _islands(records: Sequence[PassRecord]) -> list[Island]:
+    return [
+        Island(node=note.node, what="runs in float", reason=note.text)
+        for record in records
+        if record.name == refloat_leftovers.name
+        for note in record.notes
+    ]
+
+
+def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
+    with torch.no_grad(), warnings.catch_warnings():
+        # ExecuTorch's own warnings about its own code; nothing a user can change.
+        warnings.simplefilter("ignore")
+        edge = to_edge_transform_and_lower(
+            export_again(work),
+            transform_passes=[remove_noop_copies],
+            partitioner=[make_partitioner(edge_operators(), FUSING)],
+            constant_methods=constants,
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+        return bytes(edge.to_executorch().buffer)
+
+
+def _describe(artifact: XnnpackArtifact) -> None:
+    """Fill in the report from the file itself."""
+    report, contents = artifact.report, artifact.contents()
+    report.size_bytes = artifact.size_bytes
+    count_operators(report, contents)
+    report.notes.append(f"{len(contents.delegates)} XNNPACK partitions")
+    if contents.kernels[BYTE_KERNEL]:
+        report.notes.append(
+            "embeddings use quantized_decomposed::embedding_byte: link ExecuTorch's quantized "
+            "kernels on the device, or lower with portable_only=True"
+        )
+    for name, count in contents.undelegated_qdq().items():
+        report.islands.append(
+            Island(
+                node="",
+                what=f"{count} {name}",
+                reason="the delegate did not take it",
+                cost="one pass over the tensor each",
+            )
+        )

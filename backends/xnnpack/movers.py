@@ -1,0 +1,147 @@
+"""Operators that only move data: as slices where the delegate has them, else on the integers.
+
+Between a dq and a q of equal qparams, moving the integers gives the same result and a quarter of
+the bytes, and no dq or q is left over for ExecuTorch to run.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.ops import (
+    EXPAND,
+    IDENTITIES,
+    RESHAPE,
+    SELECT,
+    SLICE,
+    SPLIT,
+    STACK,
+    Family,
+    argument,
+    aten,
+    is_call,
+    is_getitem,
+)
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+
+__all__ = ["INTEGER_MOVERS", "move_integers", "split_as_slices"]
+
+NEAREST: Family = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
+
+INTEGER_MOVERS: Family = (
+    *EXPAND,
+    *IDENTITIES,
+    *RESHAPE,
+    *SELECT,
+    *SLICE,
+    *SPLIT,
+    *STACK,
+    *NEAREST,
+    aten.flip.default,
+    aten.index_select.default,
+    aten.pixel_shuffle.default,
+    aten.pixel_unshuffle.default,
+    aten.channel_shuffle.default,
+    aten.repeat.default,
+    aten.roll.default,
+)
+"""Moved by ExecuTorch's own operators on int8 where the delegate has none of its own."""
+
+
+@graph_pass()
+def split_as_slices(gm: GraphModule) -> PassResult:
+    """Write each part of a split as a slice, which the delegate has.
+
+    Before:  a, b = split(x, 2, 1)
+    After:   a = slice(x, 1, 0, 2);  b = slice(x, 1, 2, 4)
+    """
+    editor = Editor(gm)
+    notes = []
+    for node in list(gm.graph.nodes):
+        if is_getitem(node) and isinstance(node.args[0], Node) and is_call(node.args[0], SPLIT):
+            part = _slice_of(editor, node, node.args[0])
+            if part is not None:
+                editor.replace(node, part)
+                editor.discard([node.args[0]])
+                notes.append(Note(node.name, "split -> slice"))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+def _slice_of(editor: Editor, node: Node, split: Node) -> Node | None:
+    x, at = split.args[0], node.args[1]
+    values = split.meta["val"]
+    if split.target is aten.unbind.int or not isinstance(x, Node) or not isinstance(at, int):
+        return None
+    if not values[0].is_floating_point():
+        return None
+    dim = int(argument(split, "dim"))
+    parts = [v.shape[dim] for v in values]
+    if not all(isinstance(p, int) for p in parts):
+        return None
+    at %= len(parts)
+    start = sum(parts[:at])
+    return editor.call(aten.slice.Tensor, x, dim, start, start + parts[at], like=node, before=node)
+
+
+@graph_pass()
+def move_integers(gm: GraphModule) -> PassResult:
+    """Take movers that the delegate lacks out of their q/dq.
+
+    Before:  q(expand(dq(x_q)))
+    After:   expand(x_q)
+    """
+    editor = Editor(gm)
+    notes = []
+    for quantize in [n for n in gm.graph.nodes if n.target is QuantizePerTensor]:
+        source = quantize.args[0]
+        assert isinstance(source, Node)
+        moved = editor.now(source)
+        call = moved.args[0] if is_getitem(moved) else moved
+        assert isinstance(call, Node)
+        if not is_call(call, INTEGER_MOVERS) or delegate_moves(call):
+            continue
+        if any(u is not quantize for u in moved.users):
+            continue
+        integers = _on_integers(editor, call, quantize)
+        if integers is None:
+            continue
+        if moved is not call:
+            integers = editor.call(
+                moved.target, integers, moved.args[1], like=moved, before=quantize
+            )
+        editor.replace(quantize, integers)
+        editor.discard([moved, call])
+        notes.append(Note(call.name, f"{call.target} moves the integers, outside the delegate"))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+def _on_integers(editor: Editor, call: Node, quantize: Node) -> Node | None:
+    """The mover on the integers behind its inputs' dq; None if these have other qparams."""
+    floats = [n for n in call.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
+    floats = [n for n in floats if n.meta["val"].is_floating_point()]
+    stored = {n: n.args[0] for n in floats if n.target is DequantizePerTensor}
+    if len(stored) != len(floats) or any(n.args[1:] != quantize.args[1:] for n in floats):
+        return None
+    if is_call(call, IDENTITIES):
+        return next(iter(stored.values()))  # type: ignore[return-value]  # a dq reads a node
+    args: Any = map_arg(call.args, lambda n: stored.get(n, n))
+    kwargs: Any = map_arg(call.kwargs, lambda n: stored.get(n, n))
+    return editor.call(call.target, *args, like=call, before=quantize, **kwargs)
+
+
+def delegate_moves(call: Node) -> bool:
+    """Whether the delegate has this mover in integers, spelled as it stands."""
+    value = call.meta["val"]
+    if is_call(call, SLICE):
+        source = call.args[0]
+        assert isinstance(source, Node)
+        sizes = (*source.meta["val"].shape, *value.shape)
+        return argument(call, "step") == 1 and all(isinstance(s, int) for s in sizes)
+    if call.target is aten.view.default:
+        shape: Any = call.args[1]
+        return all(isinstance(s, int) for s in shape)
+    return False

@@ -1,0 +1,179 @@
+"""Which elementwise operators and pools gain from integers.
+
+Between two operators that work in integers, an add or a gelu in integers saves a dq and a q. In a
+float region it only adds rounding: a transformer's residual stream and the input of a norm lose
+4 dB by it (docs/backends/xnnpack.md). So an operator that is light stays float unless its inputs
+are integers already and its result is read as integers.
+"""
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.xnnpack.conditions import (
+    FEEDS_A_NORM,
+    FLOAT_INPUTS,
+    KEEP_FLOAT,
+    LIGHT,
+    READ_IN_FLOAT,
+    TENSOR_OPERANDS,
+)
+from pt2e_quant.backends.xnnpack.table import CLIPS, TABLE
+from pt2e_quant.flow.op_table import OpRow
+from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.ops import GROUP_NORM, LAYER_NORM, MEAN, Family, aten, is_call
+from pt2e_quant.graph.pattern import Match, find_matches
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+
+__all__ = ["NORMS", "place_elementwise"]
+
+NORMS: Family = (
+    *LAYER_NORM,
+    *GROUP_NORM,
+    aten.rms_norm.default,
+    aten.instance_norm.default,
+)
+
+_AT_OUTPUT: Family = (
+    *CLIPS,
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.max_pool2d.default,
+    aten.avg_pool2d.default,
+    aten.adaptive_avg_pool2d.default,
+    *MEAN,
+)
+"""Operators that are quantized also where only the program's output reads them."""
+
+
+@graph_pass()
+def place_elementwise(gm: GraphModule) -> PassResult:
+    """Mark the light operators that stay float, each with the reason.
+
+    Before:  add(linear(…), x) read by layer_norm
+    After:   the same, the add marked "feeds a norm"
+    """
+    for node in gm.graph.nodes:
+        node.meta.pop(KEEP_FLOAT, None)
+    view = _View(gm)
+    notes = []
+    for anchor in view.light:
+        reason = view.why_float(anchor)
+        if reason is not None:
+            anchor.meta[KEEP_FLOAT] = reason
+            notes.append(Note(anchor.name, reason, skipped=True))
+    return PassResult(changed=False, notes=tuple(notes))
+
+
+def _runs(row: OpRow, match: Match) -> bool:
+    # A number as operand becomes a tensor after placement, where it is worth one.
+    return all(c.holds(match) for c in row.constraints if c is not TENSOR_OPERANDS)
+
+
+class _View:
+    """The graph as the table sees it: heavy, light and passive operators."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.matches: dict[Node, tuple[OpRow, Match]] = {}
+        self.covered: dict[Node, Node] = {}
+        for row, match in find_matches(gm.graph, TABLE.patterns(), _runs):
+            self.matches[match.anchor] = (row, match)
+            self.covered |= dict.fromkeys(match.covered, match.anchor)
+        self.light = [a for a, (row, _) in self.matches.items() if LIGHT[0] in row.constraints]
+        self.constants = constant_nodes(gm.graph)
+        self.streams = self._streams(gm)
+        self.integer = self._integer(gm)
+        self.read = self._read(gm)
+
+    def why_float(self, anchor: Node) -> str | None:
+        """The reason to leave a light operator float; None if integers serve it."""
+        if anchor in self.streams:
+            return FEEDS_A_NORM
+        if anchor not in self.integer:
+            return FLOAT_INPUTS
+        return None if anchor in self.read else READ_IN_FLOAT
+
+    def _inputs(self, anchor: Node) -> list[Node]:
+        row, match = self.matches[anchor]
+        names = {s.at for s in row.slots} & match.values.keys()
+        edges = [e for name in sorted(names) for e in match.edges(name)]
+        return [source for source, _ in edges]
+
+    def _integer(self, gm: GraphModule) -> set[Node]:
+        """Values that can be integers, inputs first."""
+        found: set[Node] = set()
+        for node in gm.graph.nodes:
+            if node.op == "placeholder" and _is_float(node):
+                found.add(node)
+            if node not in self.matches or node in self.streams:
+                continue
+            row, _ = self.matches[node]
+            if row.name == "embedding":
+                continue
+            sources = [s for s in self._inputs(node) if s not in self.constants]
+            is_gemm = node not in self.light and not row.is_passive
+            if is_gemm or (sources and all(s in found for s in sources)):
+                found.add(node)
+        return found
+
+    def _read(self, gm: GraphModule) -> set[Node]:
+        """Values that some reader takes as integers, outputs first."""
+        found: set[Node] = set()
+        for node in reversed(gm.graph.nodes):
+            for user in node.users:
+                if self._takes_integers(node, user, found):
+                    found.add(node)
+                    break
+        return found
+
+    def _takes_integers(self, node: Node, user: Node, read: set[Node]) -> bool:
+        if user.op == "output":
+            return is_call(node, _AT_OUTPUT) or _is_mover(self.matches.get(node))
+        anchor = self.covered.get(user)
+        if anchor is None or anchor in self.streams or anchor not in self.integer:
+            return False
+        row, _ = self.matches[anchor]
+        return anchor in read if row.is_passive or anchor in self.light else True
+
+    def _streams(self, gm: GraphModule) -> set[Node]:
+        """Adds whose sum reaches a normalization through adds and movers alone."""
+        found: set[Node] = set()
+        waiting = [n.args[0] for n in gm.graph.nodes if is_call(n, NORMS)]
+        waiting += [source for n in gm.graph.nodes if (source := _manual_norm_input(n))]
+        while waiting:
+            node = waiting.pop()
+            if not isinstance(node, Node) or node in found or node not in self.matches:
+                continue
+            row, _ = self.matches[node]
+            if row.name in ("add", "sub"):
+                found.add(node)
+            elif not row.is_passive:
+                continue
+            waiting += self._inputs(node)
+        return found
+
+
+def _manual_norm_input(node: Node) -> Node | None:
+    """What is normalized where a norm is written out: rsqrt(mean(x ** 2) + eps)."""
+    if not is_call(node, (aten.rsqrt.default, aten.sqrt.default)):
+        return None
+    current = node
+    for _ in range(4):
+        inputs = [n for n in current.all_input_nodes if n.op == "call_function"]
+        if not inputs:
+            return None
+        current = inputs[0]
+        if is_call(current, (*MEAN, aten.var.correction, aten.var.dim)):
+            squared = current.args[0]
+            source = squared.args[0] if isinstance(squared, Node) and squared.args else None
+            return source if isinstance(source, Node) else None
+    return None
+
+
+def _is_mover(match: tuple[OpRow, Match] | None) -> bool:
+    return match is not None and match[0].is_passive
+
+
+def _is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()

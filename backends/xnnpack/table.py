@@ -1,0 +1,258 @@
+"""What ExecuTorch's XNNPACK delegate runs in integers, as data.
+
+Every row is proven by `tests/backends/xnnpack/test_table.py`, which lowers and runs it on two
+sizes, with static and with dynamic shapes, and reads the delegate's contents.
+"""
+
+from collections.abc import Iterable
+
+from pt2e_quant.backends.xnnpack.conditions import (
+    ADDS_UNSCALED,
+    BATCHED_1D,
+    BATCHED_2D,
+    EVERY_LIMIT_IS_A_NUMBER,
+    GLOBAL_MEAN,
+    LIGHT,
+    NO_CEIL_IF_DYNAMIC,
+    ONE_GROUP,
+    PADS_WITH_ZERO,
+    POOLS_TO_ONE,
+    STRIDE_FITS_KERNEL,
+    TANH_IS_EXACT,
+    TENSOR_OPERANDS,
+    WEIGHT_IS_MATRIX,
+    WINDOW_IS_WHOLE,
+)
+from pt2e_quant.core.granularity import PerChannel, PerTensor
+from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, TensorScheme
+from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, OpTable, Slot
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.ops import Family, aten
+from pt2e_quant.graph.pattern import Many, Op, Var, chain, maybe, one_of
+
+__all__ = ["CLIPS", "FUSING", "TABLE", "edge_operators"]
+
+CLIPS = one_of(
+    ops.RELU, ops.RELU6, ops.HARDTANH, ops.CLAMP, (aten.clamp_min.default, aten.clamp_max.default)
+)
+"""Activations that the delegate fuses into the operator before them, or runs alone."""
+
+FUSING = ("add.Tensor", "sub.Tensor", "mul.Tensor")
+"""Edge operators whose partitioner setting has to be told that activations fuse."""
+
+X, Y, W = Var("x"), Var("y"), Var("w")
+INT8_WEIGHT_WHOLE = TensorScheme(
+    dtype=INT8_WEIGHT.dtype,
+    granularity=PerTensor(),
+    symmetric=True,
+    quant_min=-127,
+    quant_max=127,
+)
+INT8_WEIGHT_COLUMNS = TensorScheme(
+    dtype=INT8_WEIGHT.dtype,
+    granularity=PerChannel(axis=1),
+    symmetric=True,
+    quant_min=-127,
+    quant_max=127,
+)
+_IN = Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
+_IN2 = Slot(at="y", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
+_OUT = Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,))
+_ROWS = Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT, INT8_WEIGHT_WHOLE))
+_COLUMNS = Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT_COLUMNS, INT8_WEIGHT_WHOLE))
+
+
+def _gemm(
+    name: str, family: Family, lowers_to: str, *needs: Constraint, weight: Slot = _ROWS
+) -> OpRow:
+    """A convolution or linear with a constant weight, its bias float, a clip fused."""
+    return OpRow(
+        name=name,
+        find=chain(Op(family, X, W, name="op"), maybe(CLIPS, "clip")),
+        slots=(_IN, weight, _OUT),
+        constraints=(*needs, EVERY_LIMIT_IS_A_NUMBER),
+        lowers_to=lowers_to,
+        note="relu, relu6, hardtanh and clamp after it are fused; the bias is stored as int32",
+    )
+
+
+def _binary(name: str, family: Family, lowers_to: str, *needs: Constraint) -> OpRow:
+    return OpRow(
+        name=name,
+        find=chain(Op(family, X, Y, name="op"), maybe(CLIPS, "clip")),
+        slots=(_IN, _IN2, _OUT),
+        constraints=(TENSOR_OPERANDS, EVERY_LIMIT_IS_A_NUMBER, *LIGHT, *needs),
+        lowers_to=lowers_to,
+        note="a number as operand is stored as an int8 constant; a clip after it is fused",
+    )
+
+
+def _unary(
+    name: str,
+    family: Family,
+    lowers_to: str,
+    *needs: Constraint,
+    fixed: tuple[float, int] | None = None,
+) -> OpRow:
+    out = Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,), fixed=fixed)
+    return OpRow(
+        name=name,
+        find=(Op(family, X, name="op"),),
+        slots=(_IN, out),
+        constraints=(*LIGHT, *needs),
+        lowers_to=lowers_to,
+    )
+
+
+def _pool(name: str, family: Family, lowers_to: str, *needs: Constraint, shares: bool) -> OpRow:
+    return OpRow(
+        name=name,
+        find=(Op(family, X, name="op"),),
+        slots=(_IN, _OUT),
+        share=(("x", OUT),) if shares else (),
+        constraints=(*LIGHT, *needs),
+        lowers_to=lowers_to,
+    )
+
+
+def _mover(name: str, family: Family, lowers_to: str, *needs: Constraint, note: str = "") -> OpRow:
+    return OpRow(
+        name=name,
+        find=(Op(family, X, name="op"),),
+        slots=(_IN, _OUT),
+        share=(("x", OUT),),
+        constraints=needs,
+        lowers_to=lowers_to,
+        is_passive=True,
+        note=note,
+    )
+
+
+def _join(name: str, family: Family, lowers_to: str) -> OpRow:
+    return OpRow(
+        name=name,
+        find=(Op(family, Many("x"), name="op"),),
+        slots=(_IN, _OUT),
+        share=(("x", OUT),),
+        lowers_to=lowers_to,
+        is_passive=True,
+    )
+
+
+_OUTSIDE = "on the integers, outside the delegate"
+_GEMMS = (
+    _gemm("conv1d", ops.CONV1D, "Conv2d, DepthwiseConv2d", BATCHED_1D),
+    _gemm("conv2d", ops.CONV2D, "Conv2d, DepthwiseConv2d", BATCHED_2D),
+    _gemm(
+        "conv_transpose1d",
+        ops.CONV_TRANSPOSE1D,
+        "ConvTranspose2d",
+        BATCHED_1D,
+        ONE_GROUP,
+        weight=_COLUMNS,
+    ),
+    _gemm(
+        "conv_transpose2d",
+        ops.CONV_TRANSPOSE2D,
+        "ConvTranspose2d",
+        BATCHED_2D,
+        ONE_GROUP,
+        weight=_COLUMNS,
+    ),
+    _gemm("linear", ops.LINEAR, "FullyConnected", WEIGHT_IS_MATRIX),
+)
+_BINARIES = (
+    _binary("add", ops.ADD, "Add", ADDS_UNSCALED),
+    _binary("sub", ops.SUB, "Subtract", ADDS_UNSCALED),
+    _binary("mul", ops.MUL, "Multiply"),
+    _binary("div", ops.DIV, "Div"),
+    _binary("minimum", ops.MINIMUM, "Minimum"),
+    _binary("maximum", ops.MAXIMUM, "Maximum"),
+)
+_UNARIES = (
+    _unary("abs", (aten.abs.default,), "Abs"),
+    _unary("ceil", (aten.ceil.default,), "Ceiling"),
+    _unary("clip", CLIPS, "Clamp"),
+    _unary("elu", ops.ELU, "ELU"),
+    _unary("exp", (aten.exp.default,), "Exp"),
+    _unary("floor", (aten.floor.default,), "Floor"),
+    _unary("gelu", ops.GELU, "Gelu", TANH_IS_EXACT),
+    _unary("hardswish", ops.HARDSWISH, "Hardswish"),
+    _unary("leaky_relu", ops.LEAKY_RELU, "LeakyReLU"),
+    _unary("neg", (aten.neg.default,), "Negate"),
+    _unary("sigmoid", ops.SIGMOID, "Sigmoid", fixed=(1 / 256, -128)),
+    _unary("sqrt", (aten.sqrt.default,), "SquareRoot"),
+    _unary("tanh", ops.TANH, "Tanh", fixed=(1 / 128, 0)),
+)
+_POOLS = (
+    _pool(
+        "max_pool2d",
+        (aten.max_pool2d.default,),
+        "MaxPooling2d",
+        STRIDE_FITS_KERNEL,
+        NO_CEIL_IF_DYNAMIC,
+        shares=True,
+    ),
+    _pool(
+        "adaptive_avg_pool2d",
+        ops.ADAPTIVE_AVG_POOL2D,
+        "GlobalAvgPooling2d",
+        POOLS_TO_ONE,
+        shares=False,
+    ),
+    _pool("mean", ops.MEAN, "GlobalAvgPooling2d", GLOBAL_MEAN, shares=False),
+    _pool("avg_pool2d", ops.AVG_POOL2D, "DepthwiseConv2d", WINDOW_IS_WHOLE, shares=False),
+)
+_MOVERS = (
+    _join("cat", ops.CAT, "Concatenate"),
+    _join("stack", ops.STACK, _OUTSIDE),
+    _mover("slice", ops.SLICE, "StaticSlice", note=f"dynamic shapes or a step: {_OUTSIDE}"),
+    _mover("select", (aten.select.int,), "StaticSlice, StaticReshape"),
+    _mover(
+        "reshape",
+        one_of(ops.RESHAPE, ops.SQUEEZE, ops.UNSQUEEZE),
+        "StaticReshape",
+        note=f"two or more dynamic sizes: {_OUTSIDE}",
+    ),
+    _mover("permute", ops.PERMUTE, "StaticTranspose"),
+    _mover("pad", ops.PAD, "StaticConstantPad", PADS_WITH_ZERO),
+    _mover("expand", ops.EXPAND, _OUTSIDE),
+    _mover("flip", (aten.flip.default,), _OUTSIDE),
+    _mover("repeat", (aten.repeat.default,), _OUTSIDE),
+    _mover("pixel_shuffle", (aten.pixel_shuffle.default,), _OUTSIDE),
+    _mover("upsample_nearest2d", (aten.upsample_nearest2d.vec,), _OUTSIDE),
+    _mover("copy", ops.IDENTITIES, "nothing: it is dropped"),
+)
+_EMBEDDING = OpRow(
+    name="embedding",
+    find=(Op(ops.EMBEDDING, W, name="op"),),
+    slots=(Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT,)),),
+    lowers_to="quantized_decomposed.embedding_byte, outside the delegate",
+    note="portable_only=True looks rows and scales up with portable operators instead",
+)
+
+TABLE = OpTable(
+    backend="XNNPACK",
+    rows=(*_GEMMS, *_BINARIES, *_UNARIES, *_POOLS, *_MOVERS, _EMBEDDING),
+    reasons={
+        "aten.softmax": "XNNPACK's softmax is float only",
+        "aten.matmul": "XNNPACK multiplies two run-time matrices in float only",
+        "aten.bmm": "XNNPACK multiplies two run-time matrices in float only",
+        "aten.scaled_dot_product_attention": "XNNPACK's attention scores are float only",
+        "aten.layer_norm": "the delegate has no layer_norm: ExecuTorch runs it in float",
+        "aten.upsample_bilinear2d": "XNNPACK's bilinear resize is float only",
+    },
+)
+
+
+def edge_operators(rows: Iterable[OpRow] = TABLE) -> frozenset[str]:
+    """The rows' operators as ExecuTorch's partitioner names them: "sigmoid.default"."""
+    found = set()
+    for row in rows:
+        for op in row.find:
+            for part in op.ops():
+                for spelling in part.members:
+                    target = spelling.target
+                    name = getattr(target, "__name__", "")
+                    found.add(name.removesuffix("_") if "." not in name else name)
+    return frozenset(found | {"constant_pad_nd.default", "hardtanh.default"})
