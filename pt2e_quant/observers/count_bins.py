@@ -1,10 +1,12 @@
 """How many elements of a tensor fall into each of many equal bins, exactly and fast."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["count_bins", "count_zeros", "flat_in_memory_order"]
+__all__ = ["count_bins", "count_multiples", "count_zeros", "flat_in_memory_order"]
 
 # 1 MiB of float32: the temporaries of one piece stay in a core's second-level cache.
 _PIECE = 1 << 18
@@ -33,23 +35,46 @@ def count_bins(x: Tensor, bins: int, low: float, high: float) -> Tensor:
     Args:
         x: floats, every one within [low, high].
         bins: number of bins.
-        low: lower edge of the first bin.
+        low: lower edge of the first bin, a float32 number.
         high: upper edge of the last bin, greater than low.
 
     Returns:
         int64[bins]
     """
     width = float(np.float32(high) - np.float32(low))  # as histc has it
-    counts, *more = (_count_piece(piece, bins, low, width) for piece in pieces_of(x))
+    return _tally(
+        ((piece.to(torch.float32) - low).mul_(bins).div_(width) for piece in pieces_of(x)), bins
+    )
+
+
+def count_multiples(x: Tensor, bins: int, exponent: int, first: int) -> Tensor:
+    """How many elements lie in [first + i, first + i + 1) * 2**exponent for i = 0 .. bins - 1.
+
+    Args:
+        x: floats, every one within these bins.
+        bins: number of bins.
+        exponent: of the width of a bin; the scaling by it is exact.
+        first: the first bin's place, an exact float32.
+
+    Returns:
+        int64[bins]
+    """
+    start = torch.tensor(-float(first), device=x.device)
+    scale = 2.0**-exponent
+    return _tally(
+        (torch.add(start, piece.to(torch.float32), alpha=scale) for piece in pieces_of(x)), bins
+    )
+
+
+def _tally(positions: Iterable[Tensor], bins: int) -> Tensor:
+    """Count positions in [0, bins], rounded down; those at bins belong to the last bin."""
+    # bincount reads a narrow integer faster.
+    dtype = torch.int16 if bins < 1 << 15 else torch.int32
+    counts, *more = (torch.bincount(p.to(dtype), minlength=bins + 1) for p in positions)
     for other in more:
         counts += other
-    return counts
-
-
-def _count_piece(piece: Tensor, bins: int, low: float, width: float) -> Tensor:
-    position = piece.to(torch.float32) - low
-    position.mul_(bins).div_(width).clamp_(0, bins - 1)
-    return torch.bincount(position.to(torch.int32), minlength=bins)
+    counts[bins - 1] += counts[bins]
+    return counts[:bins]
 
 
 def count_zeros(x: Tensor) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qparams import DEFAULT_EPS, choose_qparams
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
-from pt2e_quant.observers.count_bins import count_bins, count_zeros
+from pt2e_quant.observers.count_bins import count_multiples, count_zeros
 from pt2e_quant.observers.mse_search import BinnedData, mse_optimal_range
 
 __all__ = ["BinGrid", "MSEObserver", "grid_over"]
@@ -138,7 +138,7 @@ class MSEObserver(UniformQuantizationObserverBase):
         if not (old_low <= old_high and grid.holds(low, high, self.bins)):
             old, grid = grid, grid_over(low, high, self.bins)
             self._rebin(old, grid)
-        counts = count_bins(x, self.bins, grid.edge(0), grid.edge(self.bins))
+        counts = count_multiples(x, self.bins, grid.exponent, grid.offset)
         self.zero_count += _exact_zeros(x, counts, grid)
         self.histogram += counts.to(self.histogram.device)
         self.min_val.fill_(low)

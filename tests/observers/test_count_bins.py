@@ -3,7 +3,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pt2e_quant.observers.count_bins import count_bins, count_zeros, flat_in_memory_order
+from pt2e_quant.observers.count_bins import (
+    count_bins,
+    count_multiples,
+    count_zeros,
+    flat_in_memory_order,
+)
 
 
 @settings(deadline=None, max_examples=60)
@@ -54,3 +59,17 @@ def test_count_zeros_when_some_are_then_equals_count_nonzero(size, dtype):
     x = torch.randn(size, generator=torch.Generator().manual_seed(0)).relu().neg().to(dtype)
     assert count_zeros(x) == size - torch.count_nonzero(x)
     assert count_zeros(torch.zeros(size, dtype=dtype)) == size
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    places=st.lists(st.integers(0, 300 * 64 - 1), min_size=1, max_size=200),
+    exponent=st.integers(-40, 40),
+    first=st.integers(-(2**16), 2**16),
+)
+def test_count_multiples_when_values_are_exact_then_equals_floor(places, exponent, first):
+    # 64ths of a bin: exact in float32 next to any first below 2**17.
+    at = torch.tensor(places, dtype=torch.float64) / 64
+    x = ((at + first) * 2.0**exponent).to(torch.float32)
+    counts = count_multiples(x, 300, exponent, first)
+    assert torch.equal(counts, torch.bincount(at.floor().long(), minlength=300))
