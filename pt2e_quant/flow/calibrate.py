@@ -14,7 +14,7 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import CalibrationError, InputError
 from pt2e_quant.core.qdq import attribute
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.prepared import observers_of, prepared_state
+from pt2e_quant.flow.prepared import observers_of, prepared_graphs, prepared_state
 from pt2e_quant.flow.sample import SAMPLE_KEY, Sample
 
 __all__ = ["as_call", "calibrate", "preserve_buffers"]
@@ -45,7 +45,7 @@ def calibrate(
             fix="calibrate(prepared, [batch])",
         )
     capture = capture_of(prepared)
-    watched = list(observers_of(prepared))
+    watched = [pair for graph in prepared_graphs(prepared) for pair in observers_of(graph)]
     count = 0
     with torch.no_grad(), preserve_buffers(prepared, capture):
         for count, batch in enumerate(_shown(batches, progress), start=1):

@@ -1,5 +1,6 @@
 """convert: observers become q/dq, weights become integers, every tensor gets its record."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from pt2e_quant.flow.prepared import (
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
+from pt2e_quant.graph.subgraphs import bodies, direct_bodies
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.lift_constants import lift_constants
 from pt2e_quant.passes.store_weights import store_weights
 
 __all__ = ["convert_pt2e", "qparams_of"]
@@ -43,17 +46,38 @@ def convert_pt2e(prepared: GraphModule, *, fold_quantize: bool = True) -> GraphM
         CalibrationError: an observer saw no data; every such observer is named.
         InvariantError: the result breaks the canonical form.
     """
-    state = prepared_state(prepared)
-    provenance = provenance_of(prepared)
-    with pause_gc(), torch.no_grad(), one_recompile(prepared) as changes:
-        _log(provenance, run_passes(prepared, state.algorithms))
-        changes.append(True)
-        _Converter(prepared, state, provenance).run()
-        del prepared.meta[PREPARED_KEY]
-        finish = (store_weights, drop_dead_constants) if fold_quantize else (drop_dead_constants,)
-        run_passes(prepared, finish)
-    verify_canonical(prepared, form=Form.CANONICAL if fold_quantize else Form.UNFOLDED)
+    prepared_state(prepared)
+    form = Form.CANONICAL if fold_quantize else Form.UNFOLDED
+    with pause_gc(), torch.no_grad():
+        _convert_graph(prepared, fold_quantize)
+        run_passes(prepared, (lift_constants,))
+    verify_canonical(prepared, form=form)
+    for body in bodies(prepared):
+        verify_canonical(body.gm, form=form)
     return prepared
+
+
+def _convert_graph(gm: GraphModule, fold_quantize: bool) -> None:
+    """Convert one graph, after the bodies of its control flow."""
+    provenance = provenance_of(gm)
+    for body in direct_bodies(gm):
+        _convert_graph(body.gm, fold_quantize)
+        _take_over(provenance, provenance_of(body.gm), body.name)
+    state = prepared_state(gm)
+    with one_recompile(gm) as changes:
+        _log(provenance, run_passes(gm, state.algorithms))
+        changes.append(True)
+        _Converter(gm, state, provenance).run()
+        del gm.meta[PREPARED_KEY]
+        finish = (store_weights, drop_dead_constants) if fold_quantize else (drop_dead_constants,)
+        run_passes(gm, finish)
+
+
+def _take_over(table: Provenance, inner: Provenance, body: str) -> None:
+    """Add a body's records to those of the graph around it, under the body's name."""
+    table.tensors += [replace(r, name=f"{body}/{r.name}") for r in inner.tensors]
+    table.floats += [replace(r, node=f"{body}/{r.node}") for r in inner.floats]
+    table.notes += [f"{body}/{note}" for note in inner.notes]
 
 
 def _log(provenance: Provenance, records: tuple[PassRecord, ...]) -> None:

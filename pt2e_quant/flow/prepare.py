@@ -15,17 +15,25 @@ from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
 from pt2e_quant.flow.groups import Group, collect_groups
 from pt2e_quant.flow.make_observer import make_observer
 from pt2e_quant.flow.pause_gc import pause_gc
-from pt2e_quant.flow.prepared import PREPARED_KEY, PreparedState, Slip
+from pt2e_quant.flow.prepared import (
+    PREPARED_KEY,
+    PreparedState,
+    Slip,
+    prepared_graphs,
+    prepared_state,
+)
 from pt2e_quant.flow.table_quantizer import RULE_KEY
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
 from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.meta import constant_nodes, copy_trace
 from pt2e_quant.graph.pipeline import GraphPass, one_recompile, run_passes
+from pt2e_quant.graph.subgraphs import BODY_KEY, direct_bodies
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_batch_norm import fold_batch_norm
 from pt2e_quant.passes.functionalize_activations import functionalize_activations
 from pt2e_quant.passes.inline_regions import inline_regions
 from pt2e_quant.passes.remove_dropout import remove_dropout
+from pt2e_quant.passes.sink_constants import sink_constants
 from pt2e_quant.passes.strip_guards import strip_guards
 
 __all__ = ["PREPARE_PASSES", "prepare_pt2e"]
@@ -33,6 +41,7 @@ __all__ = ["PREPARE_PASSES", "prepare_pt2e"]
 PREPARE_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     inline_regions,
+    sink_constants,
     remove_dropout,
     functionalize_activations,
     fold_batch_norm,
@@ -71,7 +80,16 @@ def prepare_pt2e(
 
 
 def _prepare(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
-    gm.meta[CAPTURE_KEY] = rebuild_capture(gm, mutated_buffers(gm))
+    capture = rebuild_capture(gm, mutated_buffers(gm))
+    gm = _prepare_graph(gm, quantizer, strict)
+    gm.meta[CAPTURE_KEY] = capture
+    if strict and not any(prepared_state(graph).slips for graph in prepared_graphs(gm)):
+        raise AnnotationError(_nothing_annotated(gm), fix="see the reasons above")
+    return gm
+
+
+def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
+    """Prepare one graph, then the bodies of its control flow, which have constants of their own."""
     with one_recompile(gm) as changes:
         records = run_passes(gm, PREPARE_PASSES)
         gm = quantizer.transform_for_annotation(gm) or gm
@@ -84,8 +102,10 @@ def _prepare(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
     state = PreparedState(algorithms=tuple(getattr(quantizer, "algorithms", ())), is_strict=strict)
     gm.meta[PREPARED_KEY] = state
     _insert_observers(gm, quantizer, state)
-    if strict and not state.slips:
-        raise AnnotationError(_nothing_annotated(gm), fix="see the reasons above")
+    for body in direct_bodies(gm):
+        body.gm.meta[BODY_KEY] = body.name
+        owner, _, leaf = body.name.rpartition(".")
+        setattr(gm.get_submodule(owner), leaf, _prepare_graph(body.gm, quantizer, strict))
     return gm
 
 

@@ -10,8 +10,17 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.graph.subgraphs import bodies
 
-__all__ = ["PREPARED_KEY", "PreparedState", "Slip", "is_observer", "observers_of", "prepared_state"]
+__all__ = [
+    "PREPARED_KEY",
+    "PreparedState",
+    "Slip",
+    "is_observer",
+    "observers_of",
+    "prepared_graphs",
+    "prepared_state",
+]
 
 PREPARED_KEY = "pt2e_quant.prepared"
 """The key of `gm.meta` that holds a PreparedState."""
@@ -60,6 +69,13 @@ def prepared_state(gm: GraphModule) -> PreparedState:
             fix="prepared = prepare_pt2e(torch.export.export(model, inputs), quantizer)",
         )
     return state
+
+
+def prepared_graphs(gm: GraphModule) -> Iterator[GraphModule]:
+    """A prepared graph, and the bodies of its control flow, outermost first."""
+    yield gm
+    for body in bodies(gm):
+        yield body.gm
 
 
 def is_observer(module: object) -> bool:

@@ -24,6 +24,7 @@ from pt2e_quant.flow.rules import ALL_ROLES, QuantRule, RuleBook, RuleKind
 from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
 
 __all__ = ["RULE_KEY", "TableQuantizer"]
 
@@ -129,7 +130,9 @@ class TableQuantizer(Quantizer):
         """
         nodes = [n for n in model.graph.nodes if _computes_float(n)]
         book = RuleBook(self.rules)
-        book.check_all_matched(nodes)
+        if BODY_KEY not in model.meta:
+            inner = (n for body in bodies(model) for n in body.gm.graph.nodes)
+            book.check_all_matched([*nodes, *(n for n in inner if _computes_float(n))])
         reader = _Reader(self.table, book, find_masks(model))
         matches = find_matches(model.graph, self.table.patterns(), reader.accept)
         done: set[Node] = set()

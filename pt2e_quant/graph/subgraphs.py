@@ -9,7 +9,10 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.graph.alias import region_operands, subgraph_of
 from pt2e_quant.graph.meta import constant_nodes, source_constant
 
-__all__ = ["Body", "bodies", "constant_operands"]
+__all__ = ["BODY_KEY", "Body", "bodies", "constant_operands", "direct_bodies"]
+
+BODY_KEY = "pt2e_quant.body"
+"""The key of a body's `meta` that holds its name in the graph around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ def bodies(
             found.append(Body(name, body, call, constants))
             found += bodies(body, prefix=f"{name}.", known=constants)
     return tuple(found)
+
+
+def direct_bodies(gm: GraphModule) -> tuple[Body, ...]:
+    """The bodies that a graph's own calls run, each once."""
+    own = {body.name: body for body in bodies(gm) if body.call.graph is gm.graph}
+    return tuple(own.values())
 
 
 def constant_operands(gm: GraphModule) -> dict[Node, Node]:

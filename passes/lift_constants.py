@@ -1,0 +1,94 @@
+"""Hand the constants of control-flow bodies in as operands again."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.graph.alias import subgraph_of
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import attribute
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.subgraphs import bodies
+
+__all__ = ["lift_constants"]
+
+
+@graph_pass()
+def lift_constants(gm: GraphModule) -> PassResult:
+    """Undo `sink_constants`: torch.export takes bodies without constants of their own.
+
+    Before:  cond(p, true_body, false_body, (x,)),           true_body(x):    … self.weight_q
+    After:   cond(p, true_body, false_body, (x, weight_q)),  true_body(x, w): … w
+    """
+    notes: list[Note] = []
+    _lift(gm, notes)
+    return PassResult(bool(notes), tuple(notes))
+
+
+def _lift(gm: GraphModule, notes: list[Note]) -> None:
+    calls: dict[Node, list[GraphModule]] = {}
+    for body in bodies(gm):
+        if body.call.graph is gm.graph:
+            calls.setdefault(body.call, []).append(body.gm)
+    editor = Editor(gm)
+    for call, inner in calls.items():
+        for body in inner:
+            _lift(body, notes)
+        names = _lift_call(editor, call, inner)
+        notes += [Note(call.name, f"{name} is an operand") for name in names]
+    editor.finish()
+
+
+def _lift_call(editor: Editor, call: Node, inner: Sequence[GraphModule]) -> list[str]:
+    held = {body: _constants(body) for body in inner}
+    outer: dict[int, Node] = {}
+    for body, constants in held.items():
+        for node in constants:
+            value = attribute(body, str(node.target))
+            if id(value) not in outer:
+                outer[id(value)] = editor.constant(str(node.target), value, like=call)
+    if not outer:
+        return []
+    operands = call.args[-1]
+    assert isinstance(operands, (list, tuple))
+    call.args = (*call.args[:-1], type(operands)([*operands, *outer.values()]))
+    for body, constants in held.items():
+        _read_inputs(body, constants, outer)
+    return [str(node.target) for node in outer.values()]
+
+
+def _constants(body: GraphModule) -> list[Node]:
+    return [
+        node
+        for node in body.graph.nodes
+        if node.op == "get_attr"
+        and subgraph_of(node) is None
+        and isinstance(attribute(body, str(node.target)), Tensor)
+    ]
+
+
+def _read_inputs(body: GraphModule, constants: Sequence[Node], outer: dict[int, Node]) -> None:
+    """Add an input for each lifted constant, as all bodies of a call take the same operands."""
+    values = {node: attribute(body, str(node.target)) for node in constants}
+    made: dict[int, Node] = {}
+    last = [n for n in body.graph.nodes if n.op == "placeholder"][-1]
+    for key, node in outer.items():
+        with body.graph.inserting_after(last):
+            last = made[key] = body.graph.placeholder(node.name)
+        made[key].meta["val"] = node.meta["val"]
+    _inputs_first(body)
+    for node, value in values.items():
+        node.replace_all_uses_with(made[id(value)])
+        body.graph.erase_node(node)
+    for name in {str(node.target) for node in constants}:
+        owner, _, leaf = name.rpartition(".")
+        delattr(body.get_submodule(owner), leaf)
+    body.recompile()
+
+
+def _inputs_first(body: GraphModule) -> None:
+    """Move the inputs in front of everything that now reads them."""
+    first = next(n for n in body.graph.nodes if n.op != "placeholder")
+    for node in [n for n in body.graph.nodes if n.op == "placeholder"]:
+        first.prepend(node)

@@ -1,0 +1,96 @@
+"""Weights inside cond, scan and while_loop are quantized as anywhere else."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.export import export
+
+from pt2e_quant.core.errors import CalibrationError
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.flow.calibrate import calibrate
+from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.flow.sample import sqnr_db
+
+
+class Cond(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda y: self.a(y), lambda y: self.b(y).relu(), (x,)) + 1
+
+
+class Scan(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        def step(carry: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            new = torch.tanh(self.a(carry) + y)
+            return new, new.clone()
+
+        return scan(step, h, x)
+
+
+class While(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def more(i: Tensor, y: Tensor) -> Tensor:
+            return i < 3
+
+        def body(i: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return i + 1, self.a(y)
+
+        return while_loop(more, body, (torch.zeros((), dtype=torch.int64), x))[1]
+
+
+CASES = [
+    (Cond(), [(torch.ones(2, 4),), (-torch.ones(2, 4),)], {"a.weight", "b.weight"}),
+    (Scan(), [(torch.randn(5, 2, 4), torch.randn(2, 4))], {"a.weight"}),
+    (While(), [(torch.randn(2, 4),)], {"a.weight"}),
+]
+
+
+@pytest.mark.parametrize(("model", "batches", "weights"), CASES, ids=["cond", "scan", "while"])
+def test_weights_in_bodies_become_integers(quantizer, model, batches, weights):
+    model = model.eval()
+    prepared = prepare_pt2e(export(model, batches[0]), quantizer())
+    quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
+    for batch in batches:
+        assert sqnr_db(model(*batch), quantized(*batch)) > 25
+    stored = {
+        n.removesuffix("_q") for n, v in quantized.state_dict().items() if v.dtype == torch.int8
+    }
+    assert stored == weights
+    assert not weights & set(quantized.state_dict())
+    names = {r.name.split("/")[-1] for r in provenance_of(quantized).tensors}
+    assert weights <= names
+    bodies = [m for m in quantized.modules() if isinstance(m, torch.fx.GraphModule)]
+    assert any(is_dequantize(n) for body in bodies[1:] for n in body.graph.nodes)
+
+
+@pytest.mark.parametrize(("model", "batches", "weights"), CASES, ids=["cond", "scan", "while"])
+def test_control_flow_can_be_exported_again(quantizer, model, batches, weights):
+    model = model.eval()
+    prepared = prepare_pt2e(export(model, batches[0]), quantizer())
+    quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
+    again = export_again(quantized).module()
+    for batch in batches:
+        assert sqnr_db(quantized(*batch), again(*batch)) > 60
+
+
+def test_branch_never_taken_is_named(quantizer):
+    prepared = prepare_pt2e(export(Cond().eval(), (torch.ones(2, 4),)), quantizer())
+    calibrate(prepared, [(torch.ones(2, 4),)], progress=False)
+    with pytest.raises(CalibrationError, match="saw no data"):
+        convert_pt2e(prepared)
