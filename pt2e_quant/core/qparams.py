@@ -186,12 +186,13 @@ def _along(values: Tensor, axis: int, dim: int) -> Tensor:
 def _to_integer(x: Tensor, qp: QParams) -> Tensor:
     """round(x / scale) + zero_point, clamped, still in float32."""
     # As in the ops: the product with 1 / scale, not the quotient, which can differ by one step.
+    zero_point: int | Tensor
     if qp.axis is None:
-        scaled = torch.round(x * (1.0 / qp.scale_float)) + qp.zero_point_int
+        scaled, zero_point = x * (1.0 / qp.scale_float), qp.zero_point_int
     else:
-        inverse = 1.0 / _along(qp.scale, qp.axis, x.dim())
-        scaled = torch.round(x * inverse) + _along(qp.zero_point, qp.axis, x.dim())
-    return torch.clamp(scaled, qp.quant_min, qp.quant_max)
+        scaled = x * (1.0 / _along(qp.scale, qp.axis, x.dim()))
+        zero_point = _along(qp.zero_point, qp.axis, x.dim())
+    return scaled.round_().add_(zero_point).clamp_(qp.quant_min, qp.quant_max)
 
 
 def quantize(x: Tensor, qp: QParams) -> Tensor:
@@ -208,10 +209,12 @@ def dequantize(q: Tensor, qp: QParams, dtype: torch.dtype = torch.float32) -> Te
     """Real values of integers: (q - zero_point) * scale."""
     if qp.axis is None:
         return (q.to(dtype) - qp.zero_point_int) * qp.scale_float
+    scale = _along(qp.scale, qp.axis, q.dim())
     zero_point = _along(qp.zero_point, qp.axis, q.dim())
-    if q.dtype == torch.uint16:  # torch promotes no uint16
-        q = q.to(torch.int32)
-    return ((q - zero_point) * _along(qp.scale, qp.axis, q.dim())).to(dtype)
+    if q.dtype == torch.int32:
+        return ((q - zero_point) * scale).to(dtype)
+    # Exact in float32 up to 16 bits, and twice as fast as integers of two widths.
+    return (q.to(torch.float32) - zero_point.to(torch.float32)).mul_(scale).to(dtype)
 
 
 def fake_quantize(x: Tensor, qp: QParams) -> Tensor:
