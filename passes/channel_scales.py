@@ -29,8 +29,8 @@ QUANTILES = (0.5, 0.9, 0.99)
 EXPONENTS = (0.5, 0.7, 1.0)
 FOLDS = 4
 SLACK = 1.1
-WEIGHT_ROWS = 128
-"""Rows of a weight that its rounding error is estimated from."""
+WIDEST = 1000.0
+"""The greatest ratio of two channels' scales."""
 STEPS = 255.0
 WEIGHT_STEPS = 127.0
 # The first candidate changes nothing; then from weak to strong: a lower exponent and a higher
@@ -107,8 +107,9 @@ def family(absmax: Tensor) -> Tensor:
     >>> family(torch.tensor([[1.0, 1.0, 1.0, 8.0]]))[-1]
     tensor([[1., 1., 1., 8.]])
     """
-    # A channel that was always 0 must not get the scale 0.
-    absmax = absmax.clamp(min=torch.finfo(absmax.dtype).tiny)
+    # A channel that was 0 in calibration keeps some range: no two scales differ more than this.
+    least = (absmax.amax(1, keepdim=True) / WIDEST).clamp_(min=torch.finfo(absmax.dtype).tiny)
+    absmax = torch.maximum(absmax, least)
     levels = torch.tensor([p for p, _ in CANDIDATES], dtype=absmax.dtype)
     exponents = torch.tensor([a for _, a in CANDIDATES], dtype=absmax.dtype)
     floors = torch.quantile(absmax, levels, dim=1, interpolation="higher")
@@ -144,7 +145,7 @@ def activation_errors(statistics: ChannelStatistics, sensitivity: Tensor) -> Ten
 
 def weight_errors(weight: Tensor, statistics: ChannelStatistics, factors: Tensor) -> Tensor:
     """Expected squared error per row from rounding `weight * factors` per output channel."""
-    some = weight[:: max(1, weight.shape[0] // WEIGHT_ROWS)].abs()
-    steps = torch.stack([(some * factor).amax(1) for factor in factors]) / WEIGHT_STEPS
-    per_output = steps.square().mean(1) * weight.shape[0] / 12
+    magnitude, scaled = weight.abs(), torch.empty_like(weight)
+    tops = [torch.mul(magnitude, factor, out=scaled).amax(1) for factor in factors]
+    per_output = (torch.stack(tops) / WEIGHT_STEPS).square().sum(1) / 12
     return per_output * (statistics.mean_square / factors.square()).sum(1)

@@ -54,6 +54,8 @@ def _scale(
     editor: Editor, node: Node, observer: ChannelStatisticsObserver, linear: Node
 ) -> tuple[str, bool]:
     """(what was done or why nothing, whether it was declined)."""
+    if observer.steps:
+        return "it was scaled before", True
     if len(linear.users) > 1:
         return f"{linear.name} has other readers", True
     reader = next((user for user in node.users if Q_ANNOTATION_KEY in user.meta), None)
