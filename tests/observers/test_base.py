@@ -84,3 +84,26 @@ def test_partial_wrapper_when_pickled_then_still_makes_observers():
     make = pickle.loads(pickle.dumps(MinMaxObserver.with_args(dtype=torch.int8)))
     assert isinstance(make, PartialWrapper)
     assert make().dtype == torch.int8
+
+
+@pytest.mark.parametrize("make", OBSERVERS)
+def test_forward_when_in_inference_mode_then_usable_outside_it(make):
+    observer, plain = make(), make()
+    with torch.inference_mode():
+        observer(data())
+    observer(data(1, gain=4.0))
+    plain(data())
+    plain(data(1, gain=4.0))
+    assert all(map(torch.equal, observer.calculate_qparams(), plain.calculate_qparams()))
+
+
+@pytest.mark.parametrize("make", OBSERVERS)
+def test_load_when_state_comes_from_an_observer_then_qparams_are_the_same(make):
+    observer, other = make(), make()
+    observer(data())
+    other.load_state_dict(observer.state_dict())
+    assert all(map(torch.equal, other.calculate_qparams(), observer.calculate_qparams()))
+    assert not any(
+        a.data_ptr() == b.data_ptr()
+        for a, b in zip(other.buffers(), observer.buffers(), strict=True)
+    )
