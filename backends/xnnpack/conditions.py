@@ -11,6 +11,7 @@ from pt2e_quant.graph.pattern import Match
 
 __all__ = [
     "ADDS_UNSCALED",
+    "AFTER_LINEAR",
     "BATCHED_1D",
     "BATCHED_2D",
     "DIVIDES_PLAINLY",
@@ -24,6 +25,7 @@ __all__ = [
     "ONE_GROUP",
     "PADS_WITH_ZERO",
     "POOLS_TO_ONE",
+    "READ_AS_INTEGERS",
     "READ_IN_FLOAT",
     "STRIDE_FITS_KERNEL",
     "TANH_IS_EXACT",
@@ -151,6 +153,7 @@ TANH_IS_EXACT = Constraint(text="approximate='none'", holds=_plain_gelu)
 FEEDS_A_NORM = "feeds a norm"
 FLOAT_INPUTS = "float inputs"
 READ_IN_FLOAT = "read in float"
+AFTER_LINEAR = "after a linear"
 
 
 def _unmarked(reason: str, text: str) -> Constraint:
@@ -161,5 +164,11 @@ LIGHT = (
     _unmarked(FEEDS_A_NORM, "a sum that no normalization reads (its rounding would cost most)"),
     _unmarked(FLOAT_INPUTS, "inputs that are integers already (else it only adds rounding)"),
     _unmarked(READ_IN_FLOAT, "a reader that works in integers (else it only adds rounding)"),
+    _unmarked(
+        AFTER_LINEAR,
+        "an input that is no linear's output (whose outlier channels are scaled in float)",
+    ),
 )
 """Of operators that are quantized only inside an integer region; `placement` sets the marks."""
+
+READ_AS_INTEGERS = LIGHT[2]

@@ -63,10 +63,10 @@ def split_as_slices(gm: GraphModule) -> PassResult:
     notes = []
     for node in list(gm.graph.nodes):
         if is_getitem(node) and isinstance(node.args[0], Node) and is_call(node.args[0], SPLIT):
-            part = _slice_of(editor, node, node.args[0])
+            editor.discard([node, node.args[0]])
+            part = _slice_of(editor, node, node.args[0]) if node.users else None
             if part is not None:
                 editor.replace(node, part)
-                editor.discard([node.args[0]])
                 notes.append(Note(node.name, "split -> slice"))
     return PassResult(editor.finish(), tuple(notes))
 

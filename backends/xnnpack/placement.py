@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.xnnpack.conditions import (
+    AFTER_LINEAR,
     FEEDS_A_NORM,
     FLOAT_INPUTS,
     KEEP_FLOAT,
@@ -32,6 +33,9 @@ NORMS: Family = (
     aten.rms_norm.default,
     aten.instance_norm.default,
 )
+
+_SMOOTH = frozenset({"elu", "gelu", "hardswish", "leaky_relu", "sigmoid", "tanh"})
+"""Rows of activation functions between which and a linear outlier channels are scaled."""
 
 _AT_OUTPUT: Family = (
     *CLIPS,
@@ -57,7 +61,7 @@ def place_elementwise(gm: GraphModule) -> PassResult:
         node.meta.pop(KEEP_FLOAT, None)
     view = _View(gm)
     notes = []
-    for anchor in view.light:
+    for anchor in (*view.light, *view.movers):
         reason = view.why_float(anchor)
         if reason is not None:
             anchor.meta[KEEP_FLOAT] = reason
@@ -80,6 +84,7 @@ class _View:
             self.matches[match.anchor] = (row, match)
             self.covered |= dict.fromkeys(match.covered, match.anchor)
         self.light = [a for a, (row, _) in self.matches.items() if LIGHT[0] in row.constraints]
+        self.movers = [a for a, (row, _) in self.matches.items() if row.is_passive]
         self.constants = constant_nodes(gm.graph)
         self.streams = self._streams(gm)
         self.integer = self._integer(gm)
@@ -89,9 +94,20 @@ class _View:
         """The reason to leave a light operator float; None if integers serve it."""
         if anchor in self.streams:
             return FEEDS_A_NORM
+        if self._follows_linear(anchor):
+            return AFTER_LINEAR
         if anchor not in self.integer:
             return FLOAT_INPUTS
         return None if anchor in self.read else READ_IN_FLOAT
+
+    def _follows_linear(self, anchor: Node) -> bool:
+        """Whether a smooth activation function works on what a linear gives."""
+        if self.matches[anchor][0].name not in _SMOOTH:
+            return False
+        source = self._inputs(anchor)[0]
+        while source in self.matches and self.matches[source][0].is_passive:
+            source = self._inputs(source)[0]
+        return source in self.matches and self.matches[source][0].name == "linear"
 
     def _inputs(self, anchor: Node) -> list[Node]:
         row, match = self.matches[anchor]
@@ -105,7 +121,7 @@ class _View:
         for node in gm.graph.nodes:
             if node.op == "placeholder" and _is_float(node):
                 found.add(node)
-            if node not in self.matches or node in self.streams:
+            if node not in self.matches or node in self.streams or self._follows_linear(node):
                 continue
             row, _ = self.matches[node]
             if row.name == "embedding":
@@ -128,7 +144,7 @@ class _View:
 
     def _takes_integers(self, node: Node, user: Node, read: set[Node]) -> bool:
         if user.op == "output":
-            return is_call(node, _AT_OUTPUT) or _is_mover(self.matches.get(node))
+            return is_call(node, _AT_OUTPUT)
         anchor = self.covered.get(user)
         if anchor is None or anchor in self.streams or anchor not in self.integer:
             return False
@@ -168,10 +184,6 @@ def _manual_norm_input(node: Node) -> Node | None:
             source = squared.args[0] if isinstance(squared, Node) and squared.args else None
             return source if isinstance(source, Node) else None
     return None
-
-
-def _is_mover(match: tuple[OpRow, Match] | None) -> bool:
-    return match is not None and match[0].is_passive
 
 
 def _is_float(node: Node) -> bool:
