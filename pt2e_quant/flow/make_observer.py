@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.core.errors import AnnotationError
+from pt2e_quant.core.errors import AnnotationError, ConfigError
 from pt2e_quant.core.specs import SpecKind, kind_of
 from pt2e_quant.flow.groups import Group
 from pt2e_quant.observers.fixed import FixedQParamsObserver
@@ -91,7 +91,7 @@ def _call(constructor: Any, keywords: dict[str, Any], group: Group) -> nn.Module
     node = place if isinstance(place, torch.fx.Node) else place[1]
     try:
         made = constructor(**keywords)
-    except (TypeError, ValueError, AssertionError) as error:
+    except (TypeError, ValueError, AssertionError, ConfigError) as error:
         raise AnnotationError(
             f"{_class_name(constructor)} cannot be made from {group.spec}: {error}",
             node=node,

@@ -1,0 +1,63 @@
+"""Op tables refuse what would make their outcome depend on row order."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.schemes import (
+    INT8_ACTIVATION,
+    INT8_WEIGHT,
+    UINT8_ACTIVATION,
+    Role,
+    Scheme,
+)
+from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot
+from pt2e_quant.graph.pattern import Op, Var
+
+aten = torch.ops.aten
+IN = Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
+RESULT = Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,))
+RELU = OpRow(
+    name="relu", find=(Op(aten.relu.default, Var("x")),), slots=(IN, RESULT), lowers_to="clamp"
+)
+
+
+def test_two_rows_that_match_the_same_are_refused():
+    with pytest.raises(ConfigError, match="rows of equal width match the same nodes"):
+        OpTable(backend="Toy", rows=(RELU, replace(RELU, name="again")))
+
+
+def test_two_rows_of_one_name_are_refused():
+    other = replace(RELU, find=(Op(aten.tanh.default, Var("x")),))
+    with pytest.raises(ConfigError, match="two rows of one name"):
+        OpTable(backend="Toy", rows=(RELU, other))
+
+
+def test_sharing_with_a_slot_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match='row "relu" has no slot "y"'):
+        OpTable(backend="Toy", rows=(replace(RELU, share=(("x", "y"),)),))
+
+
+def test_slot_takes_the_axis_of_its_operator():
+    slot = Slot(
+        at="w",
+        role=Role.WEIGHT,
+        accepts=(replace(INT8_WEIGHT, granularity=type(INT8_WEIGHT.granularity)(1)),),
+    )
+    scheme = Scheme(name="s", input=None, output=None, weight=INT8_WEIGHT)
+    assert slot.resolve(scheme).granularity.axis == 1
+
+
+def test_slot_refuses_with_expected_and_found():
+    scheme = Scheme(name="u8", input=UINT8_ACTIVATION, output=None, weight=None)
+    with pytest.raises(ValueError, match=r'its input "x" takes int8.*, not uint8'):
+        IN.resolve(scheme)
+
+
+def test_optional_slot_stays_float_where_the_scheme_says_so():
+    scheme = Scheme(name="s", input=INT8_ACTIVATION, output=None, weight=None)
+    assert replace(RESULT, is_optional=True).resolve(scheme) is None
+    with pytest.raises(ValueError, match='scheme "s" leaves its output "out" float'):
+        RESULT.resolve(scheme)
