@@ -206,7 +206,10 @@ def quantize(x: Tensor, qp: QParams) -> Tensor:
 
 
 def dequantize(q: Tensor, qp: QParams, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Real values of integers: (q - zero_point) * scale."""
+    """Real values of integers: (q - zero_point) * scale.
+
+    Per tensor it is computed in dtype, as the op does: ask for float32 unless q has 8 bits.
+    """
     if qp.axis is None:
         return (q.to(dtype) - qp.zero_point_int) * qp.scale_float
     scale = _along(qp.scale, qp.axis, q.dim())

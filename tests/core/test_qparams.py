@@ -36,7 +36,7 @@ def normal(shape, seed, gain=1.0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * gain
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=300)
 @given(
     target=TARGETS,
     seed=st.integers(0, 10_000),
@@ -57,7 +57,10 @@ def test_per_tensor_when_quantized_then_bit_equal_to_the_ops(target, seed, scale
     assert torch.equal(q, OPS.quantize_per_tensor(x, *rest))
     for out_dtype in FLOATS:
         theirs = OPS.dequantize_per_tensor(q, *rest, out_dtype=out_dtype)
-        assert torch.equal(dequantize(q, qp, out_dtype), theirs)
+        # NaN: the op computes in out_dtype, and 65535 is no float16.
+        torch.testing.assert_close(
+            dequantize(q, qp, out_dtype), theirs, rtol=0, atol=0, equal_nan=True
+        )
     assert fake_quantize(torch.zeros(1, dtype=dtype), qp).item() == 0.0
 
 
