@@ -12,10 +12,46 @@ from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.graph.alias import subgraph_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, fake_value
-from pt2e_quant.graph.ops import aten, is_getitem
+from pt2e_quant.graph.ops import (
+    ADDMM,
+    BMM,
+    CONV,
+    CONV_TRANSPOSE,
+    LINEAR,
+    MATMUL,
+    MM,
+    PRELU,
+    SDPA,
+    aten,
+    is_call,
+    is_getitem,
+)
 from pt2e_quant.graph.pipeline import Invariant, Note, PassResult, graph_pass
 
 __all__ = ["inline_regions", "no_regions"]
+
+_LOWER_PRECISION = (
+    *CONV,
+    *CONV_TRANSPOSE,
+    *LINEAR,
+    *MATMUL,
+    *MM,
+    *BMM,
+    *ADDMM,
+    *SDPA,
+    *PRELU,
+    aten.baddbmm.default,
+    aten.addbmm.default,
+    aten.addmv.default,
+    aten.mv.default,
+    aten.einsum.default,
+    aten.chain_matmul.default,
+    aten.linalg_vecdot.default,
+)
+"""What autocast runs in its own dtype, whatever the inputs (PyTorch's autocast op reference).
+
+Their fake kernels do not refuse mixed dtypes, so these are cast without asking what they give.
+"""
 
 _GRAD = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"
@@ -43,24 +79,39 @@ def _is_castable(value: object) -> bool:
 
 
 class _Casts:
-    """The casts of one autocast region, each value cast once to each dtype."""
+    """The casts of one autocast region, each value cast once to each dtype.
 
-    def __init__(self, editor: Editor) -> None:
+    Args:
+        editor: edits the graph that the casts go into.
+        dtype: the region's own dtype.
+    """
+
+    def __init__(self, editor: Editor, dtype: torch.dtype) -> None:
         self.editor = editor
+        self.dtype = dtype
         self.done: dict[tuple[Node, torch.dtype], Node] = {}
+        # torch.export records the values of regions in branches as they are without autocast.
+        self.recorded = True
+
+    def _wanted(self, inner: Node, args: Any, kwargs: Any) -> torch.dtype | None:
+        """The dtype to cast a call's inputs to, None if autocast leaves them."""
+        value = inner.meta.get("val")
+        if not isinstance(value, Tensor) or not _is_castable(value):
+            return None
+        if is_call(inner, _LOWER_PRECISION):
+            self.recorded = self.recorded and value.dtype == self.dtype
+            return self.dtype
+        if not self.recorded:
+            return None
+        plain = fake_value(self.editor.mode, inner.target, args, kwargs)
+        same = isinstance(plain, Tensor) and plain.dtype == value.dtype
+        return None if same else value.dtype
 
     def arguments(self, inner: Node, args: Any, kwargs: Any, place: Node) -> tuple[Any, Any]:
-        """The arguments with which a call gives, without autocast, the dtype it gave with it."""
-        wanted = inner.meta.get("val")
-        if not _is_castable(wanted) or not isinstance(wanted, Tensor):
+        """The arguments with which a call gives, without autocast, what it gave with it."""
+        dtype = self._wanted(inner, args, kwargs)
+        if dtype is None:
             return args, kwargs
-        try:
-            plain = fake_value(self.editor.mode, inner.target, args, kwargs)
-        except (RuntimeError, TypeError):  # mixed dtypes, which only autocast makes equal
-            plain = None
-        if isinstance(plain, Tensor) and plain.dtype == wanted.dtype:
-            return args, kwargs
-        dtype = wanted.dtype
 
         def cast(node: Node) -> Node:
             value = node.meta.get("val")
@@ -76,7 +127,22 @@ class _Casts:
         return map_arg(args, cast), map_arg(kwargs, cast)
 
 
+def _cast_branch(body: GraphModule, dtype: torch.dtype) -> None:
+    """Write the casts of an autocast region into a branch that runs in it."""
+    editor = Editor(body)
+    casts = _Casts(editor, dtype)
+    for node in list(body.graph.nodes):
+        if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
+            continue
+        node.args, node.kwargs = casts.arguments(node, node.args, node.kwargs, node)
+        if not casts.recorded:
+            node.meta["val"] = fake_value(editor.mode, node.target, node.args, node.kwargs)
+    editor.finish()
+
+
 class _Inliner:
+    """Inlines the regions of one graph, outermost first: an inner autocast overrides an outer."""
+
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
         self.editor = Editor(gm)
@@ -84,22 +150,19 @@ class _Inliner:
         self.dead_bodies: set[str] = set()
 
     def run(self) -> None:
+        """Inline every region."""
         for node in list(self.gm.graph.nodes):
-            kind = _region(node)
-            if kind is not None:
-                self._inline(node, kind)
+            if _region(node) is not None:
+                self._inline(node)
         reading = {str(n.target) for n in self.gm.graph.nodes if n.op == "get_attr"}
         for name in self.dead_bodies - reading:
             self.gm.delete_submodule(name)
 
-    def _inline(self, call: Node, kind: str) -> None:
-        position = 1 if kind == _GRAD else 4
-        reader: Any = call.args[position]
-        body = subgraph_of(reader)
-        if body is None:
-            raise InvariantError(f"{call.name} names no body", node=call)
-        casts = _Casts(self.editor) if kind == _AUTOCAST and call.args[2] else None
-        results = self._copy(body, list(call.args[position + 1 :]), call, casts)
+    def _inline(self, call: Node) -> None:
+        before = self.editor.mark()
+        reader, body = _body_of(call)
+        operands = list(call.args[_position(call) + 1 :])
+        results = self._copy(body, operands, call, self._casts(call, None))
         for user in list(call.users):
             if not is_getitem(user):
                 raise InvariantError(f"{user.name} reads {call.name} as a whole", node=user)
@@ -109,12 +172,24 @@ class _Inliner:
         self.editor.erase_dead([call])
         self.editor.erase_dead([reader])
         self.dead_bodies.add(str(reader.target))
-        self.notes.append(Note(call.name, f"inlined {len(body.graph.nodes)} nodes"))
+        self.notes.append(Note(call.name, f"inlined {self.editor.mark() - before} calls"))
+
+    def _casts(self, call: Node, outer: _Casts | None) -> _Casts | None:
+        """The casts that hold in a region inside another."""
+        if _region(call) == _GRAD:
+            return outer
+        dtype, enabled = call.args[1:3]
+        if not enabled:
+            return None
+        if dtype is None:
+            dtype = torch.get_autocast_dtype(str(call.args[0]))
+        assert isinstance(dtype, torch.dtype)
+        return _Casts(self.editor, dtype)
 
     def _copy(
         self, body: GraphModule, operands: list[Any], call: Node, casts: _Casts | None
     ) -> list[Any]:
-        """Copy a body before its call; returns its results."""
+        """Copy a body before the outermost call; returns its results."""
         found: dict[Node, Any] = {}
         waiting = iter(operands)
         for inner in body.graph.nodes:
@@ -124,7 +199,14 @@ class _Inliner:
                 results = map_arg(inner.args[0], found.__getitem__)
                 return list(results) if isinstance(results, (list, tuple)) else [results]
             elif inner.op == "get_attr":
-                found[inner] = self._hoist(body, inner)
+                if not all(_region(user) for user in inner.users):
+                    found[inner] = self._hoist(body, inner)
+            elif _region(inner) is not None:
+                mapped: Any = map_arg(inner.args[_position(inner) + 1 :], found.__getitem__)
+                within = self._casts(inner, casts)
+                found[inner] = self._copy(_body_of(inner)[1], list(mapped), call, within)
+            elif is_getitem(inner) and isinstance(found[_source(inner)], list):
+                found[inner] = found[_source(inner)][inner.args[1]]
             else:
                 found[inner] = self._copy_call(inner, found, call, casts)
         raise InvariantError(f"the body of {call.name} has no output", node=call)
@@ -136,34 +218,58 @@ class _Inliner:
             raise InvariantError(f"{inner.op} {inner.target} inside {call.name}", node=inner)
         args: Any = map_arg(inner.args, found.__getitem__)
         kwargs: Any = map_arg(inner.kwargs, found.__getitem__)
-        if casts is not None and not isinstance(inner.target, HigherOrderOperator):
+        given: dict[str, Any] = {"val": inner.meta.get("val")}
+        target: Any = inner.target
+        if casts is not None and isinstance(inner.target, HigherOrderOperator):
+            for branch in inner.all_input_nodes:
+                body = subgraph_of(branch)
+                if body is not None:
+                    _cast_branch(body, casts.dtype)
+        elif casts is not None:
             args, kwargs = casts.arguments(inner, args, kwargs, call)
-        val = inner.meta.get("val")
-        return self.editor.call(inner.target, *args, like=inner, before=call, val=val, **kwargs)
+            if not casts.recorded:
+                given.clear()
+        return self.editor.call(target, *args, like=inner, before=call, **given, **kwargs)
 
     def _hoist(self, body: GraphModule, inner: Node) -> Node:
-        """Bring a constant or a body of a body to the graph around it."""
+        """Bring a constant or a body of a branch to the graph around it."""
         value = attribute(body, str(inner.target))
         if isinstance(value, Tensor):
             return self.editor.constant(str(inner.target), value, like=inner)
         return self.editor.submodule(str(inner.target), value, like=inner)
 
 
+def _position(call: Node) -> int:
+    """Where the body stands among a region's arguments; the operands follow it."""
+    return 1 if _region(call) == _GRAD else 4
+
+
+def _body_of(call: Node) -> tuple[Node, GraphModule]:
+    reader: Any = call.args[_position(call)]
+    body = subgraph_of(reader)
+    if body is None:
+        raise InvariantError(f"{call.name} names no body", node=call)
+    return reader, body
+
+
+def _source(getitem: Node) -> Node:
+    source = getitem.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
 def _inline_all(gm: GraphModule) -> list[Note]:
     notes: list[Note] = []
+    if _check(gm) is not None:
+        inliner = _Inliner(gm)
+        inliner.run()
+        inliner.editor.finish()
+        notes += inliner.notes
     for node in list(gm.graph.nodes):
         body = subgraph_of(node)
         if body is not None:
-            inner = _inline_all(body)
-            if inner:
-                body.recompile()
-            notes += inner
-    if _check(gm) is None:
-        return notes
-    inliner = _Inliner(gm)
-    inliner.run()
-    inliner.editor.finish()
-    return notes + inliner.notes
+            notes += _inline_all(body)
+    return notes
 
 
 @graph_pass(gives=(no_regions,))

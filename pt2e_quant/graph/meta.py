@@ -1,7 +1,7 @@
 """What every node carries: fake values with symbolic shapes kept, module stack, stack trace."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -51,10 +51,21 @@ def fake_mode_of(graph: Graph) -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _no_new_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
-    """Keep the shapes of the user's program free of guards that our own calls would add."""
+@contextmanager
+def _quietly(mode: FakeTensorMode) -> Iterator[None]:
+    """Keep the shapes of the user's program free of guards that our own calls would add.
+
+    The mode's own cache is off meanwhile: with symbolic shapes its keys and entries cost more
+    than the calls (half of the time of writing out attention).
+    """
     env = mode.shape_env
-    return nullcontext() if env is None else env.suppress_guards()
+    cached = mode.cache_enabled
+    mode.cache_enabled = cached and env is None
+    try:
+        with nullcontext() if env is None else env.suppress_guards():
+            yield
+    finally:
+        mode.cache_enabled = cached
 
 
 def fake_constant(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
@@ -91,7 +102,7 @@ def fake_value(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any
 
     fake_args = map_arg(args, value_of)
     fake_kwargs = map_arg(kwargs, value_of)
-    with mode, torch.no_grad(), _no_new_guards(mode):
+    with mode, torch.no_grad(), _quietly(mode):
         return target(*fake_args, **fake_kwargs)
 
 
