@@ -42,18 +42,29 @@ class Residual(nn.Module):
         return F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
 
 
-def build_cnn() -> nn.Module:
-    """Return an untrained CNN from float[N, 1, 8, 8] to logits float[N, 10]."""
-    stem = (nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), Residual(32))
-    body = (nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
-    head = (Residual(64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-    return nn.Sequential(*stem, *body, *head)
+class DigitsCnn(nn.Module):
+    """A CNN from float[N, 1, 8, 8] to logits float[N, 10]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.block1 = Residual(32)
+        self.conv2, self.bn2 = nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64)
+        self.block2 = Residual(64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        x = self.block1(F.relu(self.bn1(self.conv1(x))))
+        x = F.relu(self.bn2(self.conv2(F.max_pool2d(x, 2, 2))))
+        x = F.adaptive_avg_pool2d(self.block2(x), 1)
+        return self.head(torch.flatten(x, 1))
 
 
 def train_cnn(images: Tensor, labels: Tensor, *, epochs: int) -> nn.Module:
     """Return a CNN fitted with AdamW in batches of 64, in eval mode; the same at every run."""
     torch.manual_seed(0)
-    model = build_cnn()
+    model = DigitsCnn()
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=1e-2)
     steps = epochs * -(-len(images) // 64)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
