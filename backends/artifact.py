@@ -2,17 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from torch.fx import GraphModule
 
 from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.errors import MissingExtraError
 from pt2e_quant.flow.op_table import OpTable
 from pt2e_quant.flow.report import Report
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 
-__all__ = ["Artifact", "Backend"]
+__all__ = ["Artifact", "Backend", "is_installed"]
 
 
 class Artifact(ABC):
@@ -60,6 +62,20 @@ class Backend(ABC):
     """As in `pt2e_quant.backends.get(name)`."""
     suffix: str
     """Of the files it writes, with the dot."""
+    extra: str = ""
+    """The extra of this package that it needs, "" for none."""
+    packages: tuple[str, ...] = ()
+    """What that extra installs, as it is imported."""
+
+    def require_extra(self) -> None:
+        """Refuse before any long work where a package is missing.
+
+        Raises:
+            MissingExtraError: naming the package and the command that installs it.
+        """
+        for package in self.packages:
+            if not is_installed(package):
+                raise MissingExtraError(self.extra, package)
 
     @property
     @abstractmethod
@@ -112,3 +128,11 @@ class Backend(ABC):
         Raises:
             ArtifactError: the file is missing, damaged or not one of ours.
         """
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; nothing is imported to find out."""
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # its entry in sys.modules is None: importing it is refused
+        return False

@@ -16,6 +16,8 @@ from pt2e_quant.flow.prepare import prepare_pt2e
 
 __all__ = ["quantize"]
 
+_ADVICE = ("For ", "If you suspect", "The error above occurred")
+
 
 def quantize(
     model: nn.Module | ExportedProgram,
@@ -52,6 +54,7 @@ def quantize(
         Pt2eQuantError: naming what is wrong, where, and the fix.
     """
     target = get(backend)
+    target.require_extra()
     quantizer = target.quantizer(recipe)
     program = _export(model, args, kwargs, dynamic_shapes)
     prepared = prepare_pt2e(program, quantizer, strict=strict)
@@ -72,6 +75,16 @@ def _export(
                 fix="quantize(program, calibration_data=…, backend=…)",
             )
         return model
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"quantize takes a module or a program of torch.export, found {type(model).__name__}",
+            fix="for a .pt2 file: quantize(torch.export.load(path), …)",
+        )
+    if not isinstance(args, (tuple, list)):
+        raise InputError(
+            f"args is a tuple of inputs, found a {type(args).__name__}",
+            fix="quantize(model, (x,), …)",
+        )
     if not args and not kwargs:
         raise InputError(
             "a model needs example inputs to be captured with",
@@ -83,6 +96,29 @@ def _export(
         return torch.export.export(
             model.eval(), tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
         )
+    except Exception as error:  # torch raises what the model raises, besides its own
+        raise InputError(
+            f"torch.export cannot capture this model: {_readable(error)}", fix=_way_out(error)
+        ) from error
     finally:
         for name, module in model.named_modules():
             module.training = was_training[name]
+
+
+def _readable(error: Exception) -> str:
+    """Torch's own text without blank lines and advice on logging, indented below the first."""
+    kept = [
+        line.rstrip()
+        for line in str(error).splitlines()
+        if line.strip() and not line.startswith(_ADVICE)
+    ]
+    return "\n    ".join([type(error).__name__, *kept])
+
+
+def _way_out(error: Exception) -> str:
+    if "data-dependent" in str(error):
+        return (
+            "a captured graph has no branch on a tensor's value: use torch.where or torch.cond; "
+            "torch.export.draft_export(model, args) lists every such place"
+        )
+    return "see that model(*args, **kwargs) runs, and then torch.export.export(model, args, kwargs)"

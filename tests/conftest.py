@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.backends import registry
 from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, ConfigError, near
 from pt2e_quant.core.provenance import Provenance, provenance_of
@@ -85,6 +86,7 @@ class PlainBackend(Backend):
         return TableQuantizer(TABLE, _INT8)
 
     def lower(self, gm, example_inputs=None, *, strict=True, verify=True, margin_db=6.0):
+        verify_canonical(gm)
         report = Report(backend="Plain", provenance=provenance_of(gm), size_bytes=1234)
         artifact = PlainArtifact(export_again(gm), capture_of(gm), report)
         if verify:

@@ -21,6 +21,8 @@ class OnnxBackend(Backend):
 
     name = "onnx"
     suffix = ".onnx"
+    extra = "onnx"
+    packages = ("onnx", "onnxscript", "onnxruntime")
 
     @property
     def table(self) -> OpTable:

@@ -23,6 +23,8 @@ class XnnpackBackend(Backend):
 
     name = "xnnpack"
     suffix = ".pte"
+    extra = "xnnpack"
+    packages = ("executorch",)
 
     @property
     def table(self) -> OpTable:

@@ -21,8 +21,11 @@ def describe_program(gm: GraphModule) -> Report:
     provenance = Provenance(quantizer="read off the graph")
     integer: Counter[str] = Counter()
     floating: Counter[str] = Counter()
+    between: set[Node] = set()
     has_qdq = any(n.op == "call_function" and n.target in QDQ_OPS for n in gm.graph.nodes)
-    reason = "none of its inputs is a dequantize" if has_qdq else "this program is not quantized"
+    reason = (
+        "it is not between dequantize and quantize" if has_qdq else "this program is not quantized"
+    )
     for node in gm.graph.nodes:
         if is_quantize(node) or is_dequantize(node):
             record = _tensor(gm, node)
@@ -30,7 +33,8 @@ def describe_program(gm: GraphModule) -> Report:
                 provenance.tensors.append(record)
         elif not _computes_float(node):
             continue
-        elif any(is_dequantize(source) for source in node.all_input_nodes):
+        elif _is_integer(node, between):
+            between.add(node)
             integer[operator_name(node)] += 1
         else:
             floating[operator_name(node)] += 1
@@ -45,17 +49,32 @@ def describe_program(gm: GraphModule) -> Report:
         float_ops=dict(floating),
         size_bytes=size,
         float_size_bytes=size + saved,
-        notes=["read off the graph: operators between a dequantize and a quantize count as integer"]
+        notes=["read off the graph: what stands between dequantize and quantize counts as integer"]
         if has_qdq
         else [],
     )
+
+
+def _is_integer(node: Node, between: set[Node]) -> bool:
+    """Whether a backend can run a node in integers: on a stored weight, or from dq to q."""
+    if any(is_dequantize(n) and _stored(n) is not None for n in node.all_input_nodes):
+        return True
+    starts = any(is_dequantize(n) or n in between for n in node.all_input_nodes)
+    return starts and any(is_quantize(user) for user in node.users)
+
+
+def _stored(node: Node) -> Node | None:
+    """The constant that a q/dq reads."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source_constant(source)
 
 
 def _tensor(gm: GraphModule, node: Node) -> TensorRecord | None:
     """A record for a quantize of an activation, or a dequantize of a stored constant."""
     source = node.args[0]
     assert isinstance(source, Node)
-    constant = source_constant(source)
+    constant = _stored(node)
     if is_dequantize(node) and constant is None:
         return None
     value = source.meta.get("val")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from pt2e_quant.backends.registry import get, names
 from pt2e_quant.command_line.describe_program import describe_program
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.core.capture import Capture, InputKind
-from pt2e_quant.core.errors import ArtifactError, MissingExtraError
+from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.read_capture import rebuild_capture
 from pt2e_quant.flow.report import Report
 
@@ -110,7 +109,7 @@ def _runner(gm: GraphModule) -> RunLeaves:
 
 
 def _open_onnx(path: Path, capture: Capture, threads: int) -> RunLeaves:
-    _require("onnx", "onnxruntime", "onnx")
+    get("onnx").require_extra()
     from pt2e_quant.backends.onnx.runtime import open_session, run_session
 
     session = open_session(path, threads=threads)
@@ -119,16 +118,10 @@ def _open_onnx(path: Path, capture: Capture, threads: int) -> RunLeaves:
 
 
 def _open_pte(path: Path, capture: Capture, threads: int) -> RunLeaves:
-    _require("xnnpack", "executorch")
+    get("xnnpack").require_extra()
     from pt2e_quant.backends.xnnpack.open_file import open_file
 
     run = open_file(path, threads=threads)
     # ExecuTorch drops None, and nothing else.
     taken = [i.kind is not InputKind.LITERAL or i.value is not None for i in capture.inputs]
     return lambda leaves: run(list(compress(leaves, taken)))
-
-
-def _require(extra: str, *packages: str) -> None:
-    for package in packages:
-        if find_spec(package) is None:
-            raise MissingExtraError(extra, package)

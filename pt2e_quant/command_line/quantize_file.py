@@ -68,6 +68,7 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
         Pt2eQuantError: naming what is wrong, and the fix; nothing is written then.
     """
     backend = get(options.backend)
+    backend.require_extra()
     quantizer = backend.quantizer(options.recipe)
     for name in options.keep_float:
         quantizer.set_module_name(name, None)

@@ -39,7 +39,7 @@ def calibrate(
         CalibrationError: there is no batch, or NaN or infinity came up; names node and batch.
     """
     prepared_state(prepared)
-    if isinstance(batches, (Tensor, Mapping, str)):
+    if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise InputError(
             f"batches must be an iterable of batches, found one {type(batches).__name__}",
             fix="calibrate(prepared, [batch])",

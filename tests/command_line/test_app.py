@@ -1,0 +1,146 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pt2e_quant.__main__ import main
+from pt2e_quant.command_line.program_file import load_program
+
+
+def call(*arguments):
+    """The exit status of a command."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code or 0
+
+
+QUANTIZE = ("quantize", "model.pt2", "--backend", "plain", "--calibration-data", "data.npz")
+
+
+def test_quantize_writes_the_file_and_says_what_became_of_it(folder, plain_backend, capsys):
+    assert call(*QUANTIZE, "-o", "out.plain", "--report", "report.json") == 0
+    out, err = capsys.readouterr()
+    assert "wrote out.plain" in out
+    assert "quantized tensors" in out
+    assert "not used: labels" in err
+    assert len(json.loads((folder / "report.json").read_text())["provenance"]["tensors"]) == 6
+    assert not [p for p in folder.iterdir() if "tmp" in p.name]
+
+
+def test_quantize_names_the_output_after_the_model_and_is_quiet(folder, plain_backend, capsys):
+    assert call(*QUANTIZE, "--quiet", "--batch-size", "3") == 0
+    assert (folder / "model.plain").is_file()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_modules_kept_float_have_a_record_that_says_so(folder, plain_backend, capsys):
+    assert call(*QUANTIZE, "--keep-float", "0") == 0
+    capsys.readouterr()
+    assert call("inspect", "model.plain", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["provenance"]
+    assert {t["name"] for t in found["tensors"]} == {"relu", "2.weight", "linear_1"}
+    reasons = {f["node"]: f["reason"] for f in found["floats"]}
+    assert "module_name" in reasons["linear"]
+
+
+def test_inspect_shows_tensors_reasons_and_sizes(folder, plain_backend, capsys):
+    assert call(*QUANTIZE, "-q") == 0
+    assert call("inspect", "model.plain") == 0
+    out = capsys.readouterr().out
+    for words in ("0.weight", "int8[-127,127] axis 0", "128 -> 96", "Plain has no int8 relu"):
+        assert words in out
+
+
+def test_run_gives_what_the_float_program_gives(folder, plain_backend, capsys):
+    assert call(*QUANTIZE, "-q") == 0
+    for name in ("model.plain", "model.pt2"):
+        assert call("run", name, "--inputs", "data.npz", "-o", f"{name}.npz") == 0
+    assert "(12, 3)" in capsys.readouterr().out
+    expected = load_program(folder / "model.pt2").module()(
+        torch.from_numpy(np.load("data.npz")["input"])
+    )
+    reference, found = np.load("model.pt2.npz")["out"], np.load("model.plain.npz")["out"]
+    np.testing.assert_allclose(reference, expected.detach().numpy(), rtol=1e-5)
+    error = np.abs(found - reference).max()
+    # a few steps of the output's own scale, 1/255 of its range each
+    assert 0 < error < 4 * np.ptp(reference) / 255
+
+
+def test_bench_prints_the_ratio_and_json(folder, plain_backend, capsys):
+    assert call(*QUANTIZE, "-q") == 0
+    command = ("bench", "model.plain", "--against", "model.pt2", "--rounds", "3")
+    assert call(*command) == 0
+    out = capsys.readouterr().out
+    assert "3 rounds in turn, 1 thread" in out
+    assert "dB SQNR" in out
+    assert call(*command, "--json", "--inputs", "data.npz") == 0
+    found = json.loads(capsys.readouterr().out)
+    medians = [found["files"][name]["median_us"] for name in ("model.plain", "model.pt2")]
+    assert found["speed_up"] == pytest.approx(medians[1] / medians[0])
+    assert found["sqnr_db"] > 25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("quantize", "gone.pt2", *QUANTIZE[2:]), "there is no file gone.pt2"),
+        ((*QUANTIZE, "-o", "none/out.plain"), "cannot write none/out.plain"),
+        ((*QUANTIZE, "-o", "out.pte"), 'backend "plain" writes .plain files'),
+        ((*QUANTIZE, "--recipe", "int9"), 'did you mean "int8"'),
+        ((*QUANTIZE, "--batch-size", "100"), "captured for 1 to 64"),
+        ((*QUANTIZE, "--keep-float", "3"), 'matches "3"'),
+        (("inspect", "data.npz"), 'no backend writes files that end in ".npz"'),
+        (("inspect", "gone.plain"), "there is no file"),
+        (("run", "model.pt2", "--inputs", "data.npz", "-o", "out.npy"), "results go to an .npz"),
+        (("bench", "model.pt2", "--against", "model.pt2"), "against itself"),
+    ],
+)
+def test_an_error_of_ours_is_text_without_a_traceback(
+    folder, plain_backend, capsys, arguments, words
+):
+    assert call(*arguments) == 1
+    out, err = capsys.readouterr()
+    assert words in err
+    assert "Traceback" not in out + err
+    assert not list(folder.glob("*out*"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("quantise",), ("quantize", "model.pt2"), ("bench", "a", "--rounds", "0")]
+)
+def test_wrong_usage_exits_with_2(folder, capsys, arguments):
+    assert call(*arguments) == 2
+    assert "Usage" in "".join(capsys.readouterr())
+
+
+def test_the_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "pt2e_quant", "inspect", "gone.pt2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("ArtifactError: there is no file gone.pt2")
+
+
+@pytest.mark.parametrize(
+    ("backend", "suffix", "package"),
+    [("onnx", ".onnx", "onnxruntime"), ("xnnpack", ".pte", "executorch")],
+)
+def test_the_four_commands_through_a_real_backend(folder, capsys, backend, suffix, package):
+    pytest.importorskip(package)
+    file = f"model{suffix}"
+    assert call(*QUANTIZE[:3], backend, *QUANTIZE[4:], "-o", file) == 0
+    assert call("inspect", file) == 0
+    assert "0.weight" in capsys.readouterr().out
+    assert call("run", file, "--inputs", "data.npz", "-o", "out.npz", "--batch-size", "5") == 0
+    assert np.load("out.npz")["out"].shape == (12, 3)
+    capsys.readouterr()
+    command = ("bench", file, "--against", "model.pt2", "--rounds", "2", "--json")
+    assert call(*command, "--inputs", "data.npz") == 0
+    assert json.loads(capsys.readouterr().out)["sqnr_db"] > 25
