@@ -12,6 +12,8 @@ from pt2e_quant.core.provenance import Provenance
 __all__ = ["pack_provenance", "unpack_provenance"]
 
 _REFERENCE = "constant:"
+_SCALE_SUFFIXES = ("_scale", "_scale_column")
+"""How the canonical graph names a constant's scales; an embedding's are stored as a column."""
 
 
 def pack_provenance(provenance: Provenance, constants: Iterable[str]) -> str:
@@ -24,7 +26,8 @@ def pack_provenance(provenance: Provenance, constants: Iterable[str]) -> str:
     for record in data["tensors"]:
         if len(record["scale"]) < 2:
             continue
-        if (name := f"{record['name']}_scale") in known:
+        names = [record["name"] + suffix for suffix in _SCALE_SUFFIXES]
+        if name := next((n for n in names if n in known), None):
             record["scale"] = _REFERENCE + name
         if not any(record["zero_point"]):
             record["zero_point"] = len(record["zero_point"])
