@@ -28,9 +28,9 @@ def lift_constants(gm: GraphModule) -> PassResult:
 
 def _lift(gm: GraphModule, notes: list[Note]) -> None:
     calls: dict[Node, list[GraphModule]] = {}
-    for body in bodies(gm):
-        if body.call.graph is gm.graph:
-            calls.setdefault(body.call, []).append(body.gm)
+    for found in bodies(gm):
+        if found.call.graph is gm.graph:
+            calls.setdefault(found.call, []).append(found.gm)
     editor = Editor(gm)
     for call, inner in calls.items():
         for body in inner:

@@ -136,6 +136,8 @@ class _Converter:
         return self.state.slips[str(node.target)]
 
     def _convert(self, node: Node, observer: Any) -> None:
+        if not node.users:
+            return  # the model computes a value that nothing reads
         source = _observed(node)
         if observer.dtype.is_floating_point:
             raise UnsupportedError(

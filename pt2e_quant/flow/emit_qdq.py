@@ -47,7 +47,10 @@ def emit_static(
     else:
         base = qdq_name(source)
         scale = editor.constant(f"{base}_scale", qparams.scale, like=observer)
-        zero_point = editor.constant(f"{base}_zero_point", qparams.zero_point, like=observer)
+        # int64: ExecuTorch's portable dequantize_per_channel reads these bytes as such.
+        zero_point = editor.constant(
+            f"{base}_zero_point", qparams.zero_point.to(torch.int64), like=observer
+        )
         arguments = (scale, zero_point, qparams.axis, *limits)
         quantize, dequantize = QuantizePerChannel, DequantizePerChannel
     value = fake_cast(observer.meta["val"], storage)

@@ -13,6 +13,7 @@ from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
 from pt2e_quant.flow.groups import Group, collect_groups
+from pt2e_quant.flow.input_check import install_input_check
 from pt2e_quant.flow.make_observer import make_observer
 from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import (
@@ -83,6 +84,7 @@ def _prepare(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
     capture = rebuild_capture(gm, mutated_buffers(gm))
     gm = _prepare_graph(gm, quantizer, strict)
     gm.meta[CAPTURE_KEY] = capture
+    install_input_check(gm)
     if strict and not any(prepared_state(graph).slips for graph in prepared_graphs(gm)):
         raise AnnotationError(_nothing_annotated(gm), fix="see the reasons above")
     return gm

@@ -105,7 +105,7 @@ def test_provenance_has_a_record_or_a_reason_for_everything(net, quantizer, imag
     assert {r.name for r in provenance.tensors} >= {"stem.weight", "body.weight", "head.weight"}
     stem = provenance.tensor("stem.weight")
     assert stem.size_before == 8 * 3 * 9 * 4
-    assert stem.size_after == 8 * 3 * 9 + 8 * (4 + 4)
+    assert stem.size_after == 8 * 3 * 9 + 8 * (4 + 8)
     assert "global -> int8" in stem.rule
     reasons = {r.op: r.reason for r in provenance.floats}
     assert reasons["aten.flatten"] == "Toy has no int8 flatten here"
