@@ -4,7 +4,6 @@ import pickle
 import pytest
 import torch
 
-from pt2e_quant.observers.channel_minmax import ChannelMinMaxObserver
 from pt2e_quant.observers.histogram import HistogramObserver
 from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.observers.moving_average import (
@@ -21,7 +20,6 @@ OBSERVERS = [
     MovingAveragePerChannelMinMaxObserver,
     HistogramObserver,
     MSEObserver,
-    ChannelMinMaxObserver,
 ]
 
 
