@@ -19,7 +19,7 @@ from pt2e_quant.backends.xnnpack.embeddings import BYTE_KERNEL, embed_bytes, emb
 from pt2e_quant.backends.xnnpack.movers import move_integers, split_as_slices
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
-from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers
+from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
 from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
 from pt2e_quant.core.canonical import verify_canonical
@@ -58,6 +58,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         pool_by_depthwise,
         spell_for_delegate,
         move_integers,
+        unfold_biases,
         refloat_leftovers,
         drop_dead_constants,
     )

@@ -8,14 +8,24 @@ from pt2e_quant.backends.xnnpack.placement import place_elementwise
 from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.core.errors import ConfigError, near
-from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
+from pt2e_quant.core.schemes import BIAS_INT32, INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
+from pt2e_quant.flow.op_table import OUT
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.passes.scale_outputs import scale_outputs
+from pt2e_quant.passes.smooth_channels import smooth_channels
 
 __all__ = ["INT8", "RECIPES", "Recipe", "make_quantizer"]
 
-INT8 = Scheme(name="int8", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=INT8_WEIGHT)
+INT8 = Scheme(
+    name="int8",
+    input=INT8_ACTIVATION,
+    output=INT8_ACTIVATION,
+    weight=INT8_WEIGHT,
+    bias=BIAS_INT32,
+)
 
 TRANSFORMS: tuple[GraphPass, ...] = (
     split_as_slices,
@@ -44,7 +54,18 @@ class Recipe:
 
 RECIPES: Mapping[str, Recipe] = {
     "int8": Recipe(
-        text="static int8: activations per tensor, weights per channel, min-max ranges",
+        text="static int8: activations per tensor, weights per channel, outlier channels scaled",
+        scheme=INT8,
+        observers=ObserverChoice(
+            by_slot={
+                ("linear", "x"): ChannelStatisticsObserver,
+                ("linear", OUT): ChannelStatisticsObserver,
+            }
+        ),
+        algorithms=(smooth_channels, scale_outputs),
+    ),
+    "int8-minmax": Recipe(
+        text="static int8: activations per tensor, weights per channel, min-max ranges alone",
         scheme=INT8,
     ),
 }

@@ -31,12 +31,35 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["GEMMS", "refloat_leftovers"]
+__all__ = ["GEMMS", "refloat_leftovers", "unfold_biases"]
 
 GEMMS: Family = (*CONV1D, *CONV2D, *CONV_TRANSPOSE1D, *CONV_TRANSPOSE2D, *LINEAR, *ADDMM)
 """Operators whose weight the delegate takes as integers."""
 
 _TRANSPOSED: Family = (*CONV_TRANSPOSE1D, *CONV_TRANSPOSE2D)
+
+
+@graph_pass()
+def unfold_biases(gm: GraphModule) -> PassResult:
+    """Give a convolution or linear its bias in float: the delegate makes the same integers of it.
+
+    Before:  linear(dq(x_q), dq(w_q), dq(b_q))
+    After:   linear(dq(x_q), dq(w_q), b), b the float values of b_q
+    """
+    editor = Editor(gm)
+    notes = []
+    for node in [n for n in gm.graph.nodes if is_dequantize(n)]:
+        readers = [u for u in node.users if is_call(u, GEMMS) and _bias_of(u) is node]
+        source = node.args[0]
+        if len(readers) == len(node.users) == 1 and isinstance(source, Node):
+            if constant_of(gm, source) is not None:
+                _fold(gm, editor, node)
+                notes.append(Note(node.name, "the delegate makes the integer bias itself"))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+def _bias_of(node: Node) -> Any:
+    return argument(node, "self" if is_call(node, ADDMM) else "bias")
 
 
 @graph_pass()
@@ -94,10 +117,8 @@ def _constant_reason(node: Node) -> str | None:
     user = users[0]
     if not is_call(user, GEMMS):
         return None if _is_static_int8(node) and _is_integer_op(user) else "it has no integer form"
-    names = ("mat1", "mat2", "self") if is_call(user, ADDMM) else ("input", "weight", "bias")
-    act, weight, bias = (argument(user, name) for name in names)
-    if bias is node:
-        return "the delegate makes the integer bias itself"
+    names = ("mat1", "mat2") if is_call(user, ADDMM) else ("input", "weight")
+    act, weight = (argument(user, name) for name in names)
     if weight is not node:
         return "it is no weight of this operator"
     checks: tuple[tuple[Callable[[], bool], str], ...] = (

@@ -20,7 +20,6 @@ from pt2e_quant.graph.ops import (
     HARDTANH,
     MATMUL,
     MEAN,
-    RELU6,
     RESHAPE,
     SELECT,
     SQUEEZE,
@@ -35,8 +34,8 @@ from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 __all__ = ["spell_for_delegate", "view_shape"]
 
 _CLAMPS = one_of(
-    RELU6,
     CLAMP,
+    (aten.relu6.default, aten.relu6_.default),
     (aten.clamp_min.default, aten.clamp_min_.default, aten.clamp_max.default),
 )
 

@@ -25,7 +25,7 @@ from pt2e_quant.backends.xnnpack.conditions import (
     WINDOW_IS_WHOLE,
 )
 from pt2e_quant.core.granularity import PerChannel, PerTensor
-from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, TensorScheme
+from pt2e_quant.core.schemes import BIAS_INT32, INT8_ACTIVATION, INT8_WEIGHT, Role, TensorScheme
 from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.ops import Family, aten
@@ -41,7 +41,7 @@ CLIPS = one_of(
 FUSING = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 """Edge operators whose partitioner setting has to be told that activations fuse."""
 
-X, Y, W = Var("x"), Var("y"), Var("w")
+X, Y, W, B = Var("x"), Var("y"), Var("w"), Var("b")
 INT8_WEIGHT_WHOLE = TensorScheme(
     dtype=INT8_WEIGHT.dtype,
     granularity=PerTensor(),
@@ -59,6 +59,15 @@ INT8_WEIGHT_COLUMNS = TensorScheme(
 _IN = Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
 _IN2 = Slot(at="y", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
 _OUT = Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,))
+# The delegate rounds a bias to the accumulator's scale; where the canonical graph does so too,
+# the two agree to the last bit but for ties.
+_BIAS = Slot(
+    at="b",
+    role=Role.BIAS,
+    accepts=(BIAS_INT32,),
+    is_optional=True,
+    derived_from=("x", "w"),
+)
 _ROWS = Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT, INT8_WEIGHT_WHOLE))
 _COLUMNS = Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT_COLUMNS, INT8_WEIGHT_WHOLE))
 
@@ -66,14 +75,14 @@ _COLUMNS = Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT_COLUMNS, INT8_WEI
 def _gemm(
     name: str, family: Family, lowers_to: str, *needs: Constraint, weight: Slot = _ROWS
 ) -> OpRow:
-    """A convolution or linear with a constant weight, its bias float, a clip fused."""
+    """A convolution or linear with a constant weight, a clip fused."""
     return OpRow(
         name=name,
-        find=chain(Op(family, X, W, name="op"), maybe(CLIPS, "clip")),
-        slots=(_IN, weight, _OUT),
+        find=chain(Op(family, X, W, B, name="op"), maybe(CLIPS, "clip")),
+        slots=(_IN, weight, _BIAS, _OUT),
         constraints=(*needs, EVERY_LIMIT_IS_A_NUMBER),
         lowers_to=lowers_to,
-        note="relu, relu6, hardtanh and clamp after it are fused; the bias is stored as int32",
+        note="relu, relu6, hardtanh and clamp after it are fused",
     )
 
 

@@ -123,6 +123,7 @@ CASES = (
             "relu6": F.relu6,
             "relu6_": relu6_inplace,
             "hardtanh": F.hardtanh,
+            "hardtanh_0_6": nn.ReLU6(),
             "clamp": lambda y: y.clamp(-0.3, 0.4),
             "clamp_min": lambda y: y.clamp(min=0),
         }.items()
