@@ -159,9 +159,8 @@ class _Folder:
         """The name of the reader's argument, in the reader's module."""
         path = module_path(reader)
         argument = next((k for k, v in arguments(reader).items() if v is node), "value")
-        if not path or attribute(self.gm, path) is None or argument.isdigit():
-            return f"folded_{argument}"
-        return f"{path}.{argument}"
+        name = argument if argument in ("weight", "bias") and path else f"folded_{argument}"
+        return f"{path}.{name}" if path and attribute(self.gm, path) is not None else name
 
     def _key(self, node: Node) -> str:
         """Equal for nodes that compute the same from the same constants."""

@@ -1,7 +1,10 @@
-"""Remove the input check that torch leaves in the graph."""
+"""Remove the input checks that torch leaves in the graph."""
+
+from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.graph.alias import subgraph_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import aten, is_call
@@ -9,26 +12,32 @@ from pt2e_quant.graph.pipeline import Invariant, Note, PassResult, graph_pass
 
 __all__ = ["no_guards", "strip_guards"]
 
-
 _CHECKS = (aten._assert_tensor_metadata.default,)
 
 
-def _guard_calls(gm: GraphModule) -> list[str]:
-    return [
-        str(node.target)
-        for node in gm.graph.nodes
-        if node.op == "call_module"
+def _is_guard(gm: GraphModule, node: Node) -> bool:
+    return (
+        node.op == "call_module"
         and not node.users
         and type(attribute(gm, str(node.target))).__name__ == "GuardsFn"
-    ]
+    )
 
 
-def _dtype_checks(gm: GraphModule) -> list[Node]:
-    return [node for node in gm.graph.nodes if is_call(node, _CHECKS)]
+def _graphs(gm: GraphModule) -> Iterator[GraphModule]:
+    """A graph and the bodies of its regions and branches."""
+    yield gm
+    for node in gm.graph.nodes:
+        body = subgraph_of(node)
+        if body is not None:
+            yield from _graphs(body)
+
+
+def _guards(gm: GraphModule) -> list[Node]:
+    return [node for node in gm.graph.nodes if _is_guard(gm, node) or is_call(node, _CHECKS)]
 
 
 def _check(gm: GraphModule) -> str | None:
-    return ", ".join([*_guard_calls(gm), *(n.name for n in _dtype_checks(gm))]) or None
+    return ", ".join(node.name for graph in _graphs(gm) for node in _guards(graph)) or None
 
 
 no_guards = Invariant("no guard is left", _check)
@@ -45,18 +54,15 @@ def strip_guards(gm: GraphModule) -> PassResult:
     Before:  _guards_fn(x); y = relu(x)
     After:   y = relu(x)
     """
-    names = set(_guard_calls(gm))
-    checks = _dtype_checks(gm)
-    if not names and not checks:
-        return PassResult(changed=False)
-    editor = Editor(gm)
-    notes = []
-    for node in list(gm.graph.nodes):
-        if node.op == "call_module" and node.target in names:
-            notes.append(Note(node.name, "removed torch's input guards"))
+    notes: list[Note] = []
+    for graph in list(_graphs(gm)):
+        editor = Editor(graph)
+        for node in _guards(graph):
+            if node.op == "call_module":
+                notes.append(Note(node.name, "removed torch's input guards"))
+                graph.delete_submodule(str(node.target))
+            else:
+                notes.append(Note(node.name, "removed a check of a known dtype"))
             editor.erase_dead([node])
-    editor.erase_dead(checks)
-    for name in names:
-        gm.delete_submodule(name)
-    editor.finish()
-    return PassResult(changed=True, notes=tuple(notes))
+        editor.finish()
+    return PassResult(changed=bool(notes), notes=tuple(notes))

@@ -1,0 +1,56 @@
+"""Remove operators that return the value they are given."""
+
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.ops import aten
+from pt2e_quant.graph.pattern import Match, Op, Var
+from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
+
+__all__ = ["remove_identities"]
+
+_ALIASES = (
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh.default,
+)
+_CASTS = (
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten.type_as.default,
+)
+
+
+def _input(m: Match, editor: Editor) -> Node:
+    return editor.now(m.node("x"))
+
+
+def _input_of_cast(m: Match, editor: Editor) -> Node | Skip:
+    before, after = m.node("x").meta["val"], m.anchor.meta["val"]
+    if before.dtype != after.dtype or before.device != after.device:
+        return Skip("the cast changes the dtype or the device")
+    if before.layout != after.layout:
+        return Skip("the cast changes the layout")
+    return editor.now(m.node("x"))
+
+
+RULES = (
+    Rule("removed", Op(_ALIASES, Var("x")), _input),
+    Rule("removed a cast to the same dtype", Op(_CASTS, Var("x")), _input_of_cast),
+)
+
+
+@graph_pass()
+def remove_identities(gm: GraphModule) -> PassResult:
+    """Replace aliases, and casts to the dtype at hand, by what they are given.
+
+    They stand between operators that fuse (models cast around their norms to be safe). Run it
+    on graphs without writes to activations (`functionalize_activations`).
+
+    Before:  y = add(a, b); z = to(y, f32); w = relu(z)   where y is float32
+    After:   y = add(a, b); w = relu(y)
+    """
+    return rewrite(gm, RULES)

@@ -1,0 +1,170 @@
+import pytest
+import torch
+from torch import nn
+
+from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.ops import RELU, aten
+from pt2e_quant.graph.pipeline import (
+    GraphPass,
+    PassResult,
+    absent,
+    first_difference,
+    graph_pass,
+    run_passes,
+    trial_run,
+)
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x.relu() + self.count
+
+
+@pytest.fixture
+def gm():
+    return torch.export.export(Model(), (X,)).module()
+
+
+def swap(name, target, gives=()):
+    def edit(gm):
+        editor = Editor(gm)
+        for node in list(gm.graph.nodes):
+            if node.target is aten.relu.default:
+                editor.replace(node, editor.call(target, node.args[0], like=node))
+        return PassResult(changed=editor.finish())
+
+    return GraphPass(name, edit, gives=gives)
+
+
+CLAMP = swap("to_threshold", aten.relu6.default)
+RIGHT = swap("same", aten.relu.default)
+NO_RELU = absent("no relu is left", RELU)
+
+
+def test_a_decorated_function_is_a_pass_of_its_name():
+    @graph_pass(gives=(NO_RELU,))
+    def my_pass(gm):
+        """Do nothing."""
+        return PassResult(changed=False)
+
+    assert isinstance(my_pass, GraphPass)
+    assert my_pass.name == "my_pass"
+    assert my_pass.gives == (NO_RELU,)
+
+
+def test_one_recompile_ends_a_run(gm, monkeypatch):
+    calls = []
+    compile_ = type(gm).recompile
+    monkeypatch.setattr(type(gm), "recompile", lambda self: calls.append(1) or compile_(self))
+    records = run_passes(gm, (RIGHT, RIGHT, RIGHT))
+    assert [(r.name, r.changed) for r in records] == [("same", True)] * 3
+    assert calls == [1]
+    assert all(r.time_s > 0 for r in records)
+
+
+def test_a_pass_alone_can_be_called_afterwards(gm):
+    swap("negate", aten.neg.default)(gm)
+    assert torch.equal(gm(X), -X + 1)
+
+
+def test_a_changed_output_names_the_pass_and_those_before_it(gm):
+    wrong = swap("wrong", aten.neg.default)
+    with pytest.raises(
+        InvariantError, match=r"wrong changed the outputs \(output 0: .*\); passes before it: same"
+    ):
+        run_passes(gm, (RIGHT, wrong), verify=True, sample=((X,), {}))
+
+
+def test_a_broken_promise_names_the_pass(gm):
+    liar = swap("liar", aten.relu.default, gives=(NO_RELU,))
+    with pytest.raises(InvariantError, match=r"liar broke: no relu is left \(relu_1 left\)"):
+        run_passes(gm, (liar,), verify=True)
+
+
+def test_a_later_pass_must_keep_earlier_promises(gm):
+    def insert(gm):
+        editor = Editor(gm)
+        node = next(n for n in gm.graph.nodes if n.op == "placeholder")
+        extra = editor.call(aten.relu.default, node, like=node, after=node)
+        editor.replace(node, extra, except_in=[extra])
+        return PassResult(changed=editor.finish())
+
+    first = swap("first", aten.relu6.default, gives=(NO_RELU,))
+    second = GraphPass("second", insert)
+    with pytest.raises(
+        InvariantError, match=r"second broke: no relu is left .* passes before it: first"
+    ):
+        run_passes(gm, (first, second), verify=True)
+
+
+def test_an_unmet_need_is_refused_before_the_pass(gm):
+    needy = GraphPass("needy", lambda gm: PassResult(changed=False), needs=(NO_RELU,))
+    with pytest.raises(InvariantError, match="needy needs: no relu is left"):
+        run_passes(gm, (needy,), verify=True)
+
+
+def test_a_node_without_value_is_found(gm):
+    def forget(gm):
+        node = next(n for n in gm.graph.nodes if n.name == "relu")
+        del node.meta["val"]
+        return PassResult(changed=True)
+
+    with pytest.raises(InvariantError, match="forget broke: every call carries meta"):
+        run_passes(gm, (GraphPass("forget", forget),), verify=True)
+
+
+def test_a_trial_run_restores_what_it_writes(gm):
+    given = X.clone()
+    found = trial_run(gm, ((given,), {}))
+    assert torch.equal(found[0], X.relu() + 1)
+    assert torch.equal(found[1], torch.ones(1)), "the buffer as written"
+    assert torch.equal(gm.count, torch.zeros(1)), "and as it is again"
+    assert torch.equal(given, X)
+
+
+def test_verification_leaves_buffers_alone(gm):
+    run_passes(gm, (RIGHT,), verify=True, sample=((X,), {}))
+    assert torch.equal(gm.count, torch.zeros(1))
+
+
+def test_an_error_inside_a_pass_leaves_a_module_that_runs(gm):
+    def fail(gm):
+        raise InvariantError("no")
+
+    with pytest.raises(InvariantError, match="no"):
+        run_passes(gm, (swap("negate", aten.neg.default), GraphPass("fail", fail)))
+    assert torch.equal(gm(X), -X + 1)
+    assert RIGHT(gm).changed is False
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (torch.ones(3), torch.ones(3) + 1e-5, True),
+        (torch.ones(3), torch.ones(3) + 1e-3, False),
+        (torch.ones(3).bfloat16(), torch.full((3,), 1.02).bfloat16(), True),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), False),
+        (torch.ones(3), torch.ones(3, 1), False),
+        (torch.ones(3), torch.ones(3).double(), False),
+        (torch.tensor(float("nan")), torch.tensor(float("nan")), True),
+        (torch.tensor(float("nan")), torch.tensor(1.0), False),
+        (torch.tensor(float("inf")), torch.tensor(float("inf")), True),
+        (torch.zeros(0), torch.zeros(0), True),
+        (3, 3, True),
+        (3, 4, False),
+    ],
+)
+def test_outputs_may_differ_by_rounding_only(a, b, same):
+    assert (first_difference([a], [b]) is None) == same
+
+
+def test_a_missing_output_is_a_difference():
+    assert first_difference([1], []) == "1 outputs expected, 0 found"
