@@ -26,9 +26,19 @@ from pt2e_quant.core.qparams import (
     choose_qparams,
     symmetric_zero_point,
 )
+from pt2e_quant.observers.load_state import upgrade_state
 from pt2e_quant.observers.partial_wrapper import PartialWrapper
+from pt2e_quant.observers.qschemes import (
+    PER_CHANNEL,
+    PER_TENSOR,
+    SYMMETRIC,
+    is_per_channel,
+    is_per_tensor,
+)
 
 __all__ = [
+    "PER_CHANNEL",
+    "PER_TENSOR",
     "NonFinite",
     "ObserverBase",
     "UniformQuantizationObserverBase",
@@ -36,27 +46,9 @@ __all__ = [
     "is_per_tensor",
 ]
 
-PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
-PER_CHANNEL = (
-    torch.per_channel_affine,
-    torch.per_channel_symmetric,
-    torch.per_channel_affine_float_qparams,
-)
-SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
-
 
 class NonFinite(CalibrationError):
     """An observer saw NaN or infinity; whoever knows the node and the batch says them."""
-
-
-def is_per_tensor(qscheme: torch.qscheme) -> bool:
-    """Whether a qscheme has one scale."""
-    return qscheme in PER_TENSOR
-
-
-def is_per_channel(qscheme: torch.qscheme) -> bool:
-    """Whether a qscheme has a scale for each channel."""
-    return qscheme in PER_CHANNEL
 
 
 class ObserverBase(ABC, nn.Module):
@@ -293,6 +285,18 @@ class UniformQuantizationObserverBase(ObserverBase):
     def reset_min_max_vals(self) -> None:
         """Forget all statistics."""
         raise UnsupportedError(f"{type(self).__name__} cannot be reset")
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any
+    ) -> None:
+        has_channels = is_per_channel(self.qscheme)
+        upgrade_state(state_dict, prefix, metadata.get("version"), has_channels=has_channels)
+        if has_channels:
+            # Empty until the first data: take the number of channels from the state.
+            for name, buffer in (("min_val", self.min_val), ("max_val", self.max_val)):
+                if isinstance(value := state_dict.get(prefix + name), Tensor):
+                    buffer.resize_(value.shape)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *args)
 
     def extra_repr(self) -> str:
         """Shown by print."""

@@ -159,12 +159,6 @@ class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
         self.min_val.resize_(0)
         self.max_val.resize_(0)
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        resize_like_state(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
 
 def start_channels(observer: UniformQuantizationObserverBase, low: Tensor) -> None:
     """Give the buffers the number of channels at the first batch.
@@ -187,13 +181,3 @@ def widen_channels(observer: UniformQuantizationObserverBase, low: Tensor, high:
     start_channels(observer, low)
     torch.minimum(observer.min_val, low.to(observer.min_val), out=observer.min_val)
     torch.maximum(observer.max_val, high.to(observer.max_val), out=observer.max_val)
-
-
-def resize_like_state(
-    observer: UniformQuantizationObserverBase, state_dict: dict[str, Any], prefix: str
-) -> None:
-    """Give buffers that hold no channels yet the shapes found in a state dict."""
-    for name, buffer in (("min_val", observer.min_val), ("max_val", observer.max_val)):
-        value = state_dict.get(prefix + name)
-        if isinstance(value, Tensor):
-            buffer.resize_(value.shape)

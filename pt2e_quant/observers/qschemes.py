@@ -1,0 +1,23 @@
+"""Which qschemes have one scale, which have one for each channel, which are symmetric."""
+
+import torch
+
+__all__ = ["PER_CHANNEL", "PER_TENSOR", "SYMMETRIC", "is_per_channel", "is_per_tensor"]
+
+PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
+PER_CHANNEL = (
+    torch.per_channel_affine,
+    torch.per_channel_symmetric,
+    torch.per_channel_affine_float_qparams,
+)
+SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
+
+
+def is_per_tensor(qscheme: torch.qscheme) -> bool:
+    """Whether a qscheme has one scale."""
+    return qscheme in PER_TENSOR
+
+
+def is_per_channel(qscheme: torch.qscheme) -> bool:
+    """Whether a qscheme has a scale for each channel."""
+    return qscheme in PER_CHANNEL
