@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
+from pt2e_quant.core.schemes import BIAS_INT32, INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.observer_choice import ObserverChoice
 from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot
@@ -131,6 +131,7 @@ def calibrated() -> Callable[..., torch.fx.GraphModule]:
         batches: Sequence[torch.Tensor],
         *,
         outputs: bool = False,
+        biases: bool = False,
         observer: type[nn.Module] = ChannelStatisticsObserver,
     ) -> torch.fx.GraphModule:
         slots = [
@@ -139,10 +140,18 @@ def calibrated() -> Callable[..., torch.fx.GraphModule]:
         ]
         if outputs:
             slots.append(Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,)))
-        find = (Op(LINEAR, Var("x"), Var("w"), name="linear"),)
+        if biases:
+            slots.append(
+                Slot(at="b", role=Role.BIAS, accepts=(BIAS_INT32,), derived_from=("x", "w"))
+            )
+        find = (Op(LINEAR, Var("x"), Var("w"), Var("b"), name="linear"),)
         row = OpRow(name="linear", find=find, slots=tuple(slots), lowers_to="linear")
         scheme = Scheme(
-            name="int8", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=INT8_WEIGHT
+            name="int8",
+            input=INT8_ACTIVATION,
+            output=INT8_ACTIVATION,
+            weight=INT8_WEIGHT,
+            bias=BIAS_INT32,
         )
         quantizer = TableQuantizer(
             OpTable(backend="Plain", rows=(row,)),

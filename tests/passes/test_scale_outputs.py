@@ -63,13 +63,13 @@ def test_scale_when_channels_differ_then_divided_before_and_multiplied_after(cal
     assert model.linear.weight.abs().max() > 10  # the user's tensor is as it was
 
 
-@pytest.mark.parametrize("kind", ["plain", "no bias"])
-def test_scaling_when_channels_are_outliers_then_15_db_on_unseen_data(calibrated, kind):
+@pytest.mark.parametrize(("kind", "biases"), [("plain", False), ("plain", True), ("no bias", True)])
+def test_scaling_when_channels_are_outliers_then_15_db_on_unseen_data(calibrated, kind, biases):
     model = Wide(kind)
     held = samples(16, seed=1)
 
     def quality(algorithms) -> float:
-        gm = calibrated(model, samples(), outputs=True)
+        gm = calibrated(model, samples(), outputs=True, biases=biases)
         prepared_state(gm).algorithms = algorithms
         gm = convert_pt2e(gm)
         with torch.no_grad():
