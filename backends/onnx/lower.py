@@ -5,13 +5,13 @@ from typing import Any
 
 import onnx_ir as ir
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
 from pt2e_quant.backends.onnx.export_model import export_model
-from pt2e_quant.backends.onnx.metadata import Metadata, ResultKind, read_results
+from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.report import make_report, refused_weights
+from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import optimize
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.capture import Capture
@@ -39,11 +39,8 @@ def lower(
     verify_canonical(gm)
     capture = capture_of(gm)
     _refuse_state(capture)
-    ep = export_again(gm)
-    results = read_results(ep)
-    tensors = [leaf.kind is not ResultKind.LITERAL for leaf in results]
-    model = export_model(ep, _result_names(capture, tensors))
-    del ep
+    flat, results = split_results(gm)
+    model = export_model(export_again(flat), result_names(gm, results))
     plain = _serialize(model)
     optimized, session = optimize(plain)
     metadata = Metadata(capture=capture, results=results, report=make_report(gm, optimized))
@@ -69,19 +66,6 @@ def _refuse_state(capture: Capture) -> None:
             "which an ONNX model cannot keep",
             fix="make them inputs and outputs of the model",
         )
-
-
-def _result_names(capture: Capture, is_tensor: Sequence[bool]) -> list[str]:
-    """A name for each tensor of the result: its key in a dict or field, else its position."""
-    positions = list(range(capture.out_spec.num_leaves))
-    tree = pytree.tree_unflatten(positions, capture.out_spec)
-    names = []
-    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
-        keys = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", "")))) for k in path]
-        name = "_".join(keys)
-        if is_tensor[leaf]:
-            names.append(name if name.isidentifier() else f"output_{name}".rstrip("_"))
-    return names
 
 
 def _serialize(model: ir.Model) -> bytes:

@@ -3,39 +3,21 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
-from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
+from pt2e_quant.backends.onnx.results import ResultKind, ResultLeaf, join_results
 from pt2e_quant.backends.onnx.stored_provenance import pack_provenance, unpack_provenance
 from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.errors import ArtifactError, InputError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.flow.report import Island, Report
 
-__all__ = ["Metadata", "ResultKind", "ResultLeaf", "read_results"]
+__all__ = ["Metadata"]
 
 _PREFIX = "pt2e_quant."
 _VERSION = "1"
-
-
-class ResultKind(StrEnum):
-    """What one leaf of the result is."""
-
-    TENSOR = "tensor"
-    INTEGER = "integer"
-    LITERAL = "literal"
-
-
-@dataclass(frozen=True, slots=True)
-class ResultLeaf:
-    """One leaf of the result's pytree; ONNX gives tensors only, so literals are kept here."""
-
-    kind: ResultKind
-    value: bool | int | float | str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,27 +94,4 @@ class Metadata:
 
     def result_leaves(self, tensors: Sequence[Tensor]) -> list[Any]:
         """The leaves of the float module's result around the model's outputs."""
-        found = iter(tensors)
-        leaves: list[Any] = []
-        for leaf in self.results:
-            if leaf.kind is ResultKind.LITERAL:
-                leaves.append(leaf.value)
-                continue
-            tensor = next(found)
-            leaves.append(tensor if leaf.kind is ResultKind.TENSOR else int(tensor))
-        return leaves
-
-
-def read_results(ep: ExportedProgram) -> tuple[ResultLeaf, ...]:
-    """The leaves of a program's result, in order."""
-    leaves = []
-    for spec in ep.graph_signature.output_specs:
-        if spec.kind is not OutputKind.USER_OUTPUT:
-            continue
-        if isinstance(spec.arg, ConstantArgument):
-            leaves.append(ResultLeaf(ResultKind.LITERAL, spec.arg.value))
-        elif isinstance(spec.arg, TensorArgument):
-            leaves.append(ResultLeaf(ResultKind.TENSOR))
-        else:
-            leaves.append(ResultLeaf(ResultKind.INTEGER))
-    return tuple(leaves)
+        return join_results(self.results, tensors)

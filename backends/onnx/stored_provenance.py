@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance
 
@@ -29,6 +31,9 @@ def pack_provenance(provenance: Provenance, constants: Iterable[str]) -> str:
         names = [record["name"] + suffix for suffix in _SCALE_SUFFIXES]
         if name := next((n for n in names if n in known), None):
             record["scale"] = _REFERENCE + name
+        else:
+            # Nine digits say a float32; the seventeen of a Python float only take space.
+            record["scale"] = [float(f"{scale:.9g}") for scale in record["scale"]]
         if not any(record["zero_point"]):
             record["zero_point"] = len(record["zero_point"])
     packed = zlib.compress(json.dumps(data, separators=(",", ":")).encode(), level=9)
@@ -46,6 +51,7 @@ def unpack_provenance(text: str, read: Callable[[str], list[float]]) -> Provenan
         for record in data["tensors"]:
             if isinstance(record["scale"], str):
                 record["scale"] = read(record["scale"].removeprefix(_REFERENCE))
+            record["scale"] = np.array(record["scale"], np.float32).tolist()
             if isinstance(record["zero_point"], int):
                 record["zero_point"] = [0] * record["zero_point"]
     except (ValueError, TypeError, KeyError, zlib.error) as error:

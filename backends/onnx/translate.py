@@ -21,6 +21,9 @@ _INTEGER_LIMITS = {
     ir.DataType.INT4: (-8, 7),
     ir.DataType.UINT4: (0, 15),
 }
+_NO_CLIP = (ir.DataType.INT16, ir.DataType.UINT16)
+"""Integers that Clip does not take: the reals are clipped before they are quantized."""
+_FOUR_BIT = {ir.DataType.INT8: ir.DataType.INT4, ir.DataType.UINT8: ir.DataType.UINT4}
 
 
 def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
@@ -51,6 +54,15 @@ def quantize_per_tensor(
     dynamic = _dynamic_quantize(x, scale)
     if dynamic is not None:
         return dynamic
+    if (
+        dtype in _NO_CLIP
+        and (quant_min, quant_max) != _limits(dtype)
+        and not isinstance(scale, ir.Value)
+        and not isinstance(zero_point, ir.Value)
+    ):
+        limits = ((limit - zero_point) * scale for limit in (quant_min, quant_max))
+        x = op.Clip(x, *(_real(limit) for limit in limits))
+        return _made(op.QuantizeLinear(x, _real(scale), _integer(zero_point, dtype)))
     quantized = op.QuantizeLinear(x, _real(scale), _integer(zero_point, dtype))
     return _narrow(quantized, quant_min, quant_max, dtype)
 
@@ -65,6 +77,7 @@ def dequantize_per_tensor(
     out_dtype: ir.DataType | None = None,
 ) -> ir.Value:
     """DequantizeLinear; the range needs no care here."""
+    x, dtype = _four_bit(x, quant_min, quant_max, dtype)
     real = op.DequantizeLinear(x, _real(scale), _integer(zero_point, dtype))
     return _as(real, out_dtype)
 
@@ -94,6 +107,7 @@ def dequantize_per_channel(
     out_dtype: ir.DataType | None = None,
 ) -> ir.Value:
     """DequantizeLinear along an axis."""
+    x, dtype = _four_bit(x, quant_min, quant_max, dtype)
     if zero_points is None:
         return _as(op.DequantizeLinear(x, _real(scales), axis=axis), out_dtype)
     real = op.DequantizeLinear(x, _real(scales), _integer(zero_points, dtype), axis=axis)
@@ -111,6 +125,7 @@ def dequantize_per_channel_group(
     output_dtype: ir.DataType | None = None,
 ) -> ir.Value:
     """DequantizeLinear with blocks along the last axis."""
+    x, dtype = _four_bit(x, quant_min, quant_max, dtype)
     zeros = [] if zero_points is None else [_integer(zero_points, dtype)]
     real = op.DequantizeLinear(x, _real(scales), *zeros, axis=1, block_size=group_size)
     return _as(real, output_dtype)
@@ -130,7 +145,9 @@ def choose_qparams(
             f"[{quant_min}, {quant_max}]"
         )
     _, scale, zero_point = op.DynamicQuantizeLinear(x)
-    return scale, zero_point
+    # torch's operator gives float64 and int64; the quantize looks behind these casts.
+    wide = op.Cast(scale, to=ir.DataType.DOUBLE), op.Cast(zero_point, to=ir.DataType.INT64)
+    return _made(wide[0]), _made(wide[1])
 
 
 def mean(
@@ -150,14 +167,28 @@ def mean(
 
 def _dynamic_quantize(x: ir.Value, scale: float | ir.Value) -> ir.Value | None:
     """The integers that DynamicQuantizeLinear made along with this very scale."""
-    producer = scale.producer() if isinstance(scale, ir.Value) else None
+    producer = _uncast(scale).producer() if isinstance(scale, ir.Value) else None
     if producer is None or producer.op_type != "DynamicQuantizeLinear":
         return None
     return producer.outputs[0] if producer.inputs[0] is x else None
 
 
+def _four_bit(
+    x: ir.Value, quant_min: int, quant_max: int, dtype: ir.DataType
+) -> tuple[ir.Value, ir.DataType]:
+    """A constant whose range fits four bits, in the type that stores it so."""
+    narrow = _FOUR_BIT.get(dtype)
+    if narrow is None or x.producer() is not None:
+        return x, dtype
+    low, high = _INTEGER_LIMITS[narrow]
+    if quant_min < low or quant_max > high:
+        return x, dtype
+    return _made(op.Cast(x, to=narrow)), narrow
+
+
 def _real(scale: float | ir.Value) -> ir.Value:
     if isinstance(scale, ir.Value):
+        scale = _uncast(scale)
         is_float = scale.dtype == ir.DataType.FLOAT or scale.dtype is None
         return scale if is_float else _made(op.Cast(scale, to=ir.DataType.FLOAT))
     return _made(op.Constant(value=ir.tensor(np.array(scale, np.float32))))
@@ -165,15 +196,31 @@ def _real(scale: float | ir.Value) -> ir.Value:
 
 def _integer(value: int | ir.Value, dtype: ir.DataType) -> ir.Value:
     if isinstance(value, ir.Value):
+        value = _uncast(value)
         is_same = value.dtype == dtype or value.dtype is None
         return value if is_same else _made(op.Cast(value, to=dtype))
     return _made(op.Constant(value=ir.tensor(np.array(value, dtype.numpy()), dtype=dtype)))
 
 
+def _uncast(value: ir.Value) -> ir.Value:
+    """What DynamicQuantizeLinear gave, behind the cast to torch's wider type."""
+    cast_node = value.producer()
+    source = cast_node.inputs[0] if cast_node is not None and cast_node.op_type == "Cast" else None
+    producer = source.producer() if source is not None else None
+    if source is None or producer is None or producer.op_type != "DynamicQuantizeLinear":
+        return value
+    return source
+
+
+def _limits(dtype: ir.DataType) -> tuple[int, int]:
+    if dtype in _INTEGER_LIMITS:
+        return _INTEGER_LIMITS[dtype]
+    info = np.iinfo(dtype.numpy())
+    return int(info.min), int(info.max)
+
+
 def _narrow(quantized: ir.Value, quant_min: int, quant_max: int, dtype: ir.DataType) -> ir.Value:
-    info = np.iinfo(dtype.numpy()) if dtype not in _INTEGER_LIMITS else None
-    limits = _INTEGER_LIMITS[dtype] if info is None else (int(info.min), int(info.max))
-    if (quant_min, quant_max) == limits:
+    if (quant_min, quant_max) == _limits(dtype):
         return quantized
     return _made(op.Clip(quantized, _integer(quant_min, dtype), _integer(quant_max, dtype)))
 

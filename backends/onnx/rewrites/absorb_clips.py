@@ -31,7 +31,7 @@ def absorb_clips(graph: ir.Graph) -> int:
         if limits is None or value.is_graph_output():
             continue
         readers = [(use.node, read_quantize(use.node)) for use in value.uses()]
-        if not readers or any(q is None or q.axis is not None for _, q in readers):
+        if not readers or not all(_takes_over(q, limits) for _, q in readers):
             continue
         for reader, quantize in readers:
             assert quantize is not None
@@ -40,6 +40,19 @@ def absorb_clips(graph: ir.Graph) -> int:
         graph.remove(node, safe=True)
         changed += 1
     return changed
+
+
+def _takes_over(quantize: Dequantized | None, limits: tuple[float, float]) -> bool:
+    if quantize is None or quantize.axis is not None:
+        return False
+    # ONNX has no Clip of 16-bit integers.
+    return quantize.zero_point.dtype.itemsize == 1 or _integer_limits(quantize, limits) is None
+
+
+def _integer_limits(quantize: Dequantized, limits: tuple[float, float]) -> tuple[int, int] | None:
+    """The limits in integers; None where the type's own are as narrow."""
+    low, high = (quantize.to_integer(limit) for limit in limits)
+    return None if (low, high) == quantize.limits else (low, high)
 
 
 def _clip_limits(node: ir.Node) -> tuple[float, float] | None:
@@ -60,9 +73,10 @@ def _clip_limits(node: ir.Node) -> tuple[float, float] | None:
 def _clip_integers(
     graph: ir.Graph, reader: ir.Node, quantize: Dequantized, limits: tuple[float, float]
 ) -> None:
-    low, high = (quantize.to_integer(limit) for limit in limits)
-    if (low, high) == quantize.limits:
+    integers = _integer_limits(quantize, limits)
+    if integers is None:
         return
+    low, high = integers
     dtype = quantize.zero_point.dtype
     value = reader.outputs[0]
     base = value.name or "quantized"

@@ -22,8 +22,6 @@ def fold_casts(graph: ir.Graph) -> int:
         if array is None:
             continue
         dtype = ir.DataType(node.attributes["to"].as_int())
-        if dtype.bitwidth < 8:
-            continue
         output = node.outputs[0]
         name = f"{node.inputs[0].name if node.inputs[0] else 'constant'}_{dtype.name.lower()}"
         redirect(output, make_constant(graph, name, array.astype(dtype.numpy())))

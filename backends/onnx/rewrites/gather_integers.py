@@ -48,16 +48,17 @@ def _one_scale(node: ir.Node, table: Dequantized) -> ir.Value:
 
 def _rows(graph: ir.Graph, node: ir.Node, table: Dequantized) -> ir.Value:
     base, output = node.outputs[0].name, node.outputs[0]
-    stored = table.quantized.name
+    scale_input = table.node.inputs[1]
+    stored = scale_input.name if scale_input is not None else base
     found = _gather(node, table.quantized, f"{base}_q")
     to_float = {"to": int(ir.DataType.FLOAT)}
     real = call(node, "Cast", [found], to_float, name=f"{base}_cast", like=output)
     if np.any(table.zero_point):
         zeros = table.zero_point.astype(np.float32).reshape(-1, 1)
-        zero_column = make_constant(graph, f"{stored}_zero_point_column", zeros)
+        zero_column = make_constant(graph, f"{stored}_zero_points", zeros)
         zero = _gather(node, zero_column, f"{base}_zero_point")
         real = call(node, "Sub", [real, zero], name=f"{base}_centred", like=output)
-    column = make_constant(graph, f"{stored}_scale_column", table.scale.reshape(-1, 1))
+    column = make_constant(graph, f"{stored}_column", table.scale.reshape(-1, 1))
     scale = _gather(node, column, f"{base}_scale")
     return call(node, "Mul", [real, scale], name=f"{base}_dq", like=output)
 

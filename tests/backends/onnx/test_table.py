@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-import pt2e_quant as pq  # noqa: E402
-from pt2e_quant.backends.onnx.table import TABLE  # noqa: E402
+import pt2e_quant as pq
+from pt2e_quant.backends.onnx.table import TABLE
 
 C = 8
 Branch = Callable[[Tensor, Tensor], Tensor]

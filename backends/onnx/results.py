@@ -1,0 +1,96 @@
+"""The result of a call, taken apart into what an ONNX model can give and what it cannot."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.core.read_capture import capture_of
+
+__all__ = ["ResultKind", "ResultLeaf", "join_results", "result_names", "split_results"]
+
+
+class ResultKind(StrEnum):
+    """What one leaf of the result is."""
+
+    TENSOR = "tensor"
+    INTEGER = "integer"
+    LITERAL = "literal"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLeaf:
+    """One leaf of the result's pytree.
+
+    Args:
+        kind: a tensor, a run-time integer, or a literal that ONNX cannot give.
+        value: the position among the model's outputs; of a literal, the literal.
+    """
+
+    kind: ResultKind
+    value: bool | int | float | str | None
+
+
+def split_results(gm: GraphModule) -> tuple[GraphModule, tuple[ResultLeaf, ...]]:
+    """A graph that returns a flat tuple of distinct tensors, and where each leaf comes from.
+
+    The exporter drops a None, fails on a number, and returns a tensor that stands twice in the
+    result under one name. The given graph is not changed; constants are shared.
+    """
+    flat = GraphModule(gm, copy.deepcopy(gm.graph))
+    flat.meta = dict(gm.meta)
+    output = flat.graph.output_node()
+    kept: list[Node] = []
+    leaves = []
+    for value in pytree.tree_leaves(output.args[0], is_leaf=lambda v: v is None):
+        if not isinstance(value, Node):
+            leaves.append(ResultLeaf(ResultKind.LITERAL, value))
+            continue
+        if value not in kept:
+            kept.append(value)
+        is_tensor = isinstance(value.meta.get("val"), Tensor)
+        kind = ResultKind.TENSOR if is_tensor else ResultKind.INTEGER
+        leaves.append(ResultLeaf(kind, kept.index(value)))
+    output.args = (tuple(kept),)
+    codegen: Any = flat.graph._codegen
+    if getattr(codegen, "pytree_info", None) is not None:
+        spec = pytree.tree_structure(tuple(range(len(kept))))
+        codegen.pytree_info = codegen.pytree_info._replace(out_spec=spec)
+    flat.recompile()
+    return flat, tuple(leaves)
+
+
+def join_results(leaves: Sequence[ResultLeaf], tensors: Sequence[Tensor]) -> list[Any]:
+    """The leaves of the float module's result from the model's outputs."""
+    found: list[Any] = []
+    for leaf in leaves:
+        if leaf.kind is ResultKind.LITERAL:
+            found.append(leaf.value)
+            continue
+        assert isinstance(leaf.value, int)
+        tensor = tensors[leaf.value]
+        found.append(tensor if leaf.kind is ResultKind.TENSOR else int(tensor))
+    return found
+
+
+def result_names(gm: GraphModule, leaves: Sequence[ResultLeaf]) -> list[str]:
+    """A name for each output of the model: its keys or fields in the result, else its position."""
+    spec = capture_of(gm).out_spec
+    tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    names: dict[object, str] = {}
+    for path, at in pytree.tree_flatten_with_path(tree)[0]:
+        leaf = leaves[at]
+        if leaf.kind is not ResultKind.LITERAL:
+            names.setdefault(leaf.value, _name(path))
+    return list(names.values())
+
+
+def _name(path: Sequence[Any]) -> str:
+    keys = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", "")))) for k in path]
+    name = "_".join(keys)
+    return name if name.isidentifier() else f"output_{name}".rstrip("_")
