@@ -8,7 +8,7 @@ from pt2e_quant.backends.xnnpack.placement import place_elementwise
 from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.core.errors import ConfigError, near
-from pt2e_quant.core.schemes import BIAS_INT32, INT8_ACTIVATION, INT8_WEIGHT, Scheme
+from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
 from pt2e_quant.flow.op_table import OUT
 from pt2e_quant.flow.table_quantizer import TableQuantizer
@@ -16,6 +16,7 @@ from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.passes.scale_outputs import scale_outputs
 from pt2e_quant.passes.smooth_channels import smooth_channels
+from pt2e_quant.passes.snap_biases import snap_biases
 
 __all__ = ["INT8", "RECIPES", "Recipe", "make_quantizer"]
 
@@ -24,7 +25,6 @@ INT8 = Scheme(
     input=INT8_ACTIVATION,
     output=INT8_ACTIVATION,
     weight=INT8_WEIGHT,
-    bias=BIAS_INT32,
 )
 
 TRANSFORMS: tuple[GraphPass, ...] = (
@@ -86,4 +86,6 @@ def make_quantizer(recipe: str) -> TableQuantizer:
         observers=found.observers,
         transforms=TRANSFORMS,
         algorithms=found.algorithms,
+        # The delegate takes biases in float and rounds them to the accumulator's step itself.
+        finishing=(snap_biases,),
     )

@@ -25,7 +25,7 @@ from pt2e_quant.backends.xnnpack.conditions import (
     WINDOW_IS_WHOLE,
 )
 from pt2e_quant.core.granularity import PerChannel, PerTensor
-from pt2e_quant.core.schemes import BIAS_INT32, INT8_ACTIVATION, INT8_WEIGHT, Role, TensorScheme
+from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, TensorScheme
 from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.ops import Family, aten
@@ -59,15 +59,6 @@ INT8_WEIGHT_COLUMNS = TensorScheme(
 _IN = Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
 _IN2 = Slot(at="y", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
 _OUT = Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,))
-# The delegate rounds a bias to the accumulator's scale; where the canonical graph does so too,
-# the two agree to the last bit but for ties.
-_BIAS = Slot(
-    at="b",
-    role=Role.BIAS,
-    accepts=(BIAS_INT32,),
-    is_optional=True,
-    derived_from=("x", "w"),
-)
 _ROWS = Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT, INT8_WEIGHT_WHOLE))
 _COLUMNS = Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT_COLUMNS, INT8_WEIGHT_WHOLE))
 
@@ -79,7 +70,7 @@ def _gemm(
     return OpRow(
         name=name,
         find=chain(Op(family, X, W, B, name="op"), maybe(CLIPS, "clip")),
-        slots=(_IN, weight, _BIAS, _OUT),
+        slots=(_IN, weight, _OUT),
         constraints=(*needs, EVERY_LIMIT_IS_A_NUMBER),
         lowers_to=lowers_to,
         note="relu, relu6, hardtanh and clamp after it are fused",

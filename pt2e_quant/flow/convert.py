@@ -69,8 +69,9 @@ def _convert_graph(gm: GraphModule, fold_quantize: bool) -> None:
         changes.append(True)
         _Converter(gm, state, provenance).run()
         del gm.meta[PREPARED_KEY]
-        finish = (store_weights, drop_dead_constants) if fold_quantize else (drop_dead_constants,)
-        run_passes(gm, finish)
+        run_passes(gm, (store_weights,) if fold_quantize else ())
+        _log(provenance, run_passes(gm, state.finishing))
+        run_passes(gm, (drop_dead_constants,))
 
 
 def _take_over(table: Provenance, inner: Provenance, body: str) -> None:

@@ -101,7 +101,11 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule
     provenance = provenance_of(gm)
     provenance.quantizer = provenance.quantizer or type(quantizer).__name__
     provenance.passes += [record.name for record in records if record.changed]
-    state = PreparedState(algorithms=tuple(getattr(quantizer, "algorithms", ())), is_strict=strict)
+    state = PreparedState(
+        algorithms=tuple(getattr(quantizer, "algorithms", ())),
+        finishing=tuple(getattr(quantizer, "finishing", ())),
+        is_strict=strict,
+    )
     gm.meta[PREPARED_KEY] = state
     _insert_observers(gm, quantizer, state)
     for body in direct_bodies(gm):

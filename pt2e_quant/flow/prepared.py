@@ -53,6 +53,7 @@ class PreparedState:
 
     slips: dict[str, Slip] = field(default_factory=dict)
     algorithms: tuple[GraphPass, ...] = ()
+    finishing: tuple[GraphPass, ...] = ()
     is_strict: bool = True
 
 

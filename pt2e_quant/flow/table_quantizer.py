@@ -53,6 +53,7 @@ class TableQuantizer(Quantizer):
         rules: further rules, as the `set_…` methods add them.
         transforms: passes that `transform_for_annotation` runs.
         algorithms: passes that convert runs on the calibrated graph, before q/dq are made.
+        finishing: passes that convert runs on the q/dq graph.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class TableQuantizer(Quantizer):
         rules: Sequence[QuantRule] = (),
         transforms: Sequence[GraphPass] = (),
         algorithms: Sequence[GraphPass] = (),
+        finishing: Sequence[GraphPass] = (),
     ) -> None:
         self.table = table
         self.scheme = scheme
@@ -71,6 +73,7 @@ class TableQuantizer(Quantizer):
         self.rules = [QuantRule(kind=RuleKind.GLOBAL, scheme=scheme), *rules]
         self.transforms = tuple(transforms)
         self.algorithms = tuple(algorithms)
+        self.finishing = tuple(finishing)
 
     def set_global(self, scheme: Scheme | None) -> "TableQuantizer":
         """What every node gets that no other rule speaks about; None leaves them float."""
