@@ -53,7 +53,7 @@ def digits_case(image: int) -> Case:
     digits = load_images()
     return Case(
         name="digits",
-        model=train_cnn(digits.train_images, digits.train_labels, epochs=15),
+        model=train_cnn(digits.train_images, digits.train_labels, epochs=12),
         calibration=[(x,) for x in digits.train_images[:200].split(1)],
         held_out=[(x,) for x in digits.test_images.split(1)],
     )

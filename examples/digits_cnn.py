@@ -47,11 +47,11 @@ class DigitsCnn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32)
-        self.block1 = Residual(32)
-        self.conv2, self.bn2 = nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64)
-        self.block2 = Residual(64)
-        self.head = nn.Linear(64, 10)
+        self.conv1, self.bn1 = nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64)
+        self.block1 = Residual(64)
+        self.conv2, self.bn2 = nn.Conv2d(64, 128, 3, padding=1), nn.BatchNorm2d(128)
+        self.block2 = Residual(128)
+        self.head = nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""

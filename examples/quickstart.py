@@ -44,6 +44,7 @@ def save_float(ep: ExportedProgram, folder: Path) -> None:
 def save_int8(ep: ExportedProgram, batches: Sequence[Tensor], folder: Path) -> None:
     """Quantize for both runtimes and write the files."""
     for name, suffix in SUFFIXES.items():
+        console.print(f"quantizing for {name}")
         backend = pq.backends.get(name)
         prepared = pq.prepare_pt2e(ep, backend.quantizer("int8"))
         pq.calibrate(prepared, batches)
@@ -87,10 +88,11 @@ def main(epochs: int, folder: Path) -> bool:
     digits = load_images()
     model = train_cnn(digits.train_images, digits.train_labels, epochs=epochs)
     ep = torch.export.export(model, (digits.test_images[:1],))
-    with console.status("exporting the float model for ExecuTorch and ONNX Runtime"):
-        save_float(ep, folder)
+    console.print("lowering the float model for both runtimes, to compare with")
+    save_float(ep, folder)
     save_int8(ep, digits.train_images[:200].split(1), folder)
 
+    console.print("running every file on images never trained on\n")
     table = Table("runtime", title=f"digits, {len(digits.test_images)} images never trained on")
     for heading in ("accuracy %", "int8", "size KiB", "int8", "latency us", "int8", "speed-up"):
         table.add_column(heading, justify="right")
@@ -110,7 +112,7 @@ def main(epochs: int, folder: Path) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--keep", type=Path, help="an existing folder to leave the files in")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

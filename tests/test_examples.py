@@ -29,7 +29,7 @@ def _runtimes_installed():
 
 
 def test_quickstart_trains_quantizes_and_prints_the_table(tmp_path):
-    done = run_example("quickstart.py", "--epochs", "8", "--keep", str(tmp_path))
+    done = run_example("quickstart.py", "--epochs", "5", "--keep", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
     assert [row.split("│")[1].strip() for row in rows] == ["xnnpack", "onnx"]
