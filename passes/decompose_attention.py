@@ -60,7 +60,7 @@ def _is_finite(gm: GraphModule, value: object) -> bool:
     fake = value.meta.get("val")
     if isinstance(fake, Tensor) and not fake.is_floating_point():
         return True
-    if is_call(value, VIEWS + CASTS + (aten.triu.default, aten.tril.default)):
+    if is_call(value, _SELECTIONS):
         return _is_finite(gm, value.args[0])
     if is_call(value, MASKED_FILL):
         return _is_finite(gm, value.args[0]) and _is_finite(gm, value.args[2])
@@ -71,6 +71,7 @@ def _is_finite(gm: GraphModule, value: object) -> bool:
     return value.target in _FILLED and _is_finite(gm, list(arguments(value).values())[1])
 
 
+_SELECTIONS = (*VIEWS, *CASTS, aten.triu.default, aten.tril.default)
 _CHOICES = frozenset(
     (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 )

@@ -231,6 +231,8 @@ class _Walk:
             if source.meta["val"].shape == value.shape and dtype_of(source) == value.dtype:
                 return self._kept(source, node)
         kwargs: dict[str, Any] = dict(node.kwargs)
+        if len(node.all_input_nodes) == 1:
+            kwargs["val"] = value  # nothing to promote to: what it would have written
         new = self.editor.call(out_of_place(target), *node.args, like=node, before=node, **kwargs)
         if dtype_of(new) != value.dtype:  # in place, the written value's dtype wins
             new = self.editor.call(aten.to.dtype, new, value.dtype, like=node, before=node)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 
@@ -100,7 +101,7 @@ def writes(node: Node) -> Iterator[Node]:
 
 def subgraph_of(node: Node) -> GraphModule | None:
     """The graph module that a `get_attr` node names, None if it names something else."""
-    if node.op != "get_attr":
+    if node.op != "get_attr" or isinstance(node.meta.get("val"), Tensor):
         return None
     value: object = node.graph.owning_module
     for part in str(node.target).split("."):

@@ -48,10 +48,14 @@ _PRODUCTS: Family = (
     aten.einsum.default,
 )
 _CONTRACTIONS: Family = (*_PRODUCTS, *LINEAR, *CONV, *CONV_TRANSPOSE, *SDPA)
+_SUM_OF_PRODUCT: Family = (aten.baddbmm.default,)
 _TRANSPARENT: Family = (*VIEWS, *CASTS, *DROPOUT)
 _SOFTMAX: Family = (*SOFTMAX, *LOG_SOFTMAX, aten._safe_softmax.default)
 _SUM: Family = (*ADD, *SUB)
 _SCALING: Family = (*MUL, *DIV, aten.mul.Scalar, aten.div.Scalar)
+_CARRIERS: Family = (*_TRANSPARENT, *_SUM, *_SCALING, *MASKED_FILL, *WHERE)
+_FIRST_OPERAND: Family = (*_TRANSPARENT, *MASKED_FILL)
+_TWO_OPERANDS: Family = (*_SUM, *_SCALING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class _Flow:
             if is_call(node, _PRODUCTS):
                 if sum(n not in constants for n in inputs) > 1:
                     self.scores.add(node)
-            elif is_call(node, _TRANSPARENT + _SUM + _SCALING + MASKED_FILL + WHERE):
+            elif is_call(node, _CARRIERS):
                 if any(n in self.scores for n in inputs):
                     self.scores.add(node)
 
@@ -129,6 +133,8 @@ class _Search:
         if is_call(node, _SUM):
             a, b = node.args[:2]
             found = [v for v, w in ((a, b), (b, a)) if self.flow.is_mask_beside(v, w)]
+        elif is_call(node, _SUM_OF_PRODUCT):
+            found = [v for v in node.args[:1] if self.flow.is_mask_beside(v, node)]
         elif is_call(node, MASKED_FILL):
             found = [n for n in node.all_input_nodes if n is not node.args[0]]
         elif is_call(node, WHERE):
@@ -142,9 +148,9 @@ class _Search:
 
     def _behind(self, node: Node) -> list[Node]:
         """The operands in which scores may come to a node."""
-        if is_call(node, _TRANSPARENT + MASKED_FILL):
+        if is_call(node, _FIRST_OPERAND):
             operands: Iterable[object] = node.args[:1]
-        elif is_call(node, _SUM + _SCALING):
+        elif is_call(node, _TWO_OPERANDS):
             operands = node.args[:2]
         elif is_call(node, WHERE):
             operands = node.args[1:3]

@@ -72,6 +72,17 @@ def test_causal_masks_from_buffers():
     assert scores == {"masked_fill", "add"}
 
 
+def test_a_mask_added_by_the_product_itself():
+    def apply(m, scores, seen):
+        x = scores.flatten(0, 1)
+        bias = (1.0 - seen.to(x.dtype)).repeat_interleave(4, 0)[:, None, :] * -1e9
+        return torch.baddbmm(bias, x, x.transpose(1, 2)).view(scores.shape)
+
+    masks, scores, _ = masks_of(Scores(apply), Q, SEEN)
+    assert {"mul", "mask"} <= masks
+    assert scores == {"baddbmm", "view"}
+
+
 def test_two_masks_on_the_way():
     def apply(m, scores, seen):
         return (scores + m.causal) * 0.5 + (seen[:, None, None, :] - 1) * 1e9
