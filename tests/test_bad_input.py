@@ -368,8 +368,9 @@ def test_a_damaged_or_foreign_artifact_is_refused(tmp_path, backend, package, su
 )
 def test_an_artifact_that_cannot_be_written_says_where(model, tmp_path, backend, package, suffix):
     pytest.importorskip(package)
+    batches = torch.randn(32, 1, 4)
     artifact = pq.quantize(
-        model, (torch.randn(1, 4),), calibration_data=[torch.randn(1, 4)], backend=backend
+        model, (torch.randn(1, 4),), calibration_data=list(batches), backend=backend
     )
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "none" / f"m{suffix}", tmp_path / "file" / f"m{suffix}", tmp_path):

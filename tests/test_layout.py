@@ -1,0 +1,108 @@
+"""The repository's own rules: floors, folders, names, sizes."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("pt2e_quant", "passes", "kernels", "backends", "tests", "examples", "benchmarks", "docs")
+LINKED = ("passes", "kernels", "backends")
+BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "base_impl"}
+
+
+def python_files(*folders):
+    """Every source file once: links are not followed."""
+    for folder in folders:
+        for here, names, files in os.walk(ROOT / folder):
+            names[:] = [
+                n for n in names if n != "__pycache__" and not (Path(here) / n).is_symlink()
+            ]
+            yield from (Path(here) / f for f in files if f.endswith(".py"))
+
+
+ALL = sorted(python_files(*FOLDERS))
+
+
+def shown(path):
+    return str(path.relative_to(ROOT))
+
+
+def test_floors_and_other_import_contracts_hold():
+    pytest.importorskip("importlinter")
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_top_folder_is_linked_into_the_package(name):
+    link = ROOT / "pt2e_quant" / name
+    assert link.is_symlink()
+    assert os.readlink(link) == os.path.join("..", name)
+
+
+def test_no_file_is_too_long():
+    lengths = {shown(p): len(p.read_text().splitlines()) for p in ALL}
+    assert {p: n for p, n in lengths.items() if n > 400} == {}
+
+
+def test_no_function_is_too_long():
+    found = {}
+    for path in ALL:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                if length > 60 and not shown(path).startswith("tests"):
+                    found[f"{shown(path)}:{node.name}"] = length
+    assert found == {}
+
+
+def test_no_file_is_private_or_named_for_nothing():
+    private = [shown(p) for p in ALL if re.fullmatch(r"_[^_].*\.py", p.name)]
+    assert private == []
+    parts = {part for p in ALL for part in (*p.relative_to(ROOT).parts[:-1], p.stem)}
+    assert parts & BANNED_NAMES == set()
+
+
+def test_every_pass_and_observer_has_its_test_file():
+    for folder in ("passes", "pt2e_quant/observers"):
+        tests = ROOT / "tests" / Path(folder).name
+        there = {p.name for p in tests.glob("test_*.py")}
+        there |= {p.name for p in (ROOT / "tests").rglob("test_*.py")}
+        wanted = {
+            f"test_{p.stem}.py"
+            for p in (ROOT / folder).glob("*.py")
+            if p.stem not in ("__init__", "base", "terms") and defines_pass_or_class(p)
+        }
+        assert wanted - there == set()
+
+
+def defines_pass_or_class(path):
+    """Whether a file holds a graph pass or an observer, not only what several of them share."""
+    text = path.read_text()
+    return "@graph_pass" in text or "Observer(" in text
+
+
+def test_every_module_has_a_docstring_and_absolute_imports():
+    for path in ALL:
+        tree = ast.parse(path.read_text())
+        assert shown(path).startswith("tests") or ast.get_docstring(tree), shown(path)
+        relative = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level]
+        assert not relative, shown(path)
+
+
+def test_docs_link_to_files_that_exist():
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{shown(page)} -> {target}"
