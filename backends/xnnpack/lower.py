@@ -20,6 +20,7 @@ from pt2e_quant.backends.xnnpack.movers import move_integers, split_as_slices
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
+from pt2e_quant.backends.xnnpack.rework import less_rework
 from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
 from pt2e_quant.core.canonical import verify_canonical
@@ -112,7 +113,7 @@ def _islands(records: Sequence[PassRecord]) -> list[Island]:
 
 
 def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), less_rework():
         # ExecuTorch's own warnings about its own code; nothing a user can change.
         warnings.simplefilter("ignore")
         edge = to_edge_transform_and_lower(

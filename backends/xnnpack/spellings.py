@@ -6,7 +6,6 @@ the reshape out where `-1` lets it in.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +13,23 @@ from torch.fx import Node
 
 from pt2e_quant.backends.xnnpack.between import between
 from pt2e_quant.backends.xnnpack.conditions import pairs
+from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL2D,
+    BMM,
     CLAMP,
     HARDTANH,
+    LINEAR,
     MATMUL,
     MEAN,
     RESHAPE,
     SELECT,
+    SOFTMAX,
     SQUEEZE,
     UNSQUEEZE,
     argument,
     aten,
+    is_call,
 )
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
@@ -55,6 +59,11 @@ def view_shape(value: Tensor) -> list[int] | None:
     sizes = [int(s) if isinstance(s, int) else -1 for s in value.shape]
     return None if sizes.count(-1) > 1 else sizes
 
+
+_CONTIGUOUS = one_of(
+    LINEAR, MATMUL, BMM, SOFTMAX, (aten.view.default, aten.clone.default, aten.mean.dim)
+)
+"""Operators whose result is contiguous whatever their inputs are."""
 
 _LIMITS = {"min": -math.inf, "max": math.inf}
 
@@ -90,23 +99,21 @@ def _hardtanh(m: Match, editor: Editor) -> Node | Skip:
     return editor.call(aten.hardtanh.default, m["x"], low, high, like=m.anchor, val=val)
 
 
-def _is_contiguous(value: Tensor) -> bool:
-    # Stride arithmetic on symbols is compared structurally, so it adds no guard.
-    expected: Any = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if isinstance(size, int) and size == 1:
-            continue
-        if str(stride) != str(expected):
-            return False
-        expected = expected * size
-    return True
+def view(editor: Editor, x: Node, shape: list[int], like: Node) -> Node:
+    """A view that holds whatever the strides of `x`; `copies` drops the clone again.
 
-
-def view(editor: Editor, x: Node, shape: list[int], like: Node, val: Any = None) -> Node:
-    """A view that holds whatever the strides of `x`; the copy costs nothing once lowered."""
-    if not _is_contiguous(x.meta["val"]):
+    Strides are not read off `x`: an operator that was written out may have others than its
+    value says.
+    """
+    if not _gives_contiguous(x):
         x = editor.call(aten.clone.default, x, memory_format=torch.contiguous_format, like=like)
     return editor.call(aten.view.default, x, shape, like=like)
+
+
+def _gives_contiguous(x: Node) -> bool:
+    while is_qdq(x) and isinstance(x.args[0], Node):
+        x = x.args[0]
+    return is_call(x, _CONTIGUOUS)
 
 
 def _reshape(m: Match, editor: Editor) -> Node | Skip:

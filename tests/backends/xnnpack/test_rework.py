@@ -1,0 +1,60 @@
+"""Lowering with less rework gives the same file, byte for byte, and leaves nothing replaced."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from executorch.exir.pass_base import _ExportPassBase
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.xnnpack import lower, rework
+from pt2e_quant.backends.xnnpack.backend import BACKEND
+
+
+class Block(nn.Module):
+    """Convolutions with relu6 and a residual add, pooled; a norm and a linear in float's way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6())
+        self.depthwise = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Hardswish())
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.depthwise(x)
+        return self.head(self.norm(x.mean((2, 3))))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_less_rework_when_lowering_then_file_is_the_same(
+    dynamic,
+    quantize_with,
+    make_noise,
+    monkeypatch,  # type: ignore[no-untyped-def]
+):
+    if not rework.is_known_version():
+        pytest.skip("another torch or ExecuTorch: nothing is replaced")
+    inputs = (make_noise((2, 3, 8, 8)),)
+    canonical = quantize_with(Block(), inputs, BACKEND.quantizer(), dynamic=dynamic)
+    options = lower.Options(verify=False)
+    quick = lower.lower(canonical, None, options).pte
+    monkeypatch.setattr(lower, "less_rework", nullcontext)
+    assert lower.lower(canonical, None, options).pte == quick
+
+
+def test_less_rework_when_left_then_nothing_is_replaced():  # type: ignore[no-untyped-def]
+    before = _ExportPassBase.call, GraphModule.recompile, GraphModule.code, torch.fx.traceback.copy
+    with pytest.raises(ZeroDivisionError), rework.less_rework():
+        _ = _ExportPassBase.call is before[0] or 1 / 0
+    after = _ExportPassBase.call, GraphModule.recompile, GraphModule.code, torch.fx.traceback.copy
+    assert after == before
+
+
+def test_less_rework_when_version_is_unknown_then_nothing_is_replaced(monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(rework, "_KNOWN", {"torch": "0.1"})
+    before = _ExportPassBase.call
+    with rework.less_rework():
+        assert _ExportPassBase.call is before
