@@ -167,7 +167,7 @@ class _Inliner:
             if not is_getitem(user):
                 raise InvariantError(f"{user.name} reads {call.name} as a whole", node=user)
             index: Any = user.args[1]
-            self.editor.replace(user, results[index])
+            _give(self.editor, user, results[index])
             self.editor.erase_dead([user])
         self.editor.erase_dead([call])
         self.editor.erase_dead([reader])
@@ -237,6 +237,19 @@ class _Inliner:
         if isinstance(value, Tensor):
             return self.editor.constant(str(inner.target), value, like=inner)
         return self.editor.submodule(str(inner.target), value, like=inner)
+
+
+def _give(editor: Editor, getitem: Node, result: Any) -> None:
+    """Let the readers of a region's result read what the inlined body computes, or its literal."""
+    if isinstance(result, Node):
+        editor.replace(getitem, result)
+        return
+
+    def literal(node: Node) -> Any:
+        return result if node is getitem else node
+
+    for reader in list(getitem.users):
+        reader.args, reader.kwargs = map_arg(reader.args, literal), map_arg(reader.kwargs, literal)
 
 
 def _position(call: Node) -> int:

@@ -216,8 +216,8 @@ class Editor:
         return owner, leaf
 
     def _read(self, target: str, tensor: Tensor | None, like: Node | None) -> Node:
-        first = next(iter(self.graph.nodes))
-        place = first if self._last_constant is None else self._last_constant.next
+        last = self._last_constant
+        place = next(iter(self.graph.nodes)) if last is None or last._erased else last.next
         with self.graph.inserting_before(place):
             node = self.graph.create_node("get_attr", target, name=target.replace(".", "_"))
         self._last_constant = node

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.graph.match import Attempt
 from pt2e_quant.graph.ops import (
     ADD,
     BATCH_NORM,
@@ -237,6 +238,34 @@ def test_a_spelling_reads_its_arguments_by_name():
     four = spelled(aten.leaky_relu.default, negative_slope=0.25)
     graph = graph_of(lambda m, x: F.leaky_relu(F.leaky_relu(x, 0.25)), IMAGE)
     assert names(find_matches(graph, [("k", Op(four, Var("x")))])) == [("k", "leaky_relu")]
+
+
+def test_tries_grow_with_the_graph_and_not_with_the_rows(monkeypatch):
+    tries = []
+    op = Attempt.op
+
+    def counted(self, pattern, value, *, inside):
+        if not inside:
+            tries.append(value)
+        return op(self, pattern, value, inside=inside)
+
+    monkeypatch.setattr(Attempt, "op", counted)
+
+    def count(layers):
+        def forward(m, x):
+            for _ in range(layers):
+                x = F.relu(m.conv(x))
+            return x
+
+        graph = graph_of(forward, IMAGE, conv=nn.Conv2d(3, 3, 1))
+        rows = [("chain", row) for row in chain(CONV, maybe(one_of(RELU, RELU6)))]
+        rows += [("other", Op(family, Var("x"))) for family in (CAT, MUL, SIGMOID, LINEAR)]
+        tries.clear()
+        assert len(find_matches(graph, rows)) == layers
+        return len(tries)
+
+    assert count(5) == 5 * 2, "each conv and each relu is tried once, by the row of its operator"
+    assert count(20) == 20 * 2
 
 
 ACTS = {

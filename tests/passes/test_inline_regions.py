@@ -137,6 +137,19 @@ def test_buffer_writes_in_a_region_are_kept(program):
     p.matches()
 
 
+def test_an_input_returned_by_a_region_is_read_directly(program):
+    class Returns(Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                y = self.fc(x)
+                z = x
+            return y + z, z * 2
+
+    p = program(Returns(), (X,)).apply(inline_regions)
+    assert "wrap_with" not in p.text
+    p.matches()
+
+
 def test_a_graph_without_regions_is_left_alone():
     gm = torch.export.export(nn.Linear(4, 4), (X,)).module()
     before = show(gm)
