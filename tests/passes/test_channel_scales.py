@@ -2,7 +2,12 @@ import pytest
 import torch
 
 from pt2e_quant.observers.channel_statistics import ChannelStatistics, ChannelStatisticsObserver
-from pt2e_quant.passes.channel_scales import CANDIDATES, choose_channel_scale, family
+from pt2e_quant.passes.channel_scales import (
+    CANDIDATES,
+    choose_channel_scale,
+    family,
+    weight_errors,
+)
 
 
 def observed(x: torch.Tensor) -> ChannelStatistics:
@@ -52,6 +57,18 @@ def test_choice_when_a_channel_is_rarely_large_then_it_keeps_headroom():
     x[::4, 0, 0] = 20.0
     rare = choose_channel_scale(observed(x), least_gain=1.0)
     assert rare is None or rare.factors[0] < 3
+
+
+@pytest.mark.parametrize("width", [20, 65, 300])
+def test_weight_errors_when_channels_are_grouped_then_near_those_of_each_channel(width):
+    statistics = observed(noise(16, 8, width) * torch.exp(noise(width, seed=1)))
+    weight = noise(24, width, seed=3)
+    factors = family(statistics.absmax[None])[:, 0]
+    found = weight_errors(weight, statistics, factors)
+    for error, factor in zip(found, factors, strict=True):
+        step = (weight.abs() * factor).amax(1) / 127
+        exact = step.square().sum() / 12 * (statistics.mean_square / factor.square()).sum()
+        assert exact * 0.999 <= error <= exact * 1.3
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
