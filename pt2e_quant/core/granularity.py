@@ -7,9 +7,11 @@ from pt2e_quant.core.errors import ConfigError
 
 __all__ = [
     "Granularity",
+    "PerAxis",
     "PerBlock",
     "PerChannel",
     "PerGroup",
+    "PerRow",
     "PerTensor",
     "PerToken",
     "block_size_of",
@@ -27,6 +29,17 @@ class PerChannel:
     """One scale for each index of an axis."""
 
     axis: int = 0
+
+
+PerAxis = PerChannel
+"""The name torchao gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerRow:
+    """One scale for each run of elements along a whole axis."""
+
+    dim: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +70,7 @@ class PerBlock:
             raise ConfigError(f"block_size must hold positive lengths, found {self.block_size}")
 
 
-Granularity = PerTensor | PerChannel | PerGroup | PerToken | PerBlock
+Granularity = PerTensor | PerChannel | PerGroup | PerRow | PerToken | PerBlock
 
 
 def _axis(axis: int, shape: Sequence[int]) -> int:
@@ -85,6 +98,9 @@ def block_size_of(granularity: Granularity, shape: Sequence[int]) -> tuple[int, 
         case PerGroup(group_size, axis):
             grouped = _axis(axis, sizes)
             block = tuple(group_size if i == grouped else 1 for i in range(len(sizes)))
+        case PerRow(dim):
+            whole = _axis(dim, sizes)
+            block = tuple(size if i == whole else 1 for i, size in enumerate(sizes))
         case PerToken():
             last = _axis(-1, sizes)
             block = tuple(size if i == last else 1 for i, size in enumerate(sizes))

@@ -191,6 +191,8 @@ class UniformQuantizationObserverBase(ObserverBase):
     @property
     def seen(self) -> bool:
         """Whether any data has come in."""
+        if self._observed_once and self.ignore_at_or_below is None:
+            return True  # no need to look at the statistics, which may also have been loaded
         if self.min_val.numel() == 0:
             return False
         return not bool(torch.all((self.min_val == torch.inf) & (self.max_val == -torch.inf)))
