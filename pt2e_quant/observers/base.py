@@ -191,10 +191,10 @@ class UniformQuantizationObserverBase(ObserverBase):
     @property
     def seen(self) -> bool:
         """Whether any data has come in."""
-        if self._observed_once and self.ignore_at_or_below is None:
-            return True  # no need to look at the statistics, which may also have been loaded
         if self.min_val.numel() == 0:
             return False
+        if self.min_val.numel() == 1:  # two reads cost a third of the tensor operations below
+            return not (self.min_val.item() == torch.inf and self.max_val.item() == -torch.inf)
         return not bool(torch.all((self.min_val == torch.inf) & (self.max_val == -torch.inf)))
 
     def check_finite(self) -> None:
