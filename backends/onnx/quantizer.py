@@ -10,6 +10,7 @@ from pt2e_quant.flow.observer_choice import ObserverChoice
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.decompose_attention import decompose_attention
 from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
 from pt2e_quant.passes.smooth_channels import smooth_channels
@@ -54,7 +55,10 @@ RECIPES = {
             name="int8",
             text="static: uint8 activations per tensor, int8 weights per output channel",
             scheme=INT8,
-            observers=ObserverChoice(by_slot={("linear", "x"): ChannelStatisticsObserver}),
+            observers=ObserverChoice(
+                activation=PredictedRangeObserver,
+                by_slot={("linear", "x"): ChannelStatisticsObserver},
+            ),
             algorithms=(smooth_channels,),
         ),
     )

@@ -10,6 +10,7 @@ from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts
 from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers
 from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias
 from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm
+from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     cancel_requantize,
     run_on_integers,
@@ -28,6 +29,7 @@ REWRITES: tuple[Callable[[ir.Graph], int], ...] = (
     gather_integers,
     widen_bias,
     integer_bias,
+    relu_as_max,
     keep_layer_norm,
 )
 

@@ -75,6 +75,7 @@ CONVS: dict[str, tuple[Branch, str]] = {
 }
 LINEARS: dict[str, tuple[Branch, str]] = {
     "linear": (lambda x, m: F.linear(x.mean((2, 3)), m.square, m.bias), "QGemm"),
+    "linear relu": (lambda x, m: F.linear(x.mean((2, 3)), m.square, m.bias).relu() * 2, "QGemm"),
     "linear no bias": (lambda x, m: F.linear(x.mean((2, 3)), m.square), "QGemm"),
     "linear 3-D": (
         lambda x, m: F.linear(x.flatten(2).transpose(1, 2), m.square, m.bias),

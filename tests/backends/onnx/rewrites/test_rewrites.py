@@ -13,6 +13,7 @@ from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts  # noqa: E40
 from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers  # noqa: E402
 from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias  # noqa: E402
 from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (  # noqa: E402
     cancel_requantize,
     run_on_integers,
@@ -322,3 +323,21 @@ def test_fold_casts_when_constant_is_cast_then_it_is_stored_in_the_new_type() ->
 def test_fold_casts_when_value_is_computed_then_it_declines() -> None:
     model = model_of("(int64[N] x) => (float[N] y)", "", "y = Cast<to=1>(x)")
     check(fold_casts, model, ["Cast"], fired=0, x=np.arange(3))
+
+
+GEMM = "int8[4,4] w = {1,-2,3,-4,5,-6,7,-8,1,-2,3,-4,5,-6,7,-8}, float[4] ws = {0.1,0.2,0.3,0.4}"
+GEMM_RELU = (
+    "q = QuantizeLinear(x, s, z)\n d = DequantizeLinear(q, s, z)\n"
+    "wd = DequantizeLinear<axis=0>(w, ws)\n g = Gemm<transB=1>(d, wd)\n y = Relu(g)"
+)
+
+
+def test_relu_as_max_when_gemm_is_quantized_then_relu_is_written_as_max() -> None:
+    model = model_of("(float[N,4] x) => (float[N,4] y)", GEMM, GEMM_RELU)
+    expected = [*op_types(model)[:-1], "Max"]
+    check(relu_as_max, model, expected, x=np.random.default_rng(1).normal(size=(3, 4)).astype("f4"))
+
+
+def test_relu_as_max_when_gemm_is_float_then_it_declines() -> None:
+    model = model_of("(float[N,4] x) => (float[N,4] y)", GEMM, "g = Gemm(x, x)\n y = Relu(g)")
+    check(relu_as_max, model, ["Gemm", "Relu"], fired=0, x=np.eye(4, dtype=np.float32))
