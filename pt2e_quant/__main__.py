@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for module in ("torch", "executorch", "torchao", "onnxscript", "onnx_ir"):
         warnings.filterwarnings("ignore", module=rf"{module}(\..*)?")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-    for name in ("torchao", "torch.utils._pytree"):
+    for name in ("torchao", "torch.utils._pytree", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         app(arguments)

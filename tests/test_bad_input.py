@@ -61,7 +61,7 @@ def prepared_at(model, backend, batch=1, **options):
         (torch.ones(1, 4, dtype=torch.int64), "dtype int64, .* float32", "torch.float32"),
         (torch.randn(4), r"shape \(4,\), expected 2 dimensions: \(1, 4\)", "batch dimension"),
         (torch.randn(1, 7), "size 7 in dimension 1, .* exactly 4", "dynamic_shapes="),
-        ((torch.randn(1, 4), torch.randn(1, 4)), "2 positional inputs for a graph of 1", "tuple"),
+        ((torch.randn(1, 4), torch.randn(1, 4)), "2 positional inputs for a graph of 1", "labels out"),
         ({"y": torch.randn(1, 4)}, r"unknown input \['y'\]: expected \(x\)", "export"),
         ({}, r"missing input \['x'\]", "dict batch is keyword"),
         ([[1.0, 2.0]], "structure differs", "containers"),

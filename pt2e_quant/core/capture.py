@@ -115,7 +115,8 @@ class Capture:
         if len(args) > len(self.arg_names):
             raise InputError(
                 f"{len(args)} positional inputs for a graph of {len(self.arg_names)}: {expected}",
-                fix="pass a tuple as one call's arguments, a dict as its keyword arguments",
+                fix="a tuple or list is one call's arguments: leave labels out, "
+                "for example ((x,) for x, label in loader)",
             )
         named = dict(zip(self.arg_names, args, strict=False))
         if twice := named.keys() & kwargs.keys():
