@@ -13,7 +13,7 @@ from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts  # noqa: E40
 from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers  # noqa: E402
 from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias  # noqa: E402
 from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm  # noqa: E402
-from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max
+from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max  # noqa: E402
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (  # noqa: E402
     cancel_requantize,
     run_on_integers,
