@@ -34,11 +34,15 @@ DOCSTRING_MODULES = (
     "zipfile",
 )
 
+CONTRAST_SIGMA = 0.5
+"""Spread of the logarithm of an image's contrast."""
+
 
 def noise_images(count: int, size: int, generator: torch.Generator) -> Tensor:
     """Return float[count, 3, size, size] with a 1/f amplitude spectrum, like natural images.
 
-    Each image is shifted and scaled to mean 0 and standard deviation 1.
+    Each image has mean 0 and a contrast (standard deviation) of its own, log-normal around 1, as
+    photographs have: a few held-out images exceed every range that calibration saw.
     """
     rows = torch.fft.fftfreq(size)[:, None]
     columns = torch.fft.rfftfreq(size)[None, :]
@@ -48,7 +52,8 @@ def noise_images(count: int, size: int, generator: torch.Generator) -> Tensor:
     images = torch.fft.irfft2(torch.fft.rfft2(white) / frequency, s=(size, size))
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     std = images.std(dim=(1, 2, 3), keepdim=True)
-    return (images - mean) / std
+    contrast = torch.exp(CONTRAST_SIGMA * torch.randn(count, 1, 1, 1, generator=generator))
+    return (images - mean) / std * contrast
 
 
 def image_batches(count: int, size: int, seed: int) -> list[tuple[Tensor]]:

@@ -1,20 +1,34 @@
 import pytest
 import torch
 
-from benchmarks.inputs import docstring_sentences, image_batches, noise_images, sentences_of
+from benchmarks.inputs import (
+    CONTRAST_SIGMA,
+    docstring_sentences,
+    image_batches,
+    noise_images,
+    sentences_of,
+)
 
 
-def test_noise_images_when_seeded_then_equal_and_standardised():
+def test_noise_images_when_seeded_then_equal_and_centred():
     first = noise_images(2, 32, torch.Generator().manual_seed(3))
     again = noise_images(2, 32, torch.Generator().manual_seed(3))
     assert first.shape == (2, 3, 32, 32)
     assert torch.equal(first, again)
     assert first.mean(dim=(1, 2, 3)).abs().max() < 1e-5
-    assert (first.std(dim=(1, 2, 3)) - 1).abs().max() < 1e-5
+
+
+def test_noise_images_differ_in_contrast():
+    images = noise_images(400, 8, torch.Generator().manual_seed(0))
+    log_contrast = images.std(dim=(1, 2, 3)).log()
+    # the standard error over 400 images is 0.025 of the mean and 0.018 of the deviation
+    assert abs(float(log_contrast.mean())) < 0.1
+    assert float(log_contrast.std()) == pytest.approx(CONTRAST_SIGMA, abs=0.07)
 
 
 def test_noise_images_have_a_falling_spectrum():
     images = noise_images(16, 64, torch.Generator().manual_seed(0))
+    images = images / images.std(dim=(1, 2, 3), keepdim=True)
     power = torch.fft.rfft2(images).abs().square().mean(dim=(0, 1))
     # a 1/f amplitude falls by 4 from frequency 4 to 16, its power by 16
     ratio = float(power[0, 4] / power[0, 16])
