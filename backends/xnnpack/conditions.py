@@ -22,6 +22,8 @@ __all__ = [
     "KEEP_FLOAT",
     "LIGHT",
     "NO_CEIL_IF_DYNAMIC",
+    "NO_LINEAR_BEFORE",
+    "NO_NORM_READS_IT",
     "ONE_GROUP",
     "PADS_WITH_ZERO",
     "POOLS_TO_ONE",
@@ -160,15 +162,13 @@ def _unmarked(reason: str, text: str) -> Constraint:
     return Constraint(text=text, holds=lambda m: m.anchor.meta.get(KEEP_FLOAT) != reason)
 
 
-LIGHT = (
-    _unmarked(FEEDS_A_NORM, "a sum that no normalization reads (its rounding would cost most)"),
-    _unmarked(FLOAT_INPUTS, "inputs that are integers already (else it only adds rounding)"),
-    _unmarked(READ_IN_FLOAT, "a reader that works in integers (else it only adds rounding)"),
-    _unmarked(
-        AFTER_LINEAR,
-        "an input that is no linear's output (whose outlier channels are scaled in float)",
-    ),
+NO_NORM_READS_IT = _unmarked(
+    FEEDS_A_NORM, "a sum that no normalization reads (its rounding would cost most)"
 )
+NO_LINEAR_BEFORE = _unmarked(
+    AFTER_LINEAR, "no linear before it (whose outlier channels are scaled in float)"
+)
+READ_AS_INTEGERS = _unmarked(READ_IN_FLOAT, "a reader that works in integers")
+INTEGER_INPUTS = _unmarked(FLOAT_INPUTS, "inputs that are integers already")
+LIGHT = (INTEGER_INPUTS, READ_AS_INTEGERS)
 """Of operators that are quantized only inside an integer region; `placement` sets the marks."""
-
-READ_AS_INTEGERS = LIGHT[2]

@@ -14,6 +14,7 @@ from pt2e_quant.flow.op_table import OUT
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.scale_outputs import scale_outputs
 from pt2e_quant.passes.smooth_channels import smooth_channels
 from pt2e_quant.passes.snap_biases import snap_biases
@@ -57,10 +58,11 @@ RECIPES: Mapping[str, Recipe] = {
         text="static int8: activations per tensor, weights per channel, outlier channels scaled",
         scheme=INT8,
         observers=ObserverChoice(
+            activation=PredictedRangeObserver,
             by_slot={
                 ("linear", "x"): ChannelStatisticsObserver,
                 ("linear", OUT): ChannelStatisticsObserver,
-            }
+            },
         ),
         algorithms=(smooth_channels, scale_outputs),
     ),

@@ -78,19 +78,16 @@ def refloat_leftovers(gm: GraphModule) -> PassResult:
         if integers is not None:
             reason = _constant_reason(node)
             if reason is not None:
+                readers = ", ".join(u.name for u in node.users)
                 _fold(gm, editor, node)
-                notes.append(Note(node.name, f"{_user_name(node)}: {reason}"))
+                notes.append(Note(readers, reason))
         elif not _is_static_int8(node):
             if not is_quantize(source):
                 continue
             editor.replace(node, editor.now(source.args[0]))  # type: ignore[arg-type]  # a node
             editor.discard([source])
-            notes.append(Note(node.name, f"{node.target} has no int8 form in XNNPACK"))
+            notes.append(Note(node.name, "the delegate takes static per-tensor int8 alone"))
     return PassResult(editor.finish(), tuple(notes))
-
-
-def _user_name(node: Node) -> str:
-    return ", ".join(u.name for u in node.users)
 
 
 def _is_static_int8(node: Node) -> bool:

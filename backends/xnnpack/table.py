@@ -14,6 +14,8 @@ from pt2e_quant.backends.xnnpack.conditions import (
     GLOBAL_MEAN,
     LIGHT,
     NO_CEIL_IF_DYNAMIC,
+    NO_LINEAR_BEFORE,
+    NO_NORM_READS_IT,
     ONE_GROUP,
     PADS_WITH_ZERO,
     POOLS_TO_ONE,
@@ -164,8 +166,8 @@ _GEMMS = (
     _gemm("linear", ops.LINEAR, "FullyConnected", WEIGHT_IS_MATRIX),
 )
 _BINARIES = (
-    _binary("add", ops.ADD, "Add", ADDS_UNSCALED),
-    _binary("sub", ops.SUB, "Subtract", ADDS_UNSCALED),
+    _binary("add", ops.ADD, "Add", ADDS_UNSCALED, NO_NORM_READS_IT),
+    _binary("sub", ops.SUB, "Subtract", ADDS_UNSCALED, NO_NORM_READS_IT),
     _binary("mul", ops.MUL, "Multiply"),
     _binary("div", ops.DIV, "Div"),
     _binary("minimum", ops.MINIMUM, "Minimum"),
@@ -175,16 +177,16 @@ _UNARIES = (
     _unary("abs", (aten.abs.default,), "Abs"),
     _unary("ceil", (aten.ceil.default,), "Ceiling"),
     _unary("clip", CLIPS, "Clamp"),
-    _unary("elu", ops.ELU, "ELU"),
+    _unary("elu", ops.ELU, "ELU", NO_LINEAR_BEFORE),
     _unary("exp", (aten.exp.default,), "Exp"),
     _unary("floor", (aten.floor.default,), "Floor"),
-    _unary("gelu", ops.GELU, "Gelu", TANH_IS_EXACT),
-    _unary("hardswish", ops.HARDSWISH, "Hardswish"),
-    _unary("leaky_relu", ops.LEAKY_RELU, "LeakyReLU"),
+    _unary("gelu", ops.GELU, "Gelu", TANH_IS_EXACT, NO_LINEAR_BEFORE),
+    _unary("hardswish", ops.HARDSWISH, "Hardswish", NO_LINEAR_BEFORE),
+    _unary("leaky_relu", ops.LEAKY_RELU, "LeakyReLU", NO_LINEAR_BEFORE),
     _unary("neg", (aten.neg.default,), "Negate"),
-    _unary("sigmoid", ops.SIGMOID, "Sigmoid", fixed=(1 / 256, -128)),
+    _unary("sigmoid", ops.SIGMOID, "Sigmoid", NO_LINEAR_BEFORE, fixed=(1 / 256, -128)),
     _unary("sqrt", (aten.sqrt.default,), "SquareRoot"),
-    _unary("tanh", ops.TANH, "Tanh", fixed=(1 / 128, 0)),
+    _unary("tanh", ops.TANH, "Tanh", NO_LINEAR_BEFORE, fixed=(1 / 128, 0)),
 )
 _POOLS = (
     _pool(
