@@ -166,6 +166,6 @@ def group_maxima(rows: Tensor) -> Tensor:
         return rows
     alone, rest = rows[:, :GROUPS], rows[:, GROUPS:]
     even = rest.shape[1] // size * size
-    grouped = rest[:, :even].unflatten(1, (-1, size)).amax(2)
+    grouped = rest[:, :even].reshape(len(rest), -1, size).amax(2)
     odd = [rest[:, even:].amax(1, keepdim=True)] if even < rest.shape[1] else []
     return torch.cat((alone, grouped, *odd), dim=1)

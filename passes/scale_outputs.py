@@ -57,7 +57,7 @@ def _scale(
     editor: Editor, node: Node, observer: ChannelStatisticsObserver, linear: Node
 ) -> tuple[str, bool]:
     """(what was done or why nothing, whether it was declined)."""
-    if observer.steps:
+    if observer.scalings:
         return "it was scaled before", True
     if len(linear.users) > 1:
         return f"{linear.name} has other readers", True

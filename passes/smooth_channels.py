@@ -129,7 +129,7 @@ def _smooth(
     assert isinstance(source, Node)
     if len(linears) < len(node.users):
         return "it is read by more than linears", True
-    if observer.steps:
+    if observer.scalings:
         return "it was scaled before", True
     if _is_quantized_output(source):
         return f"{source.name} is computed in integers", True

@@ -9,6 +9,7 @@ from torch import Tensor
 from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
 from pt2e_quant.observers.minmax import tensor_range
+from pt2e_quant.observers.predicted_range import is_vector, margin_step, range_margin
 
 __all__ = ["ChannelStatistics", "ChannelStatisticsObserver"]
 
@@ -42,7 +43,7 @@ class ChannelStatisticsObserver(UniformQuantizationObserverBase):
     """Per-tensor qparams from the running range, and statistics of the last axis beside it.
 
     SmoothQuant and kin read `statistics`; `scale_channels` tells the observer what they did to
-    the tensor. The range itself is that of MinMaxObserver.
+    the tensor. The range itself is that of PredictedRangeObserver.
 
     Args:
         dtype: integer dtype to quantize to.
@@ -77,8 +78,9 @@ class ChannelStatisticsObserver(UniformQuantizationObserverBase):
         )  # fmt: skip
         self.require_qscheme(PER_TENSOR)
         self.require_static()
-        self.steps: list[str] = []
+        self.scalings: list[str] = []
         self.has_one_width = True
+        self.is_vector = True
         self.rows = 0
         self._pending: list[tuple[Tensor, Tensor]] = []
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
@@ -90,8 +92,10 @@ class ChannelStatisticsObserver(UniformQuantizationObserverBase):
         """Gather the range and each channel's statistics; returns x_orig."""
         x = self.observable(x_orig)
         if x is not None and self.ignore_at_or_below is not None:
+            self.is_vector = False
             self._widen(*tensor_range(x, self.ignore_at_or_below))
         elif x is not None:
+            self.is_vector = self.is_vector and is_vector(x)
             self._gather(as_blocks(x).to(self.min_val.dtype))
         return x_orig
 
@@ -103,7 +107,7 @@ class ChannelStatisticsObserver(UniformQuantizationObserverBase):
         squares = blocks.square().sum((0, 1))  # torch.linalg.vector_norm takes ten times as long
         if self.square_sum.numel() not in (0, squares.numel()):
             # Tensors of several shapes share this group: its last axis is no one thing.
-            self.has_one_width = False
+            self.has_one_width = self.is_vector = False
             self._widen(blocks.amin(), blocks.amax())
             return
         self.square_sum = squares + self.square_sum if self.rows else squares
@@ -161,17 +165,36 @@ class ChannelStatisticsObserver(UniformQuantizationObserverBase):
         self.square_sum = self.square_sum * factors.square()
         self.min_val.copy_(self.low.min())
         self.max_val.copy_(self.high.max())
-        self.steps.append(step)
+        self.scalings.append(step)
+
+    @property
+    def sample_maxima(self) -> list[float]:
+        """The greatest magnitude in each block."""
+        self._settle()
+        if not self.low.numel():
+            return []
+        return torch.maximum(-self.low.amin(1), self.high.amax(1)).tolist()
+
+    @property
+    def margin(self) -> float:
+        """By how much the observed range is widened."""
+        return range_margin(self.sample_maxima) if self.is_vector else 1.0
+
+    @property
+    def steps(self) -> list[str]:
+        """What was done to the tensor and to its range, for the provenance record."""
+        return [*self.scalings, *margin_step(self.margin, self.low.shape[0])]
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Scale and zero_point of the running range, both [1]."""
+        """Scale and zero_point of the range, widened where it is predicted, both [1]."""
         self._settle()
-        return self.qparams_of(self.min_val, self.max_val)
+        margin = self.margin
+        return self.qparams_of(self.min_val * margin, self.max_val * margin)
 
     def reset_min_max_vals(self) -> None:
         """Forget all statistics."""
         self._observed_once = False
-        self.has_one_width = True
+        self.has_one_width = self.is_vector = True
         self.rows = 0
         self._pending.clear()
         self.min_val.fill_(torch.inf)

@@ -1,8 +1,8 @@
-"""Min and max, widened for small tensors to where the next sample's maximum is expected.
+"""Min and max, widened for pooled features and logits to where the next maximum is expected.
 
-A feature map of a hundred thousand values has much the same range in every sample. Pooled
-features and logits have a few hundred values, and their range follows the sample as a whole:
-eight calibration samples often miss it by a quarter or more, and what clips there is the model's
+A feature map has thousands of values a channel, and much the same range in every sample. Pooled
+features and logits have one value a channel, and their range follows the sample as a whole: eight
+calibration samples can miss it by a quarter or by half, and what clips there is the model's
 answer. So the maxima of single samples are taken as draws from a log-normal distribution, and the
 range reaches up to the bound that the next draw stays below with 99 % probability. With hundreds
 of samples the observed maximum lies above that bound already, and nothing is widened.
@@ -18,10 +18,8 @@ from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
 from pt2e_quant.observers.minmax import tensor_range
 
-__all__ = ["PredictedRangeObserver", "prediction_bound"]
+__all__ = ["PredictedRangeObserver", "is_vector", "margin_step", "prediction_bound", "range_margin"]
 
-SMALL = 4096
-"""Values per sample up to which a tensor is small."""
 MOST = 2.0
 """The most that a range is widened by."""
 LEAST_SAMPLES = 3
@@ -30,7 +28,7 @@ QUANTILE = 2.3263478740408408
 
 
 class PredictedRangeObserver(UniformQuantizationObserverBase):
-    """The running min and max of a tensor; of a small one widened to the predicted range.
+    """The running min and max of a tensor; of one vector a sample, widened as predicted.
 
     Args:
         dtype: integer dtype to quantize to.
@@ -61,7 +59,7 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
         )  # fmt: skip
         self.require_qscheme(PER_TENSOR)
         self.require_static()
-        self.is_small = True
+        self.is_vector = True
         self.sample_maxima: list[float] = []
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
         self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))
@@ -77,27 +75,19 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
         return x_orig
 
     def _note_maxima(self, x: Tensor) -> None:
-        samples = x.shape[0] if x.dim() > 1 else 1
-        self.is_small = self.is_small and x.numel() <= SMALL * samples
-        if self.is_small and self.ignore_at_or_below is None:
-            self.sample_maxima += x.reshape(samples, -1).abs().amax(1).tolist()
+        self.is_vector = self.is_vector and is_vector(x)
+        if self.is_vector and self.ignore_at_or_below is None:
+            self.sample_maxima += x.reshape(len(x), -1).abs().amax(1).tolist()
 
     @property
     def margin(self) -> float:
         """By how much the observed range is widened, from 1 to MOST."""
-        found = [m for m in self.sample_maxima if m > 0]
-        if not self.is_small or len(found) < LEAST_SAMPLES:
-            return 1.0
-        return min(max(prediction_bound(found) / max(found), 1.0), MOST)
+        return range_margin(self.sample_maxima) if self.is_vector else 1.0
 
     @property
     def steps(self) -> list[str]:
         """What was done to the observed range, for the provenance record."""
-        margin = self.margin
-        if margin == 1.0:
-            return []
-        samples = len(self.sample_maxima)
-        return [f"range x{margin:.3g}: 99 % bound of the next maximum after {samples} samples"]
+        return margin_step(self.margin, len(self.sample_maxima))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the widened range, both [1]."""
@@ -107,10 +97,30 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
     def reset_min_max_vals(self) -> None:
         """Forget all statistics."""
         self._observed_once = False
-        self.is_small = True
+        self.is_vector = True
         self.sample_maxima.clear()
         self.min_val.fill_(torch.inf)
         self.max_val.fill_(-torch.inf)
+
+
+def is_vector(x: Tensor) -> bool:
+    """Whether a batch holds one value for each channel and sample: [N, C], [N, C, 1, 1]."""
+    return x.dim() >= 2 and x[0, 0].numel() == 1
+
+
+def range_margin(sample_maxima: list[float]) -> float:
+    """By how much to widen the range of one vector a sample, from 1 to MOST."""
+    found = [m for m in sample_maxima if m > 0]
+    if len(found) < LEAST_SAMPLES:
+        return 1.0
+    return min(max(prediction_bound(found) / max(found), 1.0), MOST)
+
+
+def margin_step(margin: float, samples: int) -> list[str]:
+    """A line for the provenance record, if there is a margin."""
+    if margin == 1.0:
+        return []
+    return [f"range x{margin:.3g}: 99 % bound of the next maximum after {samples} samples"]
 
 
 def prediction_bound(values: list[float]) -> float:

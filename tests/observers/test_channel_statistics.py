@@ -5,19 +5,23 @@ import torch
 
 from pt2e_quant.observers.base import NonFinite
 from pt2e_quant.observers.channel_statistics import MAX_BLOCKS, ChannelStatisticsObserver
-from pt2e_quant.observers.minmax import MinMaxObserver
+from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 
 
 def values(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_qparams_when_observed_then_equal_those_of_min_max():
-    channels, whole = ChannelStatisticsObserver(), MinMaxObserver()
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5, 3)])
+def test_qparams_when_observed_then_equal_those_of_the_predicted_range(shape):
+    channels, whole = ChannelStatisticsObserver(), PredictedRangeObserver()
     for seed in range(3):
-        x = values(2, 5, 3, seed=seed) * (seed + 1)
+        x = values(*shape, seed=seed) * (seed + 1)
         assert channels(x) is x
         whole(x)
+    assert channels.margin == whole.margin
+    assert (channels.margin > 1) == (len(shape) == 2)
+    assert channels.steps == whole.steps
     for mine, other in zip(channels.calculate_qparams(), whole.calculate_qparams(), strict=True):
         assert torch.equal(mine, other)
 
@@ -68,7 +72,8 @@ def test_scale_channels_when_scaled_then_equals_observing_the_scaled_tensor():
     assert torch.equal(before.statistics().low, after.statistics().low)
     assert torch.equal(before.calculate_qparams()[0], after.calculate_qparams()[0])
     torch.testing.assert_close(before.statistics().mean_square, after.statistics().mean_square)
-    assert before.steps == ["halved"]
+    assert before.scalings == ["halved"]
+    assert before.steps[0] == "halved"
 
 
 def test_check_finite_when_nan_or_inf_came_in_then_raises():

@@ -51,10 +51,10 @@ def test_range_when_there_are_many_samples_then_as_observed():
 
 @pytest.mark.parametrize(
     ("shape", "samples"),
-    [((1, 5000), 8), ((1, 64), 2), ((64,), 2)],
-    ids=["many values", "two samples", "one axis"],
+    [((1, 8, 2, 2), 8), ((1, 5, 8), 8), ((1, 64), 2), ((64,), 8)],
+    ids=["a feature map", "a sequence", "two samples", "one axis"],
 )
-def test_range_when_large_or_hardly_calibrated_then_that_of_min_max(shape, samples):
+def test_range_when_no_vector_or_hardly_calibrated_then_that_of_min_max(shape, samples):
     plain, wide = MinMaxObserver(), PredictedRangeObserver()
     for seed in range(samples):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * (seed + 1)
