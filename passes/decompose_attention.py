@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.meta import constant_nodes, constant_of, source_constant
 from pt2e_quant.graph.ops import (
     CASTS,
     MASKED_FILL,
@@ -84,7 +84,8 @@ class _Attention:
 
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
-        self.masks: dict[object, Mask] = {}
+        self.constants: frozenset[Node] | None = None
+        self.masks: dict[object, Mask | None] = {}
 
     def build(self, m: Match, editor: Editor) -> Node | Skip:
         node = m.nodes["attention"]
@@ -107,7 +108,8 @@ class _Attention:
             key, value = (_repeated(x, repeats, editor, node) for x in (key, value))
         scale = given["scale"] if given["scale"] is not None else 1.0 / math.sqrt(width)
         scores = call(aten.matmul.default, query, call(aten.transpose.int, key, -2, -1))
-        scores = call(aten.mul.Tensor, scores, scale)
+        if scale != 1.0:
+            scores = call(aten.mul.Tensor, scores, scale)
         if mask is not None:
             scores = call(aten.add.Tensor, scores, mask.additive)
         result = call(aten.matmul.default, call(aten.softmax.int, scores, -1), value)
@@ -132,7 +134,7 @@ class _Attention:
 
     def _causal(
         self, given: dict[str, Any], dtype: torch.dtype, editor: Editor, node: Node
-    ) -> Mask:
+    ) -> Mask | None:
         """Row i sees the columns up to i, as SDPA's `is_causal` has it."""
         rows, columns = (given[k].meta["val"].shape[-2] for k in ("query", "key"))
         name = ("causal", str(rows), str(columns), dtype)
@@ -140,8 +142,7 @@ class _Attention:
             return self.masks[name]
         if isinstance(rows, int) and isinstance(columns, int):
             seen = torch.ones(rows, columns, dtype=torch.bool).tril()
-            low = torch.zeros(rows, columns, dtype=dtype).masked_fill(~seen, masked_score(dtype))
-            self.masks[name] = Mask(editor.constant("causal_mask", low, like=node), None)
+            self.masks[name] = _known(seen, dtype, editor, "causal_mask", node)
             return self.masks[name]
         device = given["query"].meta["val"].device
         counts = []
@@ -155,12 +156,17 @@ class _Attention:
         self.masks[name] = Mask(_additive(seen_node, dtype, editor), None)
         return self.masks[name]
 
-    def _from_bool(self, mask: Node, dtype: torch.dtype, editor: Editor) -> Mask:
-        known = constant_of(self.gm, mask)
+    def _from_bool(self, mask: Node, dtype: torch.dtype, editor: Editor) -> Mask | None:
+        known = self._constant(mask)
+        if known is not None:
+            return _known(known, dtype, editor, _name(mask), mask)
         additive = _additive(mask, dtype, editor)
-        if known is not None and bool(known.any(-1).all()):
-            return Mask(additive, None)
         return Mask(additive, _gate(mask, dtype, editor, after=additive))
+
+    def _constant(self, mask: Node) -> Tensor | None:
+        if self.constants is None:
+            self.constants = constant_nodes(self.gm.graph)
+        return constant_of(self.gm, mask) if mask in self.constants else None
 
     def _from_float(self, mask: Node, dtype: torch.dtype, editor: Editor) -> Mask:
         if mask.meta["val"].dtype != dtype:
@@ -168,9 +174,33 @@ class _Attention:
         if _is_finite(self.gm, mask):
             return Mask(mask, None)
         low = masked_score(dtype)
+        known = self._constant(mask)
+        if known is not None:
+            rows = (known != -math.inf).any(-1, keepdim=True).to(dtype)
+            name = _name(mask)
+            gate = None if bool(rows.all()) else editor.constant(f"{name}_rows", rows, like=mask)
+            return Mask(editor.constant(name, known.clamp(min=low), like=mask), gate)
         additive = editor.call(aten.clamp.default, mask, low, like=mask, after=mask)
         seen = editor.call(aten.ne.Scalar, mask, -math.inf, like=mask, after=additive)
         return Mask(additive, _gate(seen, dtype, editor, after=seen))
+
+
+def _known(seen: Tensor, dtype: torch.dtype, editor: Editor, name: str, like: Node) -> Mask | None:
+    """A mask of constants; None if nothing is masked."""
+    if bool(seen.all()):
+        return None
+    low = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, masked_score(dtype))
+    additive = editor.constant(name, low, like=like)
+    rows = seen.any(-1, keepdim=True)
+    if bool(rows.all()):
+        return Mask(additive, None)
+    return Mask(additive, editor.constant(f"{name}_rows", rows.to(dtype), like=like))
+
+
+def _name(mask: Node) -> str:
+    """What the float form of a constant mask is called."""
+    source = source_constant(mask)
+    return f"{source.target if source is not None else 'mask'}_additive"
 
 
 def _additive(seen: Node, dtype: torch.dtype, editor: Editor) -> Node:

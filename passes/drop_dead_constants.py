@@ -1,9 +1,11 @@
 """Remove parameters, buffers and submodules that nothing reads."""
 
 from torch import nn
-from torch.fx import GraphModule
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
 __all__ = ["drop_dead_constants"]
@@ -54,9 +56,19 @@ def _content(module: nn.Module | None) -> list[object]:
     return [*module._parameters, *module._buffers, *module._modules]
 
 
+def _is_unread(node: Node) -> bool:
+    """Whether a node can go: nothing reads it, and it does nothing but give a value."""
+    if node.users or node.op not in ("get_attr", "call_function"):
+        return False
+    is_plain = node.op == "get_attr" or isinstance(node.target, OpOverload) or is_getitem(node)
+    return is_plain and not node.is_impure()
+
+
 @graph_pass()
 def drop_dead_constants(gm: GraphModule) -> PassResult:
     """Remove constants that no node reads, from the graph and from the module.
+
+    Pure calls that nothing reads go first, with what only they read.
 
     Only the graph module's own tables change: a tensor that somebody else holds lives on.
 
@@ -64,8 +76,7 @@ def drop_dead_constants(gm: GraphModule) -> PassResult:
     After:   neither is there
     """
     editor = Editor(gm)
-    unread = [n for n in gm.graph.nodes if n.op == "get_attr" and not n.users]
-    editor.erase_dead(unread)
+    editor.erase_dead([n for n in gm.graph.nodes if _is_unread(n)])
     read, whole = _names_read(gm)
     dropped = _drop_tensors(gm, read, whole)
     _drop_empty_modules(gm, whole)

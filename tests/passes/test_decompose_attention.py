@@ -108,6 +108,37 @@ def test_a_constant_mask_without_empty_rows_needs_no_gate(program):
     p.matches()
 
 
+def test_constant_masks_become_constants(program):
+    class Masked(nn.Module):
+        def __init__(self, mask):
+            super().__init__()
+            self.register_buffer("mask", mask)
+
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, self.mask, scale=1.0)
+
+    for mask in (SEEN, LOW):
+        p = program(Masked(mask), (Q, K, V)).apply(decompose_attention)
+        p.shows(
+            """
+            q: f32[2, 4, 5, 8] = input
+            k: f32[2, 4, 5, 8] = input
+            v: f32[2, 4, 5, 8] = input
+            transpose: f32[2, 4, 8, 5] = transpose(k, -2, -1)
+            matmul: f32[2, 4, 5, 5] = matmul(q, transpose)
+            add: f32[2, 4, 5, 5] = add(matmul, mask_additive)
+            softmax: f32[2, 4, 5, 5] = softmax(add, -1)
+            matmul_1: f32[2, 4, 5, 8] = matmul(softmax, v)
+            mul: f32[2, 4, 5, 8] = mul(matmul_1, mask_additive_rows)
+            return (mul)
+            """
+        )
+        p.matches()
+    p = program(Masked(torch.ones_like(SEEN)), (Q, K, V)).apply(decompose_attention)
+    assert "add" not in p.text, "a mask that masks nothing is left out"
+    p.matches()
+
+
 @pytest.mark.parametrize(
     ("options", "args"),
     [

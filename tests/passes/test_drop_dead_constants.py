@@ -36,6 +36,27 @@ def test_what_nothing_reads_is_dropped(program):
     p.is_idempotent(drop_dead_constants)
 
 
+def test_unread_calls_go_with_what_only_they_read(program):
+    class Dead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            (x * self.scale).split(1)
+            return x + 1
+
+    p = program(Dead(), (torch.ones(2, 3),)).apply(drop_dead_constants)
+    p.shows(
+        """
+        x: f32[2, 3] = input
+        add: f32[2, 3] = add(x, 1)
+        return (add)
+        """
+    )
+    assert not p.gm.state_dict()
+
+
 def test_bodies_of_branches_stay(program):
     class Branch(nn.Module):
         def __init__(self):
