@@ -2,7 +2,7 @@
 
 Between two operators that work in integers, an add or a gelu in integers saves a dq and a q. In a
 float region it only adds rounding: a transformer's residual stream and the input of a norm lose
-4 dB by it (docs/backends/xnnpack.md). So an operator that is light stays float unless its inputs
+several dB by it. So an operator that is light stays float unless its inputs
 are integers already and its result is read as integers.
 """
 
