@@ -121,4 +121,6 @@ def _way_out(error: Exception) -> str:
             "a captured graph has no branch on a tensor's value: use torch.where or torch.cond; "
             "torch.export.draft_export(model, args) lists every such place"
         )
+    if "dynamic_shapes" in str(error):
+        return "name forward's parameters in dynamic_shapes, or give a tuple in their order"
     return "see that model(*args, **kwargs) runs, and then torch.export.export(model, args, kwargs)"

@@ -78,7 +78,7 @@ class OnnxArtifact(Artifact):
                 temporary = Path(file.name)
                 file.write(self.model)
         except OSError as error:
-            raise ArtifactError(f"cannot write {target}: {error}") from error
+            raise ArtifactError(f"cannot write {target}: {error.strerror or error}") from error
         try:
             # A temporary file is its owner's alone; the result follows the umask as any other.
             mask = os.umask(0)
@@ -87,7 +87,7 @@ class OnnxArtifact(Artifact):
             temporary.replace(target)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise ArtifactError(f"cannot write {target}: {error}") from error
+            raise ArtifactError(f"cannot write {target}: {error.strerror or error}") from error
 
 
 def read_artifact(path: Path, *, threads: int = 0) -> OnnxArtifact:
@@ -100,7 +100,10 @@ def read_artifact(path: Path, *, threads: int = 0) -> OnnxArtifact:
         model = path.read_bytes()
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error}") from error
-    session = open_session(model, threads=threads)
+    try:
+        session = open_session(model, threads=threads)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error.what}", fix="give an .onnx file") from error
     properties = session.get_modelmeta().custom_metadata_map
     metadata = Metadata.from_properties(properties, str(path), _constants(model))
     return OnnxArtifact(model, metadata, session=session, threads=threads)

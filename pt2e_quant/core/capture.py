@@ -161,7 +161,10 @@ class Capture:
     def _check_tensor(self, at: int, info: InputInfo, leaf: object, sizes: dict[str, int]) -> None:
         where = f'input "{info.path}"'
         if not isinstance(leaf, Tensor):
-            raise InputError(f"{where} must be a tensor, found {type(leaf).__name__}")
+            raise InputError(
+                f"{where} must be a tensor, found {type(leaf).__name__}",
+                fix=f"torch.as_tensor({info.path})",
+            )
         dtype = str(leaf.dtype).removeprefix("torch.")
         if dtype != info.dtype:
             raise InputError(

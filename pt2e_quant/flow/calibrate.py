@@ -42,7 +42,9 @@ def calibrate(
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise InputError(
             f"batches must be an iterable of batches, found one {type(batches).__name__}",
-            fix="calibrate(prepared, [batch])",
+            fix="calibrate(prepared, function())"
+            if callable(batches) and not isinstance(batches, Tensor)
+            else "calibrate(prepared, [batch])",
         )
     capture = capture_of(prepared)
     watched = [pair for graph in prepared_graphs(prepared) for pair in observers_of(graph)]

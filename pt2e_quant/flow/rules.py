@@ -52,6 +52,11 @@ class QuantRule:
     roles: frozenset[Role] = ALL_ROLES
 
     def __post_init__(self) -> None:
+        if self.scheme is not None and not isinstance(self.scheme, Scheme):
+            raise ConfigError(
+                f"a rule's scheme is a Scheme, or None for float, found {self.scheme!r}",
+                fix="quantizer.scheme for the recipe's own",
+            )
         if self.pattern.startswith("re:"):
             try:
                 re.compile(self.pattern[3:])
