@@ -1,0 +1,62 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pt2e_quant.graph.meta import (
+    constant_nodes,
+    constant_of,
+    fake_mode_of,
+    fake_value,
+    source_constant,
+)
+from pt2e_quant.graph.ops import aten
+
+
+class Weights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(12.0).view(3, 4))
+        self.register_buffer("written", torch.zeros(4, 3))
+
+    def forward(self, x):
+        self.written.add_(1)
+        y = F.linear(x, self.w.t().contiguous().to(torch.bfloat16).float().t())
+        return y, F.linear(x, self.written.t()), F.linear(x, self.w + 0)
+
+
+ROWS = torch.export.Dim("rows", min=2, max=9)
+PROGRAM = torch.export.export(Weights(), (torch.ones(2, 4),), dynamic_shapes=({0: ROWS},))
+
+
+def weights():
+    gm = PROGRAM.module()
+    return gm, [n.args[1] for n in gm.graph.nodes if n.target is aten.linear.default]
+
+
+def test_a_constant_is_read_through_views_and_casts():
+    gm, (viewed, written, computed) = weights()
+    assert torch.equal(constant_of(gm, viewed), gm.w.detach())
+    assert source_constant(viewed).target == "w"
+    assert constant_of(gm, computed) is None
+    assert source_constant(computed) is None
+    constants = constant_nodes(gm.graph)
+    assert viewed in constants
+    assert written not in constants
+    assert computed not in constants
+
+
+def test_a_fake_value_keeps_symbols_and_adds_no_guard():
+    gm, _ = weights()
+    x = next(n for n in gm.graph.nodes if n.op == "placeholder")
+    mode = fake_mode_of(gm.graph)
+    guards = len(mode.shape_env.guards)
+    value = fake_value(mode, aten.cat.default, ([x, x], 1), {})
+    assert isinstance(value.shape[0], torch.SymInt)
+    assert value.shape[1] == 8
+    assert len(mode.shape_env.guards) == guards
+    assert mode.cache_enabled
+
+
+def test_a_graph_without_values_gets_a_fresh_mode():
+    gm = torch.fx.symbolic_trace(nn.ReLU())
+    assert fake_mode_of(gm.graph) is not None
