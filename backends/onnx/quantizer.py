@@ -14,6 +14,7 @@ from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.decompose_attention import decompose_attention
 from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
 from pt2e_quant.passes.smooth_channels import smooth_channels
+from pt2e_quant.passes.split_as_slices import split_as_slices
 
 __all__ = ["INT8", "RECIPES", "Recipe", "make_quantizer"]
 
@@ -37,7 +38,12 @@ class Recipe:
     algorithms: tuple[GraphPass, ...] = ()
 
 
-TRANSFORMS: tuple[GraphPass, ...] = (decompose_attention, remove_noop_expand, place_light)
+TRANSFORMS: tuple[GraphPass, ...] = (
+    decompose_attention,
+    remove_noop_expand,
+    split_as_slices,
+    place_light,
+)
 
 INT8 = Scheme(
     name="int8",

@@ -244,6 +244,7 @@ TABLE = OpTable(
         "aten.tanh": "ONNX Runtime has no integer Tanh; a look-up table measured slower than float",
         "aten.hardswish": "ONNX Runtime has no integer HardSwish; a look-up table measured slower "
         "than float",
+        "aten.upsample_bilinear2d": "ONNX Runtime's integer Resize truncates: half a step of bias",
         "aten.div": "ONNX Runtime has no integer Div",
         "aten.scaled_dot_product_attention": "ONNX Runtime's attention computes in float",
     },

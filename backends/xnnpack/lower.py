@@ -16,7 +16,7 @@ from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators, metadata
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
 from pt2e_quant.backends.xnnpack.embeddings import BYTE_KERNEL, embed_bytes, embed_portable
-from pt2e_quant.backends.xnnpack.movers import move_integers, split_as_slices
+from pt2e_quant.backends.xnnpack.movers import move_integers
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
@@ -34,6 +34,7 @@ from pt2e_quant.passes.decompose_attention import decompose_attention
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
+from pt2e_quant.passes.split_as_slices import split_as_slices
 
 __all__ = ["Options", "lower", "lowering_passes"]
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pt2e_quant.backends.xnnpack.movers import split_as_slices
 from pt2e_quant.backends.xnnpack.placement import place_elementwise
 from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.table import TABLE
@@ -18,6 +17,7 @@ from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.scale_outputs import scale_outputs
 from pt2e_quant.passes.smooth_channels import smooth_channels
 from pt2e_quant.passes.snap_biases import snap_biases
+from pt2e_quant.passes.split_as_slices import split_as_slices
 
 __all__ = ["INT8", "RECIPES", "Recipe", "make_quantizer"]
 

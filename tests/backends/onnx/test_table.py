@@ -121,6 +121,7 @@ MOVING: dict[str, tuple[Branch, str]] = {
     "expand": (lambda x: x[:, :, None].expand(-1, -1, 3, -1, -1), "Expand"),
     "repeat": (lambda x: x.repeat(1, 2, 1, 1), "Tile"),
     "slice": (lambda x: x[:, 1:5, ::2], "Slice"),
+    "slice of a chunk": (lambda x: x.chunk(2, 1)[0], "Slice"),
     "select": (lambda x: x[:, 3], "Gather"),
     "index_select": (lambda x: x.index_select(1, torch.tensor([0, 2])), "Gather"),
     "identity": (lambda x: x.clone(), "DequantizeLinear"),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.xnnpack.movers import split_as_slices
 from pt2e_quant.backends.xnnpack.quantizer import INT8
 from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.table import TABLE
@@ -17,6 +16,7 @@ from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.passes.split_as_slices import split_as_slices
 
 collect_ignore_glob = [] if importlib.util.find_spec("executorch") else ["test_*.py"]
 
