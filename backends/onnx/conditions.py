@@ -10,7 +10,9 @@ from pt2e_quant.graph.ops import MAX_POOL2D, argument, arguments, is_getitem
 from pt2e_quant.graph.pattern import Match
 
 __all__ = [
+    "BOTH_ARE_COMPUTED",
     "FLOAT_INPUTS",
+    "IS_A_CALL",
     "IS_GLOBAL_MEAN",
     "IS_LIGHT",
     "KEEP_FLOAT",
@@ -98,6 +100,17 @@ def weight_is_a_matrix(node: Node) -> bool:
     return _rank(right) == 2
 
 
+def is_a_call(node: Node) -> bool:
+    """Always true: its being there sets this pattern apart from that of a constant weight."""
+    return node.op == "call_function"
+
+
+def _both_are_computed(match: Match) -> bool:
+    return not match.is_constant("x") and not match.is_constant("y")
+
+
+BOTH_ARE_COMPUTED = Constraint(text="two computed tensors", holds=_both_are_computed)
+IS_A_CALL = is_a_call
 LIMITS_ARE_LITERALS = Constraint(text="bounds that are numbers", holds=_limits_are_literals)
 NO_ALPHA = Constraint(text="alpha and beta == 1", holds=_no_alpha)
 NO_DIVISOR = Constraint(text="no divisor_override", holds=_no_divisor)

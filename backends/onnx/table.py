@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from pt2e_quant.backends.onnx.conditions import (
+    BOTH_ARE_COMPUTED,
+    IS_A_CALL,
     IS_GLOBAL_MEAN,
     IS_LIGHT,
     LIMITS_ARE_LITERALS,
@@ -182,6 +184,14 @@ _ARITHMETIC_ROWS = (
     *_with_clip("add", (Op(ops.ADD, X, Y),), _PAIR, "QLinearAdd", *SUM),
     *_with_clip("sub", (Op(ops.SUB, X, Y),), _PAIR, "BitwiseNot, QLinearAdd", *SUM),
     *_with_clip("mul", (Op(ops.MUL, X, Y),), _PAIR, "QLinearMul", *IS_LIGHT, SUM_IS_OF_TENSORS),
+    OpRow(
+        name="matmul",
+        find=(Op(one_of(ops.MATMUL, ops.BMM), X, Y, where=IS_A_CALL),),
+        slots=_PAIR,
+        lowers_to="QLinearMatMul",
+        constraints=(*IS_LIGHT, BOTH_ARE_COMPUTED),
+        note="attention stays float: its inputs are results of linears",
+    ),
     _maps("sigmoid", ops.SIGMOID, "QLinearSigmoid", fixed=SIGMOID_RANGE),
     _maps("softmax", ops.SOFTMAX, "QLinearSoftmax", fixed=SIGMOID_RANGE),
     _maps("leaky_relu", ops.LEAKY_RELU, "QLinearLeakyRelu"),

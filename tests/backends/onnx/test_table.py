@@ -95,6 +95,8 @@ ARITHMETIC: dict[str, tuple[Branch, str]] = {
     "mul": (lambda x, y: x * y, "QLinearMul"),
     "mul_clip": (lambda x, y: (y * x).clamp(min=-0.1), "QLinearMul"),
     "mul broadcast": (lambda x, y: x * y[:, :, 1:].mean((2, 3), keepdim=True), "QLinearMul"),
+    "matmul": (lambda x, y: x @ y, "QLinearMatMul"),
+    "matmul bmm": (lambda x, y: torch.bmm(x[:, 0], y[:, 1]), "QLinearMatMul"),
     "sigmoid": (lambda x: x.sigmoid(), "QLinearSigmoid"),
     "softmax": (lambda x: x.softmax(-1), "QLinearSoftmax"),
     "leaky_relu": (lambda x: F.leaky_relu(x, 0.2), "QLinearLeakyRelu"),
