@@ -3,13 +3,22 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2e_quant.core.errors import InvariantError
-from pt2e_quant.graph.meta import attribute, copy_trace, fake_constant, fake_mode_of, fake_value
+from pt2e_quant.graph.meta import (
+    attribute,
+    copy_trace,
+    fake_cast,
+    fake_constant,
+    fake_mode_of,
+    fake_value,
+)
 
 __all__ = ["DEFER_RECOMPILE", "Editor"]
 
@@ -36,6 +45,7 @@ class Editor:
         self._candidates: dict[Node, None] = {}
         self._created: list[Node] = []
         self._next_suffix: dict[str, int] = {}
+        self._fakes: dict[Any, Tensor] = {}
         self._values: dict[str, Any] = {}
         self._last_constant: Node | None = None
         self._names_of_target: dict[str, int] | None = None
@@ -89,6 +99,17 @@ class Editor:
             self._values[key] = fake_value(self.mode, target, args, kwargs)
         return self._values[key]
 
+    def fake_like(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """A fake value of another's shape and layout; nodes of equal ones share it."""
+        if not all(type(size) is int for size in like.shape):
+            return fake_cast(like, dtype)
+        key = like.shape, like.stride(), dtype, like.device
+        if key not in self._fakes:
+            is_fake = isinstance(like, FakeTensor)
+            made = fake_cast(like, dtype) if is_fake else fake_constant(self.mode, like)
+            self._fakes[key] = made
+        return self._fakes[key]
+
     def constant(self, name: str, tensor: Tensor, *, like: Node | None = None) -> Node:
         """Register a new tensor under a dotted name and return the node that reads it.
 
@@ -130,7 +151,7 @@ class Editor:
         else:
             setattr(owner, leaf, tensor)
         old.meta.pop("tensor_meta", None)
-        old.meta["val"] = fake_constant(self.mode, tensor)
+        old.meta["val"] = self.fake_like(tensor, tensor.dtype)
         self.changed = True
         return old
 
@@ -222,7 +243,7 @@ class Editor:
             node = self.graph.create_node("get_attr", target, name=target.replace(".", "_"))
         self._last_constant = node
         if tensor is not None:
-            node.meta["val"] = fake_constant(self.mode, tensor)
+            node.meta["val"] = self.fake_like(tensor, tensor.dtype)
         if like is not None:
             copy_trace(node, like)
         if self._names_of_target is not None:
