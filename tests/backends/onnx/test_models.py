@@ -1,0 +1,111 @@
+"""Whole models: every conv, linear and residual add in integers, sizes and quality as promised."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+
+import pt2e_quant as pq
+from benchmarks.inputs import image_batches
+from benchmarks.models import mobilenet_v2, resnet18
+
+
+def lower(model: nn.Module, args: tuple[Any, ...], batches: list[Any], **export: Any) -> Any:
+    ep = torch.export.export(model.eval(), args, **export)
+    backend = pq.backends.get("onnx")
+    prepared = pq.prepare_pt2e(ep, backend.quantizer("int8"))
+    pq.calibrate(prepared, batches, progress=False)
+    quantized = pq.convert_pt2e(prepared)
+    return quantized, backend.lower(quantized)
+
+
+def quality(model: nn.Module, run: Any, batches: list[Any]) -> float:
+    with torch.no_grad():
+        expected = [model(*b) for b in batches]
+        found = [run(*b) for b in batches]
+    return pq.sqnr_db(expected, found)
+
+
+@pytest.mark.parametrize(("build", "convs", "adds"), [(resnet18, 20, 8), (mobilenet_v2, 52, 10)])
+def test_cnn_when_lowered_then_everything_is_in_integers(build: Any, convs: int, adds: int) -> None:
+    model = build(image=64)
+    batches = image_batches(6, 64, seed=3)
+    batch = torch.export.Dim("batch", min=1, max=8)
+    example = (torch.zeros(2, 3, 64, 64),)
+    quantized, artifact = lower(model, example, batches[:4], dynamic_shapes=({0: batch},))
+    report = artifact.report
+    assert report.integer_ops["QLinearConv"] == convs
+    assert report.integer_ops["QLinearAdd"] == adds
+    assert report.integer_ops["QGemm"] == 1
+    assert report.float_ops == {}
+    assert report.islands == []
+    assert artifact.size_bytes < 0.272 * report.float_size_bytes
+    lost = quality(model, quantized, batches[4:]) - quality(model, artifact.run, batches[4:])
+    assert lost < 1.0  # dB: what lowering may cost on top of quantizing
+    assert artifact.run(torch.randn(3, 3, 64, 64)).shape == (3, 1000)
+
+
+class Block(nn.Module):
+    """A transformer's block with a pre-norm and a fused q, k, v."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (
+            t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.fc2(nn.functional.gelu(self.fc1(self.norm2(x))))
+
+
+class Encoder(nn.Module):
+    """Embeddings, two blocks, a head."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(500, width), nn.Embedding(64, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x, attention_mask[:, None, None, :].bool())
+        return {"hidden": self.norm(x), "scores": self.head(x[:, 0])}
+
+
+def text(batch: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones(batch, tokens, dtype=torch.int64)
+    mask[:, tokens - 2 :] = 0
+    return torch.randint(0, 500, (batch, tokens), generator=generator), mask
+
+
+def test_transformer_when_lowered_then_linears_alone_are_in_integers() -> None:
+    torch.manual_seed(0)
+    model = Encoder().eval()
+    b, t = torch.export.Dim("b", min=1, max=16), torch.export.Dim("t", min=3, max=64)
+    shapes = {"ids": {0: b, 1: t}, "attention_mask": {0: b, 1: t}}
+    batches = [text(2, 12, seed) for seed in range(4)]
+    _, artifact = lower(model, batches[0], batches, dynamic_shapes=shapes)
+    report = artifact.report
+    assert report.integer_ops["MatMulIntegerToFloat"] == 8
+    assert report.integer_ops["QGemm"] == 1
+    assert report.integer_ops["Gather"] == 2
+    assert report.float_ops["LayerNormalization"] == 5
+    assert "SkipLayerNormalization" not in report.float_ops
+    assert not {"QLinearAdd", "QLinearMul"} & set(report.integer_ops)
+    assert report.islands == []
+    for shape in ((1, 5), (3, 40)):
+        held_out = text(*shape, seed=9)
+        with torch.no_grad():
+            expected = model(*held_out)
+        assert pq.sqnr_db(expected, artifact.run(*held_out)) > 28
