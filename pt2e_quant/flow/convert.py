@@ -1,5 +1,6 @@
 """convert: observers become q/dq, weights become integers, every tensor gets its record."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +9,16 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.canonical import Form, verify_canonical
-from pt2e_quant.core.errors import CalibrationError, UnsupportedError, module_path
+from pt2e_quant.core.errors import (
+    CalibrationError,
+    Pt2eQuantWarning,
+    UnsupportedError,
+    module_path,
+)
 from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
-from pt2e_quant.flow.emit_qdq import QdqArguments, emit_dynamic, emit_static
+from pt2e_quant.flow.emit_qdq import QdqArguments, emit_casts, emit_dynamic, emit_static
 from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import (
     PREPARED_KEY,
@@ -88,7 +94,10 @@ def _log(provenance: Provenance, records: tuple[PassRecord, ...]) -> None:
 
 def qparams_of(observer: Any) -> QParams:
     """The qparams that an observer has come to."""
-    scale, zero_point = observer.calculate_qparams()
+    with warnings.catch_warnings():
+        # Of observers without data, which convert has already refused or warned of.
+        warnings.simplefilter("ignore")
+        scale, zero_point = observer.calculate_qparams()
     qscheme = getattr(observer, "qscheme", None)
     is_per_channel = qscheme in (torch.per_channel_affine, torch.per_channel_symmetric)
     limits = None if observer.quant_min is not None else torch.iinfo(observer.dtype)
@@ -117,11 +126,12 @@ class _Converter:
         """Convert every observer, then drop them."""
         nodes = list(observers_of(self.gm))
         self._show_constants(nodes)
-        _check_seen(nodes)
+        _check_seen(nodes, self.state.is_strict)
         for node, observer in nodes:
             self._convert(node, observer)
         for node, _ in reversed(nodes):
-            self.gm.graph.erase_node(node)
+            if not node._erased:
+                self.gm.graph.erase_node(node)
             self.gm.delete_submodule(str(node.target))
         self.editor.finish()
 
@@ -140,12 +150,8 @@ class _Converter:
         if not node.users:
             return  # the model computes a value that nothing reads
         source = _observed(node)
-        if observer.dtype.is_floating_point:
-            raise UnsupportedError(
-                f"{type(observer).__name__} asks for {observer.dtype}, which has no q/dq",
-                node=source,
-                fix="use an integer dtype",
-            )
+        if self._convert_otherwise(node, source, observer):
+            return
         if getattr(observer, "is_dynamic", False):
             quantized, undo, arguments = emit_dynamic(self.editor, node, source, observer)
         else:
@@ -153,6 +159,27 @@ class _Converter:
             self._record(node, observer, qparams)
             quantized, undo, arguments = emit_static(self.editor, node, source, qparams)
         self._hand_on(node, quantized, undo, arguments)
+
+    def _convert_otherwise(self, node: Node, source: Node, observer: Any) -> bool:
+        """Convert an observer that asks for no q/dq of ours; returns whether it was one."""
+        if hasattr(observer, "convert"):
+            # It brings operators of its own; it erases its node.
+            observer.convert(self.gm, node)
+        elif observer.dtype == torch.float32:
+            # How Quantizers write "stays float": a bias, mostly.
+            node.replace_all_uses_with(source)
+            self.provenance.notes.append(f"{source.name}: left float, as annotated")
+        elif observer.dtype == torch.float16:
+            node.replace_all_uses_with(emit_casts(self.editor, node, source, torch.float16))
+        elif observer.dtype.is_floating_point:
+            raise UnsupportedError(
+                f"{type(observer).__name__} asks for {observer.dtype}, which has no q/dq",
+                node=source,
+                fix="use an integer dtype, float16, or float32 to leave it as it is",
+            )
+        else:
+            return False
+        return True
 
     def _qparams(self, slip: Slip, observer: Any) -> QParams:
         if slip.group not in self.qparams:
@@ -164,9 +191,12 @@ class _Converter:
         readers = list(node.users)
         own = [u for u in readers if Q_ANNOTATION_KEY in u.meta and u.op != "call_module"]
         rest = [u for u in readers if Q_ANNOTATION_KEY not in u.meta or u.op == "call_module"]
+        value = node.meta["val"]
+        # A dequantize gives float32 unless told otherwise: bfloat16 readers need bfloat16 again.
+        dtype = {} if value.dtype is torch.float32 else {"out_dtype": value.dtype}
         for group in [*([u] for u in own), *([rest] if rest else [])]:
             made = self.editor.call(
-                undo, quantized, *arguments, like=node, before=node, val=node.meta["val"]
+                undo, quantized, *arguments, like=node, before=node, val=value, **dtype
             )
             for user in group:
                 user.replace_input_with(node, made)
@@ -197,17 +227,20 @@ class _Converter:
         self.provenance.tensors.append(self.records[key])
 
 
-def _check_seen(nodes: list[tuple[Node, Any]]) -> None:
+def _check_seen(nodes: list[tuple[Node, Any]], is_strict: bool) -> None:
     blind = [node for node, observer in nodes if not _has_seen(observer)]
     if not blind:
         return
     names = ", ".join(f"{n.name} on {_observed(n).name}" for n in blind[:10])
     more = f" and {len(blind) - 10} more" if len(blind) > 10 else ""
-    raise CalibrationError(
+    error = CalibrationError(
         f"{len(blind)} of {len(nodes)} observers saw no data: {names}{more}",
         node=_observed(blind[0]),
         fix="calibrate(prepared, batches) with data that reaches them, before convert_pt2e",
     )
+    if is_strict:
+        raise error
+    warnings.warn(str(error), Pt2eQuantWarning, stacklevel=2)
 
 
 def _observed(node: Node) -> Node:
@@ -219,6 +252,8 @@ def _observed(node: Node) -> Node:
 def _has_seen(observer: Any) -> bool:
     if getattr(observer, "is_dynamic", False):
         return True
+    # A fake-quantize of another library says nothing itself.
+    observer = getattr(observer, "activation_post_process", observer)
     seen = getattr(observer, "seen", None)
     if seen is not None:
         return bool(seen)
@@ -227,6 +262,7 @@ def _has_seen(observer: Any) -> bool:
 
 
 def _observed_range(observer: Any) -> tuple[float, float] | None:
+    observer = getattr(observer, "activation_post_process", observer)
     low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
     if not isinstance(low, Tensor) or not isinstance(high, Tensor) or low.numel() == 0:
         return None

@@ -17,7 +17,7 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_cast, source_constant
 
-__all__ = ["QdqArguments", "emit_dynamic", "emit_static", "qdq_name"]
+__all__ = ["QdqArguments", "emit_casts", "emit_dynamic", "emit_static", "qdq_name"]
 
 _lib = torch.ops.quantized_decomposed
 
@@ -53,7 +53,7 @@ def emit_static(
         )
         arguments = (scale, zero_point, qparams.axis, *limits)
         quantize, dequantize = QuantizePerChannel, DequantizePerChannel
-    value = fake_cast(observer.meta["val"], storage)
+    value = editor.fake_like(observer.meta["val"], storage)
     made = editor.call(quantize, source, *arguments, like=observer, before=observer, val=value)
     return made, dequantize, arguments
 
@@ -80,3 +80,16 @@ def emit_dynamic(
         (_lib.dequantize_per_tensor.tensor),
         arguments,
     )
+
+
+def emit_casts(editor: Editor, observer: Node, source: Node, dtype: torch.dtype) -> Node:
+    """Insert a cast to a float dtype and back, which no compiler may fuse away; returns the last.
+
+    The operator is torch's `convert_element_type.no_fuse`.
+    """
+    cast = _lib.convert_element_type.no_fuse
+    value = observer.meta["val"]
+    narrow = editor.call(
+        cast, source, dtype, like=observer, before=observer, val=fake_cast(value, dtype)
+    )
+    return editor.call(cast, narrow, value.dtype, like=observer, before=observer, val=value)

@@ -5,53 +5,28 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import AnnotationError, ConfigError
 from pt2e_quant.core.specs import SpecKind, kind_of
 from pt2e_quant.flow.groups import Group
+from pt2e_quant.observers.derived import DerivedObserverOrFakeQuantize
 from pt2e_quant.observers.fixed import FixedQParamsObserver
+from pt2e_quant.observers.fixed_fake_quantize import FixedQParamsFakeQuantize
 
-__all__ = ["DerivedObserver", "make_observer"]
+__all__ = ["make_observer"]
+
+_DERIVED = ("dtype", "derive_qparams_fn", "quant_min", "quant_max", "qscheme", "ch_axis")
 
 
-class DerivedObserver(nn.Module):
-    """The stand-in observer of a derived spec: it sees nothing, its sources do.
+def make_observer(group: Group, made: dict[int, nn.Module], *, is_qat: bool = False) -> nn.Module:
+    """The observer of a group, or its fake-quantize if the spec's constructor makes one.
 
     Args:
-        sources: the observers that the spec reads, in the spec's order.
-        spec: the derived spec.
-    """
-
-    def __init__(self, sources: list[nn.Module], spec: Any) -> None:
-        super().__init__()
-        # Kept out of the module tree: they are already there under their own names.
-        self.__dict__["sources"] = list(sources)
-        self.derive_qparams_fn = spec.derive_qparams_fn
-        self.dtype = spec.dtype
-        self.quant_min = spec.quant_min
-        self.quant_max = spec.quant_max
-        self.qscheme = spec.qscheme
-        self.ch_axis = spec.ch_axis
-        self.is_dynamic = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The input, unchanged."""
-        return x
-
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """(scale, zero_point) as the spec's function derives them."""
-        scale, zero_point = self.derive_qparams_fn(self.__dict__["sources"])
-        return scale, zero_point
-
-    @property
-    def seen(self) -> bool:
-        """Whether the sources have seen data."""
-        return all(getattr(s, "seen", True) for s in self.__dict__["sources"])
-
-
-def make_observer(group: Group, made: dict[int, nn.Module]) -> nn.Module:
-    """The observer of a group; `made` holds those of the groups it derives from.
+        group: the places that share it, and their spec.
+        made: the observers of the groups it derives from.
+        is_qat: fixed qparams get a fake-quantize.
 
     Raises:
         AnnotationError: the spec's constructor refuses, naming node and spec.
@@ -59,10 +34,18 @@ def make_observer(group: Group, made: dict[int, nn.Module]) -> nn.Module:
     spec = group.spec
     kind = kind_of(spec)
     if kind is SpecKind.DERIVED:
-        return DerivedObserver([made[source.index] for source in group.sources], spec)
+        sources = [made[source.index] for source in group.sources]
+        derived = {name: getattr(spec, name, None) for name in _DERIVED}
+        return _call(DerivedObserverOrFakeQuantize, {"obs_or_fqs": sources, **derived}, group)
     keywords = _keywords(spec)
     if kind is SpecKind.FIXED:
-        return _call(FixedQParamsObserver, keywords, group)
+        limits = info(spec.dtype)
+        missing = {"quant_min": limits.quant_min, "quant_max": limits.quant_max}
+        fixed = missing | {k: v for k, v in keywords.items() if v is not None}
+        if is_qat:
+            observer = FixedQParamsObserver.with_args(**fixed)
+            return _call(FixedQParamsFakeQuantize, {"observer": observer}, group)
+        return _call(FixedQParamsObserver, fixed, group)
     constructor = keywords.pop("observer_or_fake_quant_ctr")
     # PT2E hands ch_axis to constructors named per channel only; others do not take it.
     if "PerChannel" not in _class_name(constructor):

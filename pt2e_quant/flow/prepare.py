@@ -1,5 +1,6 @@
 """prepare: annotate a captured graph and put one observer per qparam group into it."""
 
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import AnnotationError, ConfigError
+from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.core.schemes import Role
@@ -31,9 +32,11 @@ from pt2e_quant.graph.pipeline import GraphPass, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, direct_bodies
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_batch_norm import fold_batch_norm
+from pt2e_quant.passes.fold_constants import fold_constants
 from pt2e_quant.passes.functionalize_activations import functionalize_activations
 from pt2e_quant.passes.inline_regions import inline_regions
 from pt2e_quant.passes.remove_dropout import remove_dropout
+from pt2e_quant.passes.remove_identities import remove_identities
 from pt2e_quant.passes.sink_constants import sink_constants
 from pt2e_quant.passes.strip_guards import strip_guards
 
@@ -43,8 +46,10 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     inline_regions,
     sink_constants,
-    remove_dropout,
     functionalize_activations,
+    remove_dropout,
+    remove_identities,
+    fold_constants,
     fold_batch_norm,
     drop_dead_constants,
 )
@@ -61,7 +66,7 @@ def prepare_pt2e(
             tensors of the user's model are shared and never written.
         quantizer: ours, or any object with PT2E's `transform_for_annotation`, `annotate` and
             `validate`.
-        strict: refuse when nothing was annotated.
+        strict: refuse when nothing was annotated; otherwise warn, here and in convert.
 
     Returns:
         A graph module to run calibration data through, with the model's own call signature.
@@ -85,8 +90,11 @@ def _prepare(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
     gm = _prepare_graph(gm, quantizer, strict)
     gm.meta[CAPTURE_KEY] = capture
     install_input_check(gm)
-    if strict and not any(prepared_state(graph).slips for graph in prepared_graphs(gm)):
-        raise AnnotationError(_nothing_annotated(gm), fix="see the reasons above")
+    if not any(prepared_state(graph).slips for graph in prepared_graphs(gm)):
+        error = AnnotationError(_nothing_annotated(gm), fix="see the reasons above")
+        if strict:
+            raise error
+        warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
     return gm
 
 

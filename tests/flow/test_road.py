@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import export
 
-from pt2e_quant.core.errors import AnnotationError, CalibrationError, ConfigError, InputError
+from pt2e_quant.core.errors import (
+    AnnotationError,
+    CalibrationError,
+    ConfigError,
+    InputError,
+    Pt2eQuantWarning,
+)
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.core.read_capture import capture_of
@@ -151,7 +157,8 @@ def test_nothing_annotated_is_refused_with_reasons(quantizer):
     program = export(Tanh(), (torch.randn(2),))
     with pytest.raises(AnnotationError, match="Toy's tanh is slower than float"):
         prepare_pt2e(program, quantizer())
-    prepare_pt2e(program, quantizer(), strict=False)
+    with pytest.warns(Pt2eQuantWarning, match="no tensor of this graph is to be quantized"):
+        prepare_pt2e(program, quantizer(), strict=False)
 
 
 def test_symbolic_trace_is_refused(net, quantizer):
@@ -223,3 +230,41 @@ def test_tied_weights_are_stored_once(quantizer):
     prepared = prepare_pt2e(export(Tied(), (x,)), quantizer())
     quantized = convert_pt2e(calibrate(prepared, [x], progress=False))
     assert sum(v.dtype == torch.int8 for v in quantized.state_dict().values()) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_model_stays_in_its_type(net, quantizer, images, dtype):
+    halves = [image.to(dtype) for image in images]
+    model = net.to(dtype)
+    prepared = prepare_pt2e(export(model, (halves[0],)), quantizer())
+    quantized = convert_pt2e(calibrate(prepared, halves, progress=False))
+    found = quantized(halves[1])["logits"]
+    assert found.dtype is dtype
+    assert sqnr_db(model(halves[1])["logits"], found) > 25
+
+
+def test_autocast_region_is_quantized(quantizer):
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = self.fc(x)
+            return y.float()
+
+    model, x = Region().eval(), torch.randn(4, 8)
+    prepared = prepare_pt2e(export(model, (x,)), quantizer())
+    quantized = convert_pt2e(calibrate(prepared, [x], progress=False))
+    assert "fc.weight" in {r.name for r in provenance_of(quantized).tensors}
+    assert sqnr_db(model(x), quantized(x)) > 25
+
+
+def test_weight_made_from_parameters_alone_is_a_constant(quantizer):
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(8, 16)).eval()
+    x = torch.randn(4, 8)
+    prepared = prepare_pt2e(export(model, (x,)), quantizer())
+    quantized = convert_pt2e(calibrate(prepared, [x], progress=False))
+    assert [v.shape for v in quantized.state_dict().values() if v.dtype is torch.int8] == [(16, 8)]
+    assert sqnr_db(model(x), quantized(x)) > 25
