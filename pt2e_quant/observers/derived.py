@@ -1,0 +1,65 @@
+"""The stand-in observer of qparams that are computed from those of other observers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.observers.base import ObserverBase
+from pt2e_quant.observers.qschemes import is_per_channel
+
+__all__ = ["DerivedObserverOrFakeQuantize"]
+
+
+class DerivedObserverOrFakeQuantize(ObserverBase):
+    """Sees nothing itself; its sources do.
+
+    Args:
+        dtype: integer dtype to quantize to.
+        obs_or_fqs: the observers that the function is called with.
+        derive_qparams_fn: takes them, returns (scale, zero_point).
+        quant_min: least integer used; the dtype's own if None.
+        quant_max: greatest integer used; the dtype's own if None.
+        qscheme: per tensor or per channel, affine or symmetric.
+        ch_axis: the channel axis where the scheme is per channel.
+
+    Raises:
+        ConfigError: the scheme is per channel and there is no axis.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        obs_or_fqs: list[Any],
+        derive_qparams_fn: Callable[[list[Any]], tuple[Tensor, Tensor]],
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        qscheme: torch.qscheme | None = None,
+        ch_axis: int | None = None,
+    ) -> None:
+        super().__init__(dtype)
+        if qscheme is not None and is_per_channel(qscheme) and ch_axis is None:
+            raise ConfigError("a derived per-channel qscheme needs a ch_axis")
+        # A list, not a ModuleList: the sources are in the model under their own names.
+        self.obs_or_fqs = obs_or_fqs
+        self.derive_qparams_fn = derive_qparams_fn
+        self.quant_min = quant_min
+        self.quant_max = quant_max
+        self.qscheme = qscheme
+        self.ch_axis = ch_axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """(scale, zero_point) as the function derives them."""
+        scale, zero_point = self.derive_qparams_fn(self.obs_or_fqs)
+        return scale, zero_point
+
+    @property
+    def seen(self) -> bool:
+        """Whether the sources have seen data."""
+        return all(getattr(source, "seen", True) for source in self.obs_or_fqs)
