@@ -52,7 +52,8 @@ class PlainArtifact(Artifact):
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         with torch.no_grad():
-            return pytree.tree_leaves(self.gm(*self.capture.positional(leaves)))
+            args, kwargs = pytree.tree_unflatten(list(leaves), self.capture.in_spec)
+            return pytree.tree_leaves(self.gm(*args, **kwargs))
 
     def save(self, path: str | Path) -> None:
         texts = {

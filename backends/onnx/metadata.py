@@ -80,7 +80,9 @@ class Metadata:
                 results=tuple(ResultLeaf(ResultKind(x["kind"]), x["value"]) for x in leaves),
                 report=Report(**report),
             )
-        except (KeyError, TypeError, ValueError, InputError) as error:
+        except InputError as error:
+            raise ArtifactError(f"{path}: {error.what}", fix=error.fix) from error
+        except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}: its description is damaged: {error}") from error
 
     def feeds(self, leaves: Sequence[Any]) -> list[Any]:

@@ -142,7 +142,9 @@ def load(path: str | Path) -> XnnpackArtifact:
     try:
         capture = Capture.from_json(_unpack(program, _CAPTURE))
         provenance = Provenance.from_json(_unpack(program, _PROVENANCE))
-    except (zlib.error, UnicodeDecodeError, Pt2eQuantError) as error:
+    except Pt2eQuantError as error:
+        raise ArtifactError(f'"{path}": {error.what}', fix=error.fix) from error
+    except (zlib.error, UnicodeDecodeError) as error:
         raise ArtifactError(f'the metadata in "{path}" is damaged: {error}') from error
     report = Report(backend="XNNPACK", provenance=provenance, size_bytes=len(pte))
     artifact = XnnpackArtifact(pte, capture, report)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pt2e_quant.command_line.data_file import read_data
+from pt2e_quant.command_line.data_file import import_modules, read_data
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model, open_reference
 from pt2e_quant.command_line.quantize_file import QuantizeOptions, quantize_file
@@ -41,6 +41,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Samples a call, where the first dimension is dynamic.")
 ]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        help="Import a module first, for the classes that a model returns; repeatable. "
+        "transformers.modeling_outputs for Hugging Face models.",
+        callback=lambda names: import_modules(names or ()),
+    ),
+]
 DATA_HELP = (
     "A .npz, .safetensors or .pt with an array for each input, samples on the first axis; "
     "or module:function, which returns batches."
@@ -65,6 +74,7 @@ def quantize(
     margin_db: Annotated[float, typer.Option(help="How near it must be to its graph.")] = 6.0,
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,
     quiet: Quiet = False,
+    imports: Imports = None,
 ) -> None:
     """Quantize a program and write it for a backend."""
     if report is not None:
@@ -97,6 +107,7 @@ def quantize(
 def inspect(
     file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file.")],
     as_json: Json = False,
+    imports: Imports = None,
 ) -> None:
     """Show what of a file is quantized, how, what is not and why, and the size of each tensor."""
     found = open_model(file).report
@@ -119,6 +130,7 @@ def run(
     ] = None,
     batch_size: BatchSize = None,
     quiet: Quiet = False,
+    imports: Imports = None,
 ) -> None:
     """Run a file on data, batch by batch, and show or keep the results."""
     if output is not None:
@@ -149,6 +161,7 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Timed calls of each model.")] = 50,
     as_json: Json = False,
+    imports: Imports = None,
 ) -> None:
     """Time a file against the float model: called in turn, median and minimum."""
     if file == against:

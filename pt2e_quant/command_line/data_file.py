@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ArtifactError, InputError, near
 
-__all__ = ["Data", "read_data"]
+__all__ = ["Data", "import_modules", "read_data"]
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SAVE_NPZ = "np.savez(path, x=x): one array an input, the samples on its first axis"
@@ -117,19 +118,7 @@ def _read_pt(path: Path) -> Data:
 
 def _call_function(source: str) -> Data:
     module_name, _, function_name = source.partition(":")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        # As `python -m` does: a file beside the model is the usual place for such a function.
-        sys.path.insert(0, folder)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or module_name.split(".")[0] != error.name.split(".")[0]:
-            raise
-        raise InputError(
-            f'{source}: there is no module "{module_name}" here or installed',
-            fix="run from the folder that holds it, or give a data file",
-        ) from error
+    module = _import(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [name for name, value in vars(module).items() if callable(value)]
@@ -144,6 +133,32 @@ def _call_function(source: str) -> Data:
             fix="return a list of batches, or yield them",
         )
     return Data(label=source, batches=batches)
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules by name, from the current folder or installed.
+
+    Raises:
+        InputError: there is no such module.
+    """
+    for name in names:
+        _import(name)
+
+
+def _import(name: str) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        # As `python -m` does: a file beside the model is the usual place for such a function.
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or name.split(".")[0] != error.name.split(".")[0]:
+            raise
+        raise InputError(
+            f'there is no module "{name}" here or installed',
+            fix="run from the folder that holds it, or install it",
+        ) from error
 
 
 def _reason(error: Exception) -> str:

@@ -95,8 +95,8 @@ def _tensor(gm: GraphModule, node: Node) -> TensorRecord | None:
     record.axis = qparams.axis
     record.scale, record.zero_point = qparams.scale.tolist(), qparams.zero_point.tolist()
     if stored and isinstance(value, Tensor):
-        # With its qparams: a float32 scale and an int32 zero_point each.
-        record.size_after = stored + 8 * len(record.scale)
+        # With its qparams: a float32 scale and an int64 zero_point each.
+        record.size_after = stored + 12 * len(record.scale)
         record.size_before = 4 * value.numel()
     return record
 

@@ -103,7 +103,9 @@ def _runner(gm: GraphModule) -> RunLeaves:
 
     def run(leaves: Sequence[Any]) -> Sequence[Any]:
         with torch.no_grad():
-            return pytree.tree_leaves(gm(*capture.positional(leaves)))
+            # As it was exported: unlike a prepared graph, it tells keywords from positions.
+            args, kwargs = pytree.tree_unflatten(list(leaves), capture.in_spec)
+            return pytree.tree_leaves(gm(*args, **kwargs))
 
     return run
 

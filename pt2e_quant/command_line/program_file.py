@@ -1,6 +1,7 @@
 """Programs of torch.export in .pt2 files."""
 
 import logging
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pt2e_quant.core.errors import ArtifactError
 
 __all__ = ["load_program"]
 
+_UNREGISTERED = re.compile(r"Deserializing (\S+) in pytree is not registered")
 _SAVE = "torch.export.save(torch.export.export(model.eval(), inputs), path)"
 
 
@@ -26,13 +28,21 @@ def load_program(path: Path) -> ExportedProgram:
     if not path.is_file():
         raise ArtifactError(f"there is no file {path}", fix=f"write it: {_SAVE}")
     _check_archive(path)
+    reasons: list[BaseException] = []
     try:
-        with _quiet():
+        with _collect_log(reasons):
             return torch.export.load(path)
     except Exception as error:  # torch raises anything on what it cannot read
+        reason = reasons[0] if reasons else error
+        if found := _UNREGISTERED.search(str(reason)):
+            raise ArtifactError(
+                f"{path} returns or takes a {found[1]}, which is not imported",
+                fix=f"import the module that registers it: --import {found[1].rpartition('.')[0]}",
+            ) from error
+        lines = str(reason).strip().splitlines() or [""]
         raise ArtifactError(
             f"{path} is no program of torch.export that torch {torch.__version__} can read: "
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}",
+            f"{type(reason).__name__}: {lines[0]}",
             fix=f"write it with this version of torch: {_SAVE}",
         ) from error
 
@@ -61,15 +71,20 @@ def _check_archive(path: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's log of each attempt: the error that follows says it in one line."""
+def _collect_log(reasons: list[BaseException]) -> Iterator[None]:
+    """Take what torch logs of each attempt: its own error says only that there was one."""
     logger = logging.getLogger("torch.export")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+
+    def take(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            reasons.append(record.exc_info[1])
+        return False
+
+    logger.addFilter(take)
     try:
         with warnings.catch_warnings():
             # torch 2.13 warns about its own pytree code
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(take)

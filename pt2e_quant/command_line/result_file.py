@@ -21,7 +21,10 @@ __all__ = ["check_writable", "join_results", "result_names", "write_npz"]
 def result_names(capture: Capture, leaves: Sequence[Any]) -> list[str]:
     """A name for each leaf of a result: its path, `out` for a bare one."""
     result = capture.unflatten_output(leaves)
-    paths = [pytree.keystr(key) for key, _ in pytree.tree_flatten_with_path(result)[0]]
+    try:
+        paths = [pytree.keystr(key) for key, _ in pytree.tree_flatten_with_path(result)[0]]
+    except ValueError:  # a class registered without names for its parts
+        return [f"out_{index}" for index in range(len(leaves))]
     names = [dotted(path) for path in paths]
     return [f"out_{n}" if n.isdecimal() else n or "out" for n in names]
 

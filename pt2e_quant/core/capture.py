@@ -313,11 +313,13 @@ class Capture:
                 dims={symbol: DimRange(**limits) for symbol, limits in data["dims"].items()},
                 mutated_buffers=tuple(data["mutated_buffers"]),
             )
-        except (KeyError, TypeError, ValueError, NotImplementedError) as error:
+        except NotImplementedError as error:  # torch's word for a class it does not know
             raise InputError(
-                f"this is not the description of a captured call: {error}",
-                fix="for outputs of a class of your own, import the module that registers it",
+                f"the call or its result holds a class that is not imported: {error}",
+                fix="import the module that registers it, as transformers.modeling_outputs does",
             ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"this is not the description of a captured call: {error}") from error
 
 
 class _Auto:

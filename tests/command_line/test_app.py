@@ -50,7 +50,7 @@ def test_inspect_shows_tensors_reasons_and_sizes(folder, plain_backend, capsys):
     assert call(*QUANTIZE, "-q") == 0
     assert call("inspect", "model.plain") == 0
     out = capsys.readouterr().out
-    for words in ("0.weight", "int8[-127,127] axis 0", "128 -> 96", "Plain has no int8 relu"):
+    for words in ("0.weight", "int8[-127,127] axis 0", "128 -> 128", "Plain has no int8 relu"):
         assert words in out
 
 
@@ -144,3 +144,49 @@ def test_the_four_commands_through_a_real_backend(folder, capsys, backend, suffi
     command = ("bench", file, "--against", "model.pt2", "--rounds", "2", "--json")
     assert call(*command, "--inputs", "data.npz") == 0
     assert json.loads(capsys.readouterr().out)["sqnr_db"] > 25
+
+
+def test_a_model_that_returns_a_class_asks_for_its_module(folder, plain_backend, capsys):
+    (folder / "my_result.py").write_text(RESULT_CLASS)
+    script = "import my_result; my_result.save('classy.pt2')"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+    command = ("quantize", "classy.pt2", *QUANTIZE[2:], "--quiet")
+    assert call(*command) == 1
+    assert "--import my_result" in capsys.readouterr().err
+    for again in (
+        command,
+        ("run", "classy.plain", "--inputs", "data.npz"),
+        ("bench", "classy.plain", "--against", "classy.pt2", "--rounds", "1"),
+    ):
+        assert call(*again, "--import", "my_result") == 0, capsys.readouterr().err
+    assert "outputs agree" in capsys.readouterr().out
+    assert call(*command, "--import", "my_resolt") == 1
+    assert 'no module "my_resolt"' in capsys.readouterr().err
+
+
+RESULT_CLASS = """
+import dataclasses
+import torch
+
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+
+torch.utils._pytree.register_pytree_node(
+    Result,
+    lambda r: ([r.logits], None),
+    lambda values, _: Result(*values),
+    serialized_type_name="my_result.Result",
+)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, *, input):
+        return Result(self.linear(input))
+
+def save(path):
+    torch.export.save(torch.export.export(Model(), (), {"input": torch.randn(1, 4)}), path)
+"""
