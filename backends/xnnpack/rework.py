@@ -37,6 +37,9 @@ _FREE = frozenset(
 )
 """Attributes of a pass that do not take part in the re-interpretation."""
 
+_SEEN = "pt2e_quant.value_of"
+"""Key of `node.meta` with the signature of the node that its value was computed for."""
+
 
 def is_known_version() -> bool:
     """Whether torch and ExecuTorch are those that the replacements were tested with."""
@@ -74,11 +77,20 @@ def _call_once(original: _Call) -> _Call:
     """Re-interpretation only for passes that take part in it, or where a value is missing."""
 
     def call(self: Any, graph_module: GraphModule) -> PassResult:
-        if _takes_part(type(self)) or not _refresh(graph_module):
-            return original(self, graph_module)
-        return PassResult(graph_module, True)
+        if not _takes_part(type(self)) and _refresh(graph_module):
+            return PassResult(graph_module, True)
+        result = original(self, graph_module)
+        for node in result.graph_module.graph.nodes:
+            node.meta[_SEEN] = _signature(node)
+        return result
 
     return call
+
+
+def _signature(node: Node) -> str:
+    """What a node's value follows from. Meta copied to another node does not fit that node."""
+    shape = getattr(node.meta.get("val"), "shape", "") if node.op == "placeholder" else ""
+    return f"{node.name}: {node.target}{node.args}{node.kwargs}{shape}"
 
 
 def _takes_part(kind: type) -> bool:
@@ -87,19 +99,27 @@ def _takes_part(kind: type) -> bool:
 
 
 def _refresh(gm: GraphModule) -> bool:
-    """Compute missing values and those after them; False if one needs a re-interpretation."""
+    """Compute values that are missing or out of date, and those after them.
+
+    Returns False, having changed nothing that matters, if this needs a re-interpretation.
+    """
     mode = _fake_mode(gm)
     if mode is None:
         return False
     fresh: set[Node] = set()
     for node in gm.graph.nodes:
-        if node.op in ("placeholder", "output"):
+        if node.op == "output":
             continue
+        if node.op == "placeholder" and not _has_value(node):
+            return False  # a pass gave a constant another shape
         if _has_value(node) and not any(n in fresh for n in node.all_input_nodes):
             continue
+        if not fresh and not any(_SEEN in n.meta for n in gm.graph.nodes):
+            return False
         if node.op != "call_function" or not _can_compute(node):
             return False
         _compute(node, mode)
+        node.meta[_SEEN] = _signature(node)
         fresh.add(node)
     return True
 
@@ -113,7 +133,7 @@ def _fake_mode(gm: GraphModule) -> FakeTensorMode | None:
 
 
 def _has_value(node: Node) -> bool:
-    if "val" not in node.meta:
+    if "val" not in node.meta or node.meta.get(_SEEN) != _signature(node):
         return False
     value = node.meta["val"]
     return not isinstance(value, Tensor) or isinstance(value, FakeTensor)

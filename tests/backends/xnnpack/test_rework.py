@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.nn.functional as F
 from executorch.exir.pass_base import _ExportPassBase
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -13,19 +14,24 @@ from pt2e_quant.backends.xnnpack.backend import BACKEND
 
 
 class Block(nn.Module):
-    """Convolutions with relu6 and a residual add, pooled; a norm and a linear in float's way."""
+    """What ExecuTorch's passes rewrite: 1-d convolutions, long cats, norms, attention, prelu."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6())
         self.depthwise = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Hardswish())
+        self.up = nn.ConvTranspose2d(8, 8, 2)
+        self.prelu = nn.PReLU(8)
+        self.line = nn.Conv1d(8, 8, 3, padding=1)
         self.norm = nn.LayerNorm(8)
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         x = x + self.depthwise(x)
-        return self.head(self.norm(x.mean((2, 3))))
+        x = torch.cat([self.prelu(self.up(x))[:, :, :-1, :-1], *[x] * 5], 1)[:, :8]
+        x = self.norm(self.line(x.flatten(2)).transpose(1, 2))
+        return self.head(F.scaled_dot_product_attention(x, x, x).mean(1))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
