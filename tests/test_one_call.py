@@ -1,0 +1,96 @@
+"""Model to artifact in one call, on both runtimes, without touching the model."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import InputError
+
+
+class Decoder(nn.Module):
+    """A conv with batch norm, and a linear that writes a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 3, padding=1)
+        self.bn = nn.BatchNorm1d(8)
+        self.key = nn.Linear(8, 8)
+        self.register_buffer("cache", torch.zeros(1, 16, 8))
+
+    def forward(self, x: Tensor, position: Tensor) -> dict[str, Tensor]:
+        y = torch.relu_(self.bn(self.conv(x.transpose(1, 2)))).transpose(1, 2)
+        self.cache[:, position] = self.key(y)
+        return {"scores": y @ self.cache.transpose(1, 2), "last": y}
+
+
+class Head(nn.Module):
+    """Keyword inputs, one of them nested, and a nested result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, *, extra: dict[str, Tensor]) -> dict[str, object]:
+        y = torch.relu(self.a(x) + extra["shift"])
+        return {"logits": self.b(y), "parts": (y, None)}
+
+
+def _decoder_inputs(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(1, 2, 8, generator=generator), torch.tensor([seed, seed + 1])
+
+
+def test_users_model_is_bit_equal_before_and_after_with_batch_norm_and_cache():
+    pytest.importorskip("executorch")
+    torch.manual_seed(0)
+    model = Decoder().train()
+    model.bn(torch.randn(4, 8, 5))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    artifact = pq.quantize(
+        model,
+        args=_decoder_inputs(0),
+        calibration_data=[_decoder_inputs(i) for i in range(4)],
+        backend="xnnpack",
+        progress=False,
+    )
+    assert model.training
+    assert model.bn.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    found = artifact.run(*_decoder_inputs(3))
+    expected = model.eval()(*_decoder_inputs(3))
+    assert set(found) == {"scores", "last"}
+    assert pq.sqnr_db(expected, found) > 25
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
+def test_keyword_inputs_and_nested_results_on_both_runtimes(backend):
+    pytest.importorskip({"xnnpack": "executorch", "onnx": "onnxruntime"}[backend])
+    torch.manual_seed(0)
+    model = Head().eval()
+    batches = [{"x": torch.randn(4, 8), "extra": {"shift": torch.randn(16)}} for _ in range(4)]
+    artifact = pq.quantize(
+        model,
+        kwargs=batches[0],
+        dynamic_shapes={"x": {0: torch.export.Dim("batch", max=32)}, "extra": {"shift": None}},
+        calibration_data=batches,
+        backend=backend,
+        progress=False,
+    )
+    call = {"x": torch.randn(7, 8), "extra": {"shift": torch.randn(16)}}
+    found, expected = artifact.run(**call), model(**call)
+    assert set(found) == {"logits", "parts"}
+    assert found["parts"][1] is None
+    assert found["logits"].shape == (7, 4)
+    assert pq.sqnr_db(expected, found) > 25
+
+
+def test_model_without_example_inputs_is_refused():
+    with pytest.raises(InputError, match="needs example inputs"):
+        pq.quantize(nn.Linear(2, 2), calibration_data=[], backend="xnnpack")
+
+
+def test_exported_program_with_inputs_is_refused():
+    program = torch.export.export(nn.Linear(2, 2).eval(), (torch.randn(1, 2),))
+    with pytest.raises(InputError, match="has its inputs and dynamic shapes already"):
+        pq.quantize(program, (torch.randn(1, 2),), calibration_data=[], backend="xnnpack")
