@@ -16,12 +16,14 @@ from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     run_on_integers,
     subtract_by_add,
 )
+from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
 from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
 
 __all__ = ["REWRITES", "apply_rewrites"]
 
 REWRITES: tuple[Callable[[ir.Graph], int], ...] = (
     fold_casts,
+    unsigned_activations,
     absorb_clips,
     subtract_by_add,
     run_on_integers,

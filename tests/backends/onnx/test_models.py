@@ -109,3 +109,34 @@ def test_transformer_when_lowered_then_linears_alone_are_in_integers() -> None:
         with torch.no_grad():
             expected = model(*held_out)
         assert pq.sqnr_db(expected, artifact.run(*held_out)) > 28
+
+
+def test_int8_graph_of_another_quantizer_when_lowered_then_it_fuses_as_uint8() -> None:
+    pytest.importorskip("executorch", reason="the extra xnnpack is not installed")
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    ).eval()
+    batch = torch.randn(2, 3, 12, 12)
+    quantizer = XNNPACKQuantizer().set_global(
+        get_symmetric_quantization_config(is_per_channel=True)
+    )
+    prepared = pq.prepare_pt2e(torch.export.export(model, (batch,)), quantizer)
+    pq.calibrate(prepared, [(batch,)], progress=False)
+    quantized = pq.convert_pt2e(prepared)
+    artifact = pq.backends.get("onnx").lower(quantized)
+    report = artifact.report
+    assert report.integer_ops["QLinearConv"] == 2
+    assert report.integer_ops["QGemm"] == 1
+    assert report.float_ops == {}
+    torch.testing.assert_close(artifact.run(batch), quantized(batch), rtol=0, atol=0.02)

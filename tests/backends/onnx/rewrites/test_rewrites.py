@@ -19,6 +19,9 @@ from pt2e_quant.backends.onnx.rewrites.run_on_integers import (  # noqa: E402
     run_on_integers,
     subtract_by_add,
 )
+from pt2e_quant.backends.onnx.rewrites.unsigned_activations import (  # noqa: E402
+    unsigned_activations,
+)
 from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias  # noqa: E402
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>\n'
@@ -341,3 +344,37 @@ def test_relu_as_max_when_gemm_is_quantized_then_relu_is_written_as_max() -> Non
 def test_relu_as_max_when_gemm_is_float_then_it_declines() -> None:
     model = model_of("(float[N,4] x) => (float[N,4] y)", GEMM, "g = Gemm(x, x)\n y = Relu(g)")
     check(relu_as_max, model, ["Gemm", "Relu"], fired=0, x=np.eye(4, dtype=np.float32))
+
+
+SIGNED = "int8 n = {-20}, int8 low = {-100}, int8 high = {90}"
+
+
+def test_unsigned_activations_when_int8_is_dequantized_then_it_moves_to_uint8(
+    x: np.ndarray,
+) -> None:
+    model = model_of(
+        "(float[N,3,4,4] x) => (float[N,3,4,4] y, float[N,3,4,4] y2)",
+        SIGNED,
+        "q = QuantizeLinear(x, s, n)\n c = Clip(q, low, high)\n"
+        "y = DequantizeLinear(c, s, n)\n y2 = DequantizeLinear(c, s, n)",
+    )
+    check(unsigned_activations, model, op_types(model), x=x)
+    stored = [node.inputs[-1].const_value.numpy() for node in model.graph]
+    assert [(a.dtype, int(a)) for a in stored] == [
+        (np.uint8, 108),
+        (np.uint8, 218),
+        (np.uint8, 108),
+        (np.uint8, 108),
+    ]
+
+
+def test_unsigned_activations_when_integers_are_returned_then_it_declines(x: np.ndarray) -> None:
+    model = model_of(
+        "(float[N,3,4,4] x) => (int8[N,3,4,4] q)", SIGNED, "q = QuantizeLinear(x, s, n)"
+    )
+    check(unsigned_activations, model, op_types(model), fired=0, x=x)
+
+
+def test_unsigned_activations_when_they_are_uint8_then_it_declines(x: np.ndarray) -> None:
+    model = model_of(SIGNATURE, "", "q = QuantizeLinear(x, s, z)\n y = DequantizeLinear(q, s, z)")
+    check(unsigned_activations, model, op_types(model), fired=0, x=x)
