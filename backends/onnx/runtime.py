@@ -114,9 +114,16 @@ def optimize(model: bytes) -> tuple[OptimizedModel, onnxruntime.InferenceSession
     return OptimizedModel(tuple(operators)), session
 
 
-def read_operators(graph: onnx.GraphProto) -> list[Operator]:
-    """Classify every operator of a graph by the numbers it computes with."""
-    types = {i.name: i.data_type for i in graph.initializer}
+def read_operators(
+    graph: onnx.GraphProto, outer: Mapping[str, int] | None = None
+) -> list[Operator]:
+    """Classify every operator of a graph by the numbers it computes with.
+
+    Args:
+        graph: the model's, or a branch of its control flow, whose operators are listed too.
+        outer: element types of the values around a branch.
+    """
+    types = dict(outer or {}) | {i.name: i.data_type for i in graph.initializer}
     types |= {i.name: i.type.tensor_type.elem_type for i in graph.input}
     inputs = {i.name for i in graph.input}
     outputs = {o.name for o in graph.output}
@@ -129,6 +136,9 @@ def read_operators(graph: onnx.GraphProto) -> list[Operator]:
     for node in graph.node:
         result = _result_type(node, types)
         types.update(dict.fromkeys(node.output, result))
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                operators += read_operators(attribute.g, types)
         if node.op_type == "Constant":
             continue
         border = (node.op_type == "QuantizeLinear" and node.input[0] in inputs) or (

@@ -54,6 +54,7 @@ def quantize_per_tensor(
     dynamic = _dynamic_quantize(x, scale)
     if dynamic is not None:
         return dynamic
+    x = _single(x)
     if (
         dtype in _NO_CLIP
         and (quant_min, quant_max) != _limits(dtype)
@@ -92,6 +93,7 @@ def quantize_per_channel(
     dtype: ir.DataType,
 ) -> ir.Value:
     """QuantizeLinear along an axis, clipped to a narrower range on the integers."""
+    x = _single(x)
     quantized = op.QuantizeLinear(x, _real(scales), _integer(zero_points, dtype), axis=axis)
     return _narrow(quantized, quant_min, quant_max, dtype)
 
@@ -184,6 +186,12 @@ def _four_bit(
     if quant_min < low or quant_max > high:
         return x, dtype
     return _made(op.Cast(x, to=narrow)), narrow
+
+
+def _single(x: ir.Value) -> ir.Value:
+    """In float32: QuantizeLinear wants the scale in its input's type, and scales are float32."""
+    is_single = x.dtype in (None, ir.DataType.FLOAT)
+    return x if is_single else _made(op.Cast(x, to=ir.DataType.FLOAT))
 
 
 def _real(scale: float | ir.Value) -> ir.Value:

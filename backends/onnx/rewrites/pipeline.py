@@ -38,7 +38,9 @@ REWRITES: tuple[Callable[[ir.Graph], int], ...] = (
 
 def apply_rewrites(model: ir.Model) -> dict[str, int]:
     """Bring a model into the form ONNX Runtime fuses; how often each rewrite fired."""
-    counts = {rewrite.__name__: rewrite(model.graph) for rewrite in REWRITES}
+    # The branches of an If are graphs of their own.
+    graphs = [model.graph, *model.graph.subgraphs()]
+    counts = {rewrite.__name__: sum(map(rewrite, graphs)) for rewrite in REWRITES}
     common.RemoveUnusedNodesPass()(model)
     common.DeduplicateInitializersPass()(model)
     common.TopologicalSortPass()(model)

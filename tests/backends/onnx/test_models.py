@@ -11,6 +11,7 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 import pt2e_quant as pq
 from benchmarks.inputs import image_batches
 from benchmarks.models import mobilenet_v2, resnet18
+from pt2e_quant.core.errors import ArtifactError
 
 
 def lower(model: nn.Module, args: tuple[Any, ...], batches: list[Any], **export: Any) -> Any:
@@ -140,3 +141,39 @@ def test_int8_graph_of_another_quantizer_when_lowered_then_it_fuses_as_uint8() -
     assert report.integer_ops["QGemm"] == 1
     assert report.float_ops == {}
     torch.testing.assert_close(artifact.run(batch), quantized(batch), rtol=0, atol=0.02)
+
+
+class Branches(nn.Module):
+    """A different linear on each side of a condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: self.left(x), lambda x: self.right(x) * 2, (x,))
+
+
+def test_control_flow_when_lowered_then_both_branches_are_in_integers() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(3, 16) + shift,) for shift in (-1.0, 1.0)]
+    quantized, artifact = lower(Branches(), batches[0], batches)
+    assert artifact.report.integer_ops["QGemm"] == 2
+    for batch in batches:
+        torch.testing.assert_close(artifact.run(*batch), quantized(*batch), rtol=0, atol=1e-4)
+
+
+def test_half_precision_when_lowered_then_it_runs_and_strict_says_it_is_float() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(16, 4).half()
+    x = torch.randn(3, 16).half()
+    backend = pq.backends.get("onnx")
+    prepared = pq.prepare_pt2e(torch.export.export(model.eval(), (x,)), backend.quantizer())
+    pq.calibrate(prepared, [(x,)], progress=False)
+    quantized = pq.convert_pt2e(prepared)
+    with pytest.raises(ArtifactError, match="Gemm"):
+        backend.lower(quantized)
+    artifact = backend.lower(quantized, strict=False)
+    assert len(artifact.report.islands) > 0
+    assert artifact.run(x).dtype == torch.float16
+    torch.testing.assert_close(artifact.run(x), model(x), rtol=0, atol=0.05)
