@@ -1,0 +1,63 @@
+"""prepare and convert as scripts written for torchao's PT2E call them.
+
+What the strict forms refuse is warned of with the same text, unless strict=True is given; train()
+and eval() of the results set the training flags of their operators.
+"""
+
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.flow import convert, prepare
+from pt2e_quant.flow.prepared import prepared_graphs, prepared_state
+from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
+
+__all__ = ["convert_pt2e", "prepare_pt2e"]
+
+
+def prepare_pt2e(
+    model: ExportedProgram | GraphModule, quantizer: Any, *, strict: bool = False
+) -> GraphModule:
+    """Annotate a captured graph and insert observers; see `flow.prepare.prepare_pt2e`.
+
+    Args:
+        model: of torch.export.export, or its `.module()`, which is edited in place.
+        quantizer: any object with PT2E's `annotate` and `validate`.
+        strict: refuse when nothing was annotated, instead of a warning.
+    """
+    prepared = prepare.prepare_pt2e(model, quantizer, strict=strict)
+    return allow_exported_model_train_eval(prepared)
+
+
+def convert_pt2e(
+    model: GraphModule,
+    use_reference_representation: bool = False,
+    fold_quantize: bool = True,
+    *,
+    strict: bool = False,
+) -> GraphModule:
+    """Replace the observers of a calibrated graph by q/dq; see `flow.convert.convert_pt2e`.
+
+    Args:
+        model: of `prepare_pt2e`, with data run through it.
+        use_reference_representation: integer arithmetic in the place of q/dq.
+        fold_quantize: store weights as integers.
+        strict: refuse when an observer saw no data, instead of a warning.
+
+    Raises:
+        ConfigError: use_reference_representation is no boolean.
+        UnsupportedError: it is True.
+    """
+    if not isinstance(use_reference_representation, bool):
+        raise ConfigError(
+            f"use_reference_representation must be a bool, found {use_reference_representation!r}"
+        )
+    if use_reference_representation:
+        raise UnsupportedError(
+            "graphs in integer arithmetic are not written", fix="convert to q/dq: leave it out"
+        )
+    for graph in prepared_graphs(model):
+        prepared_state(graph).is_strict = strict
+    return allow_exported_model_train_eval(convert.convert_pt2e(model, fold_quantize=fold_quantize))

@@ -1,0 +1,147 @@
+"""Passes over q/dq graphs as torch.fx pass classes, for scripts that run them by a PassManager.
+
+convert does the same on its way; these are for graphs that something else has edited since.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, is_quantize
+from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+from pt2e_quant.flow.annotation_helpers import is_valid_annotation
+
+__all__ = ["DuplicateDQPass", "PortNodeMetaForQDQ"]
+
+_PORTED = ("stack_trace", "quantization_tag")
+_SIZES = (
+    torch.ops.aten.sym_size.default,
+    torch.ops.aten.sym_size.int,
+    torch.ops.aten.sym_size,
+    torch.ops.aten.sym_numel.default,
+    torch.ops.aten.sym_numel,
+)
+
+
+def _readers(node: Node) -> list[Node]:
+    """Those that read a node's values, not only its size."""
+    return [user for user in node.users if user.target not in _SIZES]
+
+
+def _is_annotated(node: Node) -> bool:
+    return is_valid_annotation(node.meta.get(Q_ANNOTATION_KEY))
+
+
+def _is_dynamic(dequantize: Node) -> bool:
+    return isinstance(dequantize.args[1], Node) and dequantize.args[1].op == "call_function"
+
+
+class DuplicateDQPass(PassBase):
+    """Gives each annotated reader of a static dequantize a copy of its own."""
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Edit a graph in place."""
+        changed = False
+        for node in list(graph_module.graph.nodes):
+            if not is_dequantize(node) or _is_dynamic(node):
+                continue
+            readers = _readers(node)
+            if len(readers) < 2:
+                continue
+            for reader in (r for r in readers if _is_annotated(r)):
+                with graph_module.graph.inserting_after(node):
+                    copy = graph_module.graph.node_copy(node)
+                reader.replace_input_with(node, copy)
+                changed = True
+            if not node.users:
+                graph_module.graph.erase_node(node)
+        if changed:
+            graph_module.recompile()
+        return PassResult(graph_module, changed)
+
+
+class PortNodeMetaForQDQ(PassBase):
+    """Gives each q/dq the stack trace and tag of the annotated operator that it belongs to.
+
+    A dequantize and a dynamic choose_qparams and quantize belong to the operator that reads
+    them, a static quantize to the one that made its input, and one of a weight to the weight.
+    """
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Edit a graph's metadata in place."""
+        changed = False
+        for node in graph_module.graph.nodes:
+            if not _is_annotated(node):
+                continue
+            annotation = node.meta[Q_ANNOTATION_KEY]
+            for source in (n for n in node.all_input_nodes if is_dequantize(n)):
+                wanted = annotation.input_qspec_map
+                if _origin(source) in wanted or _from_constant(source):
+                    changed |= _port_to_input(source, node)
+            if annotation.output_qspec is not None:
+                for user in (u for u in _readers(node) if is_quantize(u)):
+                    changed |= _port(user, node)
+        return PassResult(graph_module, changed)
+
+
+def _origin(node: Node) -> Node:
+    """What a chain of q/dq starts with."""
+    while (is_dequantize(node) or is_quantize(node)) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def _from_constant(node: Node) -> bool:
+    """Whether a dequantize reads stored integers: the float weight it was annotated by is gone."""
+    return _origin(node).op == "get_attr"
+
+
+def _port_to_input(dequantize: Node, reader: Node) -> bool:
+    changed = _port(dequantize, reader)
+    quantize = dequantize.args[0]
+    if not isinstance(quantize, Node) or not is_quantize(quantize):
+        return changed
+    if _is_dynamic(dequantize):
+        for node in (quantize, *_choosers(quantize)):
+            changed |= _port(node, reader)
+        return changed
+    for node in _back_to_constant(quantize):
+        changed |= _port(node, _origin_of_views(node))
+    return changed
+
+
+def _choosers(quantize: Node) -> Iterator[Node]:
+    """The choose_qparams nodes that a dynamic quantize takes its qparams from."""
+    for argument in quantize.args[1:3]:
+        source: Any = argument.args[0] if isinstance(argument, Node) else None
+        if isinstance(source, Node) and source.target in CHOOSE_QPARAMS_OPS:
+            yield source
+
+
+def _back_to_constant(node: Node) -> list[Node]:
+    """The nodes from here back to a constant; none if it is not computed from one alone."""
+    found = []
+    while node.op == "call_function":
+        found.append(node)
+        sources = node.all_input_nodes
+        if not sources:
+            return []
+        node = sources[0]
+    return found if node.op == "get_attr" else []
+
+
+def _origin_of_views(node: Node) -> Node:
+    while node.op == "call_function":
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _port(node: Node, like: Node) -> bool:
+    """Copy the metadata that like has; returns whether anything changed."""
+    found = {key: like.meta[key] for key in _PORTED if key in like.meta}
+    changed = any(node.meta.get(key) != value for key, value in found.items())
+    node.meta.update(found)
+    return changed

@@ -1,0 +1,93 @@
+"""train() and eval() of exported graphs: the training flags of their operators, set in place.
+
+Only the flag changes: the p of a dropout, the momentum and eps of a batch norm stay.
+"""
+
+from types import MethodType
+
+from torch import nn
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.graph.subgraphs import bodies
+
+__all__ = [
+    "allow_exported_model_train_eval",
+    "model_is_exported",
+    "move_exported_model_to_eval",
+    "move_exported_model_to_train",
+]
+
+_FLAGS = ("train", "training")
+
+
+def model_is_exported(m: nn.Module) -> bool:
+    """Whether a module is a graph that torch.export made."""
+    return isinstance(m, GraphModule) and any("val" in node.meta for node in m.graph.nodes)
+
+
+def move_exported_model_to_train(model: GraphModule) -> GraphModule:
+    """Let dropout, batch norm and every operator with a training flag train; in place."""
+    return _move(model, True)
+
+
+def move_exported_model_to_eval(model: GraphModule) -> GraphModule:
+    """Let dropout, batch norm and every operator with a training flag infer; in place."""
+    return _move(model, False)
+
+
+def allow_exported_model_train_eval(model: GraphModule) -> GraphModule:
+    """Let `model.train()` and `model.eval()` do as the movers do, also of deep copies."""
+    model.train = MethodType(_train, model)  # type: ignore[method-assign]  # of this module only
+    model.eval = MethodType(_eval, model)  # type: ignore[method-assign]  # as above
+    # Deep copies of a graph module leave such attributes behind.
+    model._register_deepcopy_hook(_allow_copy)
+    return model
+
+
+def _allow_copy(model: GraphModule) -> None:
+    if "train" not in vars(model):
+        allow_exported_model_train_eval(model)
+
+
+def _train(self: GraphModule, mode: bool = True) -> GraphModule:
+    return _move(self, mode)
+
+
+def _eval(self: GraphModule) -> GraphModule:
+    return _move(self, False)
+
+
+def _move(model: GraphModule, training: bool) -> GraphModule:
+    if not isinstance(model, GraphModule):
+        raise ConfigError(
+            f"an exported graph is needed, found {type(model).__name__}",
+            fix="torch.export.export(model, inputs).module()",
+        )
+    nn.Module.train(model, training)
+    for gm in (model, *(body.gm for body in bodies(model))):
+        # A list: every node is set, not only those up to the first that changed.
+        if any([_set_flag(node, training) for node in gm.graph.nodes]):
+            gm.recompile()
+    return model
+
+
+def _set_flag(node: Node, training: bool) -> bool:
+    """Set the training flag of a call if it has one; returns whether it changed."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name not in _FLAGS:
+            continue
+        if argument.name in node.kwargs:
+            before = node.kwargs[argument.name]
+            node.update_kwarg(argument.name, training)
+        elif position < len(node.args):
+            before = node.args[position]
+            node.update_arg(position, training)
+        else:
+            before = argument.default_value
+            node.update_kwarg(argument.name, training)
+        return bool(before != training)
+    return False

@@ -1,0 +1,10 @@
+"""What stands in a graph at a quantized tensor before convert, and what makes it."""
+
+from pt2e_quant.observers.base import ObserverBase
+from pt2e_quant.observers.fake_quantize import FakeQuantizeBase
+from pt2e_quant.observers.partial_wrapper import PartialWrapper
+
+__all__ = ["ObserverOrFakeQuantize", "ObserverOrFakeQuantizeConstructor"]
+
+ObserverOrFakeQuantize = ObserverBase | FakeQuantizeBase
+ObserverOrFakeQuantizeConstructor = PartialWrapper | type[ObserverBase] | type[FakeQuantizeBase]

@@ -1,0 +1,65 @@
+"""Fake-quantizes under the names of torchao.quantization.pt2e.fake_quantize."""
+
+from pt2e_quant.observers.affine_fake_quantize import AffineFakeQuantize
+from pt2e_quant.observers.fake_quantize import (
+    FakeQuantize,
+    FakeQuantizeBase,
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+)
+from pt2e_quant.observers.fake_quantize_defaults import (
+    default_affine_fake_quant,
+    default_affine_fixed_qparams_fake_quant,
+    default_affine_per_axis_fake_quant,
+    default_dynamic_fake_quant,
+    default_embedding_fake_quant,
+    default_embedding_fake_quant_4bit,
+    default_fake_quant,
+    default_fixed_qparams_range_0to1_fake_quant,
+    default_fixed_qparams_range_neg1to1_fake_quant,
+    default_fused_act_fake_quant,
+    default_fused_per_channel_wt_fake_quant,
+    default_fused_wt_fake_quant,
+    default_groupwise_fake_quant,
+    default_histogram_fake_quant,
+    default_per_channel_weight_fake_quant,
+    default_symmetric_fixed_qparams_fake_quant,
+    default_weight_fake_quant,
+    fused_per_channel_wt_fake_quant_range_neg_127_to_127,
+    fused_wt_fake_quant_range_neg_127_to_127,
+)
+from pt2e_quant.observers.fixed_fake_quantize import FixedQParamsFakeQuantize
+from pt2e_quant.observers.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
+
+__all__ = [
+    "AffineFakeQuantize",
+    "FakeQuantize",
+    "FakeQuantizeBase",
+    "FixedQParamsFakeQuantize",
+    "FusedMovingAvgObsFakeQuantize",
+    "default_affine_fake_quant",
+    "default_affine_fixed_qparams_fake_quant",
+    "default_affine_per_axis_fake_quant",
+    "default_dynamic_fake_quant",
+    "default_embedding_fake_quant",
+    "default_embedding_fake_quant_4bit",
+    "default_fake_quant",
+    "default_fixed_qparams_range_0to1_fake_quant",
+    "default_fixed_qparams_range_neg1to1_fake_quant",
+    "default_fused_act_fake_quant",
+    "default_fused_per_channel_wt_fake_quant",
+    "default_fused_wt_fake_quant",
+    "default_groupwise_fake_quant",
+    "default_histogram_fake_quant",
+    "default_per_channel_weight_fake_quant",
+    "default_symmetric_fixed_qparams_fake_quant",
+    "default_weight_fake_quant",
+    "disable_fake_quant",
+    "disable_observer",
+    "enable_fake_quant",
+    "enable_observer",
+    "fused_per_channel_wt_fake_quant_range_neg_127_to_127",
+    "fused_wt_fake_quant_range_neg_127_to_127",
+]
