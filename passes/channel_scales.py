@@ -15,7 +15,7 @@ its clipping is measured on the fourth, four times; and of the candidates within
 the weakest is taken. Nothing here looks at activations again: per-block ranges are enough.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log10
 
 import torch
@@ -57,6 +57,12 @@ class ChannelScale:
     exponent: float
     error: float
     error_before: float
+
+    def exact_in(self, dtype: torch.dtype) -> "ChannelScale":
+        """In half precision, the nearest powers of two: they multiply without rounding."""
+        if dtype.itemsize >= 4:
+            return self
+        return replace(self, factors=torch.exp2(self.factors.log2().round()))
 
     @property
     def step(self) -> str:

@@ -39,7 +39,7 @@ def scale_outputs(gm: GraphModule) -> PassResult:
     for node, observer in sites:
         linear = _linear_of(node)
         if linear is not None:
-            notes.append(Note(node.name, *_scale(editor, node, observer, linear)))
+            notes.append(Note(linear.name, *_scale(editor, node, observer, linear)))
     editor.finish()
     return PassResult(changed=editor.changed, notes=tuple(notes))
 
@@ -76,6 +76,7 @@ def _scale(
     choice = choose_channel_scale(statistics, least_gain=LEAST_GAIN)
     if choice is None:
         return "no channel scale lowers the expected error enough", True
+    choice = choice.exact_in(node.meta["val"].dtype)
     _divide_rows(editor, weight, bias, choice)
     _multiply_back(editor, node, linear, choice)
     observer.scale_channels(1 / choice.factors, choice.step)

@@ -52,7 +52,8 @@ class LinearWeight:
 
     def rebind(self, editor: Editor, value: Tensor) -> None:
         """Give the linear a new weight, and let its observer see that one instead."""
-        new = editor.rebind(self.constant, value.to(self.value.dtype), reader=self.observer_node)
+        value = value.to(self.value.dtype)
+        new = editor.rebind(self.constant, value, reader=self.observer_node)
         self.observer_node.replace_input_with(self.constant, new)
         self.observer.reset_min_max_vals()
         self.observer(value)
@@ -112,7 +113,7 @@ def smooth_channels(gm: GraphModule) -> PassResult:
         linears = [user for user in node.users if _reads_as_input(user, node)]
         if not linears:
             continue  # the observer of an output
-        notes.append(Note(node.name, *_smooth(editor, node, observer, linears)))
+        notes.append(Note(linears[0].name, *_smooth(editor, node, observer, linears)))
     editor.finish()
     return PassResult(changed=editor.changed, notes=tuple(notes))
 
@@ -149,6 +150,7 @@ def _smooth(
     )
     if choice is None:
         return "no channel scale lowers the expected error enough", True
+    choice = choice.exact_in(source.meta["val"].dtype)
     for weight in found:
         weight.rebind(editor, weight.value * choice.factors)
     _divide(editor, node, source, fold, choice)

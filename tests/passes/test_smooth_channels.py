@@ -169,3 +169,15 @@ def test_pass_when_observers_keep_no_channels_then_leaves_them(calibrated):
     result = smooth_channels(gm)
     assert not result.changed
     assert result.notes == ()
+
+
+def test_scale_when_in_half_precision_then_the_float_value_stays_bit_equal(calibrated):
+    model = Scaled(also=True).to(torch.bfloat16)
+    data = [x.to(torch.bfloat16) for x in samples()]
+    gm = calibrated(model, data)
+    assert smooth_channels(gm).changed
+    factor = getattr(gm.linears, "0").input_scale
+    assert factor.dtype == torch.bfloat16
+    assert factor.min() < 0.2
+    for x in data:
+        assert torch.equal(gm(x)[0], model(x)[0])
