@@ -205,15 +205,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     peers.lower_to_pte(torch.export.export(nn.Linear(4, 4).eval(), (torch.zeros(1, 4),)))  # warm
-    rows: list[dict[str, object]] = []
+    tasks: list[Callable[[], dict[str, object]]] = []
     if "flow" in options.questions:
-        rows += [compare(name, options.repeats) for name in options.models]
+        tasks += [partial(compare, name, options.repeats) for name in options.models]
     if "linearity" in options.questions:
-        rows += [linearity(kind, (20, 320), options.repeats) for kind in ("conv", "attention")]
+        kinds = ("conv", "attention")
+        tasks += [partial(linearity, kind, (20, 320), options.repeats) for kind in kinds]
     if "lowering" in options.questions:
-        rows += [lowering(name) for name in ("resnet18", "mobilenet_v2")]
+        tasks += [partial(lowering, name) for name in ("resnet18", "mobilenet_v2")]
+    rows = []
+    for task in tasks:
+        rows.append(task())
+        write_results("compile_time", rows[-1:], ("question", "model"))
+        console.print(rows[-1])
     show(rows)
-    write_results("compile_time", rows, ("question", "model"))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,18 @@ from benchmarks.inputs import docstring_sentences
 TextBatch = tuple[Tensor, Tensor]
 
 
-class SentenceEncoder(nn.Module):
-    """An encoder, mean pooling over the tokens that are no padding, and L2 normalisation.
+def ready_mask(attention_mask: Tensor) -> Tensor:
+    """Return the mask int64[N, tokens] as bool[N, 1, tokens, tokens], which BERT takes as it is.
 
-    The mask reaches the encoder as bool[N, 1, tokens, tokens], which transformers takes as it is.
     The mask that transformers 5 builds from a 2-D one indexes with `arange + 0`; ExecuTorch's
     XNNPACKQuantizer makes the 0 a float constant, and its prepared model cannot run at all.
     """
+    tokens = attention_mask.shape[1]
+    return attention_mask.bool()[:, None, None, :].expand(-1, 1, tokens, -1)
+
+
+class SentenceEncoder(nn.Module):
+    """An encoder, mean pooling over the tokens that are no padding, and L2 normalisation."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -32,9 +37,7 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return embeddings float[N, width] of int64[N, tokens] ids and 0/1 masks."""
-        tokens = input_ids.shape[1]
-        attended = attention_mask.bool()[:, None, None, :].expand(-1, 1, tokens, -1)
-        hidden = self.encoder(input_ids=input_ids, attention_mask=attended)[0]
+        hidden = self.encoder(input_ids=input_ids, attention_mask=ready_mask(attention_mask))[0]
         mask = attention_mask[:, :, None].to(hidden.dtype)
         pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
         return F.normalize(pooled, p=2.0, dim=1)
@@ -61,7 +64,7 @@ class HiddenState(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return float[N, tokens, width] of int64[N, tokens] ids and 0/1 masks."""
-        return self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
+        return self.model(input_ids=input_ids, attention_mask=ready_mask(attention_mask))[0]
 
 
 def minilm_folder() -> Path:
