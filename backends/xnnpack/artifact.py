@@ -2,43 +2,25 @@
 
 import os
 import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from executorch.runtime import Program, Runtime
 from torch import Tensor
 
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.backends.xnnpack.contents import ProgramContents, read_contents
+from pt2e_quant.backends.xnnpack.contents import ProgramContents, read_contents, read_named_data
+from pt2e_quant.backends.xnnpack.metadata import (
+    METADATA_METHODS,
+    unpack_capture,
+    unpack_provenance,
+)
 from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
-from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.flow.report import Report
 
-__all__ = ["METADATA_METHODS", "XnnpackArtifact", "load", "metadata"]
-
-_CAPTURE = "pt2e_quant_capture"
-_PROVENANCE = "pt2e_quant_provenance"
-METADATA_METHODS = (_CAPTURE, _PROVENANCE)
-"""Methods of the program that return our metadata: zlib of JSON as bytes."""
-
-
-def metadata(capture: Capture, provenance: Provenance) -> dict[str, Tensor]:
-    """The constant methods that keep the call's pytree and the provenance inside the file."""
-    texts = {_CAPTURE: capture.to_json(), _PROVENANCE: provenance.to_json()}
-    return {name: _pack(text) for name, text in texts.items()}
-
-
-def _pack(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(zlib.compress(text.encode(), 9)), dtype=torch.uint8)
-
-
-def _unpack(program: Program, name: str) -> str:
-    stored = program.load_method(name).execute([])[0]
-    return zlib.decompress(stored.numpy().tobytes()).decode()
+__all__ = ["XnnpackArtifact", "count_operators", "load"]
 
 
 class XnnpackArtifact(Artifact):
@@ -140,16 +122,23 @@ def load(path: str | Path) -> XnnpackArtifact:
             fix="run it with executorch.runtime, or lower the model again",
         )
     try:
-        capture = Capture.from_json(_unpack(program, _CAPTURE))
-        provenance = Provenance.from_json(_unpack(program, _PROVENANCE))
+        stored = [_returned(program, name) for name in METADATA_METHODS]
+        capture = unpack_capture(stored[0])
+        provenance = unpack_provenance(stored[1], read_named_data(pte))
     except Pt2eQuantError as error:
         raise ArtifactError(f'"{path}": {error.what}', fix=error.fix) from error
-    except (zlib.error, UnicodeDecodeError) as error:
+    except RuntimeError as error:
         raise ArtifactError(f'the metadata in "{path}" is damaged: {error}') from error
     report = Report(backend="XNNPACK", provenance=provenance, size_bytes=len(pte))
     artifact = XnnpackArtifact(pte, capture, report)
     count_operators(report, artifact.contents())
     return artifact
+
+
+def _returned(program: Program, method: str) -> bytes:
+    """The bytes that a constant method returns."""
+    found: bytes = program.load_method(method).execute([])[0].numpy().tobytes()
+    return found
 
 
 def count_operators(report: Report, contents: ProgramContents) -> None:

@@ -19,7 +19,7 @@ from executorch.exir._serialize._flatbuffer import _flatc_decompile
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.schema import DelegateCall, KernelCall
 
-__all__ = ["FLOAT", "MOVERS", "DelegateOp", "ProgramContents", "read_contents"]
+__all__ = ["FLOAT", "MOVERS", "DelegateOp", "ProgramContents", "read_contents", "read_named_data"]
 
 FLOAT = "fp32"
 """The dtype name of a float tensor in the payload; integers are qint8, qcint8, qint32, …"""
@@ -123,6 +123,14 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
         program.backend_delegate_data[plan.delegates[i].processed.index].data for i in called
     ]
     return ProgramContents(delegates=tuple(_read_payload(p) for p in payloads), kernels=kernels)
+
+
+def read_named_data(pte: bytes) -> dict[str, bytes]:
+    """The program's named data: the delegates' weights and scales by their keys."""
+    stored = deserialize_pte_binary(pte).named_data
+    if stored is None:
+        return {}
+    return {key: bytes(stored.buffers[e.buffer_index]) for key, e in stored.pte_data.items()}
 
 
 def _read_payload(payload: bytes) -> tuple[DelegateOp, ...]:

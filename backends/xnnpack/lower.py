@@ -13,9 +13,11 @@ from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.gate import check_artifact, choose_sample
-from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators, metadata
+from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
+from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
 from pt2e_quant.backends.xnnpack.embeddings import BYTE_KERNEL, embed_bytes, embed_portable
+from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.movers import move_integers
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
@@ -88,7 +90,11 @@ def lower(
             f"XNNPACK cannot keep {worst.node} quantized: {worst.reason}",
             fix="lower(..., strict=False) to run it in float",
         )
-    pte = _to_pte(work, metadata(capture, report.provenance))
+    held = held_scales(work)
+    pte = _to_pte(work, pack_metadata(capture, report.provenance, held))
+    if not held <= read_named_data(pte).keys():
+        # Another ExecuTorch may name them otherwise: then the scales are written out.
+        pte = _to_pte(work, pack_metadata(capture, report.provenance, ()))
     artifact = XnnpackArtifact(pte, capture, report)
     _describe(artifact)
     if options.verify:

@@ -8,6 +8,8 @@ from executorch.exir import to_edge_transform_and_lower
 from torch import Tensor, nn
 
 from pt2e_quant.backends.xnnpack.backend import BACKEND
+from pt2e_quant.backends.xnnpack.contents import read_named_data
+from pt2e_quant.backends.xnnpack.metadata import pack_metadata, scale_key, unpack_provenance
 from pt2e_quant.core.errors import ArtifactError, InputError, MissingExtraError
 
 
@@ -53,6 +55,10 @@ def test_artifact_when_saved_and_loaded_then_runs_the_models_own_call(
     kept, read = lowered.report.provenance, loaded.report.provenance
     assert [t.name for t in kept.tensors] == [t.name for t in read.tensors]
     assert kept.to_json() == read.to_json()
+    # Per-channel scales are not written out again: the delegate's own are read.
+    weights = [t for t in kept.tensors if len(t.scale) > 1]
+    assert weights
+    assert all(scale_key(t.scale) in read_named_data(lowered.pte) for t in weights)
     assert loaded.report.integer_ops == lowered.report.integer_ops
     assert [p.name for p in tmp_path.iterdir()] == ["model.pte"]
     with pytest.raises(InputError):
@@ -111,3 +117,15 @@ def test_backend_when_executorch_is_missing_then_says_what_installs_it(monkeypat
     with pytest.raises(MissingExtraError, match=r"pip install 'pt2e-quant\[xnnpack\]'"):
         BACKEND.load(tmp_path / "model.pte")
     assert BACKEND.quantizer() is not None
+
+
+def test_metadata_when_scales_are_not_held_then_written_out(lowered):  # type: ignore[no-untyped-def]
+    report = lowered.report
+    packed = pack_metadata(lowered.capture, report.provenance, ())
+    stored = packed["pt2e_quant_provenance"].numpy().tobytes()
+    assert unpack_provenance(stored, {}).to_json() == report.provenance.to_json()
+    short = pack_metadata(
+        lowered.capture, report.provenance, [scale_key(t.scale) for t in report.provenance.tensors]
+    )
+    with pytest.raises(ArtifactError, match="damaged"):
+        unpack_provenance(short["pt2e_quant_provenance"].numpy().tobytes(), {})
