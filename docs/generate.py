@@ -80,7 +80,7 @@ def results_table() -> str:
         return ""
     rows: list[Mapping[str, Any]] = json.loads(RESULTS.read_text())["rows"]
     lines = [
-        "| model | runtime | pt2e_quant | best peer |",
+        "| model | runtime | pt2e_quant: SQNR, speed-up, size | best peer by SQNR |",
         "| --- | --- | --- | --- |",
     ]
     for model, runtime in dict.fromkeys((r["model"], r["runtime"]) for r in rows):
