@@ -20,8 +20,13 @@ OPSET = 21
 """The first with 4- and 16-bit integers in QuantizeLinear and DequantizeLinear."""
 
 
-def export_model(ep: ExportedProgram, output_names: Sequence[str]) -> ir.Model:
+def export_model(
+    ep: ExportedProgram, output_names: Sequence[str]
+) -> tuple[ir.Model, dict[str, str]]:
     """Translate a program, bring it into the form that fuses, and name its outputs.
+
+    Returns:
+        The model, and the module path of each value in it.
 
     Raises:
         UnsupportedError: the exporter has no ONNX for an operator.
@@ -42,11 +47,11 @@ def export_model(ep: ExportedProgram, output_names: Sequence[str]) -> ir.Model:
             ) from error
     assert program is not None
     model = program.model
-    apply_rewrites(model)
+    origins = apply_rewrites(model)
     common.OutputFixPass()(model)
     _name_outputs(model.graph, output_names)
     model.producer_name = "pt2e_quant"
-    return model
+    return model, origins
 
 
 def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:

@@ -40,10 +40,12 @@ def lower(
     capture = capture_of(gm)
     _refuse_state(capture)
     flat, results = split_results(gm)
-    model = export_model(export_again(flat), result_names(gm, results))
+    model, origins = export_model(export_again(flat), result_names(gm, results))
     plain = _serialize(model)
     optimized, session = optimize(plain)
-    metadata = Metadata(capture=capture, results=results, report=make_report(gm, optimized))
+    metadata = Metadata(
+        capture=capture, results=results, report=make_report(gm, optimized, origins)
+    )
     if verify:
         artifact = OnnxArtifact(plain, metadata, session=session)
         check_artifact(artifact, gm, choose_sample(gm, example_inputs), margin_db)

@@ -1,6 +1,7 @@
 """The report of an ONNX artifact: what ONNX Runtime runs in integers, what is left and why."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -14,8 +15,14 @@ __all__ = ["make_report", "refused_weights"]
 _HEAVY = ("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
 
 
-def make_report(gm: GraphModule, optimized: OptimizedModel) -> Report:
-    """Count operators, and name every dequantize that was not fused into its reader."""
+def make_report(gm: GraphModule, optimized: OptimizedModel, origins: Mapping[str, str]) -> Report:
+    """Count operators, and name every dequantize that was not fused into its reader.
+
+    Args:
+        gm: the canonical graph.
+        optimized: what ONNX Runtime runs.
+        origins: module path of each value of the ONNX model.
+    """
     provenance = provenance_of(gm)
     operators = Counter(o.op_type for o in optimized.operators)
     for record in provenance.tensors:
@@ -25,7 +32,7 @@ def make_report(gm: GraphModule, optimized: OptimizedModel) -> Report:
         provenance=provenance,
         integer_ops=dict(optimized.count(OperatorKind.INTEGER)),
         float_ops=dict(optimized.count(OperatorKind.FLOAT)),
-        islands=[_island(o) for o in optimized.unfused()],
+        islands=[_island(o, origins) for o in optimized.unfused()],
         notes=[
             f"{operators['QuantizeLinear']} quantize and {operators['DequantizeLinear']} "
             "dequantize operators left, those at the model's border included"
@@ -45,7 +52,10 @@ def refused_weights(optimized: OptimizedModel) -> list[str]:
     ]
 
 
-def _island(operator: Operator) -> Island:
+def _island(operator: Operator, origins: Mapping[str, str]) -> Island:
+    # ONNX Runtime names its copies of a dequantize after the node: "node_name/duplicated".
+    name = operator.output.partition("/")[0].removeprefix("node_")
+    path = origins.get(name)
     readers = ", ".join(operator.readers) or "nothing"
     if operator.is_constant:
         reason = "ONNX Runtime has no integer form of what reads this weight"
@@ -54,7 +64,10 @@ def _island(operator: Operator) -> Island:
         reason = "what reads it computes in float"
         cost = "one pass over the tensor"
     return Island(
-        node=operator.output, what=f"DequantizeLinear for {readers}", reason=reason, cost=cost
+        node=f"{name} in {path}" if path else name,
+        what=f"DequantizeLinear for {readers}",
+        reason=reason,
+        cost=cost,
     )
 
 

@@ -1,5 +1,6 @@
 """The rewrites in order, and the clean-up after them."""
 
+from ast import literal_eval
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -21,6 +22,9 @@ from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
 
 __all__ = ["REWRITES", "apply_rewrites"]
 
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""Where the exporter notes a node's module paths, outermost first, then the node."""
+
 REWRITES: tuple[Callable[[ir.Graph], int], ...] = (
     fold_casts,
     unsigned_activations,
@@ -36,27 +40,33 @@ REWRITES: tuple[Callable[[ir.Graph], int], ...] = (
 )
 
 
-def apply_rewrites(model: ir.Model) -> dict[str, int]:
-    """Bring a model into the form ONNX Runtime fuses; how often each rewrite fired."""
+def apply_rewrites(model: ir.Model) -> dict[str, str]:
+    """Bring a model into the form ONNX Runtime fuses; the module path of each value in it."""
     # The branches of an If are graphs of their own.
     graphs = [model.graph, *model.graph.subgraphs()]
-    counts = {rewrite.__name__: sum(map(rewrite, graphs)) for rewrite in REWRITES}
+    for rewrite in REWRITES:
+        for graph in graphs:
+            rewrite(graph)
     common.RemoveUnusedNodesPass()(model)
     common.DeduplicateInitializersPass()(model)
     common.TopologicalSortPass()(model)
-    _drop_origins(model.graph)
-    return counts
+    return {name: path for graph in graphs for name, path in _take_origins(graph).items()}
 
 
-def _drop_origins(graph: ir.Graph) -> None:
-    """The exporter's notes on every node (source, module classes) are larger than a small model.
+def _take_origins(graph: ir.Graph) -> dict[str, str]:
+    """Take the exporter's notes off every node; they are larger than a small model.
 
     Provenance, which travels in the file, says where each tensor comes from.
     """
+    found: dict[str, str] = {}
     graph.metadata_props.clear()
     for value in (*graph.inputs, *graph.initializers.values()):
         value.metadata_props.clear()
     for node in graph:
-        node.metadata_props.clear()
+        scopes = literal_eval(node.metadata_props.get(_SCOPES, "[]"))
         for value in node.outputs:
+            if value.name is not None and len(scopes) > 1:
+                found[value.name] = scopes[-2]
             value.metadata_props.clear()
+        node.metadata_props.clear()
+    return found

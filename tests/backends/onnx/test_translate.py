@@ -32,7 +32,7 @@ class Call(nn.Module):
 
 
 def export(model: nn.Module, *args: Tensor) -> ir.Model:
-    return export_model(torch.export.export(model.eval(), args), ["y"])
+    return export_model(torch.export.export(model.eval(), args), ["y"])[0]
 
 
 def run(model: ir.Model, args: Sequence[Tensor]) -> Tensor:
