@@ -1,20 +1,22 @@
 """Quantize the outlier channels of a linear's output on steps of their own."""
 
-from dataclasses import dataclass
-
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import attribute, constant_of
-from pt2e_quant.graph.ops import LINEAR, RELU, argument, aten, is_call
+from pt2e_quant.graph.ops import aten
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
-from pt2e_quant.observers.base import UniformQuantizationObserverBase
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.passes.channel_scales import ChannelScale, choose_channel_scale
-from pt2e_quant.passes.smooth_channels import LinearWeight, observed_with_statistics, weight_of
+from pt2e_quant.passes.observed_linears import (
+    bias_of,
+    divide_rows,
+    linear_behind,
+    observed_with_statistics,
+    weight_of,
+)
 
 __all__ = ["scale_outputs"]
 
@@ -37,20 +39,17 @@ def scale_outputs(gm: GraphModule) -> PassResult:
     editor = Editor(gm)
     sites, notes = observed_with_statistics(gm)
     for node, observer in sites:
-        linear = _linear_of(node)
+        linear = linear_behind(_source(node))
         if linear is not None:
             notes.append(Note(linear.name, *_scale(editor, node, observer, linear)))
     editor.finish()
     return PassResult(changed=editor.changed, notes=tuple(notes))
 
 
-def _linear_of(node: Node) -> Node | None:
-    """The linear whose output a node observes, also through a relu."""
+def _source(node: Node) -> Node:
     source = node.args[0]
     assert isinstance(source, Node)
-    if is_call(source, RELU) and len(source.users) == 1:
-        source = source.all_input_nodes[0]
-    return source if is_call(source, LINEAR) else None
+    return source
 
 
 def _scale(
@@ -67,7 +66,7 @@ def _scale(
     weight = weight_of(editor.gm, linear)
     if isinstance(weight, str):
         return weight, True
-    bias = _bias_of(editor.gm, linear)
+    bias = bias_of(editor.gm, linear)
     if isinstance(bias, str):
         return bias, True
     statistics = observer.statistics()
@@ -77,46 +76,10 @@ def _scale(
     if choice is None:
         return "no channel scale lowers the expected error enough", True
     choice = choice.exact_in(node.meta["val"].dtype)
-    _divide_rows(editor, weight, bias, choice)
+    divide_rows(editor, weight, bias, choice.factors)
     _multiply_back(editor, node, linear, choice)
     observer.scale_channels(1 / choice.factors, choice.step)
     return choice.step, False
-
-
-@dataclass(frozen=True, slots=True)
-class _Bias:
-    """A linear's bias and its one reader: the linear, or an observer that sees no data."""
-
-    constant: Node
-    reader: Node
-
-
-def _bias_of(gm: GraphModule, linear: Node) -> _Bias | str | None:
-    """The bias of a linear if it has one, or the reason why it cannot be changed."""
-    node = argument(linear, "bias")
-    if node is None:
-        return None
-    constant, reader = node, linear
-    if node.op == "call_module":
-        if isinstance(attribute(gm, str(node.target)), UniformQuantizationObserverBase):
-            return f"the bias of {linear.name} has a range of its own"
-        constant, reader = node.args[0], node
-    if constant.op != "get_attr" or len(node.users) > 1:
-        return f"the bias of {linear.name} is no constant of its own"
-    return _Bias(constant, reader)
-
-
-def _divide_rows(
-    editor: Editor, weight: LinearWeight, bias: _Bias | None, choice: ChannelScale
-) -> None:
-    weight.rebind(editor, weight.value / choice.factors[:, None])
-    if bias is None:
-        return
-    value = constant_of(editor.gm, bias.constant)
-    assert value is not None  # a get_attr holds a tensor
-    divided = (value / choice.factors).to(value.dtype)
-    new = editor.rebind(bias.constant, divided, reader=bias.reader)
-    bias.reader.replace_input_with(bias.constant, new)
 
 
 def _multiply_back(editor: Editor, node: Node, linear: Node, choice: ChannelScale) -> None:

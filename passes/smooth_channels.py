@@ -1,30 +1,30 @@
 """Move outlier channels of a linear's input into its weight, before q/dq are made."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import attribute, constant_of
+from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import LINEAR, argument, aten, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
-from pt2e_quant.observers.base import UniformQuantizationObserverBase
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
-from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.passes.channel_scales import ChannelScale, choose_channel_scale
+from pt2e_quant.passes.observed_linears import (
+    LinearBias,
+    LinearWeight,
+    bias_of,
+    divide_rows,
+    linear_behind,
+    observed_with_statistics,
+    weight_of,
+)
 
-__all__ = [
-    "LinearWeight",
-    "observed_with_statistics",
-    "smooth_channels",
-    "weight_of",
-]
+__all__ = ["smooth_channels"]
 
 LEAST_GAIN = 1.5
 """By what factor the error must fall for a multiplication at run time to be worth it."""
@@ -33,66 +33,19 @@ LEAST_GAIN_FOLDED = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class LinearWeight:
-    """The weight of one linear in a prepared graph.
+class _Constants:
+    """Constant factors and offsets of the input's producer, which take the scale themselves."""
 
-    Args:
-        linear: the call.
-        constant: the `get_attr` node that holds it.
-        observer_node: the node that observes it.
-        observer: its observer.
-        value: float[out, in].
-    """
-
-    linear: Node
-    constant: Node
-    observer_node: Node
-    observer: UniformQuantizationObserverBase
-    value: Tensor
-
-    def rebind(self, editor: Editor, value: Tensor) -> None:
-        """Give the linear a new weight, and let its observer see that one instead."""
-        value = value.to(self.value.dtype)
-        new = editor.rebind(self.constant, value, reader=self.observer_node)
-        self.observer_node.replace_input_with(self.constant, new)
-        self.observer.reset_min_max_vals()
-        self.observer(value)
+    producer: Node
+    nodes: tuple[Node, ...]
 
 
-def weight_of(gm: GraphModule, linear: Node) -> LinearWeight | str:
-    """The weight of a linear, or the reason why it cannot be changed."""
-    node = argument(linear, "weight")
-    if node.op != "call_module":
-        return f"the weight of {linear.name} is not observed"
-    observer = attribute(gm, str(node.target))
-    constant = node.args[0]
-    if not isinstance(observer, (MinMaxObserver, PerChannelMinMaxObserver)):
-        return f"{type(observer).__name__} of the weight of {linear.name} cannot start again"
-    if constant.op != "get_attr" or set(constant.users) != {node} or set(node.users) != {linear}:
-        return f"the weight of {linear.name} has other readers"
-    value = constant_of(gm, constant)
-    if value is None:
-        return f"the weight of {linear.name} is no constant"
-    return LinearWeight(linear, constant, node, observer, value)
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The output channels of a linear right before: they take the scale."""
 
-
-def observed_with_statistics(
-    gm: GraphModule,
-) -> tuple[list[tuple[Node, ChannelStatisticsObserver]], list[Note]]:
-    """The nodes that alone belong to a ChannelStatisticsObserver; a note where there are more."""
-    nodes: dict[ChannelStatisticsObserver, list[Node]] = {}
-    for node in gm.graph.nodes:
-        if node.op == "call_module":
-            observer = attribute(gm, str(node.target))
-            if isinstance(observer, ChannelStatisticsObserver):
-                nodes.setdefault(observer, []).append(node)
-    shared = [
-        Note(n.name, f"its range is shared by {len(places)} tensors", skipped=True)
-        for places in nodes.values()
-        if len(places) > 1
-        for n in places[:1]
-    ]
-    return [(places[0], o) for o, places in nodes.items() if len(places) == 1], shared
+    weight: LinearWeight
+    bias: LinearBias | None
 
 
 @graph_pass()
@@ -101,8 +54,8 @@ def smooth_channels(gm: GraphModule) -> PassResult:
 
     Runs on a prepared and calibrated graph, at inputs under a ChannelStatisticsObserver. The
     scale is chosen from calibration statistics alone (`channel_scales`); it goes into the layer
-    norm or the constant factor that makes the input where nothing else reads that, else it is a
-    multiplication of its own.
+    norm, the constant factor or the linear (with relu) that makes the input where nothing else
+    reads that, else it is a multiplication of its own.
 
     Before:  y = linear(observe(x), w)
     After:   y = linear(observe(x * (1 / s)), w * s)
@@ -132,7 +85,8 @@ def _smooth(
         return "it is read by more than linears", True
     if observer.scalings:
         return "it was scaled before", True
-    if _is_quantized_output(source):
+    fold = _fold_target(editor.gm, source, node)
+    if fold is None and _is_quantized_output(source):
         return f"{source.name} is computed in integers", True
     weights = [weight_of(editor.gm, linear) for linear in linears]
     for weight in weights:
@@ -142,7 +96,6 @@ def _smooth(
     statistics = observer.statistics()
     if statistics is None:
         return "the calibrated tensors differ in their last axis, or there were none", True
-    fold = _fold_target(editor.gm, source, node)
     choice = choose_channel_scale(
         statistics,
         weight=torch.cat([w.value.float() for w in found]),
@@ -163,9 +116,16 @@ def _is_quantized_output(node: Node) -> bool:
     return getattr(annotation, "output_qspec", None) is not None
 
 
-def _fold_target(gm: GraphModule, source: Node, observer_node: Node) -> tuple[Node, ...] | None:
-    """The constants that take the scale in place of a multiplication, if there are such."""
+def _fold_target(gm: GraphModule, source: Node, observer_node: Node) -> _Constants | _Rows | None:
+    """What takes the scale in place of a multiplication, if there is such."""
     if set(source.users) != {observer_node}:
+        return None
+    if (linear := linear_behind(source)) is not None:
+        weight, bias = weight_of(gm, linear), bias_of(gm, linear)
+        if isinstance(weight, str) or isinstance(bias, str) or len(linear.users) > 1:
+            return None
+        return _Rows(weight, bias)
+    if _is_quantized_output(source):
         return None
     if is_call(source, (aten.layer_norm.default,)):
         places = [argument(source, "weight"), argument(source, "bias")]
@@ -181,30 +141,36 @@ def _fold_target(gm: GraphModule, source: Node, observer_node: Node) -> tuple[No
         value = constant_of(gm, constant) if constant.op == "get_attr" else None
         if value is None or value.numel() != width or value.shape[-1] != width:
             return None
-    return constants or None
+    return _Constants(source, constants) if constants else None
 
 
 def _divide(
     editor: Editor,
     node: Node,
     source: Node,
-    fold: tuple[Node, ...] | None,
+    fold: _Constants | _Rows | None,
     choice: ChannelScale,
 ) -> None:
-    reciprocal = 1 / choice.factors
-    for constant in fold or ():
-        value: Any = constant_of(editor.gm, constant)
-        new = editor.rebind(constant, (value * reciprocal).to(value.dtype), reader=source)
-        source.replace_input_with(constant, new)
-    if fold is not None:
-        return
+    if isinstance(fold, _Rows):
+        divide_rows(editor, fold.weight, fold.bias, choice.factors)
+    elif fold is not None:
+        for constant in fold.nodes:
+            value = constant_of(editor.gm, constant)
+            assert value is not None  # _fold_target has read it
+            divided = (value / choice.factors).to(value.dtype)
+            new = editor.rebind(constant, divided, reader=fold.producer)
+            fold.producer.replace_input_with(constant, new)
+    else:
+        _multiply(editor, node, source, choice)
+
+
+def _multiply(editor: Editor, node: Node, source: Node, choice: ChannelScale) -> None:
     first = next(iter(node.users))
     owner = module_path(first)
     name = f"{owner}.input_scale" if owner else "input_scale"
-    factor = editor.constant(name, reciprocal.to(source.meta["val"].dtype), like=first)
-    scaled = editor.call(
-        aten.mul.Tensor, source, factor, like=first, before=node, val=source.meta["val"]
-    )
+    value = source.meta["val"]
+    factor = editor.constant(name, (1 / choice.factors).to(value.dtype), like=first)
+    scaled = editor.call(aten.mul.Tensor, source, factor, like=first, before=node, val=value)
     node.replace_input_with(source, scaled)
     provenance_of(editor.gm).floats.append(
         FloatRecord(

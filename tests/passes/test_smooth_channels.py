@@ -181,3 +181,41 @@ def test_scale_when_in_half_precision_then_the_float_value_stays_bit_equal(calib
     assert factor.min() < 0.2
     for x in data:
         assert torch.equal(gm(x)[0], model(x)[0])
+
+
+class Perceptron(nn.Module):
+    """Two linears; a few hidden channels are 40 times as large as the others."""
+
+    def __init__(self, relu: bool) -> None:
+        super().__init__()
+        self.between = nn.ReLU() if relu else nn.Identity()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 8)
+        with torch.no_grad():
+            self.up.weight.mul_(OUTLIERS[:, None])
+            self.up.bias.mul_(OUTLIERS)
+            self.down.weight.div_(OUTLIERS)
+
+    def forward(self, x):
+        return self.down(self.between(self.up(x)))
+
+
+@pytest.mark.parametrize("outputs", [False, True], ids=["float between", "integers between"])
+def test_scale_when_a_linear_makes_the_input_then_folded_into_its_rows(calibrated, outputs):
+    model, held = Perceptron(relu=not outputs), plain_samples(16, seed=1)
+
+    def prepared():
+        gm = calibrated(model, plain_samples(), outputs=outputs, biases=True)
+        text = show(gm)
+        result = smooth_channels(gm)
+        assert result.changed
+        assert show(gm) == text
+        return gm
+
+    gm = prepared()
+    assert gm.up.weight.abs().max() < 2 < model.up.weight.abs().max()
+    for x in held:
+        torch.testing.assert_close(gm(x), model(x), rtol=1e-5, atol=1e-5)
+    plain = calibrated(model, plain_samples(), outputs=outputs, biases=True)
+    gain = quality(model, convert_pt2e(gm), held) - quality(model, convert_pt2e(plain), held)
+    assert gain > 6
