@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pt2e_quant.backends.onnx.placement import place_light
+from pt2e_quant.backends.onnx.shuffle_upsampling import shuffle_upsampling
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.schemes import BIAS_INT32, INT8_WEIGHT, UINT8_ACTIVATION, Scheme
@@ -42,6 +43,7 @@ TRANSFORMS: tuple[GraphPass, ...] = (
     decompose_attention,
     remove_noop_expand,
     split_as_slices,
+    shuffle_upsampling,
     place_light,
 )
 

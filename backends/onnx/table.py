@@ -246,7 +246,8 @@ TABLE = OpTable(
     rows=(*_CONV_ROWS, *_LINEAR_ROWS, *_ARITHMETIC_ROWS, *_MOVING_ROWS),
     reasons={
         "aten.conv_transpose1d": "ONNX Runtime has no integer ConvTranspose",
-        "aten.conv_transpose2d": "ONNX Runtime has no integer ConvTranspose",
+        "aten.conv_transpose2d": "ONNX Runtime has no integer ConvTranspose; one with kernel == "
+        "stride is written as conv2d and pixel_shuffle",
         "aten.conv_transpose3d": "ONNX Runtime has no integer ConvTranspose",
         "aten.layer_norm": "ONNX Runtime has no integer LayerNormalization",
         "aten.gelu": "ONNX Runtime has no integer Gelu; a look-up table measured slower than float",
