@@ -1,13 +1,13 @@
 """Store constants as the integers their quantize op makes of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from pt2e_quant.core.provenance import Provenance, provenance_of
-from pt2e_quant.core.qdq import QUANTIZE_OPS, is_quantize
+from pt2e_quant.core.qdq import is_quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, source_constant
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
@@ -31,18 +31,17 @@ def store_weights(gm: GraphModule) -> PassResult:
     sizes: dict[str, tuple[int, int]] = {}
     for node in [n for n in gm.graph.nodes if is_quantize(n)]:
         source = node.args[0]
-        value = constant_of(gm, source) if isinstance(source, Node) else None
-        if value is None or not all(_is_constant(gm, a) for a in node.args[1:]):
+        if not isinstance(source, Node):
             continue
-        assert isinstance(source, Node)
+        value, qparams = constant_of(gm, source), _values(gm, node.args[1:])
+        if value is None or qparams is None:
+            continue
         name = _name(source)
-        key = _key(gm, node, value)
+        key = _key(node, value, qparams)
         if key not in made:
-            integers = _integers(gm, node, value)
+            integers = _integers(node, value, qparams)
             made[key] = editor.constant(f"{name}_q", integers, like=node)
-            after = _bytes(integers) + sum(
-                _bytes(v) for a in node.args[1:] if (v := _tensor(gm, a)) is not None
-            )
+            after = _bytes(integers) + sum(_bytes(v) for v in qparams if isinstance(v, Tensor))
             sizes[name] = _bytes(value), after
             notes.append(Note(node.name, f"{name}: {_bytes(value)} -> {after} bytes"))
         editor.replace(node, made[key])
@@ -55,30 +54,23 @@ def _name(source: Node) -> str:
     return source.name if constant is None else str(constant.target)
 
 
-def _tensor(gm: GraphModule, argument: object) -> Tensor | None:
-    return constant_of(gm, argument) if isinstance(argument, Node) else None
+def _values(gm: GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Arguments with constants in the place of their nodes; None if one is no constant."""
+    values = tuple(constant_of(gm, a) if isinstance(a, Node) else a for a in arguments)
+    return None if any(v is None for v in values) else values
 
 
-def _is_constant(gm: GraphModule, argument: object) -> bool:
-    return not isinstance(argument, Node) or _tensor(gm, argument) is not None
-
-
-def _integers(gm: GraphModule, node: Node, value: Tensor) -> Tensor:
-    arguments = map_arg(node.args[1:], lambda n: constant_of(gm, n))
+def _integers(node: Node, value: Tensor, qparams: Sequence[Any]) -> Tensor:
     target: Any = node.target
-    assert target in QUANTIZE_OPS
     # A copy: a clamp that changes nothing must not hand out the user's own storage.
-    return target(value.contiguous(), *arguments).detach().clone()  # type: ignore[no-any-return]
+    return target(value.contiguous(), *qparams).detach().clone()  # type: ignore[no-any-return]
 
 
-def _key(gm: GraphModule, node: Node, value: Tensor) -> tuple[Any, ...]:
+def _key(node: Node, value: Tensor, qparams: Sequence[Any]) -> tuple[Any, ...]:
     """Equal for constants of one storage with equal qparams."""
-    qparams = tuple(
-        tuple(tensor.flatten().tolist()) if (tensor := _tensor(gm, a)) is not None else a
-        for a in node.args[1:]
-    )
+    plain = (v.numpy(force=True).tobytes() if isinstance(v, Tensor) else v for v in qparams)
     layout = value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
-    return (node.target, layout, qparams)
+    return (node.target, layout, *plain)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -7,6 +7,7 @@ differs on purpose: a quotient beyond int32 saturates here, where the ops wrap a
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +38,8 @@ class QParams:
 
     Attributes:
         scale: real units per integer step; float32[1], or float32[C] along an axis.
-        zero_point: the integer that stands for 0.0; int32, shaped like scale.
+        zero_point: the integer that stands for 0.0; int32, shaped like scale. Per channel it may be
+            float32 (torch.per_channel_affine_float_qparams): -min / scale, not rounded.
         quant_min: least integer used.
         quant_max: greatest integer used.
         dtype: integer dtype of the quantized tensor.
@@ -52,7 +54,8 @@ class QParams:
     axis: int | None = None
 
     def __post_init__(self) -> None:
-        if self.scale.dtype != torch.float32 or self.zero_point.dtype != torch.int32:
+        allowed = (torch.int32,) if self.axis is None else (torch.int32, torch.float32)
+        if self.scale.dtype != torch.float32 or self.zero_point.dtype not in allowed:
             raise ConfigError(
                 "qparams need a float32 scale and an int32 zero_point, found "
                 f"{self.scale.dtype} and {self.zero_point.dtype}"
@@ -147,6 +150,8 @@ def choose_qparams(
     Returns:
         scale float32 and zero_point int32, both [1] or [C].
     """
+    if not symmetric and min_val.numel() == 1 and min_val.device.type == "cpu":
+        return _choose_one(min_val.item(), max_val.item(), quant_min, quant_max, float(eps))
     low = min_val.to(torch.float32).clamp(max=0.0)
     high = max_val.to(torch.float32).clamp(min=0.0)
     least = torch.as_tensor(eps, dtype=torch.float32, device=low.device)
@@ -161,6 +166,19 @@ def choose_qparams(
         steps = torch.round(low / scale).to(torch.int64)
         zero_point = (quant_min - steps).clamp(quant_min, quant_max)
     return scale.reshape(-1), zero_point.to(torch.int32).reshape(-1)
+
+
+def _choose_one(
+    low: float, high: float, quant_min: int, quant_max: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """An affine tensor's one scale: the same float32 arithmetic on numbers, a tenth of the time."""
+    least, most = np.float32(min(low, 0.0)), np.float32(max(high, 0.0))
+    with np.errstate(over="ignore"):
+        width = min(most - least, np.float32(_MAX_SCALE))
+    scale = max(width / np.float32(quant_max - quant_min), np.float32(eps))
+    zero_point = quant_min - int(np.rint(least / scale))
+    clamped = min(max(zero_point, quant_min), quant_max)
+    return torch.tensor([scale]), torch.tensor([clamped], dtype=torch.int32)
 
 
 def choose_float_qparams(

@@ -6,7 +6,7 @@ of one kind the later one wins.
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -100,6 +100,8 @@ class RuleBook:
         # Most specific first, then the latest: the first that speaks about a role decides.
         indexed.sort(key=lambda pair: (pair[1].kind, pair[0]), reverse=True)
         self.rules = [(rule, rule.matcher()) for _, rule in indexed]
+        self._selected: dict[Node, tuple[QuantRule, ...]] = {}
+        self._schemes: dict[tuple[QuantRule, ...], Scheme | None] = {}
 
     def rule_for(self, node: Node, role: Role) -> QuantRule | None:
         """The rule that decides about one role of a node."""
@@ -110,6 +112,12 @@ class RuleBook:
 
     def scheme_for(self, node: Node) -> Scheme | None:
         """The scheme of a node, role by role; None if every role stays float."""
+        selected = self._selecting(node)
+        if selected not in self._schemes:
+            self._schemes[selected] = self._combined(node)
+        return self._schemes[selected]
+
+    def _combined(self, node: Node) -> Scheme | None:
         schemes = {
             role: rule.scheme if (rule := self.rule_for(node, role)) else None for role in Role
         }
@@ -125,11 +133,13 @@ class RuleBook:
             bias=parts[Role.BIAS],
         )
 
-    def _selecting(self, node: Node) -> Iterable[QuantRule]:
-        scopes = module_scopes(node)
-        for rule, matches in self.rules:
-            if _selects(rule, matches, node, scopes):
-                yield rule
+    def _selecting(self, node: Node) -> tuple[QuantRule, ...]:
+        """The rules that select a node, the first to decide first; found once per node."""
+        found = self._selected.get(node)
+        if found is None:
+            found = tuple(rule for rule, matches in self.rules if _selects(rule, matches, node))
+            self._selected[node] = found
+        return found
 
     def check_all_matched(self, nodes: Sequence[Node]) -> None:
         """Refuse rules that select none of the nodes.
@@ -137,11 +147,10 @@ class RuleBook:
         Raises:
             AnnotationError: a rule selects nothing; near names are offered.
         """
-        names = {kind: _names(kind, nodes) for kind in RuleKind}
         for rule, matches in self.rules:
             if rule.kind is RuleKind.GLOBAL:
                 continue
-            known = names[rule.kind]
+            known = _names(rule.kind, nodes)
             if not any(matches(name) for name in known):
                 raise AnnotationError(
                     f"no {rule.kind.name.lower().replace('_', ' ')} in the graph matches "
@@ -165,18 +174,14 @@ def _op_names(node: Node) -> tuple[str, ...]:
     return full, full.removeprefix("aten."), str(node.target)
 
 
-def _selects(
-    rule: QuantRule,
-    matches: Callable[[str], bool],
-    node: Node,
-    scopes: Sequence[tuple[str, str]],
-) -> bool:
+def _selects(rule: QuantRule, matches: Callable[[str], bool], node: Node) -> bool:
     if rule.kind is RuleKind.GLOBAL:
         return True
     if rule.kind is RuleKind.NODE:
         return bool(matches(node.name))
     if rule.kind is RuleKind.OPERATOR:
         return any(matches(name) for name in _op_names(node))
+    scopes = module_scopes(node)
     if rule.kind is RuleKind.MODULE_TYPE:
         return any(matches(name) for _, kind in scopes for name in _type_names(kind))
     paths = {a for path, _ in scopes for a in _ancestors(path)}

@@ -142,8 +142,11 @@ def _region_writes(node: Node) -> Iterator[Node]:
 
 def mutated_roots(graph: Graph) -> frozenset[Node]:
     """The values (inputs, buffers, fresh results) whose storage some node writes."""
+    written = [value for node in graph.nodes for value in writes(node)]
+    if not written:
+        return frozenset()  # most graphs, and finding the roots is the longer walk
     root = roots(graph)
-    return frozenset(root[value] for node in graph.nodes for value in writes(node))
+    return frozenset(root[value] for value in written)
 
 
 def mutated_buffers(gm: GraphModule) -> tuple[str, ...]:
