@@ -42,10 +42,12 @@ class XnnpackArtifact(Artifact):
         if self._program is None:
             self._program = _load_program(self.pte)
         method = self._program.load_method("forward")
+        takes_all = method.metadata.num_inputs() == len(leaves)
         inputs = [
             leaf.contiguous() if isinstance(leaf, Tensor) else leaf
             for leaf, info in zip(leaves, self.capture.inputs, strict=True)
-            if info.kind is not InputKind.LITERAL or info.value is not None
+            # An argument that was None at export: a program has it as an input, or not at all.
+            if takes_all or info.kind is not InputKind.LITERAL or info.value is not None
         ]
         results: list[Any] = list(method.execute(inputs))
         return results

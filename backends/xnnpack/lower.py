@@ -18,7 +18,7 @@ from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
 from pt2e_quant.backends.xnnpack.embeddings import BYTE_KERNEL, embed_bytes, embed_portable
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
-from pt2e_quant.backends.xnnpack.movers import move_integers
+from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
@@ -59,6 +59,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         duplicate_dequantize,
         embed_portable if portable_only else embed_bytes,
         split_as_slices,
+        unbind_as_selects,
         pool_by_depthwise,
         spell_for_delegate,
         move_integers,

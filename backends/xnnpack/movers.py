@@ -28,7 +28,7 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["INTEGER_MOVERS", "move_integers"]
+__all__ = ["INTEGER_MOVERS", "move_integers", "unbind_as_selects"]
 
 NEAREST: Family = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
 
@@ -50,6 +50,28 @@ INTEGER_MOVERS: Family = (
     aten.roll.default,
 )
 """Moved by ExecuTorch's own operators on int8 where the delegate has none of its own."""
+
+
+@graph_pass()
+def unbind_as_selects(gm: GraphModule) -> PassResult:
+    """Write each part of an unbind as a select, which becomes a slice and a view.
+
+    Before:  q, k, v = unbind(x, 0)
+    After:   q = select(x, 0, 0);  k = select(x, 0, 1);  v = select(x, 0, 2)
+    """
+    editor = Editor(gm)
+    notes = []
+    for node in list(gm.graph.nodes):
+        unbind = node.args[0] if is_getitem(node) else None
+        if not isinstance(unbind, Node) or unbind.target is not aten.unbind.int:
+            continue
+        editor.discard([unbind, node])
+        if node.users:
+            x, dim = argument(unbind, "self"), argument(unbind, "dim")
+            part = editor.call(aten.select.int, x, dim, node.args[1], like=node, before=node)
+            editor.replace(node, part)
+            notes.append(Note(node.name, "unbind -> select"))
+    return PassResult(editor.finish(), tuple(notes))
 
 
 @graph_pass()

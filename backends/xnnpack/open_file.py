@@ -13,7 +13,7 @@ __all__ = ["open_file"]
 
 
 def open_file(path: Path, *, threads: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that runs the file's `forward` on inputs in order.
+    """A function that runs the file's `forward` on the leaves of a call.
 
     Args:
         path: of the `.pte`.
@@ -32,9 +32,11 @@ def open_file(path: Path, *, threads: int) -> Callable[[Sequence[Any]], Sequence
             f"{path} is damaged or no ExecuTorch program: {error}", fix="give a .pte file"
         ) from error
 
-    def run(inputs: Sequence[Any], keep: object = program) -> Sequence[Any]:
+    def run(leaves: Sequence[Any], keep: object = program) -> Sequence[Any]:
         # A method does not keep its program alive, and crashes without it.
-        results: Sequence[Any] = method.execute(list(inputs))
+        takes_all = method.metadata.num_inputs() == len(leaves)
+        inputs = [leaf for leaf in leaves if takes_all or leaf is not None]
+        results: Sequence[Any] = method.execute(inputs)
         return results
 
     return run

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pt2e_quant.backends.xnnpack.movers import unbind_as_selects
 from pt2e_quant.backends.xnnpack.placement import place_elementwise
 from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.table import TABLE
@@ -30,6 +31,7 @@ INT8 = Scheme(
 
 TRANSFORMS: tuple[GraphPass, ...] = (
     split_as_slices,
+    unbind_as_selects,
     simplify_for_table,
     place_elementwise,
     numbers_as_constants,
