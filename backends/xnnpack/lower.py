@@ -106,7 +106,10 @@ def lower(
 
 def _copy_of(gm: GraphModule) -> GraphModule:
     """A graph module with a graph of its own that shares the tensors."""
-    made = GraphModule(gm, copy.deepcopy(gm.graph))
+    with warnings.catch_warnings():
+        # torch 2.13 deprecates a class that its own pytrees are copied with.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        made = GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta = dict(gm.meta)
     return made
 
