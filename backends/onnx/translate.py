@@ -155,12 +155,17 @@ def choose_qparams(
 def mean(
     x: ir.Value, dim: Sequence[int] | None, keepdim: bool = False, dtype: int = -1
 ) -> ir.Value:
-    """GlobalAveragePool where the mean is over all spatial axes, else ReduceMean."""
+    """GlobalAveragePool where the mean of integers is over all spatial axes, else ReduceMean.
+
+    In float a ReduceMean is left: ONNX Runtime knows norms that are written out by it.
+    """
     if dtype != -1 and dtype is not None:
         x = op.Cast(x, to=dtype)
     rank = len(x.shape) if x.shape is not None else 0
     axes = sorted(d % rank for d in dim) if dim and rank else []
-    if rank > 2 and axes == list(range(2, rank)):
+    producer = x.producer()
+    is_dequantized = producer is not None and producer.op_type == "DequantizeLinear"
+    if is_dequantized and rank > 2 and axes == list(range(2, rank)):
         pooled = op.GlobalAveragePool(x)
         return _made(pooled if keepdim else op.Squeeze(pooled, op.Constant(value_ints=axes)))
     over = [op.Constant(value_ints=list(dim))] if dim else []

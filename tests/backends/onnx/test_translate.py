@@ -136,18 +136,24 @@ def test_dynamic_quantize_when_exported_then_dynamic_matmul_runs(x: Tensor) -> N
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize(
-    ("dims", "expected"),
+    ("dims", "is_quantized", "expected"),
     [
-        ((2,), "GlobalAveragePool"),
-        ((-1,), "GlobalAveragePool"),
-        ((1,), "ReduceMean"),
-        ((1, 2), "ReduceMean"),
+        ((2,), True, "GlobalAveragePool"),
+        ((-1,), True, "GlobalAveragePool"),
+        ((1,), True, "ReduceMean"),
+        ((1, 2), True, "ReduceMean"),
+        ((2,), False, "ReduceMean"),
     ],
 )
-def test_mean_when_over_spatial_axes_then_it_is_a_pool(
-    x: Tensor, dims: tuple[int, ...], expected: str, keepdim: bool
+def test_mean_when_of_integers_over_spatial_axes_then_it_is_a_pool(
+    x: Tensor, dims: tuple[int, ...], is_quantized: bool, expected: str, keepdim: bool
 ) -> None:
-    module = Call(lambda _, x: x.mean(dims, keepdim=keepdim))
-    model = export(module, x)
+    def mean(_: nn.Module, x: Tensor) -> Tensor:
+        if is_quantized:
+            q = Q.quantize_per_tensor(x, 0.03, 120, 0, 255, torch.uint8)
+            x = Q.dequantize_per_tensor(q, 0.03, 120, 0, 255, torch.uint8)
+        return x.mean(dims, keepdim=keepdim)
+
+    model = export(Call(mean), x)
     assert expected in [n.op_type for n in model.graph]
-    torch.testing.assert_close(run(model, [x]), module(x))
+    torch.testing.assert_close(run(model, [x]), mean(nn.Module(), x))
