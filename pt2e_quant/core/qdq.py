@@ -137,9 +137,10 @@ def read_qparams(gm: GraphModule, node: Node) -> QParams:
     if layout is None:
         raise InvariantError("this node has no constant qparams", node=node)
     args = node.args
+    zero_point = _constant(gm, node, args[2])
     return QParams(
-        scale=_constant(gm, node, args[1], torch.float32),
-        zero_point=_constant(gm, node, args[2], torch.int32),
+        scale=_constant(gm, node, args[1]).to(torch.float32),
+        zero_point=zero_point.to(torch.float32 if zero_point.is_floating_point() else torch.int32),
         quant_min=int(args[layout.quant_min]),  # type: ignore[arg-type]  # literals by schema
         quant_max=int(args[layout.quant_max]),  # type: ignore[arg-type]
         dtype=args[layout.dtype],  # type: ignore[arg-type]
@@ -147,9 +148,9 @@ def read_qparams(gm: GraphModule, node: Node) -> QParams:
     )
 
 
-def _constant(gm: GraphModule, node: Node, value: object, dtype: torch.dtype) -> Tensor:
+def _constant(gm: GraphModule, node: Node, value: object) -> Tensor:
     if isinstance(value, Node):
         if value.op != "get_attr":
             raise InvariantError("the qparams of this node are computed at run time", node=node)
         value = attribute(gm, str(value.target))
-    return torch.as_tensor(value, dtype=dtype)
+    return torch.as_tensor(value)

@@ -31,6 +31,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
+from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.lift_constants import lift_constants
 from pt2e_quant.passes.store_weights import store_weights
@@ -99,11 +100,12 @@ def qparams_of(observer: Any) -> QParams:
         warnings.simplefilter("ignore")
         scale, zero_point = observer.calculate_qparams()
     qscheme = getattr(observer, "qscheme", None)
-    is_per_channel = qscheme in (torch.per_channel_affine, torch.per_channel_symmetric)
+    is_float = qscheme == torch.per_channel_affine_float_qparams
+    is_per_channel = qscheme in PER_CHANNEL
     limits = None if observer.quant_min is not None else torch.iinfo(observer.dtype)
     return QParams(
         scale=scale.detach().to(torch.float32).reshape(-1),
-        zero_point=zero_point.detach().to(torch.int32).reshape(-1),
+        zero_point=zero_point.detach().to(torch.float32 if is_float else torch.int32).reshape(-1),
         quant_min=int(observer.quant_min if limits is None else limits.min),
         quant_max=int(observer.quant_max if limits is None else limits.max),
         dtype=observer.dtype,

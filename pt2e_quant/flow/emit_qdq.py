@@ -48,9 +48,9 @@ def emit_static(
         base = qdq_name(source)
         scale = editor.constant(f"{base}_scale", qparams.scale, like=observer)
         # int64: ExecuTorch's portable dequantize_per_channel reads these bytes as such.
-        zero_point = editor.constant(
-            f"{base}_zero_point", qparams.zero_point.to(torch.int64), like=observer
-        )
+        held = qparams.zero_point
+        held = held if held.is_floating_point() else held.to(torch.int64)
+        zero_point = editor.constant(f"{base}_zero_point", held, like=observer)
         arguments = (scale, zero_point, qparams.axis, *limits)
         quantize, dequantize = QuantizePerChannel, DequantizePerChannel
     value = editor.fake_like(observer.meta["val"], storage)

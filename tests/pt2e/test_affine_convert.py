@@ -1,0 +1,92 @@
+"""Affine observers through prepare and convert: q/dq in torchao's operators, as torchao does it."""
+
+import pytest
+import torch
+from torch import nn
+
+from pt2e_quant.observers.affine import (
+    AffineQuantizedMinMaxObserver,
+    AffineQuantizedPlaceholderObserver,
+)
+from pt2e_quant.pt2e import MappingType, PerGroup, PerTensor, PerToken
+from pt2e_quant.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from pt2e_quant.pt2e.quantizer import (
+    QuantizationSpec,
+    Quantizer,
+    annotate_input_qspec_map,
+)
+
+primitives = pytest.importorskip("torchao.quantization.quant_primitives")
+
+WEIGHT = AffineQuantizedMinMaxObserver.with_args(
+    mapping_type=MappingType.SYMMETRIC, target_dtype=torch.int8, granularity=PerGroup(4)
+)
+INPUT = {
+    "static": AffineQuantizedMinMaxObserver.with_args(
+        mapping_type=MappingType.ASYMMETRIC, target_dtype=torch.uint8, granularity=PerTensor()
+    ),
+    "dynamic": AffineQuantizedPlaceholderObserver.with_args(
+        mapping_type=MappingType.ASYMMETRIC,
+        target_dtype=torch.uint8,
+        granularity=PerToken(),
+        is_dynamic=True,
+        eps=2**-12,
+        scale_dtype=torch.float32,
+        zero_point_dtype=torch.int32,
+    ),
+}
+
+
+class Linears(Quantizer):
+    def __init__(self, kind):
+        self.kind = kind
+
+    def annotate(self, model):
+        specs = [
+            QuantizationSpec(torch.uint8, INPUT[self.kind], is_dynamic=self.kind == "dynamic"),
+            QuantizationSpec(torch.int8, WEIGHT),
+        ]
+        for node in model.graph.nodes:
+            if node.target == torch.ops.aten.linear.default:
+                for source, spec in zip(node.args, specs, strict=False):
+                    annotate_input_qspec_map(node, source, spec)
+        return model
+
+    def validate(self, model):
+        pass
+
+
+@pytest.mark.parametrize("kind", INPUT)
+def test_linear_when_converted_then_blocks_are_quantized_by_torchao_s_operators(kind):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 8, generator=generator)
+    model = nn.Linear(8, 2)
+    prepared = prepare_pt2e(torch.export.export(model, (x,)), Linears(kind))
+    prepared(x)
+    converted = convert_pt2e(prepared)
+    names = [str(n.target) for n in converted.graph.nodes if n.op == "call_function"]
+    assert sum("quantize_affine" in n and "dequantize" not in n for n in names) >= 1
+    assert sum("dequantize_affine" in n for n in names) == 2
+    observer = WEIGHT()
+    observer(model.weight)
+    scale, zero_point = observer.calculate_qparams()
+    arguments = ((1, 4), scale, zero_point, torch.int8)
+    weight = primitives.dequantize_affine(
+        primitives.quantize_affine(model.weight, *arguments), *arguments
+    )
+    inputs = _fake_quantized(x, kind)
+    expected = nn.functional.linear(inputs, weight, model.bias)
+    torch.testing.assert_close(converted(x), expected, rtol=0, atol=0)
+
+
+def _fake_quantized(x, kind):
+    block = (3, 8) if kind == "static" else (1, 8)
+    scale, zero_point = primitives.choose_qparams_affine(
+        x,
+        primitives.MappingType.ASYMMETRIC,
+        block,
+        torch.uint8,
+        eps=None if kind == "static" else 2**-12,
+    )
+    q = primitives.quantize_affine(x, block, scale, zero_point, torch.uint8)
+    return primitives.dequantize_affine(q, block, scale, zero_point, torch.uint8)
