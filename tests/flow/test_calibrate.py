@@ -61,6 +61,24 @@ def test_first_batch_is_kept_as_sample_with_the_float_result(prepared, net, imag
     torch.testing.assert_close(sample.float_outputs[0], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_call_without_calibrate_is_kept_too(net, quantizer, images):
+    class Stateless(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.fc(x)
+
+    model, x = Stateless().eval(), torch.randn(2, 4)
+    gm = prepare_pt2e(export(model, (x,)), quantizer())
+    gm(x)
+    gm(torch.zeros(2, 4))
+    sample = sample_of(gm)
+    assert torch.equal(sample.leaves[0], x)
+    torch.testing.assert_close(sample.float_outputs[0], model(x).detach())
+
+
 def test_weights_are_observed_once(prepared, images):
     calibrate(prepared, images[:1], progress=False)
     weights = [o for n, o in observers_of(prepared) if o.observes_constant]
