@@ -123,7 +123,4 @@ def _open_pte(path: Path, capture: Capture, threads: int) -> RunLeaves:
     get("xnnpack").require_extra()
     from pt2e_quant.backends.xnnpack.open_file import open_file
 
-    run = open_file(path, threads=threads)
-    # ExecuTorch drops None, and nothing else.
-    taken = [i.kind is not InputKind.LITERAL or i.value is not None for i in capture.inputs]
-    return lambda leaves: run(list(compress(leaves, taken)))
+    return open_file(path, threads=threads)
