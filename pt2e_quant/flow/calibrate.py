@@ -49,11 +49,13 @@ def calibrate(
     capture = capture_of(prepared)
     watched = [pair for graph in prepared_graphs(prepared) for pair in observers_of(graph)]
     count = 0
+    prepared.meta.pop(SAMPLE_KEY, None)
     with torch.no_grad(), preserve_buffers(prepared, capture):
         for count, batch in enumerate(_shown(batches, progress), start=1):
             leaves = _checked(capture, batch, count - 1)
             outputs = prepared(*capture.positional(leaves))
-            if count == 1:
+            # Where the graph writes no buffers, its own hook has kept the first call already.
+            if SAMPLE_KEY not in prepared.meta:
                 prepared.meta[SAMPLE_KEY] = Sample.keep(leaves, outputs)
             _check_finite(watched, count - 1)
     if count == 0:
