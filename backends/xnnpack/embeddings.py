@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.qdq import DequantizePerChannel, attribute
+from pt2e_quant.core.qdq import DequantizePerChannel, required_attribute
 from pt2e_quant.graph.ops import EMBEDDING, argument, aten
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
@@ -92,7 +92,7 @@ def embed_portable(gm: GraphModule) -> PassResult:
 
 
 def _tensor(gm: GraphModule, node: Node) -> Tensor:
-    value = attribute(gm, str(node.target))
+    value = required_attribute(gm, str(node.target))
     assert isinstance(value, Tensor)
     return value
 

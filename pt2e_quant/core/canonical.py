@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import InvariantError
-from pt2e_quant.core.qdq import attribute, is_dequantize, is_qdq, is_quantize
+from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize, required_attribute
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 
 __all__ = ["Form", "verify_canonical"]
@@ -104,7 +104,7 @@ def _float_twins(gm: GraphModule) -> Iterator[Node]:
         if name in read:
             continue
         try:
-            attribute(gm, name)
+            required_attribute(gm, name)
         except AttributeError:
             continue
         yield node

@@ -26,12 +26,12 @@ __all__ = [
     "QdqKind",
     "QuantizePerChannel",
     "QuantizePerTensor",
-    "attribute",
     "is_dequantize",
     "is_qdq",
     "is_quantize",
     "kind_of_qdq",
     "read_qparams",
+    "required_attribute",
 ]
 
 _lib = torch.ops.quantized_decomposed
@@ -114,7 +114,7 @@ def kind_of_qdq(node: Node) -> QdqKind | None:
     return QDQ_OPS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]  # target is a union of callables and text
 
 
-def attribute(gm: GraphModule, name: str) -> Any:
+def required_attribute(gm: GraphModule, name: str) -> Any:
     """The object a dotted get_attr target names.
 
     Raises:
@@ -152,5 +152,5 @@ def _constant(gm: GraphModule, node: Node, value: object) -> Tensor:
     if isinstance(value, Node):
         if value.op != "get_attr":
             raise InvariantError("the qparams of this node are computed at run time", node=node)
-        value = attribute(gm, str(value.target))
+        value = required_attribute(gm, str(value.target))
     return torch.as_tensor(value)

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import CalibrationError, InputError
-from pt2e_quant.core.qdq import attribute
+from pt2e_quant.core.qdq import required_attribute
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.prepared import observers_of, prepared_graphs, prepared_state
 from pt2e_quant.flow.sample import SAMPLE_KEY, Sample
@@ -102,7 +102,7 @@ def _check_finite(watched: Sequence[tuple[Node, Any]], index: int) -> None:
 @contextmanager
 def preserve_buffers(gm: GraphModule, capture: Capture) -> Iterator[None]:
     """Restore every buffer that the graph writes when the block ends."""
-    buffers = [attribute(gm, name) for name in capture.mutated_buffers]
+    buffers = [required_attribute(gm, name) for name in capture.mutated_buffers]
     kept = [b.detach().clone() for b in buffers]
     try:
         yield
