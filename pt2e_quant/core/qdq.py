@@ -15,12 +15,14 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.qparams import QParams
+from pt2e_quant.core.unpack_op import Unpack, is_unpack
 
 __all__ = [
     "CHOOSE_QPARAMS_OPS",
     "DEQUANTIZE_OPS",
     "QDQ_OPS",
     "QUANTIZE_OPS",
+    "STATIC_KINDS",
     "DequantizePerChannel",
     "DequantizePerTensor",
     "QdqKind",
@@ -94,6 +96,10 @@ _LAYOUTS = {
 }
 
 
+STATIC_KINDS = frozenset(_LAYOUTS)
+"""The layouts whose qparams `read_qparams` can read."""
+
+
 def is_quantize(node: Node) -> bool:
     """Whether a node is a quantize op of the canonical form."""
     return node.op == "call_function" and node.target in QUANTIZE_OPS
@@ -150,6 +156,9 @@ def read_qparams(gm: GraphModule, node: Node) -> QParams:
 
 def _constant(gm: GraphModule, node: Node, value: object) -> Tensor:
     if isinstance(value, Node):
+        if is_unpack(value):
+            packed, *layout = value.args
+            return Unpack(_constant(gm, packed), *layout, **value.kwargs)  # type: ignore[no-any-return]
         if value.op != "get_attr":
             raise InvariantError("the qparams of this node are computed at run time", node=node)
         value = required_attribute(gm, str(value.target))

@@ -1,7 +1,8 @@
 """The operator `pt2e_quant::unpack`: packed bytes to integers, inside a graph.
 
-It stands between a uint8 constant and the dequantize that reads it (see `core.packing` for the
-format), so that a module, and a file of it, hold a weight of b bits in b bits.
+It stands between a constant and the dequantize that reads it (see `core.packing` for the format),
+so that a module, and a file of it, hold a weight of b bits in b bits. The zero points of a group-wise
+weight go through it too: dtype gives them back as the integers their dequantize takes.
 """
 
 from collections.abc import Sequence
@@ -18,27 +19,41 @@ __all__ = ["Unpack", "is_unpack", "unpacked_dtype"]
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _LIBRARY.define(  # type: ignore[no-untyped-call]
-    "unpack(Tensor packed, int bits, bool is_signed, SymInt[] shape) -> Tensor"
+    "unpack(Tensor packed, int bits, bool is_signed, SymInt[] shape, "
+    "*, ScalarType? dtype=None) -> Tensor"
 )
 
-_BY_WIDTH = {(row.bits, row.signed): row for row in DTYPES.values() if row.is_sub_byte}
+_BY_WIDTH = {(row.bits, row.signed): row for row in DTYPES.values() if row.bits <= 8}
 
 
 def _row(bits: int, is_signed: bool) -> DTypeInfo:
     row = _BY_WIDTH.get((bits, is_signed))
     if row is None:
-        raise ConfigError(f"pt2e_quant::unpack takes 1 to 7 bits, found {bits}")
+        raise ConfigError(f"pt2e_quant::unpack takes 1 to 8 bits, found {bits}")
     return row
 
 
-def _run(packed: Tensor, bits: int, is_signed: bool, shape: Sequence[int]) -> Tensor:
-    return unpack(packed, _row(bits, is_signed).dtype, shape)
+def _run(
+    packed: Tensor,
+    bits: int,
+    is_signed: bool,
+    shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    values = unpack(packed, _row(bits, is_signed).dtype, shape)
+    return values if dtype is None else values.to(dtype)
 
 
-def _fake(packed: Tensor, bits: int, is_signed: bool, shape: Sequence[int]) -> Tensor:
+def _fake(
+    packed: Tensor,
+    bits: int,
+    is_signed: bool,
+    shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     row = _row(bits, is_signed)
     check_packed(packed, row, shape)
-    return packed.new_empty(tuple(shape), dtype=row.storage)
+    return packed.new_empty(tuple(shape), dtype=dtype or row.storage)
 
 
 # Plain torch, so one kernel serves every device; integers have no gradient.
@@ -49,11 +64,11 @@ Unpack = torch.ops.pt2e_quant.unpack.default
 
 
 def is_unpack(node: Node) -> bool:
-    """Whether a node unpacks a sub-byte constant."""
+    """Whether a node unpacks a constant."""
     return node.op == "call_function" and node.target is Unpack
 
 
 def unpacked_dtype(node: Node) -> torch.dtype:
-    """The sub-byte dtype of the integers that an unpack node gives."""
-    _, bits, is_signed, _ = node.args
+    """The dtype that the constant of an unpack node is packed as: int4, say."""
+    bits, is_signed = node.args[1:3]
     return _row(int(bits), bool(is_signed)).dtype  # type: ignore[arg-type]  # literals by schema

@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2e_quant.core.errors import InvariantError, module_path
+from pt2e_quant.core.unpack_op import Unpack
 from pt2e_quant.graph.alias import mutated_roots, subgraph_of
 from pt2e_quant.graph.ops import CASTS, VIEWS, Family, is_call
 
@@ -31,7 +32,7 @@ __all__ = [
 
 TRACE_KEYS = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node", "custom")
 
-CONSTANT_PRESERVING: Family = VIEWS + CASTS
+CONSTANT_PRESERVING: Family = (*VIEWS, *CASTS, Unpack)
 """Operators through which a constant is still seen as a constant."""
 
 
@@ -124,7 +125,7 @@ def _constant_inputs(node: Node) -> Iterable[Node]:
 
 
 def constant_nodes(graph: Graph) -> frozenset[Node]:
-    """The nodes whose value is fixed: unwritten constants, and views and casts of them."""
+    """The nodes whose value is fixed: unwritten constants, views and casts of them, unpacked ones."""
     written = mutated_roots(graph)
     found: set[Node] = set()
     for node in graph.nodes:
@@ -149,7 +150,7 @@ def source_constant(node: Node) -> Node | None:
 
 
 def constant_of(gm: GraphModule, node: Node) -> Tensor | None:
-    """The tensor that a node always holds: a constant, or a view, permute or cast of one.
+    """The tensor that a node always holds: a constant, or a view, permute or cast of one, or it unpacked.
 
     The result may share storage with the module's own tensor: do not write into it.
     """

@@ -7,16 +7,20 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.packing import pack
 from pt2e_quant.core.unpack_op import Unpack, is_unpack, unpacked_dtype
 
-SUB_BYTE = [row for row in DTYPES.values() if row.is_sub_byte]
+ROWS = [row for row in DTYPES.values() if row.bits <= 8]
 
 
-@pytest.mark.parametrize("row", SUB_BYTE, ids=lambda row: str(row.dtype))
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.dtype))
 @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (7,), (2, 3, 3, 3)])
 def test_unpack_when_checked_by_torch_then_a_proper_operator(row, shape):
     values = torch.randint(row.quant_min, row.quant_max + 1, shape).to(row.storage)
     arguments = (pack(values, row.dtype), row.bits, row.signed, list(shape))
     assert torch.equal(Unpack(*arguments), values)
     torch.library.opcheck(Unpack, arguments)
+    wide = Unpack(*arguments, dtype=torch.int64)
+    assert wide.dtype is torch.int64
+    assert torch.equal(wide, values.long())
+    torch.library.opcheck(Unpack, arguments, {"dtype": torch.int64})
 
 
 def test_unpack_when_exported_then_one_node_that_says_its_dtype():
@@ -47,9 +51,9 @@ def test_unpack_when_sizes_are_symbols_then_stay_so():
     assert program.module()(torch.full((5, 7), 0x21, dtype=torch.uint8)).shape == (5, 14)
 
 
-@pytest.mark.parametrize("bits", [0, 8, -1])
+@pytest.mark.parametrize("bits", [0, 9, -1])
 def test_unpack_when_width_is_unknown_then_refuses(bits):
-    with pytest.raises(ConfigError, match="1 to 7 bits"):
+    with pytest.raises(ConfigError, match="1 to 8 bits"):
         Unpack(torch.zeros(1, dtype=torch.uint8), bits, True, [1])
 
 
