@@ -1,0 +1,111 @@
+"""Recipes of the CPU backend, and the quantizers made from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
+from pt2e_quant.backends.cpu.placement import place_movers
+from pt2e_quant.backends.cpu.table import TABLE
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
+from pt2e_quant.flow.observer_choice import ObserverChoice
+from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
+from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.predicted_range import PredictedRangeObserver
+from pt2e_quant.passes.smooth_channels import smooth_channels
+
+__all__ = ["INT8", "INT8_REDUCED", "RECIPES", "REDUCED_NOTE", "Recipe", "make_quantizer"]
+
+_REDUCED = replace(UINT8_ACTIVATION, quant_min=0, quant_max=127)
+
+INT8 = Scheme(
+    name="int8", input=UINT8_ACTIVATION, output=UINT8_ACTIVATION, weight=INT8_WEIGHT, bias=None
+)
+INT8_REDUCED = replace(INT8, name="int8_reduced", input=_REDUCED, output=_REDUCED)
+"""Activations of 7 bits: exact sums also without VNNI, at half the resolution."""
+
+REDUCED_NOTE = (
+    "activations are quantized to 7 bits, [0, 127]: this machine's oneDNN has no VNNI and would "
+    "cut sums of 8-bit products off"
+)
+
+
+@graph_pass()
+def note_reduced_range(gm: GraphModule) -> PassResult:
+    """Say in the provenance that activations have 7 bits, and why."""
+    provenance_of(gm).notes.append(REDUCED_NOTE)
+    return PassResult(changed=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a recipe name stands for.
+
+    Args:
+        text: one line of explanation.
+        scheme: what every node gets; None lets the machine decide.
+        observers: which observers gather ranges.
+        algorithms: passes that convert runs on the calibrated graph.
+    """
+
+    text: str
+    scheme: Scheme | None
+    observers: ObserverChoice
+    algorithms: tuple[GraphPass, ...] = ()
+
+
+_BEST = ObserverChoice(
+    activation=PredictedRangeObserver,
+    by_slot={
+        (row, "x"): ChannelStatisticsObserver
+        for row in ("linear", "linear_activation", "linear_add")
+    },
+)
+
+RECIPES: Mapping[str, Recipe] = {
+    "int8": Recipe(
+        text="static: uint8 activations per tensor, int8 weights per output channel; 7-bit "
+        "activations where a trial product shows that 8 bits saturate (no VNNI)",
+        scheme=None,
+        observers=_BEST,
+        algorithms=(smooth_channels,),
+    ),
+    "int8-reduced": Recipe(
+        text="the same with 7-bit activations whatever the machine: the artifact runs exactly on "
+        "any x86 CPU",
+        scheme=INT8_REDUCED,
+        observers=_BEST,
+        algorithms=(smooth_channels,),
+    ),
+    "int8-full": Recipe(
+        text="the same with 8-bit activations whatever the machine: for one with VNNI",
+        scheme=INT8,
+        observers=_BEST,
+        algorithms=(smooth_channels,),
+    ),
+}
+
+
+def make_quantizer(recipe: str = "int8") -> TableQuantizer:
+    """A fresh quantizer for a recipe.
+
+    Raises:
+        ConfigError: no recipe has that name; near names are offered.
+    """
+    if recipe not in RECIPES:
+        raise ConfigError(f'the CPU backend has no recipe "{recipe}": {near(recipe, RECIPES)}')
+    found = RECIPES[recipe]
+    is_forced = found.scheme is None and not multiplies_exactly()
+    scheme = found.scheme or (INT8_REDUCED if is_forced else INT8)
+    transforms = (place_movers, note_reduced_range) if is_forced else (place_movers,)
+    return TableQuantizer(
+        TABLE,
+        scheme,
+        observers=found.observers,
+        transforms=transforms,
+        algorithms=found.algorithms,
+    )

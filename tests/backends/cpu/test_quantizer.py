@@ -1,0 +1,111 @@
+"""The CPU quantizer: what it annotates, and how it decides about 7-bit activations."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pt2e_quant.backends.cpu import quantizer as module
+from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
+from pt2e_quant.backends.cpu.quantizer import REDUCED_NOTE, make_quantizer
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.qdq import QuantizePerTensor
+
+_PROBE = "from pt2e_quant.backends.cpu.exact_products import multiplies_exactly as m; print(m())"
+
+
+def activation_limits(gm):
+    return {tuple(n.args[3:5]) for n in gm.graph.nodes if n.target is QuantizePerTensor}
+
+
+def net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "limits"), [("int8-full", (0, 255)), ("int8-reduced", (0, 127))]
+)
+def test_recipe_when_named_then_its_range(quantize_with, make_noise, recipe, limits):
+    gm = quantize_with(net(), (make_noise(1, 3, 6, 6),), make_quantizer(recipe))
+    assert activation_limits(gm) == {limits}
+    assert REDUCED_NOTE not in provenance_of(gm).notes
+
+
+@pytest.mark.parametrize(("is_exact", "limits"), [(True, (0, 255)), (False, (0, 127))])
+def test_int8_when_sums_saturate_then_7_bits_and_a_note(
+    quantize_with, make_noise, monkeypatch, is_exact, limits
+):
+    monkeypatch.setattr(module, "multiplies_exactly", lambda: is_exact)
+    gm = quantize_with(net(), (make_noise(1, 3, 6, 6),))
+    assert activation_limits(gm) == {limits}
+    assert (REDUCED_NOTE in provenance_of(gm).notes) is not is_exact
+
+
+@pytest.mark.skipif(
+    not (torch.backends.mkldnn.is_available() and multiplies_exactly()),
+    reason="this machine has no VNNI to switch off",
+)
+@pytest.mark.parametrize(("isa", "printed"), [("AVX2", "False"), ("AVX2_VNNI", "True")])
+def test_probe_when_the_instruction_set_is_capped_then_the_saturation_is_seen(isa, printed):
+    # torch.cpu's flags stay true under this cap: only a product tells.
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa}
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _PROBE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == printed
+
+
+def test_recipe_when_unknown_then_near_names():
+    with pytest.raises(ConfigError, match="int8-reduced"):
+        make_quantizer("int8_reduced")
+
+
+def qdq_around(gm, name):
+    node = next(n for n in gm.graph.nodes if name in n.name)
+    return "dequantize" in node.args[0].name, any("quantize" in u.name for u in node.users)
+
+
+def test_max_pool_when_between_convolutions_then_on_integers(quantize_with, make_noise):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1))
+    gm = quantize_with(model, (make_noise(1, 3, 8, 8),))
+    assert qdq_around(gm, "max_pool2d") == (True, True)
+
+
+def test_max_pool_when_read_in_float_then_float(quantize_with, make_noise):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Sigmoid())
+    gm = quantize_with(model, (make_noise(1, 3, 8, 8),))
+    assert qdq_around(gm, "max_pool2d") == (False, False)
+    reasons = {r.op: r.reason for r in provenance_of(gm).floats}
+    assert "needs: a convolution or linear before it" in reasons["aten.max_pool2d"]
+
+
+class Added(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+    def forward(self, x):
+        return torch.add(self.a(x), self.b(x), alpha=self.scale)
+
+
+@settings(max_examples=10, deadline=None)
+@given(scale=st.sampled_from([1, 2, 0.5]))
+def test_sum_when_scaled_then_not_fused(scale):
+    from pt2e_quant.flow.prepare import prepare_pt2e
+
+    ep = torch.export.export(Added(scale).eval(), (torch.ones(1, 3, 4, 4),))
+    prepared = prepare_pt2e(ep, make_quantizer())
+    add = next(n for n in prepared.graph.nodes if n.name == "add")
+    observed = [n for n in add.all_input_nodes if "activation_post_process" in n.name]
+    assert len(observed) == (scale == 1)
