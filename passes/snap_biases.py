@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.qdq import QdqKind, is_dequantize, kind_of_qdq, read_qparams
+from pt2e_quant.core.qdq import STATIC_KINDS, is_dequantize, kind_of_qdq, read_qparams
 from pt2e_quant.core.qparams import QParams, bias_qparams, fake_quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
@@ -14,7 +14,6 @@ from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 __all__ = ["snap_biases"]
 
 _GEMMS: Family = (*CONV, *CONV_TRANSPOSE, *LINEAR)
-_STATIC = (QdqKind.PER_TENSOR, QdqKind.PER_CHANNEL)
 
 
 @graph_pass()
@@ -55,7 +54,7 @@ def _step(gm: GraphModule, node: Node) -> QParams | None:
         operand = argument(node, name)
         if not isinstance(operand, Node) or not is_dequantize(operand):
             return None
-        if kind_of_qdq(operand) not in _STATIC:
+        if kind_of_qdq(operand) not in STATIC_KINDS:
             return None
         found.append(read_qparams(gm, operand))
     activation, weight = found

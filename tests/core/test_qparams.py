@@ -96,6 +96,24 @@ def test_per_channel_when_quantized_then_bit_equal_to_the_ops(target, seed, axis
         assert torch.equal(dequantize(q, qp, out_dtype), theirs)
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1])
+@pytest.mark.parametrize("shape", [(301, 17, 20), (2, 300, 200), (1, 3, 70_000)])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_quantize_when_tensor_spans_many_blocks_then_bit_equal_to_the_ops(axis, shape, dtype):
+    x = normal(shape, 0).to(dtype)
+    count = 1 if axis is None else shape[axis]
+    scale = normal(count, 1).abs() / 10 + 1e-5
+    zero_point = torch.randint(-128, 128, (count,), generator=torch.Generator().manual_seed(2))
+    limits = {"quant_min": -128, "quant_max": 127, "dtype": torch.int8}
+    qp = QParams(scale=scale, zero_point=zero_point.to(torch.int32), axis=axis, **limits)
+    if axis is None:
+        theirs = OPS.quantize_per_tensor(x, qp.scale_float, qp.zero_point_int, -128, 127, qp.dtype)
+    else:
+        rest = (axis % 3, -128, 127, torch.int8)
+        theirs = OPS.quantize_per_channel(x, scale, qp.zero_point, *rest)
+    assert torch.equal(quantize(x, qp), theirs)
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     ends=st.lists(
