@@ -25,9 +25,11 @@ from pt2e_quant.flow.prepared import (
     prepared_state,
 )
 from pt2e_quant.flow.table_quantizer import RULE_KEY
+from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
 from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.meta import constant_nodes, copy_trace
+from pt2e_quant.graph.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, direct_bodies
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
@@ -90,6 +92,9 @@ def _prepare(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
     gm = _prepare_graph(gm, quantizer, strict)
     gm.meta[CAPTURE_KEY] = capture
     install_input_check(gm)
+    allow_exported_model_train_eval(gm)
+    for graph in prepared_graphs(gm):
+        make_picklable(graph)
     if not any(prepared_state(graph).slips for graph in prepared_graphs(gm)):
         error = AnnotationError(_nothing_annotated(gm), fix="see the reasons above")
         if strict:

@@ -1,5 +1,7 @@
 """Passes and the driver that runs them, verifying between entries when asked."""
 
+import importlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,6 +79,17 @@ class GraphPass:
     def __call__(self, gm: GraphModule) -> PassResult:
         """Run the pass alone; the graph module can be called afterwards."""
         return self.edit(gm)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the name of the module's own pass: its function's name now means the pass."""
+        if getattr(sys.modules.get(self.edit.__module__), self.name, None) is self:
+            return _load_pass, (self.edit.__module__, self.name)
+        return GraphPass, (self.name, self.edit, self.needs, self.gives)
+
+
+def _load_pass(module: str, name: str) -> GraphPass:
+    found: GraphPass = getattr(importlib.import_module(module), name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
