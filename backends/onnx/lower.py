@@ -18,6 +18,8 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.passes.unpack_weights import unpack_weights
 
 __all__ = ["lower"]
 
@@ -40,6 +42,7 @@ def lower(
     capture = capture_of(gm)
     _refuse_state(capture)
     flat, results = split_results(gm)
+    run_passes(flat, (unpack_weights,))
     model, origins = export_model(export_again(flat), result_names(gm, results))
     plain = _serialize(model)
     optimized, session = optimize(plain)

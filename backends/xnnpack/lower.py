@@ -37,6 +37,7 @@ from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
 from pt2e_quant.passes.split_as_slices import split_as_slices
+from pt2e_quant.passes.unpack_weights import unpack_weights
 
 __all__ = ["Options", "lower", "lowering_passes"]
 
@@ -54,6 +55,7 @@ class Options:
 def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     """The pipeline from canonical graph to the graph that is exported for ExecuTorch."""
     return (
+        unpack_weights,
         decompose_attention,
         remove_noop_expand,
         duplicate_dequantize,

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize, required_attribute
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+from pt2e_quant.core.unpack_op import is_unpack
 
 __all__ = ["Form", "verify_canonical"]
 
@@ -94,13 +96,29 @@ def _shared_dequantize(gm: GraphModule) -> Iterator[Node]:
                 yield node
 
 
+def _misplaced_unpack(gm: GraphModule) -> Iterator[Node]:
+    """Unpacks that do not stand between a constant and dequantizes (or the call of a body)."""
+    for node in _calls(gm):
+        if not is_unpack(node):
+            continue
+        packed = node.args[0]
+        is_constant = isinstance(packed, Node) and packed.op == "get_attr"
+        is_read = bool(node.users) and all(
+            is_dequantize(user) or isinstance(user.target, HigherOrderOperator)
+            for user in node.users
+        )
+        if not is_constant or not is_read:
+            yield node
+
+
 def _float_twins(gm: GraphModule) -> Iterator[Node]:
     """Integer constants whose float original is still in the module and read by no one."""
     read = {str(n.target) for n in gm.graph.nodes if n.op == "get_attr"}
     for node in gm.graph.nodes:
-        if node.op != "get_attr" or not str(node.target).endswith("_q"):
+        stored = str(node.target).removesuffix("_packed")
+        if node.op != "get_attr" or not stored.endswith("_q"):
             continue
-        name = str(node.target).removesuffix("_q")
+        name = stored.removesuffix("_q")
         if name in read:
             continue
         try:
@@ -127,6 +145,7 @@ _ROWS = (
         _quantize_read_as_float,
     ),
     _Row(_BOTH, "a dequantize reads something that is no integer tensor", _dequantize_of_float),
+    _Row(_BOTH, "an unpack stands elsewhere than from constant to dequantize", _misplaced_unpack),
     _Row(_FOLDED, "a constant is stored in float with a quantize behind it", _quantized_constant),
     _Row(_FOLDED, "a quantized weight is still there in float", _float_twins),
     _Row(_BOTH, "an annotated node shares its dequantize with others", _shared_dequantize),

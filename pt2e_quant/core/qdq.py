@@ -158,7 +158,7 @@ def _constant(gm: GraphModule, node: Node, value: object) -> Tensor:
     if isinstance(value, Node):
         if is_unpack(value):
             packed, *layout = value.args
-            return Unpack(_constant(gm, packed), *layout, **value.kwargs)  # type: ignore[no-any-return]
+            return Unpack(_constant(gm, node, packed), *layout, **value.kwargs)  # type: ignore[no-any-return]
         if value.op != "get_attr":
             raise InvariantError("the qparams of this node are computed at run time", node=node)
         value = required_attribute(gm, str(value.target))

@@ -1,8 +1,8 @@
 """The operator `pt2e_quant::unpack`: packed bytes to integers, inside a graph.
 
 It stands between a constant and the dequantize that reads it (see `core.packing` for the format),
-so that a module, and a file of it, hold a weight of b bits in b bits. The zero points of a group-wise
-weight go through it too: dtype gives them back as the integers their dequantize takes.
+so that a module, and a file of it, hold a weight of b bits in b bits. The zero points of a
+group-wise weight go through it too: dtype gives them back as the integers a dequantize takes.
 """
 
 from collections.abc import Sequence

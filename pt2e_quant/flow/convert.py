@@ -34,17 +34,21 @@ from pt2e_quant.graph.subgraphs import bodies, direct_bodies
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.lift_constants import lift_constants
+from pt2e_quant.passes.pack_weights import pack_weights
 from pt2e_quant.passes.store_weights import store_weights
 
 __all__ = ["convert_pt2e", "qparams_of"]
 
 
-def convert_pt2e(prepared: GraphModule, *, fold_quantize: bool = True) -> GraphModule:
+def convert_pt2e(
+    prepared: GraphModule, *, fold_quantize: bool = True, pack: bool = True
+) -> GraphModule:
     """Replace the observers of a calibrated graph by q/dq, in place.
 
     Args:
         prepared: of `prepare_pt2e`, with data run through it.
         fold_quantize: store weights as integers; False keeps float weights and their quantize.
+        pack: store weights of less than 8 bits packed, see `core.packing`.
 
     Returns:
         The canonical q/dq graph, verified.
@@ -58,6 +62,8 @@ def convert_pt2e(prepared: GraphModule, *, fold_quantize: bool = True) -> GraphM
     with pause_gc(), torch.no_grad():
         _convert_graph(prepared, fold_quantize)
         run_passes(prepared, (lift_constants,))
+        if fold_quantize and pack:
+            run_passes(prepared, (pack_weights, drop_dead_constants))
     verify_canonical(prepared, form=form)
     for body in bodies(prepared):
         verify_canonical(body.gm, form=form)

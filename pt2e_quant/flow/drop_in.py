@@ -43,7 +43,7 @@ def convert_pt2e(
     Args:
         model: of `prepare_pt2e`, with data run through it.
         use_reference_representation: integer arithmetic in the place of q/dq.
-        fold_quantize: store weights as integers.
+        fold_quantize: store weights as integers, one per element also below 8 bits.
         strict: refuse when an observer saw no data, instead of a warning.
 
     Raises:
@@ -60,4 +60,6 @@ def convert_pt2e(
         )
     for graph in prepared_graphs(model):
         prepared_state(graph).is_strict = strict
-    return allow_exported_model_train_eval(convert.convert_pt2e(model, fold_quantize=fold_quantize))
+    # Not packed: scripts and backends written for torchao's PT2E look for int8 constants.
+    converted = convert.convert_pt2e(model, fold_quantize=fold_quantize, pack=False)
+    return allow_exported_model_train_eval(converted)

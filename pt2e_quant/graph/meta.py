@@ -125,7 +125,7 @@ def _constant_inputs(node: Node) -> Iterable[Node]:
 
 
 def constant_nodes(graph: Graph) -> frozenset[Node]:
-    """The nodes whose value is fixed: unwritten constants, views and casts of them, unpacked ones."""
+    """The nodes whose value is fixed: unwritten constants, views and casts of them, unpacked."""
     written = mutated_roots(graph)
     found: set[Node] = set()
     for node in graph.nodes:
@@ -150,7 +150,7 @@ def source_constant(node: Node) -> Node | None:
 
 
 def constant_of(gm: GraphModule, node: Node) -> Tensor | None:
-    """The tensor that a node always holds: a constant, or a view, permute or cast of one, or it unpacked.
+    """The tensor that a node always holds: a constant, a view, permute or cast of one, or unpacked.
 
     The result may share storage with the module's own tensor: do not write into it.
     """

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from textwrap import dedent
 from typing import Any
 
@@ -162,5 +163,19 @@ def calibrated() -> Callable[..., torch.fx.GraphModule]:
         )
         program = torch.export.export(model.eval(), (batches[0],))
         return calibrate(prepare_pt2e(program, quantizer), [(b,) for b in batches], progress=False)
+
+    return prepare
+
+
+@pytest.fixture
+def calibrated_in_four_bits(plain_backend: Any) -> Callable[..., torch.fx.GraphModule]:
+    """Prepares a model with weights of 4 bits and runs one batch through it."""
+
+    def prepare(model: nn.Module, x: torch.Tensor) -> torch.fx.GraphModule:
+        weight = replace(INT8_WEIGHT, quant_min=-8, quant_max=7)
+        scheme = Scheme(name="w4", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=weight)
+        quantizer = plain_backend.quantizer().set_global(scheme)
+        program = torch.export.export(model.eval(), (x,))
+        return calibrate(prepare_pt2e(program, quantizer), [(x,)], progress=False)
 
     return prepare
