@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.affine_ops import is_affine_quantize
 from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.qdq import STATIC_KINDS, is_quantize, kind_of_qdq, read_qparams
 from pt2e_quant.core.qparams import quantize
@@ -23,14 +24,15 @@ def store_weights(gm: GraphModule) -> PassResult:
     Before:  quantize(permute(weight), scale, zero_point, …)
     After:   weight_q
 
-    The integers are named after the parameter they come from. Constants that share storage and
-    qparams (tied weights) become one. The float constant stays until nothing reads it.
+    torchao's quantize_affine is folded alike. The integers are named after the parameter they come
+    from. Constants that share storage and qparams (tied weights) become one. The float constant
+    stays until nothing reads it.
     """
     editor = Editor(gm)
     made: dict[tuple[Any, ...], Node] = {}
     notes = []
     sizes: dict[str, tuple[int, int]] = {}
-    for node in [n for n in gm.graph.nodes if is_quantize(n)]:
+    for node in [n for n in gm.graph.nodes if is_quantize(n) or is_affine_quantize(n)]:
         source = node.args[0]
         if not isinstance(source, Node):
             continue
@@ -57,8 +59,10 @@ def _name(source: Node) -> str:
 
 def _values(gm: GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
     """Arguments with constants in the place of their nodes; None if one is no constant."""
-    values = tuple(constant_of(gm, a) if isinstance(a, Node) else a for a in arguments)
-    return None if any(v is None for v in values) else values
+    held = {a: constant_of(gm, a) for a in arguments if isinstance(a, Node)}
+    if any(value is None for value in held.values()):
+        return None
+    return tuple(held[a] if isinstance(a, Node) else a for a in arguments)
 
 
 def _integers(gm: GraphModule, node: Node, value: Tensor, qparams: Sequence[Any]) -> Tensor:

@@ -90,3 +90,70 @@ def _fake_quantized(x, kind):
     )
     q = primitives.quantize_affine(x, block, scale, zero_point, torch.uint8)
     return primitives.dequantize_affine(q, block, scale, zero_point, torch.uint8)
+
+
+class OnlyWeights(Linears):
+    """The weights of linears and embeddings, in blocks."""
+
+    def __init__(self, observer):
+        self.observer = observer
+
+    def annotate(self, model):
+        aten = torch.ops.aten
+        for node in model.graph.nodes:
+            if node.target in (aten.linear.default, aten.embedding.default):
+                source = node.args[1 if node.target == aten.linear.default else 0]
+                annotate_input_qspec_map(node, source, QuantizationSpec(torch.int8, self.observer))
+        return model
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 6, bias=False))
+        self.block[1].weight = self.table.weight
+
+    def forward(self, ids):
+        return self.block(self.table(ids))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "granularity"),
+    [
+        (torch.int8, None, None, PerGroup(4)),
+        (torch.int8, -8, 7, PerGroup(2)),
+        (torch.uint8, 0, 15, PerGroup(8)),
+        (torch.int8, -128, 127, PerTensor()),
+    ],
+)
+@pytest.mark.parametrize("mapping", [MappingType.SYMMETRIC, MappingType.ASYMMETRIC])
+def test_weights_in_blocks_are_stored_as_integers_once(dtype, low, high, granularity, mapping):
+    torch.manual_seed(0)
+    model, ids = Tied().eval(), torch.arange(6)
+    observer = AffineQuantizedMinMaxObserver.with_args(
+        mapping_type=mapping,
+        target_dtype=dtype,
+        granularity=granularity,
+        quant_min=low,
+        quant_max=high,
+    )
+    converted, unfolded = (
+        _convert(model, ids, observer, fold_quantize=fold) for fold in (True, False)
+    )
+    assert torch.equal(converted(ids), unfolded(ids))
+    state = converted.state_dict()
+    stored = {name: v for name, v in state.items() if v.dtype == dtype}
+    # torch.export names a tied weight after the last module that has it
+    assert {n for n in stored if n.endswith("_q")} == {"block.1.weight_q", "block.0.weight_q"}
+    assert not {"table.weight", "block.0.weight", "block.1.weight"} & set(state)
+    if low is not None:
+        assert all(low <= v.min() and v.max() <= high for v in stored.values())
+    assert all("val" in n.meta for n in converted.graph.nodes if n.op == "call_function")
+    assert all(n.meta.get("nn_module_stack") for n in converted.graph.nodes if "affine" in n.name)
+
+
+def _convert(model, ids, observer, *, fold_quantize):
+    prepared = prepare_pt2e(torch.export.export(model, (ids,)), OnlyWeights(observer))
+    prepared(ids)
+    return convert_pt2e(prepared, fold_quantize=fold_quantize)

@@ -1,0 +1,26 @@
+"""torchao's affine q/dq operators, known by name: granularities that quantized_decomposed lacks.
+
+torchao defines and registers them; it need not be installed to ask.
+"""
+
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import Node
+
+__all__ = ["is_affine_dequantize", "is_affine_quantize"]
+
+
+def is_affine_quantize(node: Node) -> bool:
+    """Whether a node calls torchao::quantize_affine."""
+    return _name(node) == "torchao::quantize_affine"
+
+
+def is_affine_dequantize(node: Node) -> bool:
+    """Whether a node calls torchao::dequantize_affine."""
+    return _name(node) == "torchao::dequantize_affine"
+
+
+def _name(node: Node) -> str:
+    target = node.target
+    if isinstance(target, OpOverloadPacket):  # as torchao's own observers write it
+        return str(target._qualified_op_name)
+    return str(target._schema.name) if isinstance(target, OpOverload) else ""
