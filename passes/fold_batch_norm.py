@@ -11,64 +11,19 @@ from pt2e_quant.graph.ops import (
     BATCH_NORM,
     CONV,
     CONV_TRANSPOSE,
-    IDENTITIES,
     LINEAR,
-    PERMUTE,
-    SQUEEZE,
-    UNSQUEEZE,
     argument,
     arguments,
     aten,
     is_call,
-    is_getitem,
 )
-from pt2e_quant.graph.pattern import Match, Op, Var
+from pt2e_quant.graph.pattern import Match, Op
 from pt2e_quant.graph.pipeline import Invariant, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 from pt2e_quant.passes.batch_norm_affine import Affine, affine_of, is_training, scaled_weight
+from pt2e_quant.passes.norm_producer import PRODUCER, channel_follows, other_results_used
 
 __all__ = ["fold_batch_norm", "no_batch_norm"]
-
-MOVES = PERMUTE + UNSQUEEZE + SQUEEZE + IDENTITIES
-"""Views through which the channel dimension can be followed."""
-
-
-def _moved(view: Node, dim: int) -> int | None:
-    """The dimension of a view's input that is dimension `dim` of its result, None if unknown."""
-    source = view.args[0]
-    if not isinstance(source, Node):
-        return None
-    rank = int(source.meta["val"].dim())
-    given = arguments(view)
-    if is_call(view, IDENTITIES):
-        return dim
-    if is_call(view, (aten.permute.default,)):
-        return int(given["dims"][dim]) % rank
-    if is_call(view, (aten.transpose.int, aten.swapaxes.default)):
-        a, b = (int(d) % rank for d in list(given.values())[1:3])
-        return {a: b, b: a}.get(dim, dim)
-    if is_call(view, (aten.mT.default,)):
-        return {rank - 1: rank - 2, rank - 2: rank - 1}.get(dim, dim)
-    if is_call(view, (aten.unsqueeze.default,)):
-        new = int(given["dim"]) % (rank + 1)
-        return None if dim == new else dim - (dim > new)
-    if is_call(view, (aten.squeeze.dim,)):
-        gone = int(given["dim"]) % rank
-        if view.meta["val"].dim() == rank:
-            return dim
-        return dim + (dim >= gone)
-    return None
-
-
-def _channel_follows(producer: Node, norm: Node) -> bool:
-    """Whether dimension 1 of the batch norm's input is the producer's output channel."""
-    dim: int | None = 1
-    value = argument(norm, "input")
-    while value is not producer and dim is not None:
-        dim = _moved(value, dim)
-        value = value.args[0]
-    rank = int(producer.meta["val"].dim())
-    return dim == (rank - 1 if is_call(producer, LINEAR) else 1)
 
 
 def _readers_note(producer: Node) -> str:
@@ -88,7 +43,7 @@ def _why_not(m: Match, producer: Node, norm: Node) -> str | None:
         for reader in _final_readers(source):
             if reader is not producer and is_call(reader, CONV + CONV_TRANSPOSE + LINEAR):
                 return f"{source} of {producer.name} is shared with {reader.name}"
-    if not _channel_follows(producer, norm):
+    if not channel_follows(producer, norm):
         return f"the normalised dimension is not the output channel of {producer.name}"
     return None
 
@@ -181,36 +136,20 @@ def _as_affine(m: Match, editor: Editor) -> Node | Skip:
     return affine if isinstance(affine, Skip) else _affine_node(m, editor, affine)
 
 
-def _other_results_used(m: Match) -> bool:
-    return any(
-        is_getitem(user) and user is not m.anchor and bool(user.users)
-        for user in m.nodes["bn"].users
-    )
-
-
 def _unless_more_results(
     build: Callable[[Match, Editor], Node | Skip],
 ) -> Callable[[Match, Editor], Node | Skip]:
     def checked(m: Match, editor: Editor) -> Node | Skip:
-        if m.anchor is not m.nodes["bn"] and _other_results_used(m):
+        if m.anchor is not m.nodes["bn"] and other_results_used(m):
             return Skip("the saved statistics of batch_norm are used")
         return build(m, editor)
 
     return checked
 
 
-_PRODUCER = Op(
-    CONV + CONV_TRANSPOSE + LINEAR,
-    Var("x"),
-    Var("w"),
-    Var("b"),
-    name="producer",
-    users=None,
-    through=MOVES,
-)
 RULES = (
     Rule(
-        "folded into the weight", Op(BATCH_NORM, _PRODUCER, name="bn"), _unless_more_results(_fold)
+        "folded into the weight", Op(BATCH_NORM, PRODUCER, name="bn"), _unless_more_results(_fold)
     ),
     Rule("made a per-channel affine", Op(BATCH_NORM, name="bn"), _unless_more_results(_as_affine)),
 )
