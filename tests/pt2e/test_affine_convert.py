@@ -95,15 +95,15 @@ def _fake_quantized(x, kind):
 class OnlyWeights(Linears):
     """The weights of linears and embeddings, in blocks."""
 
-    def __init__(self, observer):
-        self.observer = observer
+    def __init__(self, spec):
+        self.spec = spec
 
     def annotate(self, model):
         aten = torch.ops.aten
         for node in model.graph.nodes:
             if node.target in (aten.linear.default, aten.embedding.default):
                 source = node.args[1 if node.target == aten.linear.default else 0]
-                annotate_input_qspec_map(node, source, QuantizationSpec(torch.int8, self.observer))
+                annotate_input_qspec_map(node, source, self.spec)
         return model
 
 
@@ -132,15 +132,10 @@ def test_weights_in_blocks_are_stored_as_integers_once(dtype, low, high, granula
     torch.manual_seed(0)
     model, ids = Tied().eval(), torch.arange(6)
     observer = AffineQuantizedMinMaxObserver.with_args(
-        mapping_type=mapping,
-        target_dtype=dtype,
-        granularity=granularity,
-        quant_min=low,
-        quant_max=high,
+        mapping_type=mapping, target_dtype=dtype, granularity=granularity
     )
-    converted, unfolded = (
-        _convert(model, ids, observer, fold_quantize=fold) for fold in (True, False)
-    )
+    spec = QuantizationSpec(dtype, observer, low, high)
+    converted, unfolded = (_convert(model, ids, spec, fold_quantize=fold) for fold in (True, False))
     assert torch.equal(converted(ids), unfolded(ids))
     state = converted.state_dict()
     stored = {name: v for name, v in state.items() if v.dtype == dtype}
@@ -153,7 +148,7 @@ def test_weights_in_blocks_are_stored_as_integers_once(dtype, low, high, granula
     assert all(n.meta.get("nn_module_stack") for n in converted.graph.nodes if "affine" in n.name)
 
 
-def _convert(model, ids, observer, *, fold_quantize):
-    prepared = prepare_pt2e(torch.export.export(model, (ids,)), OnlyWeights(observer))
+def _convert(model, ids, spec, *, fold_quantize):
+    prepared = prepare_pt2e(torch.export.export(model, (ids,)), OnlyWeights(spec))
     prepared(ids)
     return convert_pt2e(prepared, fold_quantize=fold_quantize)
