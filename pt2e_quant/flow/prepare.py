@@ -27,6 +27,7 @@ from pt2e_quant.flow.prepared import (
 from pt2e_quant.flow.table_quantizer import RULE_KEY
 from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
+from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.meta import constant_nodes, copy_trace
 from pt2e_quant.graph.pickle_module import make_picklable
@@ -107,7 +108,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule
     """Prepare one graph, then the bodies of its control flow, which have constants of their own."""
     with one_recompile(gm) as changes:
         records = run_passes(gm, PREPARE_PASSES)
-        gm = quantizer.transform_for_annotation(gm) or gm
+        gm = _transformed(gm, quantizer)
         quantizer.annotate(gm)
         quantizer.validate(gm)
         changes.clear()  # inserting the observers ends with a recompile
@@ -126,6 +127,15 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule
         owner, _, leaf = body.name.rpartition(".")
         setattr(gm.get_submodule(owner), leaf, _prepare_graph(body.gm, quantizer, strict))
     return gm
+
+
+def _transformed(gm: GraphModule, quantizer: Any) -> GraphModule:
+    """What the quantizer makes of a graph: the same, edited, or another (Arm's passes retrace)."""
+    made: GraphModule = quantizer.transform_for_annotation(gm) or gm
+    if made is not gm:
+        # Copied with the rest of `meta`; nobody would take it off again.
+        made.meta.pop(DEFER_RECOMPILE, None)
+    return made
 
 
 def _captured(model: ExportedProgram | GraphModule) -> GraphModule:
