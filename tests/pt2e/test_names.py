@@ -15,6 +15,7 @@ MODULES = (
     ".fake_quantize",
     ".graph_utils",
     ".learnable_fake_quantize",
+    ".lowering",
     ".observer",
     ".quantize_pt2e",
     ".quantizer",
