@@ -58,7 +58,9 @@ def _step(gm: GraphModule, node: Node) -> QParams | None:
             return None
         found.append(read_qparams(gm, operand))
     activation, weight = found
-    return bias_qparams(activation, weight) if activation.axis is None else None
+    if not activation.is_per_tensor or weight.group_size is not None:
+        return None  # no one step for each output
+    return bias_qparams(activation, weight)
 
 
 def _fits(bias: Tensor, step: QParams) -> bool:

@@ -42,8 +42,11 @@ class TensorRecord:
         quant_min: smallest integer used.
         quant_max: largest integer used.
         axis: channel axis, None per tensor.
-        scale: real units per integer step; one, or one per channel.
-        zero_point: the integer that stands for zero; one, or one per channel.
+        group_size: how many neighbours share a scale, None if they are not in groups.
+        is_dynamic: the qparams are chosen at run time.
+        scale: real units per integer step; one, or one per channel. Empty where they are many
+            (groups: the graph's own constant holds them) or not known (dynamic).
+        zero_point: the integer that stands for zero; as many as scale.
         observed: (min, max) that the observer saw.
         steps: algorithm steps applied, in order.
         size_before: bytes of the constant in float, 0 for an activation.
@@ -62,6 +65,8 @@ class TensorRecord:
     quant_min: int = 0
     quant_max: int = 0
     axis: int | None = None
+    group_size: int | None = None
+    is_dynamic: bool = False
     scale: list[float] = field(default_factory=list)
     zero_point: list[int] = field(default_factory=list)
     observed: tuple[float, float] | None = None

@@ -23,11 +23,16 @@ __all__ = [
     "QDQ_OPS",
     "QUANTIZE_OPS",
     "STATIC_KINDS",
+    "ChoosePerToken",
     "DequantizePerChannel",
+    "DequantizePerGroup",
     "DequantizePerTensor",
+    "DequantizePerToken",
     "QdqKind",
     "QuantizePerChannel",
+    "QuantizePerGroup",
     "QuantizePerTensor",
+    "QuantizePerToken",
     "is_dequantize",
     "is_qdq",
     "is_quantize",
@@ -42,6 +47,11 @@ QuantizePerTensor = _lib.quantize_per_tensor.default
 DequantizePerTensor = _lib.dequantize_per_tensor.default
 QuantizePerChannel = _lib.quantize_per_channel.default
 DequantizePerChannel = _lib.dequantize_per_channel.default
+QuantizePerGroup = _lib.quantize_per_channel_group.default
+DequantizePerGroup = _lib.dequantize_per_channel_group.default
+QuantizePerToken = _lib.quantize_per_token.default
+DequantizePerToken = _lib.dequantize_per_token.default
+ChoosePerToken = _lib.choose_qparams_per_token_asymmetric.default
 
 
 class QdqKind(StrEnum):
@@ -82,17 +92,19 @@ CHOOSE_QPARAMS_OPS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where a per-tensor or per-channel q/dq op keeps its qparams: positions of its arguments."""
+    """Where a q/dq op keeps its constant qparams: positions of its arguments."""
 
     axis: int | None
     quant_min: int
     quant_max: int
     dtype: int
+    group_size: int | None = None
 
 
 _LAYOUTS = {
     QdqKind.PER_TENSOR: _Layout(axis=None, quant_min=3, quant_max=4, dtype=5),
     QdqKind.PER_CHANNEL: _Layout(axis=3, quant_min=4, quant_max=5, dtype=6),
+    QdqKind.PER_CHANNEL_GROUP: _Layout(axis=None, quant_min=3, quant_max=4, dtype=5, group_size=6),
 }
 
 
@@ -133,7 +145,7 @@ def required_attribute(gm: GraphModule, name: str) -> Any:
 
 
 def read_qparams(gm: GraphModule, node: Node) -> QParams:
-    """The qparams of a static per-tensor or per-channel q/dq node.
+    """The qparams of a q/dq node with constant ones: per tensor, channel or group.
 
     Raises:
         InvariantError: the node has none that are constant.
@@ -143,14 +155,17 @@ def read_qparams(gm: GraphModule, node: Node) -> QParams:
     if layout is None:
         raise InvariantError("this node has no constant qparams", node=node)
     args = node.args
+    scale = _constant(gm, node, args[1]).to(torch.float32)
     zero_point = _constant(gm, node, args[2])
+    group_size = None if layout.group_size is None else int(args[layout.group_size])  # type: ignore[arg-type]
     return QParams(
-        scale=_constant(gm, node, args[1]).to(torch.float32),
+        scale=scale,
         zero_point=zero_point.to(torch.float32 if zero_point.is_floating_point() else torch.int32),
         quant_min=int(args[layout.quant_min]),  # type: ignore[arg-type]  # literals by schema
         quant_max=int(args[layout.quant_max]),  # type: ignore[arg-type]
         dtype=args[layout.dtype],  # type: ignore[arg-type]
         axis=None if layout.axis is None else int(args[layout.axis]),  # type: ignore[arg-type]
+        group_size=group_size,
     )
 
 

@@ -40,13 +40,15 @@ class QParams:
     """All that maps real values to integers and back: q = round(x / scale) + zero_point.
 
     Attributes:
-        scale: real units per integer step; float32[1], or float32[C] along an axis.
+        scale: real units per integer step; float32[1], float32[C] along an axis, or
+            float32[rows, groups] for the groups of a matrix's rows.
         zero_point: the integer that stands for 0.0; int32, shaped like scale. Per channel it may be
             float32 (torch.per_channel_affine_float_qparams): -min / scale, not rounded.
         quant_min: least integer used.
         quant_max: greatest integer used.
         dtype: integer dtype of the quantized tensor.
-        axis: the axis that scale runs along; None if per tensor.
+        axis: the axis that scale runs along; None if per tensor or per group.
+        group_size: how many neighbours in a row share a scale; None if not per group.
     """
 
     scale: Tensor
@@ -55,6 +57,7 @@ class QParams:
     quant_max: int
     dtype: torch.dtype
     axis: int | None = None
+    group_size: int | None = None
 
     def __post_init__(self) -> None:
         allowed = (torch.int32,) if self.axis is None else (torch.int32, torch.float32)
@@ -68,7 +71,13 @@ class QParams:
                 "scale and zero_point differ in shape: "
                 f"{tuple(self.scale.shape)} and {tuple(self.zero_point.shape)}"
             )
-        if self.axis is None and self.scale.numel() != 1:
+        if self.group_size is not None:
+            if self.axis is not None or self.scale.dim() != 2:
+                raise ConfigError(
+                    "per-group qparams need no axis and a scale of rows and groups, found axis "
+                    f"{self.axis} and shape {tuple(self.scale.shape)}"
+                )
+        elif self.axis is None and self.scale.numel() != 1:
             raise ConfigError(f"per-tensor qparams need one scale, found {self.scale.numel()}")
         if self.axis is not None and self.scale.dim() != 1:
             raise ConfigError(
@@ -94,6 +103,11 @@ class QParams:
             quant_max=quant_max,
             dtype=dtype,
         )
+
+    @property
+    def is_per_tensor(self) -> bool:
+        """Whether there is one scale."""
+        return self.axis is None and self.group_size is None
 
     @property
     def is_per_channel(self) -> bool:
@@ -204,10 +218,26 @@ def _along(values: Tensor, axis: int, dim: int) -> Tensor:
     return values.view(shape)
 
 
+def _groups(x: Tensor, qp: QParams) -> Tensor:
+    """A matrix [rows, columns] as [rows, groups, group_size]."""
+    rows, groups = qp.scale.shape
+    if x.dim() != 2 or x.shape[0] != rows or x.shape[1] != groups * (qp.group_size or 0):
+        raise ConfigError(
+            f"a tensor of shape {tuple(x.shape)} has no {rows} rows of {groups} groups of "
+            f"{qp.group_size}"
+        )
+    return x.reshape(rows, groups, -1)
+
+
 def _to_integer(x: Tensor, qp: QParams) -> Tensor:
     """round(x / scale) + zero_point, clamped, still in float32."""
     # As in the ops: the product with 1 / scale, not the quotient, which can differ by one step.
     zero_point: int | Tensor
+    if qp.group_size is not None:
+        # As in the op: the zero_point is added before rounding.
+        scaled = _groups(x, qp) * (1.0 / qp.scale.unsqueeze(-1))
+        scaled = scaled.add_(qp.zero_point.unsqueeze(-1)).round_()
+        return scaled.clamp_(qp.quant_min, qp.quant_max).reshape(x.shape)
     if qp.axis is None:
         scaled, zero_point = x * (1.0 / qp.scale_float), qp.zero_point_int
     else:
@@ -219,7 +249,7 @@ def _to_integer(x: Tensor, qp: QParams) -> Tensor:
 def quantize(x: Tensor, qp: QParams) -> Tensor:
     """Integers of a float tensor, in the storage dtype of ``qp.dtype``; ties go to even."""
     storage = info(qp.dtype).storage
-    if x.numel() > _BLOCK and x.dim() > 1 and storage != torch.int32:
+    if x.numel() > _BLOCK and x.dim() > 1 and storage != torch.int32 and qp.group_size is None:
         return _quantize_in_blocks(x, qp, storage)
     clamped = _to_integer(x.to(torch.float32), qp)
     if storage == torch.int32:
@@ -256,6 +286,9 @@ def dequantize(q: Tensor, qp: QParams, dtype: torch.dtype = torch.float32) -> Te
 
     Per tensor it is computed in dtype, as the op does: ask for float32 unless q has 8 bits.
     """
+    if qp.group_size is not None:
+        steps = _groups(q, qp).to(torch.float32) - qp.zero_point.unsqueeze(-1)
+        return (steps * qp.scale.unsqueeze(-1)).reshape(q.shape).to(dtype)
     if qp.axis is None:
         return (q.to(dtype) - qp.zero_point_int) * qp.scale_float
     scale = _along(qp.scale, qp.axis, q.dim())

@@ -18,7 +18,7 @@ from pt2e_quant.core.errors import (
 from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
-from pt2e_quant.flow.emit_qdq import QdqArguments, emit_casts, emit_dynamic, emit_static
+from pt2e_quant.flow.emit_qdq import Quantized, emit_casts, emit_dynamic, emit_static
 from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import (
     PREPARED_KEY,
@@ -27,17 +27,23 @@ from pt2e_quant.flow.prepared import (
     observers_of,
     prepared_state,
 )
+from pt2e_quant.flow.train_mode import move_exported_model_to_eval
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.fold_trained_batch_norm import fold_trained_batch_norm
 from pt2e_quant.passes.lift_constants import lift_constants
 from pt2e_quant.passes.pack_weights import pack_weights
+from pt2e_quant.passes.remove_dropout import remove_dropout
 from pt2e_quant.passes.store_weights import store_weights
 
 __all__ = ["convert_pt2e", "qparams_of"]
+
+END_OF_TRAINING = (fold_trained_batch_norm, remove_dropout)
+"""What a trained graph goes through to be one for inference."""
 
 
 def convert_pt2e(
@@ -57,7 +63,8 @@ def convert_pt2e(
         CalibrationError: an observer saw no data; every such observer is named.
         InvariantError: the result breaks the canonical form.
     """
-    prepared_state(prepared)
+    if prepared_state(prepared).is_qat:
+        move_exported_model_to_eval(prepared)
     form = Form.CANONICAL if fold_quantize else Form.UNFOLDED
     with pause_gc(), torch.no_grad():
         _convert_graph(prepared, fold_quantize)
@@ -78,6 +85,7 @@ def _convert_graph(gm: GraphModule, fold_quantize: bool) -> None:
         _take_over(provenance, provenance_of(body.gm), body.name)
     state = prepared_state(gm)
     with one_recompile(gm) as changes:
+        _log(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
         _log(provenance, run_passes(gm, state.algorithms))
         changes.append(True)
         _Converter(gm, state, provenance).run()
@@ -107,15 +115,20 @@ def qparams_of(observer: Any) -> QParams:
         scale, zero_point = observer.calculate_qparams()
     qscheme = getattr(observer, "qscheme", None)
     is_float = qscheme == torch.per_channel_affine_float_qparams
-    is_per_channel = qscheme in PER_CHANNEL
+    group_size = getattr(observer, "group_size", None)
+    is_per_channel = qscheme in PER_CHANNEL and group_size is None
+    shape = (-1,) if group_size is None else tuple(scale.shape)
     limits = None if observer.quant_min is not None else torch.iinfo(observer.dtype)
     return QParams(
-        scale=scale.detach().to(torch.float32).reshape(-1),
-        zero_point=zero_point.detach().to(torch.float32 if is_float else torch.int32).reshape(-1),
+        scale=scale.detach().to(torch.float32).reshape(shape),
+        zero_point=zero_point.detach()
+        .to(torch.float32 if is_float else torch.int32)
+        .reshape(shape),
         quant_min=int(observer.quant_min if limits is None else limits.min),
         quant_max=int(observer.quant_max if limits is None else limits.max),
         dtype=observer.dtype,
         axis=int(observer.ch_axis or 0) if is_per_channel else None,
+        group_size=group_size,
     )
 
 
@@ -161,12 +174,13 @@ class _Converter:
         if self._convert_otherwise(node, source, observer):
             return
         if getattr(observer, "is_dynamic", False):
-            quantized, undo, arguments = emit_dynamic(self.editor, node, source, observer)
+            self._record(node, observer, None)
+            quantized = emit_dynamic(self.editor, node, source, observer)
         else:
             qparams = self._qparams(self._slip(node), observer)
             self._record(node, observer, qparams)
-            quantized, undo, arguments = emit_static(self.editor, node, source, qparams)
-        self._hand_on(node, quantized, undo, arguments)
+            quantized = emit_static(self.editor, node, source, qparams)
+        self._hand_on(node, quantized)
 
     def _convert_otherwise(self, node: Node, source: Node, observer: Any) -> bool:
         """Convert an observer that asks for no q/dq of ours; returns whether it was one."""
@@ -194,22 +208,18 @@ class _Converter:
             self.qparams[slip.group] = qparams_of(observer)
         return self.qparams[slip.group]
 
-    def _hand_on(self, node: Node, quantized: Node, undo: Any, arguments: QdqArguments) -> None:
+    def _hand_on(self, node: Node, quantized: Quantized) -> None:
         """Give each annotated reader a dequantize of its own, the others one together."""
         readers = list(node.users)
         own = [u for u in readers if Q_ANNOTATION_KEY in u.meta and u.op != "call_module"]
         rest = [u for u in readers if Q_ANNOTATION_KEY not in u.meta or u.op == "call_module"]
-        value = node.meta["val"]
-        # A dequantize gives float32 unless told otherwise: bfloat16 readers need bfloat16 again.
-        dtype = {} if value.dtype is torch.float32 else {"out_dtype": value.dtype}
         for group in [*([u] for u in own), *([rest] if rest else [])]:
-            made = self.editor.call(
-                undo, quantized, *arguments, like=node, before=node, val=value, **dtype
-            )
+            made = quantized.dequantize(self.editor, like=node)
             for user in group:
                 user.replace_input_with(node, made)
 
-    def _record(self, node: Node, observer: Any, qparams: QParams) -> None:
+    def _record(self, node: Node, observer: Any, qparams: QParams | None) -> None:
+        """Note what became of a tensor; None for qparams of run time."""
         slip = self._slip(node)
         key = slip.group, slip.source
         if key in self.records:
@@ -223,16 +233,26 @@ class _Converter:
             group=slip.group,
             observer=f"{type(observer).__name__} {node.target}",
             uses=list(slip.uses),
-            dtype=str(qparams.dtype).removeprefix("torch."),
-            quant_min=qparams.quant_min,
-            quant_max=qparams.quant_max,
-            axis=qparams.axis,
-            scale=qparams.scale.tolist(),
-            zero_point=qparams.zero_point.tolist(),
+            dtype=str(observer.dtype).removeprefix("torch."),
+            is_dynamic=qparams is None,
             observed=_observed_range(observer),
             steps=list(getattr(observer, "steps", ())),
+            **({} if qparams is None else _recorded(qparams)),
         )
         self.provenance.tensors.append(self.records[key])
+
+
+def _recorded(qparams: QParams) -> dict[str, Any]:
+    """What a record says of qparams; those of groups are too many to say them twice."""
+    is_grouped = qparams.group_size is not None
+    return {
+        "quant_min": qparams.quant_min,
+        "quant_max": qparams.quant_max,
+        "axis": qparams.axis,
+        "group_size": qparams.group_size,
+        "scale": [] if is_grouped else qparams.scale.tolist(),
+        "zero_point": [] if is_grouped else qparams.zero_point.tolist(),
+    }
 
 
 def _check_seen(nodes: list[tuple[Node, Any]], is_strict: bool) -> None:

@@ -1,28 +1,60 @@
 """Observer node to q/dq nodes, in each of the canonical layouts."""
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.qdq import (
+    ChoosePerToken,
     DequantizePerChannel,
+    DequantizePerGroup,
     DequantizePerTensor,
+    DequantizePerToken,
     QuantizePerChannel,
+    QuantizePerGroup,
     QuantizePerTensor,
+    QuantizePerToken,
 )
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_cast, source_constant
 
-__all__ = ["QdqArguments", "emit_casts", "emit_dynamic", "emit_static", "qdq_name"]
+__all__ = ["Quantized", "emit_casts", "emit_dynamic", "emit_static", "qdq_name"]
 
 _lib = torch.ops.quantized_decomposed
 
-QdqArguments = tuple[Any, ...]
-"""What a q/dq op takes after its tensor."""
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A quantize node, and what undoes it.
+
+    Args:
+        node: the quantize.
+        undo: the dequantize op.
+        arguments: what both take after their tensor.
+        names_dtype: the dequantize takes the dtype it gives as its last argument; the others
+            take it as a keyword, and give float32 without.
+    """
+
+    node: Node
+    undo: Any
+    arguments: tuple[Any, ...]
+    names_dtype: bool = False
+
+    def dequantize(self, editor: Editor, *, like: Node) -> Node:
+        """A dequantize of its own for one reader of the observer node `like`."""
+        value = like.meta["val"]
+        last = (value.dtype,) if self.names_dtype else ()
+        keyword = not self.names_dtype and value.dtype is not torch.float32
+        named = {"out_dtype": value.dtype} if keyword else {}
+        return editor.call(
+            self.undo, self.node, *self.arguments, *last, like=like, before=like, val=value, **named
+        )
 
 
 def qdq_name(source: Node) -> str:
@@ -31,55 +63,61 @@ def qdq_name(source: Node) -> str:
     return source.name if constant is None else str(constant.target)
 
 
-def emit_static(
-    editor: Editor, observer: Node, source: Node, qparams: QParams
-) -> tuple[Node, Any, QdqArguments]:
-    """Insert the quantize of a static observer.
-
-    Returns:
-        The quantize node, the dequantize op that undoes it, and that op's further arguments.
-    """
+def emit_static(editor: Editor, observer: Node, source: Node, qparams: QParams) -> Quantized:
+    """Insert the quantize of a static observer."""
     storage = info(qparams.dtype).storage
     limits = (qparams.quant_min, qparams.quant_max, storage)
-    if qparams.axis is None:
-        arguments: QdqArguments = (qparams.scale_float, qparams.zero_point_int, *limits)
-        quantize, dequantize = QuantizePerTensor, DequantizePerTensor
-    else:
-        base = qdq_name(source)
-        scale = editor.constant(f"{base}_scale", qparams.scale, like=observer)
-        # int64: ExecuTorch's portable dequantize_per_channel reads these bytes as such.
-        held = qparams.zero_point
-        held = held if held.is_floating_point() else held.to(torch.int64)
-        zero_point = editor.constant(f"{base}_zero_point", held, like=observer)
-        arguments = (scale, zero_point, qparams.axis, *limits)
-        quantize, dequantize = QuantizePerChannel, DequantizePerChannel
     value = editor.fake_like(observer.meta["val"], storage)
-    made = editor.call(quantize, source, *arguments, like=observer, before=observer, val=value)
-    return made, dequantize, arguments
+
+    def call(target: Any, *arguments: Any) -> Node:
+        return editor.call(target, source, *arguments, like=observer, before=observer, val=value)
+
+    if qparams.is_per_tensor:
+        plain = (qparams.scale_float, qparams.zero_point_int, *limits)
+        return Quantized(call(QuantizePerTensor, *plain), DequantizePerTensor, plain)
+    base = qdq_name(source)
+    scale = editor.constant(f"{base}_scale", qparams.scale, like=observer)
+    zero_point = editor.constant(f"{base}_zero_point", _held(qparams), like=observer)
+    if qparams.group_size is not None:
+        grouped = (scale, zero_point, *limits, qparams.group_size)
+        return Quantized(
+            call(QuantizePerGroup, *grouped), DequantizePerGroup, grouped, names_dtype=True
+        )
+    along = (scale, zero_point, qparams.axis, *limits)
+    return Quantized(call(QuantizePerChannel, *along), DequantizePerChannel, along)
 
 
-def emit_dynamic(
-    editor: Editor, observer: Node, source: Node, module: Any
-) -> tuple[Node, Any, QdqArguments]:
-    """Insert choose_qparams and quantize of a dynamic per-tensor observer; returns as above."""
+def _held(qparams: QParams) -> Tensor:
+    """The zero_points as a graph holds them."""
+    if qparams.zero_point.is_floating_point() or qparams.group_size is not None:
+        return qparams.zero_point
+    # int64: ExecuTorch's portable dequantize_per_channel reads these bytes as such.
+    return qparams.zero_point.to(torch.int64)
+
+
+def emit_dynamic(editor: Editor, observer: Node, source: Node, module: Any) -> Quantized:
+    """Insert choose_qparams and quantize of a dynamic observer, per tensor or per token."""
+
+    def call(target: Any, *args: Any) -> Node:
+        return editor.call(target, *args, like=observer, before=observer)
+
+    if getattr(module, "is_per_token", False):
+        both = call(ChoosePerToken, source, module.dtype)
+        scale, zero_point = call(operator.getitem, both, 0), call(operator.getitem, both, 1)
+        of_rows = (scale, zero_point, module.quant_min, module.quant_max, module.dtype)
+        made = call(QuantizePerToken, source, *of_rows)
+        return Quantized(made, DequantizePerToken, of_rows, names_dtype=True)
     limits = info(module.dtype)
     low = limits.quant_min if module.quant_min is None else int(module.quant_min)
     high = limits.quant_max if module.quant_max is None else int(module.quant_max)
     eps = float(getattr(module, "eps", torch.finfo(torch.float32).eps))
     is_symmetric = module.qscheme == torch.per_tensor_symmetric
     choose = _lib.choose_qparams_symmetric.tensor if is_symmetric else _lib.choose_qparams.tensor
-
-    def call(target: Any, *args: Any) -> Node:
-        return editor.call(target, *args, like=observer, before=observer)
-
     both = call(choose, source, low, high, eps, module.dtype)
     scale, zero_point = call(operator.getitem, both, 0), call(operator.getitem, both, 1)
     arguments = (scale, zero_point, low, high, limits.storage)
-    return (
-        call(_lib.quantize_per_tensor.tensor, source, *arguments),
-        (_lib.dequantize_per_tensor.tensor),
-        arguments,
-    )
+    made = call(_lib.quantize_per_tensor.tensor, source, *arguments)
+    return Quantized(made, _lib.dequantize_per_tensor.tensor, arguments)
 
 
 def emit_casts(editor: Editor, observer: Node, source: Node, dtype: torch.dtype) -> Node:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.core.granularity import PerChannel
+from pt2e_quant.core.granularity import PerChannel, PerGroup, PerToken
 from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.core.specs import (
     DerivedQuantizationSpec,
@@ -18,6 +18,10 @@ from pt2e_quant.core.specs import (
 )
 from pt2e_quant.flow.op_table import OpRow, Slot
 from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.observers.per_token import PerTokenPlaceholderObserver
+from pt2e_quant.observers.placeholder import PlaceholderObserver
+from pt2e_quant.observers.weight import WeightObserver
+from pt2e_quant.observers.weight_search import WeightSearch
 
 __all__ = ["ObserverChoice", "derive_bias_qparams", "derived_spec", "qscheme_of"]
 
@@ -30,12 +34,14 @@ class ObserverChoice:
         activation: for inputs and outputs.
         weight: for per-tensor constants.
         weight_per_channel: for per-channel constants.
+        search: how the scales of groups are found, and of channels too unless it is MIN_MAX.
         by_slot: (row name, slot name) to a constructor that wins over the others.
     """
 
     activation: Any = MinMaxObserver
     weight: Any = MinMaxObserver
     weight_per_channel: Any = PerChannelMinMaxObserver
+    search: WeightSearch = WeightSearch.MIN_MAX
     by_slot: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 
     def spec(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> QuantizationSpecBase:
@@ -67,14 +73,24 @@ class ObserverChoice:
         if special is not None:
             return special
         if slot.role is not Role.WEIGHT:
-            return self.activation
-        is_per_channel = isinstance(scheme.granularity, PerChannel)
-        return self.weight_per_channel if is_per_channel else self.weight
+            if isinstance(scheme.granularity, PerToken):
+                return PerTokenPlaceholderObserver
+            return PlaceholderObserver if scheme.is_dynamic else self.activation
+        if isinstance(scheme.granularity, PerGroup):
+            return self._searched(group_size=scheme.granularity.group_size)
+        if not isinstance(scheme.granularity, PerChannel):
+            return self.weight
+        if self.search is WeightSearch.MIN_MAX:
+            return self.weight_per_channel
+        return self._searched(ch_axis=scheme.granularity.axis)
+
+    def _searched(self, **layout: int) -> Any:
+        return WeightObserver.with_args(search=self.search, **layout)
 
 
 def qscheme_of(scheme: TensorScheme) -> torch.qscheme:
     """Torch's name for a scheme's granularity and symmetry."""
-    if isinstance(scheme.granularity, PerChannel):
+    if isinstance(scheme.granularity, PerChannel | PerGroup):
         return torch.per_channel_symmetric if scheme.symmetric else torch.per_channel_affine
     return torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
 

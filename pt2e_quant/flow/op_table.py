@@ -24,7 +24,8 @@ class Slot:
     Args:
         at: the pattern's Var or Many name; `OUT`, or an Op's name, for an output.
         role: what the tensor is to the operator.
-        accepts: the schemes it can have. A per-channel one also says the channel axis.
+        accepts: the schemes it can have; none if it must stay float. A per-channel one also says
+            the channel axis.
         is_optional: the operator runs as well with this tensor in float.
         fixed: (scale, zero_point) where the range is known beforehand (sigmoid, softmax).
         derived_from: slots whose scales multiply to this one's (an int32 bias).
@@ -45,7 +46,7 @@ class Slot:
         """
         wanted = scheme.for_role(self.role)
         if wanted is None:
-            if self.is_optional:
+            if self.is_optional or not self.accepts:
                 return None
             raise ValueError(f'scheme "{scheme.name}" leaves its {self.role} "{self.at}" float')
         for accepted in self.accepts:
@@ -54,7 +55,7 @@ class Slot:
                 return aligned
         if self.is_optional:
             return None
-        kinds = " or ".join(str(a) for a in self.accepts)
+        kinds = " or ".join(str(a) for a in self.accepts) or "float alone"
         raise ValueError(f'its {self.role} "{self.at}" takes {kinds}, not {wanted}')
 
     def places(self, match: Match) -> list[EdgeOrNode]:
@@ -124,6 +125,9 @@ class OpRow:
 class OpTable:
     """All rows of a backend. Row order never changes what is matched.
 
+    Several rows may have one pattern if no scheme fits more than one of them: static, dynamic
+    and weight-only linears are rows of their own.
+
     Args:
         backend: its name as people write it, for messages: "XNNPACK".
         rows: the operators it runs.
@@ -131,7 +135,7 @@ class OpTable:
 
     Raises:
         ConfigError: two rows of one name, a shared slot that no row has, or two patterns of
-            equal width that can match the same nodes.
+            equal width that can match the same nodes under one scheme.
     """
 
     backend: str
@@ -145,7 +149,8 @@ class OpTable:
         for row in self.rows:
             for at in {name for group in row.share for name in group}:
                 row.slot(at)
-        if found := ties(self.patterns()):
+        found = [pair for pair in ties(self.patterns()) if not _never_both(*pair)]
+        if found:
             raise ConfigError(f"{self.backend}: rows of equal width match the same nodes: {found}")
 
     def patterns(self) -> Sequence[tuple[OpRow, Op]]:
@@ -171,6 +176,20 @@ class OpTable:
 
     def __iter__(self) -> Iterator[OpRow]:
         return iter(self.rows)
+
+
+def _never_both(a: OpRow, b: OpRow) -> bool:
+    """Whether no scheme fits both rows: some tensor that both need cannot suit both."""
+    theirs = {slot.at: slot for slot in b.slots}
+    for slot in a.slots:
+        other = theirs.get(slot.at)
+        if other is None or slot.is_optional or other.is_optional or slot.role != other.role:
+            continue
+        if not slot.accepts and not other.accepts:
+            continue
+        if not any(x.fits(y) or y.fits(x) for x in slot.accepts for y in other.accepts):
+            return True
+    return False
 
 
 def operator_name(node: Node) -> str:

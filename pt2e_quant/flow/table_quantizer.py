@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import AnnotationError, module_path
+from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import (
@@ -25,6 +26,7 @@ from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
+from pt2e_quant.passes.pad_linears import pad_linears
 
 __all__ = ["RULE_KEY", "TableQuantizer"]
 
@@ -74,6 +76,7 @@ class TableQuantizer(Quantizer):
         self.transforms = tuple(transforms)
         self.algorithms = tuple(algorithms)
         self.finishing = tuple(finishing)
+        self.pads_groups = False
 
     def set_global(self, scheme: Scheme | None) -> "TableQuantizer":
         """What every node gets that no other rule speaks about; None leaves them float."""
@@ -120,16 +123,25 @@ class TableQuantizer(Quantizer):
         self.observers = replace(self.observers, **changes)
         return self
 
+    def pad_groups(self) -> "TableQuantizer":
+        """Pad linears with zero columns where a scheme's groups do not divide their weights."""
+        self.pads_groups = True
+        return self
+
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Run the table's own passes."""
         run_passes(model, self.transforms)
+        if self.pads_groups:
+            book = RuleBook(self.rules)
+            run_passes(model, (pad_linears(lambda node: _group_size(book.scheme_for(node))),))
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Write an annotation on every node that a row takes and a rule asks for.
 
         Raises:
-            AnnotationError: a rule selects nothing in this graph.
+            AnnotationError: a rule selects nothing in this graph, or the groups of a scheme do
+                not divide a weight.
         """
         nodes = [n for n in model.graph.nodes if _computes_float(n)]
         book = RuleBook(self.rules)
@@ -242,6 +254,7 @@ class _Reader:
             self._check_places(slot, match, places)
             chosen = slot.resolve(scheme) if places else None
             if chosen is not None:
+                _check_groups(chosen, places)
                 found.append((slot, chosen))
         present = {slot.at for slot, _ in found}
         return tuple((s, c) for s, c in found if all(at in present for at in s.derived_from))
@@ -281,6 +294,26 @@ class _Reader:
             reason=reason,
             size=sum(_constant_bytes(n) for n in node.all_input_nodes),
         )
+
+
+def _group_size(scheme: Scheme | None) -> int | None:
+    granularity = scheme.weight.granularity if scheme and scheme.weight else None
+    return granularity.group_size if isinstance(granularity, PerGroup) else None
+
+
+def _check_groups(scheme: TensorScheme, places: Sequence[EdgeOrNode]) -> None:
+    if not isinstance(scheme.granularity, PerGroup):
+        return
+    group_size = scheme.granularity.group_size
+    for place in places:
+        source, user = (place, place) if isinstance(place, Node) else place
+        columns = source.meta["val"].shape[-1]
+        if columns % group_size:
+            raise AnnotationError(
+                f"groups of {group_size} do not divide the {columns} columns of {source.name}",
+                node=user,
+                fix="give its module a scheme whose groups do, or quantizer.pad_groups()",
+            )
 
 
 def _outputs(plan: _Plan) -> list[Node]:

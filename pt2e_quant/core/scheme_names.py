@@ -1,0 +1,85 @@
+"""Scheme names read activations then weights: `int8_dynamic`, `w4_g128`, `a8w4_g32`, `a16w8`."""
+
+import re
+
+import torch
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from pt2e_quant.core.schemes import Scheme, TensorScheme
+
+__all__ = ["activation_scheme", "scheme_named", "weight_scheme"]
+
+_NAME = re.compile(r"(?:a(?P<a>8|16))?w(?P<w>[2-8])(?:_g(?P<g>[1-9]\d*))?")
+_DYNAMIC = re.compile(r"int8_dynamic(?P<tensor>_per_tensor)?")
+
+
+def scheme_named(name: str, *, symmetric: bool = True) -> Scheme:
+    """The scheme that a name says.
+
+    `wB` is weight-only with B bits per output channel, `wB_gG` with a scale for each group of
+    G; `a8wB…` adds activations quantized to int8 at run time, per token; `a16wB…` adds static
+    int16 activations, per tensor; `int8_dynamic` is `a8w8`, and `int8_dynamic_per_tensor` the
+    same with one activation scale per tensor.
+
+    Args:
+        name: for example "w4_g128".
+        symmetric: weights have zero_point 0.
+
+    Raises:
+        ConfigError: the name is none of these.
+
+    >>> str(scheme_named("a8w4_g32").weight)
+    'int4[-8, 7] symmetric PerGroup(group_size=32, axis=-1)'
+    """
+    if dynamic := _DYNAMIC.fullmatch(name):
+        granularity: Granularity = PerTensor() if dynamic["tensor"] else PerToken()
+        return Scheme(
+            name=name,
+            input=activation_scheme(8, granularity),
+            output=None,
+            weight=weight_scheme(8, symmetric=symmetric),
+        )
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ConfigError(
+            f'there is no scheme "{name}"',
+            fix='names are like "w4_g128", "a8w4_g32", "a16w8" and "int8_dynamic"',
+        )
+    group_size = int(found["g"]) if found["g"] else None
+    activation = None
+    if found["a"] is not None:
+        granularity = PerToken() if found["a"] == "8" else PerTensor()
+        activation = activation_scheme(int(found["a"]), granularity)
+    return Scheme(
+        name=name,
+        input=activation,
+        output=activation if found["a"] == "16" else None,
+        weight=weight_scheme(int(found["w"]), group_size, symmetric=symmetric),
+    )
+
+
+def activation_scheme(bits: int, granularity: Granularity) -> TensorScheme:
+    """Activations: 8 bits are dynamic and affine, 16 static and symmetric."""
+    return TensorScheme(
+        dtype=getattr(torch, f"int{bits}"),
+        granularity=granularity,
+        symmetric=bits == 16,
+        is_dynamic=bits == 8,
+    )
+
+
+def weight_scheme(
+    bits: int, group_size: int | None = None, *, symmetric: bool = True
+) -> TensorScheme:
+    """Weights of 2 to 8 bits, a scale per output channel or per group of a row.
+
+    8 bits are narrow, -127 .. 127, as kernels for them want; fewer use every integer.
+    """
+    dtype: torch.dtype = getattr(torch, f"int{bits}" if symmetric else f"uint{bits}")
+    return TensorScheme(
+        dtype=dtype,
+        granularity=PerChannel(axis=0) if group_size is None else PerGroup(group_size),
+        symmetric=symmetric,
+        quant_min=-127 if symmetric and bits == 8 else None,
+    )

@@ -1,0 +1,155 @@
+"""Qparams of constant weights: the whole range, the least squared error, or HQQ.
+
+All work on a matrix whose rows each get one scale: a channel, or a group of one.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.qparams import DEFAULT_EPS, choose_qparams
+
+__all__ = ["WeightSearch", "search_qparams"]
+
+_BLOCK = 1 << 18
+"""Elements searched at a time: several passes over them stay in the cache."""
+
+_SHRINKS = torch.linspace(0.5, 1.1, 41).tolist()
+"""Parts of the whole range that are tried; more than 1 as the top integer may be out of reach."""
+
+Qparams = tuple[Tensor, Tensor]
+
+
+class WeightSearch(StrEnum):
+    """How the scale of a weight is found.
+
+    MSE tries parts of the range and refines each by least squares. HQQ minimises the p-norm of
+    the error by half-quadratic splitting (Badri & Shaji, 2023, "Half-Quadratic Quantization").
+    """
+
+    MIN_MAX = "min_max"
+    MSE = "mse"
+    HQQ = "hqq"
+
+
+def search_qparams(
+    rows: Tensor, search: WeightSearch, *, quant_min: int, quant_max: int, symmetric: bool
+) -> Qparams:
+    """Scale float32[R] and zero_point int32[R] for each row of float[R, N].
+
+    Args:
+        rows: finite values.
+        search: how.
+        quant_min: least integer used.
+        quant_max: greatest integer used.
+        symmetric: zero_point is 0 (the middle, rounded up, where quant_min is 0).
+    """
+    find = _SEARCHES[search]
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    limits = (float(quant_min), float(quant_max))
+    found = [
+        find(rows[i : i + step].to(torch.float32), limits, symmetric)
+        for i in range(0, rows.shape[0], step)
+    ]
+    scale, zero_point = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return scale, zero_point.to(torch.int32)
+
+
+def _integers(
+    rows: Tensor, scale: Tensor, zero_point: Tensor, limits: tuple[float, float]
+) -> Tensor:
+    # The arithmetic of the quantize op: a product with 1 / scale.
+    scaled = rows * (1.0 / scale).unsqueeze(1)
+    return scaled.round_().add_(zero_point.unsqueeze(1)).clamp_(*limits)
+
+
+def _min_max(rows: Tensor, limits: tuple[float, float], symmetric: bool) -> Qparams:
+    low, high = limits
+    scale, zero_point = choose_qparams(
+        rows.amin(1),
+        rows.amax(1),
+        quant_min=int(low),
+        quant_max=int(high),
+        symmetric=symmetric,
+        zero_point_if_symmetric=_middle(limits),
+    )
+    return scale, zero_point.to(torch.float32)
+
+
+def _middle(limits: tuple[float, float]) -> int:
+    return 0 if limits[0] < 0 else int((limits[0] + limits[1] + 1) // 2)
+
+
+def _mse(rows: Tensor, limits: tuple[float, float], symmetric: bool) -> Qparams:
+    low, high = limits
+    best_scale, best_zero = _min_max(rows, limits, symmetric)
+    best_error = _squared_error(rows, best_scale, best_zero, limits)
+    whole, start = best_scale, best_zero
+    for shrink in _SHRINKS:
+        scale = whole * shrink
+        if symmetric:
+            zero = start
+        else:
+            # A shrunk range keeps its end that lies nearer to 0.
+            zero = (low - torch.round(rows.amin(1).clamp(max=0.0) * shrink / scale)).clamp(
+                low, high
+            )
+        for _ in range(2):
+            steps = _integers(rows, scale, zero, limits) - zero.unsqueeze(1)
+            # Given the integers, the scale of least squared error.
+            norm = steps.square().sum(1)
+            fitted = (rows * steps).sum(1) / norm.clamp(min=1.0)
+            scale = torch.where(fitted > DEFAULT_EPS, fitted, scale)
+        error = _squared_error(rows, scale, zero, limits)
+        better = error < best_error
+        best_error = torch.where(better, error, best_error)
+        best_scale = torch.where(better, scale, best_scale)
+        best_zero = torch.where(better, zero, best_zero)
+    return best_scale, best_zero
+
+
+def _squared_error(
+    rows: Tensor, scale: Tensor, zero_point: Tensor, limits: tuple[float, float]
+) -> Tensor:
+    steps = _integers(rows, scale, zero_point, limits).sub_(zero_point.unsqueeze(1))
+    return steps.mul_(scale.unsqueeze(1)).sub_(rows).square_().sum(1)
+
+
+def _hqq(rows: Tensor, limits: tuple[float, float], symmetric: bool) -> Qparams:
+    """HQQ with its published settings: p 0.7, beta 10, growing by 1.01, 20 rounds.
+
+    As published it moves a real zero_point at a fixed scale. Integer kernels take integer
+    zero_points, so here the zero_point is rounded in each round and the scale fitted behind it.
+    """
+    norm, beta, growth, rounds = 0.7, 10.0, 1.01, 20
+    scale, zero = _min_max(rows, limits, symmetric)
+    best_scale, best_zero = scale, zero
+    best = torch.full_like(scale, torch.inf)
+    for _ in range(rounds):
+        steps = _integers(rows, scale, zero, limits)
+        error = rows - (steps - zero.unsqueeze(1)) * scale.unsqueeze(1)
+        size = error.abs()
+        cost = size.pow(norm).sum(1)
+        better = cost < best
+        best = torch.where(better, cost, best)
+        best_scale = torch.where(better, scale, best_scale)
+        best_zero = torch.where(better, zero, best_zero)
+        # The proximal step of the p-norm: large errors are outliers and left out of the fit.
+        shrunk = torch.relu(size - size.clamp(min=1e-8).pow(norm - 1) / beta)
+        target = rows - torch.sign(error) * shrunk
+        if not symmetric:
+            zero = (steps - target / scale.unsqueeze(1)).mean(1).round().clamp(*limits)
+        offsets = steps - zero.unsqueeze(1)
+        fitted = (target * offsets).sum(1) / offsets.square().sum(1).clamp(min=1.0)
+        scale = torch.where(fitted > DEFAULT_EPS, fitted, scale)
+        beta *= growth
+    return best_scale, best_zero
+
+
+_SEARCHES: dict[WeightSearch, Callable[[Tensor, tuple[float, float], bool], Qparams]] = {
+    WeightSearch.MIN_MAX: _min_max,
+    WeightSearch.MSE: _mse,
+    WeightSearch.HQQ: _hqq,
+}
