@@ -33,6 +33,7 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
 from pt2e_quant.observers.qschemes import PER_CHANNEL
+from pt2e_quant.observers.trained_qparams import trained_qparams
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_trained_batch_norm import fold_trained_batch_norm
 from pt2e_quant.passes.lift_constants import lift_constants
@@ -112,7 +113,7 @@ def qparams_of(observer: Any) -> QParams:
     with warnings.catch_warnings():
         # Of observers without data, which convert has already refused or warned of.
         warnings.simplefilter("ignore")
-        scale, zero_point = observer.calculate_qparams()
+        scale, zero_point = trained_qparams(observer)
     qscheme = getattr(observer, "qscheme", None)
     is_float = qscheme == torch.per_channel_affine_float_qparams
     group_size = getattr(observer, "group_size", None)

@@ -14,6 +14,7 @@ from pt2e_quant.flow.groups import Group
 from pt2e_quant.observers.derived import DerivedObserverOrFakeQuantize
 from pt2e_quant.observers.fixed import FixedQParamsObserver
 from pt2e_quant.observers.fixed_fake_quantize import FixedQParamsFakeQuantize
+from pt2e_quant.observers.trained_qparams import TrainedSource
 
 __all__ = ["make_observer"]
 
@@ -26,7 +27,7 @@ def make_observer(group: Group, made: dict[int, nn.Module], *, is_qat: bool = Fa
     Args:
         group: the places that share it, and their spec.
         made: the observers of the groups it derives from.
-        is_qat: fixed qparams get a fake-quantize.
+        is_qat: fixed and derived qparams fake-quantize.
 
     Raises:
         AnnotationError: the spec's constructor refuses, naming node and spec.
@@ -34,17 +35,22 @@ def make_observer(group: Group, made: dict[int, nn.Module], *, is_qat: bool = Fa
     spec = group.spec
     kind = kind_of(spec)
     if kind is SpecKind.DERIVED:
-        sources = [made[source.index] for source in group.sources]
+        sources: list[Any] = [made[source.index] for source in group.sources]
+        if is_qat:
+            sources = [TrainedSource(source) for source in sources]
         derived = {name: getattr(spec, name, None) for name in _DERIVED}
-        return _call(DerivedObserverOrFakeQuantize, {"obs_or_fqs": sources, **derived}, group)
+        observer = _call(DerivedObserverOrFakeQuantize, {"obs_or_fqs": sources, **derived}, group)
+        if isinstance(observer, DerivedObserverOrFakeQuantize):
+            observer.fake_quantizes = is_qat
+        return observer
     keywords = _keywords(spec)
     if kind is SpecKind.FIXED:
         limits = info(spec.dtype)
         missing = {"quant_min": limits.quant_min, "quant_max": limits.quant_max}
         fixed = missing | {k: v for k, v in keywords.items() if v is not None}
         if is_qat:
-            observer = FixedQParamsObserver.with_args(**fixed)
-            return _call(FixedQParamsFakeQuantize, {"observer": observer}, group)
+            constructor = FixedQParamsObserver.with_args(**fixed)
+            return _call(FixedQParamsFakeQuantize, {"observer": constructor}, group)
         return _call(FixedQParamsObserver, fixed, group)
     constructor = keywords.pop("observer_or_fake_quant_ctr")
     # PT2E hands ch_axis to constructors named per channel only; others do not take it.

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from pt2e_quant.flow.prepared import (
     prepared_state,
 )
 from pt2e_quant.flow.table_quantizer import RULE_KEY
+from pt2e_quant.flow.take_out import TakenOut, take_out
 from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
@@ -43,7 +45,7 @@ from pt2e_quant.passes.remove_identities import remove_identities
 from pt2e_quant.passes.sink_constants import sink_constants
 from pt2e_quant.passes.strip_guards import strip_guards
 
-__all__ = ["PREPARE_PASSES", "prepare_pt2e"]
+__all__ = ["PREPARE_PASSES", "QAT_PASSES", "captured", "prepare_captured", "prepare_pt2e"]
 
 PREPARE_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
@@ -57,6 +59,10 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     drop_dead_constants,
 )
 """What every graph goes through before a quantizer sees it, in this order."""
+
+QAT_PASSES: tuple[GraphPass, ...] = (strip_guards, sink_constants, functionalize_activations)
+"""The same for training: what would compute once from trained parameters, or let gradients
+through where the model stops them, is left."""
 
 
 def prepare_pt2e(
@@ -78,19 +84,25 @@ def prepare_pt2e(
         ConfigError: the model or the quantizer is something else.
         AnnotationError: an annotation cannot be carried out, or there is none.
     """
-    gm = _captured(model)
+    return prepare_captured(captured(model), quantizer, strict=strict)
+
+
+def prepare_captured(
+    gm: GraphModule, quantizer: Any, *, strict: bool, is_qat: bool = False
+) -> GraphModule:
+    """Prepare a graph in place for calibration, or with is_qat for training."""
     if not callable(getattr(quantizer, "annotate", None)):
         raise ConfigError(
             f"a quantizer has an `annotate` method, {type(quantizer).__name__} has none",
             fix='pt2e_quant.backends.get("xnnpack").quantizer("int8")',
         )
     with pause_gc():
-        return _prepare(gm, quantizer, strict)
+        return _prepare(gm, quantizer, strict, is_qat)
 
 
-def _prepare(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
+def _prepare(gm: GraphModule, quantizer: Any, strict: bool, is_qat: bool) -> GraphModule:
     capture = rebuild_capture(gm, mutated_buffers(gm))
-    gm = _prepare_graph(gm, quantizer, strict)
+    gm = _prepare_graph(gm, quantizer, strict, is_qat)
     gm.meta[CAPTURE_KEY] = capture
     install_input_check(gm)
     allow_exported_model_train_eval(gm)
@@ -104,13 +116,15 @@ def _prepare(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
     return gm
 
 
-def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule:
+def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool, is_qat: bool) -> GraphModule:
     """Prepare one graph, then the bodies of its control flow, which have constants of their own."""
     with one_recompile(gm) as changes:
-        records = run_passes(gm, PREPARE_PASSES)
+        records = run_passes(gm, QAT_PASSES if is_qat else PREPARE_PASSES)
         gm = _transformed(gm, quantizer)
+        taken = take_out(gm) if is_qat else TakenOut()
         quantizer.annotate(gm)
         quantizer.validate(gm)
+        taken.put_norms_back(gm)
         changes.clear()  # inserting the observers ends with a recompile
     provenance = provenance_of(gm)
     provenance.quantizer = provenance.quantizer or type(quantizer).__name__
@@ -119,13 +133,16 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool) -> GraphModule
         algorithms=tuple(getattr(quantizer, "algorithms", ())),
         finishing=tuple(getattr(quantizer, "finishing", ())),
         is_strict=strict,
+        is_qat=is_qat,
     )
     gm.meta[PREPARED_KEY] = state
-    _insert_observers(gm, quantizer, state)
+    _insert_observers(gm, quantizer, state, taken.sources)
+    taken.put_dropouts_back(gm)
+    gm.recompile()
     for body in direct_bodies(gm):
         body.gm.meta[BODY_KEY] = body.name
         owner, _, leaf = body.name.rpartition(".")
-        setattr(gm.get_submodule(owner), leaf, _prepare_graph(body.gm, quantizer, strict))
+        setattr(gm.get_submodule(owner), leaf, _prepare_graph(body.gm, quantizer, strict, is_qat))
     return gm
 
 
@@ -138,7 +155,12 @@ def _transformed(gm: GraphModule, quantizer: Any) -> GraphModule:
     return made
 
 
-def _captured(model: ExportedProgram | GraphModule) -> GraphModule:
+def captured(model: ExportedProgram | GraphModule) -> GraphModule:
+    """The graph module of a captured program.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     if isinstance(model, ExportedProgram):
         return model.module()
     if isinstance(model, GraphModule):
@@ -155,20 +177,21 @@ def _nothing_annotated(gm: GraphModule) -> str:
     return "no tensor of this graph is to be quantized" + (":\n" + listed if listed else "")
 
 
-def _insert_observers(gm: GraphModule, quantizer: Any, state: PreparedState) -> None:
+def _insert_observers(
+    gm: GraphModule, quantizer: Any, state: PreparedState, sources: Mapping[Node, Node]
+) -> None:
     groups = collect_groups(gm)
     masks = find_masks(gm)
     _drop_unobservable(gm, groups, masks)
-    observers = _make_observers(groups)
+    observers = _make_observers(groups, is_qat=state.is_qat)
     by_place: dict[EdgeOrNode, nn.Module] = {p: observers[g.index] for p, g in groups.items()}
     callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
     if callback is not None:
         callback(gm, by_place)
-    _Inserter(gm, by_place, groups, state).run()
-    gm.recompile()
+    _Inserter(gm, by_place, groups, state, sources).run()
 
 
-def _make_observers(groups: dict[EdgeOrNode, Group]) -> dict[int, nn.Module]:
+def _make_observers(groups: dict[EdgeOrNode, Group], *, is_qat: bool) -> dict[int, nn.Module]:
     made: dict[int, nn.Module] = {}
     waiting = sorted({id(g): g for g in groups.values()}.values(), key=lambda g: g.index)
     while waiting:
@@ -180,7 +203,7 @@ def _make_observers(groups: dict[EdgeOrNode, Group]) -> dict[int, nn.Module]:
                 node=place if isinstance(place, Node) else place[1],
             )
         for group in ready:
-            made[group.index] = make_observer(group, made)
+            made[group.index] = make_observer(group, made, is_qat=is_qat)
         waiting = [g for g in waiting if g.index not in made]
     return made
 
@@ -215,8 +238,10 @@ class _Inserter:
         observers: dict[EdgeOrNode, nn.Module],
         groups: dict[EdgeOrNode, Group],
         state: PreparedState,
+        sources: Mapping[Node, Node],
     ) -> None:
         self.gm = gm
+        self.sources = sources
         self.observers = observers
         self.groups = groups
         self.state = state
@@ -266,8 +291,10 @@ class _Inserter:
         # At inputs and weights a q/dq belongs to its consumer, elsewhere to its producer.
         is_bare = source.op in ("placeholder", "get_attr")
         copy_trace(made, user if is_bare else source)
-        is_constant = source in self.constants
-        if is_constant and hasattr(observer, "observes_constant"):
+        named = self.sources.get(source, source)
+        is_constant = named in self.constants
+        # What is trained is no constant to its observer.
+        if is_constant and not self.state.is_qat and hasattr(observer, "observes_constant"):
             # One constant under one observer: seeing it once is enough.
             places = self.groups[place].places
             observer.observes_constant = all(_source_of(p) is source for p in places)
@@ -278,7 +305,7 @@ class _Inserter:
             role=self._role(place, is_constant),
             rule=str(user.meta.get(RULE_KEY, "")),
             uses=(_shown(place),),
-            source=source.name if source.op != "get_attr" else str(source.target),
+            source=named.name if named.op != "get_attr" else str(named.target),
             is_constant=is_constant,
         )
         return made

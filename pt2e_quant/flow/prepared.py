@@ -55,6 +55,7 @@ class PreparedState:
     algorithms: tuple[GraphPass, ...] = ()
     finishing: tuple[GraphPass, ...] = ()
     is_strict: bool = True
+    is_qat: bool = False
 
 
 def prepared_state(gm: GraphModule) -> PreparedState:

@@ -3,6 +3,7 @@
 Only the flag changes: the p of a dropout, the momentum and eps of a batch norm stay.
 """
 
+from functools import cache
 from types import MethodType
 
 from torch import nn
@@ -10,10 +11,12 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.graph.ops import arguments, aten, is_call
 from pt2e_quant.graph.subgraphs import bodies
 
 __all__ = [
     "allow_exported_model_train_eval",
+    "has_training_operators",
     "model_is_exported",
     "move_exported_model_to_eval",
     "move_exported_model_to_train",
@@ -35,6 +38,11 @@ def move_exported_model_to_train(model: GraphModule) -> GraphModule:
 def move_exported_model_to_eval(model: GraphModule) -> GraphModule:
     """Let dropout, batch norm and every operator with a training flag infer; in place."""
     return _move(model, False)
+
+
+def has_training_operators(gm: GraphModule) -> bool:
+    """Whether some operator of a graph trains: whether the model was exported in training."""
+    return any(_flag(node) is True for node in gm.graph.nodes)
 
 
 def allow_exported_model_train_eval(model: GraphModule) -> GraphModule:
@@ -75,19 +83,44 @@ def _move(model: GraphModule, training: bool) -> GraphModule:
 
 def _set_flag(node: Node, training: bool) -> bool:
     """Set the training flag of a call if it has one; returns whether it changed."""
-    if not isinstance(node.target, OpOverload):
-        return False
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name not in _FLAGS:
-            continue
-        if argument.name in node.kwargs:
-            before = node.kwargs[argument.name]
-            node.update_kwarg(argument.name, training)
-        elif position < len(node.args):
-            before = node.args[position]
-            node.update_arg(position, training)
-        else:
-            before = argument.default_value
-            node.update_kwarg(argument.name, training)
+    if _counts_batches(node):
+        before: object = node.args[1]
+        node.update_arg(1, int(training))
         return bool(before != training)
-    return False
+    before = _flag(node)
+    name = None if before is None else _flag_name(node.target)
+    if name is None:
+        return False
+    position = list(arguments(node)).index(name)
+    if name not in node.kwargs and position < len(node.args):
+        node.update_arg(position, training)
+    else:
+        node.update_kwarg(name, training)
+    return bool(before != training)
+
+
+@cache
+def _flag_name(target: object) -> str | None:
+    """The name of an operator's training flag."""
+    if not isinstance(target, OpOverload):
+        return None
+    return next((a.name for a in target._schema.arguments if a.name in _FLAGS), None)
+
+
+def _flag(node: Node) -> bool | None:
+    """The training flag of a call, None if it has none or is to keep it."""
+    name = _flag_name(node.target)
+    if name is None:
+        return None
+    given = arguments(node)
+    if "running_mean" in given and given["running_mean"] is None:
+        return None  # a batch norm without statistics uses the batch's in inference too
+    return bool(given[name])
+
+
+def _counts_batches(node: Node) -> bool:
+    """Whether a call counts the batches of a batch norm, which the export in training wrote out."""
+    if not is_call(node, (aten.add_.Tensor,)) or node.users:
+        return False
+    counter = node.args[0]
+    return isinstance(counter, Node) and str(counter.target).endswith("num_batches_tracked")

@@ -49,10 +49,24 @@ class DerivedObserverOrFakeQuantize(ObserverBase):
         self.quant_max = quant_max
         self.qscheme = qscheme
         self.ch_axis = ch_axis
+        self.fake_quantizes = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x."""
-        return x
+        """Return x, in training for quantization as quantized by the derived qparams."""
+        if not self.fake_quantizes or not self.seen or not self._is_integer:
+            return x
+        scale, zero_point = (q.to(x.device) for q in self.calculate_qparams())
+        limits = torch.iinfo(self.dtype)
+        low = limits.min if self.quant_min is None else self.quant_min
+        high = limits.max if self.quant_max is None else self.quant_max
+        if self.qscheme is not None and is_per_channel(self.qscheme):
+            axis = int(self.ch_axis or 0)
+            return torch.fake_quantize_per_channel_affine(x, scale, zero_point, axis, low, high)
+        return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, low, high)
+
+    @property
+    def _is_integer(self) -> bool:
+        return not self.dtype.is_floating_point
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero_point) as the function derives them."""

@@ -1,0 +1,39 @@
+"""What a graph for training has and a deployed one has not: out while a quantizer looks at it."""
+
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.passes.attach_batch_norm import attach_batch_norms
+from pt2e_quant.passes.detach_batch_norm import DetachedNorm, detach_batch_norms
+from pt2e_quant.passes.detach_dropout import DetachedDropout, attach_dropouts, detach_dropouts
+
+__all__ = ["TakenOut", "take_out"]
+
+
+@dataclass(slots=True)
+class TakenOut:
+    """The batch norms and dropouts of one graph.
+
+    Args:
+        norms: as they were.
+        dropouts: as they were.
+        sources: once the batch norms are back, folded weights and biases with their constants.
+    """
+
+    norms: list[DetachedNorm] = field(default_factory=list)
+    dropouts: list[DetachedDropout] = field(default_factory=list)
+    sources: dict[Node, Node] = field(default_factory=dict)
+
+    def put_norms_back(self, gm: GraphModule) -> None:
+        """After annotation: observers go around the batch norms."""
+        self.sources = attach_batch_norms(gm, self.norms)
+
+    def put_dropouts_back(self, gm: GraphModule) -> None:
+        """After the observers are in: dropout reads what they hand on."""
+        attach_dropouts(gm, self.dropouts)
+
+
+def take_out(gm: GraphModule) -> TakenOut:
+    """Take out every batch norm behind a conv or linear, and every dropout."""
+    return TakenOut(norms=detach_batch_norms(gm), dropouts=detach_dropouts(gm))

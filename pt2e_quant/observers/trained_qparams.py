@@ -1,0 +1,84 @@
+"""The qparams that a fake-quantize trains with, which are those to convert by.
+
+`calculate_qparams` gives what the observer's statistics call for, as in torch.ao and torchao. That
+is something else after the observer was switched off or a scale was loaded, and always for
+torch's fused operator, whose symmetric scale for -127 .. 127 is max(-min / 128, max / 127).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["TrainedSource", "is_fake_quantize", "trained_qparams"]
+
+
+def is_fake_quantize(module: object) -> bool:
+    """Whether a module is a fake-quantize with an observer inside, ours or another library's."""
+    return hasattr(module, "fake_quant_enabled") and hasattr(module, "activation_post_process")
+
+
+def trained_qparams(observer: Any) -> tuple[Tensor, Tensor]:
+    """(scale, zero_point) by which a fake-quantize would quantize next, with its observer off.
+
+    Of an observer, and of a fake-quantize that is off, those that the statistics call for.
+    """
+    scale = getattr(observer, "scale", None)
+    has_buffers = isinstance(scale, Tensor) and not isinstance(scale, nn.Parameter)
+    if not is_fake_quantize(observer) or not has_buffers or not observer.fake_quant_enabled[0]:
+        calculated: tuple[Tensor, Tensor] = observer.calculate_qparams()
+        return calculated
+    if "FusedMovingAvgObsFakeQuantize" in _class_names(observer):
+        return _fused_qparams(observer)
+    return observer.scale, observer.zero_point
+
+
+def _class_names(module: object) -> Iterator[str]:
+    return (kind.__name__ for kind in type(module).__mro__)
+
+
+def _fused_qparams(fake_quantize: Any) -> tuple[Tensor, Tensor]:
+    """What torch's fused operator computes from the running range, by the operator itself."""
+    observer = fake_quantize.activation_post_process
+    low, high = observer.min_val.detach(), observer.max_val.detach()
+    if low.numel() == 0 or not bool((low <= high).all()):
+        return fake_quantize.scale, fake_quantize.zero_point  # no data: it has not computed any
+    scale, zero_point = fake_quantize.scale.clone(), fake_quantize.zero_point.clone()
+    with torch.no_grad():
+        torch.fused_moving_avg_obs_fake_quant(
+            torch.zeros_like(low).reshape(-1, 1),
+            observer_on=torch.zeros_like(fake_quantize.observer_enabled, dtype=torch.long),
+            fake_quant_on=torch.ones_like(fake_quantize.fake_quant_enabled, dtype=torch.long),
+            running_min=low.clone(),
+            running_max=high.clone(),
+            scale=scale,
+            zero_point=zero_point,
+            averaging_const=observer.averaging_constant,
+            quant_min=fake_quantize.quant_min,
+            quant_max=fake_quantize.quant_max,
+            ch_axis=0,
+            per_row_fake_quant=fake_quantize.is_per_channel,
+            symmetric_quant=fake_quantize.is_symmetric_quant,
+        )
+    return scale, zero_point
+
+
+class TrainedSource:
+    """A fake-quantize for functions that derive qparams from others': those it trains with.
+
+    Args:
+        source: the fake-quantize, whose other attributes can be read here too.
+    """
+
+    def __init__(self, source: nn.Module) -> None:
+        self.source = source
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """See `trained_qparams`."""
+        return trained_qparams(self.source)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "source":
+            raise AttributeError(name)
+        return getattr(self.source, name)
