@@ -34,15 +34,18 @@ def remap_annotations(graph: Graph, remap: Remap) -> None:
 
 
 def _remap(node: Node, annotation: Any, remap: Remap) -> None:
+    def read_as(source: Node, reader: Node) -> Node:
+        return remap.edges.get((source, reader), remap.outputs.get(source, source))
+
     def place(old: EdgeOrNode) -> EdgeOrNode:
         if isinstance(old, Node):
             return remap.outputs.get(old, old)
         source, reader = old
-        return remap.edges.get(old, remap.outputs.get(source, source)), reader
+        return read_as(source, reader), reader
 
     changed = copy.copy(annotation)  # another node may carry the same object
     changed.input_qspec_map = {
-        place((source, node))[0]: _remapped(spec, place)
+        read_as(source, node): _remapped(spec, place)
         for source, spec in annotation.input_qspec_map.items()
     }
     output = _remapped(annotation.output_qspec, place)

@@ -7,6 +7,7 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.prepare_qat import prepare_qat_pt2e
 from pt2e_quant.flow.sample import sqnr_db
 from pt2e_quant.one_call import quantize
 
@@ -16,6 +17,7 @@ __all__ = [
     "calibrate",
     "convert_pt2e",
     "prepare_pt2e",
+    "prepare_qat_pt2e",
     "provenance_of",
     "quantize",
     "sqnr_db",

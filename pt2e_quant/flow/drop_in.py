@@ -9,12 +9,14 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from pt2e_quant.core.errors import ConfigError, UnsupportedError
-from pt2e_quant.flow import convert, prepare
+from pt2e_quant.core.canonical import Form
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow import convert, prepare, prepare_qat
 from pt2e_quant.flow.prepared import prepared_graphs, prepared_state
 from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
+from pt2e_quant.flow.write_integers import write_integers
 
-__all__ = ["convert_pt2e", "prepare_pt2e"]
+__all__ = ["convert_pt2e", "prepare_pt2e", "prepare_qat_pt2e"]
 
 
 def prepare_pt2e(
@@ -31,6 +33,19 @@ def prepare_pt2e(
     return allow_exported_model_train_eval(prepared)
 
 
+def prepare_qat_pt2e(
+    model: ExportedProgram | GraphModule, quantizer: Any, *, strict: bool = False
+) -> GraphModule:
+    """Annotate a captured graph for training; see `flow.prepare_qat.prepare_qat_pt2e`.
+
+    Args:
+        model: of torch.export.export, or its `.module()`, which is edited in place.
+        quantizer: any object with PT2E's `annotate` and `validate`.
+        strict: refuse when nothing was annotated, instead of a warning.
+    """
+    return prepare_qat.prepare_qat_pt2e(model, quantizer, strict=strict)
+
+
 def convert_pt2e(
     model: GraphModule,
     use_reference_representation: bool = False,
@@ -42,24 +57,22 @@ def convert_pt2e(
 
     Args:
         model: of `prepare_pt2e`, with data run through it.
-        use_reference_representation: integer arithmetic in the place of q/dq.
+        use_reference_representation: integer arithmetic in the place of q/dq; see
+            `flow.write_integers`.
         fold_quantize: store weights as integers, one per element also below 8 bits.
         strict: refuse when an observer saw no data, instead of a warning.
 
     Raises:
         ConfigError: use_reference_representation is no boolean.
-        UnsupportedError: it is True.
     """
     if not isinstance(use_reference_representation, bool):
         raise ConfigError(
             f"use_reference_representation must be a bool, found {use_reference_representation!r}"
         )
-    if use_reference_representation:
-        raise UnsupportedError(
-            "graphs in integer arithmetic are not written", fix="convert to q/dq: leave it out"
-        )
     for graph in prepared_graphs(model):
         prepared_state(graph).is_strict = strict
     # Not packed: scripts and backends written for torchao's PT2E look for int8 constants.
     converted = convert.convert_pt2e(model, fold_quantize=fold_quantize, pack=False)
+    if use_reference_representation:
+        write_integers(converted, Form.CANONICAL if fold_quantize else Form.UNFOLDED)
     return allow_exported_model_train_eval(converted)

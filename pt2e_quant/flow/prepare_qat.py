@@ -50,7 +50,7 @@ def own_tensors(gm: GraphModule) -> None:
     """Give a graph module copies of its parameters and buffers; what was one stays one."""
     memo: dict[int, Any] = {}
     for module in gm.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is not None:
-                    table[name] = copy.deepcopy(tensor, memo)
+        for name, parameter in module._parameters.items():
+            module._parameters[name] = copy.deepcopy(parameter, memo)
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = copy.deepcopy(buffer, memo)

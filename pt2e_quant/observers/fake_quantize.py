@@ -187,25 +187,31 @@ def _check_range(
         )
 
 
+def _as_fake_quantize(mod: Any) -> Any:
+    """The module if it is a fake-quantize, ours or another library's, else None."""
+    is_one = hasattr(mod, "fake_quant_enabled") and hasattr(mod, "disable_observer")
+    return mod if is_one else None
+
+
 def enable_fake_quant(mod: nn.Module) -> None:
     """Let a fake-quantize quantize; for `model.apply`, other modules stay as they are."""
-    if isinstance(mod, FakeQuantizeBase):
-        mod.enable_fake_quant()
+    if (found := _as_fake_quantize(mod)) is not None:
+        found.enable_fake_quant()
 
 
 def disable_fake_quant(mod: nn.Module) -> None:
     """Let a fake-quantize hand its input on; for `model.apply`, other modules stay as they are."""
-    if isinstance(mod, FakeQuantizeBase):
-        mod.disable_fake_quant()
+    if (found := _as_fake_quantize(mod)) is not None:
+        found.disable_fake_quant()
 
 
 def enable_observer(mod: nn.Module) -> None:
     """Let a fake-quantize gather statistics; for `model.apply`."""
-    if isinstance(mod, FakeQuantizeBase):
-        mod.enable_observer()
+    if (found := _as_fake_quantize(mod)) is not None:
+        found.enable_observer()
 
 
 def disable_observer(mod: nn.Module) -> None:
     """Let a fake-quantize keep its qparams; for `model.apply`."""
-    if isinstance(mod, FakeQuantizeBase):
-        mod.disable_observer()
+    if (found := _as_fake_quantize(mod)) is not None:
+        found.disable_observer()
