@@ -91,7 +91,8 @@ def pack(values: Tensor, dtype: torch.dtype) -> Tensor:
     codes = torch.nn.functional.pad(
         flat.to(torch.uint8) & ((1 << row.bits) - 1), (0, units * per_unit - flat.shape[1])
     ).view(-1, units, per_unit)
-    words = codes[..., 0].to(word)
+    # Bytes of its own, also where the word is a byte.
+    words = codes.new_empty(codes.shape[:2], dtype=word).copy_(codes[..., 0])
     for i in range(1, per_unit):
         words |= codes[..., i].to(word) << (i * row.bits)
     if unit_bytes == 1:

@@ -35,6 +35,9 @@ def test_unpack_when_packed_then_the_same_integers(dtype, shape, seed):
     before = values.clone()
     packed = pack(values, dtype)
     restored = unpack(packed, dtype, shape)
+    for made in (packed, restored):
+        assert made.is_contiguous()
+        assert made.untyped_storage().nbytes() == made.numel() * made.element_size()
     assert restored.dtype == info(dtype).storage
     assert restored.shape == values.shape
     assert torch.equal(restored, values)
