@@ -4,6 +4,7 @@ from pt2e_quant import backends
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import Pt2eQuantError
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.flow.archive.program import load, save
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
@@ -16,10 +17,12 @@ __all__ = [
     "backends",
     "calibrate",
     "convert_pt2e",
+    "load",
     "prepare_pt2e",
     "prepare_qat_pt2e",
     "provenance_of",
     "quantize",
+    "save",
     "sqnr_db",
     "verify_canonical",
 ]
