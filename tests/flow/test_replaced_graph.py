@@ -16,6 +16,7 @@ class Retraced:
 
     def __init__(self) -> None:
         self.inner = make_quantizer()
+        self.algorithms = self.inner.algorithms
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         made = GraphModule(model, copy.deepcopy(model.graph))
