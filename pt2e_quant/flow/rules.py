@@ -41,6 +41,7 @@ class QuantRule:
             name also selects everything inside that module.
         scheme: what the selected nodes get; None leaves them float.
         roles: the tensors of the operator it speaks about.
+        where: what must hold of a node besides; None for nothing.
 
     Raises:
         ConfigError: the regular expression is malformed.
@@ -50,6 +51,7 @@ class QuantRule:
     pattern: str = ""
     scheme: Scheme | None
     roles: frozenset[Role] = ALL_ROLES
+    where: Callable[[Node], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.scheme is not None and not isinstance(self.scheme, Scheme):
@@ -75,7 +77,8 @@ class QuantRule:
         roles = "" if self.roles == ALL_ROLES else f" {'/'.join(sorted(self.roles))}"
         name = "global" if self.kind is RuleKind.GLOBAL else self.kind.name.lower()
         pattern = f' "{self.pattern}"' if self.pattern else ""
-        return f"{name}{pattern}{roles} -> {what}"
+        where = f" {self.where.__name__}" if self.where is not None else ""
+        return f"{name}{pattern}{where}{roles} -> {what}"
 
 
 def module_scopes(node: Node) -> list[tuple[str, str]]:
@@ -175,6 +178,8 @@ def _op_names(node: Node) -> tuple[str, ...]:
 
 
 def _selects(rule: QuantRule, matches: Callable[[str], bool], node: Node) -> bool:
+    if rule.where is not None and not rule.where(node):
+        return False
     if rule.kind is RuleKind.GLOBAL:
         return True
     if rule.kind is RuleKind.NODE:
