@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
@@ -111,8 +113,12 @@ class GraphReader:
         op, name = row["op"], _identifier(row["name"])
         if op not in _OPS or name in self.values.nodes:
             raise ArtifactError(f'a file may not hold a node "{name}" that does "{op}"')
-        args = tuple(self.values.read(a) for a in row["args"])
-        kwargs = {_identifier(k): self.values.read(v) for k, v in row.get("kwargs", {}).items()}
+        if op == "placeholder" and (row["args"] or "kwargs" in row):
+            raise ArtifactError(f'the input "{name}" may not have a default')
+        args = _checked(tuple(self.values.read(a) for a in row["args"]))
+        kwargs = _checked(
+            {_identifier(k): self.values.read(v) for k, v in row.get("kwargs", {}).items()}
+        )
         node = graph.create_node(op, self._target(row), args, kwargs, name=name)
         if node.name != name:
             raise ArtifactError(f'"{name}" cannot be the name of a node')
@@ -154,6 +160,39 @@ class GraphReader:
         if "provenance" in value:
             return provenance_of_rows(value["provenance"], gm)
         return self.values.read(value["value"])
+
+
+_ARGUMENTS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    OpOverload,
+    Node,
+)
+
+
+def _checked(value: Any) -> Any:
+    """Arguments, if each is of a type whose text in torch.fx's code can be nothing but itself."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _checked(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _checked(key)
+            _checked(item)
+    elif isinstance(value, slice):
+        _checked((value.start, value.stop, value.step))
+    elif type(value) not in _ARGUMENTS and not isinstance(value, OpOverload):
+        raise ArtifactError(f"a {type(value).__name__} may not be an argument of a node")
+    return value
 
 
 def read_capture(text: str) -> Capture:

@@ -118,8 +118,9 @@ def load(
             return _read(contents, namespaces)
     except Pt2eQuantError:
         raise
-    except (KeyError, TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
-        # Its checksums are right: another version of this package or of torch wrote it.
+    except Exception as error:
+        # Its checksums are right, so another version of this package or of torch wrote it: what
+        # is raised of a value that does not fit is as varied as the values.
         raise ArtifactError(
             f"{path} cannot be read by pt2e-quant {_versions()['pt2e_quant']} with torch "
             f"{torch.__version__}: {type(error).__name__}: {error}",
