@@ -1,6 +1,7 @@
 """Spec to observer: ours, or another library's, built as that library builds it."""
 
 import copy
+import inspect
 from dataclasses import fields
 from typing import Any
 
@@ -53,8 +54,7 @@ def make_observer(group: Group, made: dict[int, nn.Module], *, is_qat: bool = Fa
             return _call(FixedQParamsFakeQuantize, {"observer": constructor}, group)
         return _call(FixedQParamsObserver, fixed, group)
     constructor = keywords.pop("observer_or_fake_quant_ctr")
-    # PT2E hands ch_axis to constructors named per channel only; others do not take it.
-    if "PerChannel" not in _class_name(constructor):
+    if not _takes_axis(constructor):
         keywords.pop("ch_axis", None)
     if hasattr(constructor, "with_args"):
         return _call(constructor.with_args(**keywords), {}, group)
@@ -66,13 +66,43 @@ def _keywords(spec: Any) -> dict[str, Any]:
     return {f.name: copy.copy(getattr(spec, f.name)) for f in fields(spec)}
 
 
-def _class_name(constructor: Any) -> str:
+def _takes_axis(constructor: Any) -> bool:
+    """Whether a constructor takes ch_axis; PT2E hands it to those named per channel only.
+
+    A fake-quantize hands it on to its observer. Upstream keeps it from every fake-quantize, which
+    trains a transposed convolution's weight along its inputs.
+    """
+    made = _class_of(constructor)
+    observer = _given(constructor, "observer")
+    if observer is not None:
+        kind = _class_of(observer)
+        return isinstance(kind, type) and "ch_axis" in inspect.signature(kind).parameters
+    return "PerChannel" in getattr(made, "__name__", "")
+
+
+def _given(constructor: Any, name: str) -> Any:
+    """A keyword argument that a constructor was given beforehand, None if it was not."""
+    while constructor is not None and not isinstance(constructor, type):
+        found = getattr(constructor, "keywords", {}).get(name)
+        if found is not None:
+            return found
+        constructor = getattr(constructor, "p", None) or getattr(constructor, "func", None)
+    return None
+
+
+def _class_of(constructor: Any) -> Any:
+    """The class behind the arguments that a constructor was given beforehand."""
     while not isinstance(constructor, type):
         inner = getattr(constructor, "p", None) or getattr(constructor, "func", None)
         if inner is None:
             break
         constructor = inner
-    return str(getattr(constructor, "__name__", constructor))
+    return constructor
+
+
+def _class_name(constructor: Any) -> str:
+    made = _class_of(constructor)
+    return str(getattr(made, "__name__", made))
 
 
 def _call(constructor: Any, keywords: dict[str, Any], group: Group) -> nn.Module:
