@@ -112,7 +112,7 @@ def test_learning_when_it_runs_then_the_error_falls_and_qparams_are_those_used(o
         error = (made(x) - x).square().sum()
         error.backward()
         optimizer.step()
-        errors.append(float(error))
+        errors.append(error.item())
     assert errors[-1] < 0.9 * errors[0]
     scale, zero_point = made.calculate_qparams()
     low, high = arguments["quant_min"], arguments["quant_max"]
