@@ -25,7 +25,7 @@ from pt2e_quant.flow.prepared import (
     prepared_graphs,
     prepared_state,
 )
-from pt2e_quant.flow.table_quantizer import RULE_KEY
+from pt2e_quant.flow.table_quantizer import MASKS_KEY, RULE_KEY
 from pt2e_quant.flow.take_out import TakenOut, take_out
 from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
@@ -181,7 +181,9 @@ def _insert_observers(
     gm: GraphModule, quantizer: Any, state: PreparedState, sources: Mapping[Node, Node]
 ) -> None:
     groups = collect_groups(gm)
-    masks = find_masks(gm)
+    found = gm.meta.pop(MASKS_KEY, None)
+    # Putting batch norms back for training changes the graph that annotate saw.
+    masks = find_masks(gm) if found is None or state.is_qat else found
     _drop_unobservable(gm, groups, masks)
     observers = _make_observers(groups, is_qat=state.is_qat)
     by_place: dict[EdgeOrNode, nn.Module] = {p: observers[g.index] for p, g in groups.items()}

@@ -103,12 +103,14 @@ class RuleBook:
         # Most specific first, then the latest: the first that speaks about a role decides.
         indexed.sort(key=lambda pair: (pair[1].kind, pair[0]), reverse=True)
         self.rules = [(rule, rule.matcher()) for _, rule in indexed]
-        self._selected: dict[Node, tuple[QuantRule, ...]] = {}
-        self._schemes: dict[tuple[QuantRule, ...], Scheme | None] = {}
+        # By the places of rules, not by the rules, whose hash would be computed for every node.
+        self._selected: dict[Node, tuple[int, ...]] = {}
+        self._schemes: dict[tuple[int, ...], Scheme | None] = {}
 
     def rule_for(self, node: Node, role: Role) -> QuantRule | None:
         """The rule that decides about one role of a node."""
-        for rule in self._selecting(node):
+        for place in self._selecting(node):
+            rule = self.rules[place][0]
             if role in rule.roles:
                 return rule
         return None
@@ -136,11 +138,15 @@ class RuleBook:
             bias=parts[Role.BIAS],
         )
 
-    def _selecting(self, node: Node) -> tuple[QuantRule, ...]:
-        """The rules that select a node, the first to decide first; found once per node."""
+    def _selecting(self, node: Node) -> tuple[int, ...]:
+        """The places of the rules that select a node, the first to decide first."""
         found = self._selected.get(node)
         if found is None:
-            found = tuple(rule for rule, matches in self.rules if _selects(rule, matches, node))
+            found = tuple(
+                place
+                for place, (rule, matches) in enumerate(self.rules)
+                if _selects(rule, matches, node)
+            )
             self._selected[node] = found
         return found
 

@@ -28,10 +28,13 @@ from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
 from pt2e_quant.passes.pad_linears import pad_linears
 
-__all__ = ["RULE_KEY", "TableQuantizer"]
+__all__ = ["MASKS_KEY", "RULE_KEY", "TableQuantizer"]
 
 RULE_KEY = "pt2e_quant.rule"
 """The key of `node.meta` that says which rule asked for a node's annotation."""
+
+MASKS_KEY = "pt2e_quant.masks"
+"""The key of `gm.meta` under which annotate leaves the masks it found, for prepare to take."""
 
 _MASK = "it carries an attention mask, whose most negative values would set the range"
 
@@ -148,7 +151,9 @@ class TableQuantizer(Quantizer):
         if BODY_KEY not in model.meta:
             inner = (n for body in bodies(model) for n in body.gm.graph.nodes)
             book.check_all_matched([*nodes, *(n for n in inner if _computes_float(n))])
-        reader = _Reader(self.table, book, find_masks(model))
+        masks = find_masks(model)
+        model.meta[MASKS_KEY] = masks
+        reader = _Reader(self.table, book, masks)
         matches = find_matches(model.graph, self.table.patterns(), reader.accept)
         done: set[Node] = set()
         quantized: set[Node] = set()
@@ -226,6 +231,7 @@ class _Reader:
         self.book = book
         self.masks = masks.masks | masks.masked_scores
         self.reasons: dict[Node, str] = {}
+        self.resolved: dict[tuple[int, int], TensorScheme | None] = {}
         self.plans: dict[tuple[str, Node, tuple[Node, ...]], _Plan] = {}
 
     def accept(self, row: OpRow, match: Match) -> bool:
@@ -252,12 +258,19 @@ class _Reader:
         for slot in row.slots:
             places = slot.places(match)
             self._check_places(slot, match, places)
-            chosen = slot.resolve(scheme) if places else None
+            chosen = self._resolve(slot, scheme) if places else None
             if chosen is not None:
                 _check_groups(chosen, places)
                 found.append((slot, chosen))
         present = {slot.at for slot, _ in found}
         return tuple((s, c) for s, c in found if all(at in present for at in s.derived_from))
+
+    def _resolve(self, slot: Slot, scheme: Scheme) -> TensorScheme | None:
+        """`Slot.resolve`, once for each slot and scheme: the table and the book hold both."""
+        key = id(slot), id(scheme)
+        if key not in self.resolved:
+            self.resolved[key] = slot.resolve(scheme)
+        return self.resolved[key]
 
     def _check_places(self, slot: Slot, match: Match, places: Sequence[EdgeOrNode]) -> None:
         values = [p if isinstance(p, Node) else p[0] for p in places]

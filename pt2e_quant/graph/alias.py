@@ -1,12 +1,13 @@
 """Which values share storage, and which buffers a graph writes: read from operator schemas."""
 
 from collections.abc import Iterator
+from functools import cache
 
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from pt2e_quant.graph.ops import BATCH_NORM, arguments, aten, is_call, is_getitem
+from pt2e_quant.graph.ops import BATCH_NORM, Family, Spelling, arguments, aten, is_call, is_getitem
 
 __all__ = [
     "aliased_argument",
@@ -72,9 +73,21 @@ def _updates_statistics(node: Node) -> bool:
     return is_call(node, (aten.instance_norm.default,)) and bool(arguments(node)["use_input_stats"])
 
 
+_NORMS: Family = (*BATCH_NORM, aten.instance_norm.default)
+_NORM_TARGETS = frozenset(m.target if isinstance(m, Spelling) else m for m in _NORMS)
+
+
+@cache
+def _may_write(target: object) -> bool:
+    """Whether calls of a target may write an argument; every pass asks it of every node."""
+    if isinstance(target, OpOverload):
+        return target._schema.is_mutable or target in _NORM_TARGETS
+    return isinstance(target, HigherOrderOperator)
+
+
 def writes(node: Node) -> Iterator[Node]:
     """The argument nodes that a node writes in place."""
-    if node.op != "call_function":
+    if node.op != "call_function" or not _may_write(node.target):
         return
     if isinstance(node.target, HigherOrderOperator):
         yield from _region_writes(node)
@@ -92,7 +105,7 @@ def writes(node: Node) -> Iterator[Node]:
             for item in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(item, Node):
                     yield item
-    elif is_call(node, (*BATCH_NORM, aten.instance_norm.default)) and _updates_statistics(node):
+    elif is_call(node, _NORMS) and _updates_statistics(node):
         values = arguments(node)
         for name in ("running_mean", "running_var"):
             if isinstance(values[name], Node):

@@ -4,6 +4,7 @@ Names, constructor arguments and state-dict keys are those of torchao's PT2E obs
 scripts subclass these and reach into them as they did.
 """
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -195,6 +196,8 @@ class UniformQuantizationObserverBase(ObserverBase):
             return False
         if self.min_val.numel() == 1:  # two reads cost a third of the tensor operations below
             return not (self.min_val.item() == torch.inf and self.max_val.item() == -torch.inf)
+        if self.min_val.flatten()[0].item() != torch.inf:
+            return True  # data comes to all channels at once, but for masked entries
         return not bool(torch.all((self.min_val == torch.inf) & (self.max_val == -torch.inf)))
 
     def check_finite(self) -> None:
@@ -204,7 +207,7 @@ class UniformQuantizationObserverBase(ObserverBase):
             unseen = low == torch.inf and high == -torch.inf
             if not unseen and not (-torch.inf < low <= high < torch.inf):
                 self.raise_non_finite(low, high)
-        elif self.seen:
+        elif self.seen and not math.isfinite((self.max_val - self.min_val).sum().item()):
             finite = torch.isfinite(self.min_val) & torch.isfinite(self.max_val)
             if not bool(finite.all()):
                 channel = int((~finite).nonzero()[0])
