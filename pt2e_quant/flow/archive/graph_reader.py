@@ -74,12 +74,13 @@ class GraphReader:
         """
         gm = GraphModule(nn.Module(), Graph())
         type(gm).__name__ = _identifier(row["class"])
-        for path in row["plain"]:
-            _attach(gm, path, nn.Module())
-        for path, number in row["modules"].items():
-            _attach(gm, path, self.modules.get(number, self.values))
-        for path, inner in row["graphs"].items():
-            _attach(gm, path, self.read(inner))
+        # In the order they were in: an optimizer's state goes by the order of parameters.
+        for path in row["order"]:
+            if path in row["modules"]:
+                _attach(gm, path, self.modules.get(row["modules"][path], self.values))
+            else:
+                inner = row["graphs"].get(path)
+                _attach(gm, path, nn.Module() if inner is None else self.read(inner))
         for path, (number, kind) in row["tensors"].items():
             self._attach_tensor(gm, path, number, kind)
         # After those of inner graphs, which have nodes of the same names.

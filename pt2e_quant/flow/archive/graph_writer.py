@@ -55,7 +55,7 @@ class GraphWriter:
             "training": gm.training,
             "nodes": [self._node(n) for n in gm.graph.nodes],
             "call": _call(gm),
-            "plain": tables["plain"],
+            "order": tables["order"],
             "tensors": tables["tensors"],
             "modules": {
                 p: self.modules.number(m, self.values) for p, m in tables["modules"].items()
@@ -66,15 +66,15 @@ class GraphWriter:
 
     def _tables(self, gm: GraphModule, prefix: str) -> dict[str, Any]:
         """The attributes by kind: plain modules, tensors, modules of this package, graphs."""
-        found: dict[str, Any] = {"plain": [], "tensors": {}, "modules": {}, "graphs": {}}
+        found: dict[str, Any] = {"order": [], "tensors": {}, "modules": {}, "graphs": {}}
         for path, module in _outside(gm):
+            if path:
+                found["order"].append(path)
             if path and isinstance(module, GraphModule):
                 found["graphs"][path] = module
             elif path and type(module) is not nn.Module:
                 found["modules"][path] = module
             else:
-                if path:
-                    found["plain"].append(path)
                 start = f"{path}." if path else ""
                 for name, row in self._tensors(module, prefix + start):
                     found["tensors"][start + name] = row

@@ -300,6 +300,7 @@ def test_load_when_a_module_is_not_ours_then_refused(own, cls):
     def change(outer: dict[str, Any]) -> None:
         outer["program"]["modules"] = [{"class": cls}]
         outer["program"]["graph"]["modules"] = {"evil": 0}
+        outer["program"]["graph"]["order"].append("evil")
 
     rewrite(own, change)
     with pytest.raises(ArtifactError, match=r"has not|may name"):
