@@ -4,12 +4,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.cache_ops import is_pack_rows
 from pt2e_quant.core.errors import InvariantError
-from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize, required_attribute
+from pt2e_quant.core.integer_ops.quantize import WRITTEN_KINDS
+from pt2e_quant.core.qdq import (
+    is_dequantize,
+    is_qdq,
+    is_quantize,
+    kind_of_qdq,
+    required_attribute,
+)
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.core.unpack_op import is_unpack
 
@@ -21,6 +30,10 @@ class Form(StrEnum):
 
     CANONICAL = "canonical"
     UNFOLDED = "unfolded"
+    REFERENCE = "reference"
+
+
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +82,16 @@ def _quantize_read_as_float(gm: GraphModule) -> Iterator[Node]:
     for node in _calls(gm):
         if not is_quantize(node):
             continue
-        if any(user.op == "call_function" and not is_dequantize(user) for user in node.users):
+        if any(user.op == "call_function" and not _takes_integers(user) for user in node.users):
             yield node
+
+
+def _takes_integers(user: Node) -> bool:
+    """A dequantize, or what puts integers into a buffer (a quantized cache)."""
+    if is_dequantize(user) or is_pack_rows(user):
+        return True
+    schema = getattr(user.target, "_schema", None)
+    return bool(getattr(schema, "is_mutable", False))
 
 
 def _dequantize_of_float(gm: GraphModule) -> Iterator[Node]:
@@ -78,8 +99,12 @@ def _dequantize_of_float(gm: GraphModule) -> Iterator[Node]:
         if is_dequantize(node):
             source = node.args[0]
             value = source.meta.get("val") if isinstance(source, Node) else None
-            if not isinstance(value, Tensor) or value.is_floating_point():
+            if not isinstance(value, Tensor) or not _holds_codes(value.dtype):
                 yield node
+
+
+def _holds_codes(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point or dtype in _FLOAT8
 
 
 def _quantized_constant(gm: GraphModule) -> Iterator[Node]:
@@ -132,12 +157,18 @@ def _valueless(gm: GraphModule) -> Iterator[Node]:
     return (n for n in _calls(gm) if is_qdq(n) and "val" not in n.meta)
 
 
-_BOTH = frozenset(Form)
+def _unwritten(gm: GraphModule) -> Iterator[Node]:
+    return (n for n in _calls(gm) if kind_of_qdq(n) in WRITTEN_KINDS)
+
+
+_ALL = frozenset(Form)
+_BOTH = frozenset({Form.CANONICAL, Form.UNFOLDED})
 _FOLDED = frozenset({Form.CANONICAL})
+_INTEGERS = frozenset({Form.REFERENCE})
 
 _ROWS = (
-    _Row(_BOTH, "a module or method call is left (an observer?)", _modules),
-    _Row(_BOTH, "a constant that nothing reads is left", _dead_constants),
+    _Row(_ALL, "a module or method call is left (an observer?)", _modules),
+    _Row(_ALL, "a constant that nothing reads is left", _dead_constants),
     _Row(_BOTH, "a quantize that nothing reads is left", _unread_quantize),
     _Row(
         _BOTH,
@@ -149,5 +180,6 @@ _ROWS = (
     _Row(_FOLDED, "a constant is stored in float with a quantize behind it", _quantized_constant),
     _Row(_FOLDED, "a quantized weight is still there in float", _float_twins),
     _Row(_BOTH, "an annotated node shares its dequantize with others", _shared_dequantize),
+    _Row(_INTEGERS, "a q/dq that integer arithmetic can say is left", _unwritten),
     _Row(_BOTH, "a q/dq node carries no fake value", _valueless),
 )

@@ -1,0 +1,1 @@
+"""One exact definition in integers of each quantized operator."""

@@ -1,0 +1,99 @@
+"""Sums of products in int32: linear and convolutions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pt2e_quant.core.integer_ops.calls import Call, Value, cast, out_dtype, widen
+
+__all__ = ["Window", "convolve", "multiply_rows"]
+
+_aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """How a convolution moves: one number for each spatial dimension."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int = 1
+
+
+def multiply_rows(
+    call: Call[Value],
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    *,
+    x_zero_point: int | Value,
+    weight_zero_point: int | Value,
+    x_storage: torch.dtype,
+    weight_storage: torch.dtype,
+) -> Value:
+    """sum_k (x - x_zero_point) * (weight - weight_zero_point) + bias, exact in int32.
+
+    Args:
+        call: how to compute.
+        x: integers [..., K].
+        weight: integers [N, K].
+        bias: int32[N] in steps of input scale * weight scale.
+        x_zero_point: one integer.
+        weight_zero_point: one integer, or [N, 1].
+        x_storage: dtype of x.
+        weight_storage: dtype of weight.
+
+    Returns:
+        int32[..., N]. K must be at most `core.integer.longest_inner_axis`.
+    """
+    left = widen(call, x, x_zero_point, x_storage)
+    right = widen(call, weight, weight_zero_point, weight_storage)
+    total = call(out_dtype, _aten.linear.default, torch.int32, left, right, None)
+    return total if bias is None else call(_aten.add.Tensor, total, bias)
+
+
+def convolve(
+    call: Call[Value],
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    window: Window,
+    *,
+    x_zero_point: int | Value,
+    weight_zero_point: int | Value,
+    x_storage: torch.dtype,
+    weight_storage: torch.dtype,
+) -> Value:
+    """The convolution of (x - x_zero_point) and (weight - weight_zero_point), exact in int32.
+
+    Padding is zeros after the zero_point is taken off, so it stands for 0.0.
+
+    Args:
+        call: how to compute.
+        x: integers [N, C, *spatial].
+        weight: integers [O, C / groups, *kernel].
+        bias: int32 that broadcasts against the result, in steps of input scale * weight scale.
+        window: how it moves.
+        x_zero_point: one integer.
+        weight_zero_point: one integer, or one for each output channel, shaped to broadcast.
+        x_storage: dtype of x.
+        weight_storage: dtype of weight.
+
+    Returns:
+        int32[N, O, *spatial].
+    """
+    left = widen(call, x, x_zero_point, x_storage)
+    right = widen(call, weight, weight_zero_point, weight_storage)
+    rank = len(window.stride)
+    moved = (window.stride, window.padding, window.dilation)
+    rest = (None, *(list(m) for m in moved), False, [0] * rank, window.groups)
+    if rank < 3 and all(d == 1 for d in window.dilation):
+        total = call(out_dtype, _aten.convolution.default, torch.int32, left, right, *rest)
+    else:
+        # torch has no integer kernel for these. A float64 holds such sums exactly.
+        real = (cast(call, left, torch.float64), cast(call, right, torch.float64))
+        total = cast(call, call(_aten.convolution.default, *real, *rest), torch.int32)
+    return total if bias is None else call(_aten.add.Tensor, total, bias)

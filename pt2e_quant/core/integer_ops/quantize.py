@@ -1,0 +1,63 @@
+"""quantize and dequantize, written out in the operators they are made of.
+
+Equal to the last bit to `quantized_decomposed`'s, whose order of roundings they keep.
+"""
+
+from typing import Any
+
+import torch
+
+from pt2e_quant.core.integer_ops.calls import Call, Value, cast
+from pt2e_quant.core.qdq import QdqKind
+
+__all__ = ["WRITTEN_KINDS", "dequantize", "quantize"]
+
+WRITTEN_KINDS = (QdqKind.PER_TENSOR, QdqKind.PER_TENSOR_DYNAMIC, QdqKind.PER_CHANNEL)
+"""The layouts whose q/dq are written out; others keep their operators."""
+
+_aten: Any = torch.ops.aten
+
+
+def quantize(
+    call: Call[Value],
+    x: Value,
+    inverse_scale: float | Value,
+    zero_point: float | Value,
+    *,
+    limits: tuple[int, int],
+    storage: torch.dtype,
+) -> Value:
+    """clamp(round(x * inverse_scale) + zero_point) as integers; ties to even.
+
+    Args:
+        call: how to compute.
+        x: float32.
+        inverse_scale: 1 / scale; float32 that broadcasts against x, or one number.
+        zero_point: likewise.
+        limits: quant_min and quant_max.
+        storage: dtype of the result.
+    """
+    steps = call(_aten.round.default, call(_aten.mul.Tensor, x, inverse_scale))
+    moved = call(_aten.add.Tensor, steps, zero_point)
+    return cast(call, call(_aten.clamp.default, moved, *limits), storage)
+
+
+def dequantize(
+    call: Call[Value],
+    q: Value,
+    scale: float | Value,
+    zero_point: float | Value,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Value:
+    """(q - zero_point) * scale in dtype.
+
+    Args:
+        call: how to compute.
+        q: integers.
+        scale: float32 that broadcasts against q, or one number.
+        zero_point: likewise.
+        dtype: of the result.
+    """
+    steps = call(_aten.sub.Tensor, cast(call, q, dtype), zero_point)
+    return call(_aten.mul.Tensor, steps, scale)

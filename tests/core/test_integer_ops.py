@@ -1,0 +1,164 @@
+"""Definitions in integers, run on tensors, against oracles that compute in another way."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pt2e_quant.core.integer import Rounding, requantize_float, shift_right
+from pt2e_quant.core.integer_ops.calls import compute, widen
+from pt2e_quant.core.integer_ops.products import Window, convolve, multiply_rows
+from pt2e_quant.core.integer_ops.quantize import dequantize, quantize
+from pt2e_quant.core.integer_ops.requantize import OutputRange, output_range, requantize
+from pt2e_quant.core.integer_ops.sums import add, add_up, common_shift
+from pt2e_quant.core.qparams import QParams
+
+LIBRARY = torch.ops.quantized_decomposed
+LIMITS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-32768, 32767)}
+STORAGES = st.sampled_from(list(LIMITS))
+SCALES = st.floats(1e-6, 1e3).map(np.float32).map(float)
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def integers(seed, shape, dtype):
+    low, high = LIMITS[dtype]
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(low, high + 1, shape, generator=generator)
+    values.view(-1)[:2] = torch.tensor([low, high])[: values.numel()]
+    return values.to(dtype)
+
+
+def zero_point(draw, dtype):
+    return draw(st.integers(*LIMITS[dtype]))
+
+
+@given(st.data(), STORAGES, SEEDS)
+def test_a_difference_never_overflows(data, dtype, seed):
+    x, zero = integers(seed, (7,), dtype), zero_point(data.draw, dtype)
+    assert torch.equal(widen(compute, x, zero, dtype).long(), x.long() - zero)
+
+
+@given(st.data(), STORAGES, SCALES, SEEDS)
+def test_requantize_is_requantize_float_to_the_last_bit(data, dtype, factor, seed):
+    low, high = LIMITS[dtype]
+    low = data.draw(st.integers(low, high))
+    out = OutputRange(zero_point=zero_point(data.draw, dtype), low=low, high=high, storage=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    accumulator = torch.randint(-(2**31), 2**31, (64,), generator=generator).to(torch.int32)
+    near = torch.arange(-6, 6, dtype=torch.int32)  # ties where the factor is a half
+    accumulator = torch.cat([accumulator, near])
+    for scale in (torch.tensor(factor), torch.tensor(0.5)):
+        expected = requantize_float(
+            accumulator, scale, zero_point=out.zero_point, quant_min=low, quant_max=high
+        )
+        assert torch.equal(requantize(compute, accumulator, scale, out).long(), expected)
+        assert torch.equal(requantize(compute, accumulator, float(scale), out).long(), expected)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, None), (0.0, 6.0), (-1.0, 1.0), (None, None), (0, 1e30)])
+@given(st.data(), SCALES)
+def test_bounds_in_integers_are_the_bounds_quantized(bounds, data, scale):
+    zero = zero_point(data.draw, torch.int8)
+    qp = QParams.per_tensor(scale, zero, -128, 127, torch.int8)
+    out = output_range(qp, torch.int8, bounds)
+    x = torch.tensor([-1e4, -6.0, -1.0, -0.3, 0.0, 0.2, 1.0, 5.9, 6.0, 7.0, 1e4]) * 1.0
+    clamped = x if bounds == (None, None) else x.clamp(*bounds)
+    arguments = (scale, zero, -128, 127, torch.int8)
+    expected = LIBRARY.quantize_per_tensor(clamped, *arguments)
+    found = LIBRARY.quantize_per_tensor(x, *arguments).clamp(out.low, out.high)
+    assert torch.equal(found, expected)
+
+
+@given(st.data(), STORAGES, SEEDS)
+def test_linear_is_the_sum_of_products(data, dtype, seed):
+    rows, inner, out = (data.draw(st.integers(1, 5)) for _ in range(3))
+    x, w = integers(seed, (2, rows, inner), dtype), integers(seed + 1, (out, inner), torch.int8)
+    zero = zero_point(data.draw, dtype)
+    w_zero = torch.tensor([zero_point(data.draw, torch.int8) for _ in range(out)])[:, None]
+    bias = torch.randint(-1000, 1000, (out,), dtype=torch.int32)
+    found = multiply_rows(
+        compute, x, w, bias, x_zero_point=zero, weight_zero_point=w_zero,
+        x_storage=dtype, weight_storage=torch.int8,
+    )  # fmt: skip
+    assert found.dtype == torch.int32
+    expected = (x.long() - zero) @ (w.long() - w_zero).t() + bias
+    assert torch.equal(found.long(), expected)
+
+
+@given(st.data(), SEEDS)
+def test_a_convolution_is_that_of_the_differences_with_zeros_around(data, seed):
+    rank = data.draw(st.integers(1, 3))
+    groups, per = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    kernel = [data.draw(st.integers(1, 3)) for _ in range(rank)]
+    window = Window(
+        stride=[data.draw(st.integers(1, 2)) for _ in range(rank)],
+        padding=[data.draw(st.integers(0, 2)) for _ in range(rank)],
+        dilation=[data.draw(st.integers(1, 2)) for _ in range(rank)],
+        groups=groups,
+    )
+    size = [5 + data.draw(st.integers(0, 2)) for _ in range(rank)]
+    x = integers(seed, (2, groups * per, *size), torch.uint8)
+    w = integers(seed + 1, (groups * 2, per, *kernel), torch.int8)
+    zero = zero_point(data.draw, torch.uint8)
+    bias = torch.arange(groups * 2, dtype=torch.int32).reshape(-1, *[1] * rank)
+    found = convolve(
+        compute, x, w, bias, window, x_zero_point=zero, weight_zero_point=3,
+        x_storage=torch.uint8, weight_storage=torch.int8,
+    )  # fmt: skip
+    # float64 holds these sums exactly
+    expected = torch.ops.aten.convolution(
+        x.double() - zero, w.double() - 3, None, window.stride, window.padding, window.dilation,
+        False, [0] * rank, groups,
+    ) + bias  # fmt: skip
+    assert found.dtype == torch.int32
+    assert torch.equal(found.double(), expected)
+
+
+@given(st.data(), st.sampled_from([torch.int8, torch.uint8, torch.int16]), SEEDS)
+def test_add_rounds_the_exact_sum_once(data, dtype, seed):
+    first, second = data.draw(SCALES), data.draw(SCALES)
+    factors = common_shift(first, second)
+    x, y = integers(seed, (3, 4), dtype), integers(seed + 1, (4,), dtype)
+    zeros = zero_point(data.draw, dtype), zero_point(data.draw, dtype)
+    low, high = LIMITS[dtype]
+    out = OutputRange(zero_point=zero_point(data.draw, dtype), low=low, high=high, storage=dtype)
+    found = add(compute, x, y, factors, out, zero_points=zeros, storages=(dtype, dtype))
+    a, b = x.long() - zeros[0], y.long() - zeros[1]
+    total = a * factors.first + b * factors.second
+    exact = shift_right(total, factors.shift, Rounding.HALF_UP) + out.zero_point
+    assert torch.equal(found.long(), exact.clamp(low, high))
+    # the multipliers are the factors to 31 bits, or to 2 ** -61
+    real = a.double() * first + b.double() * second + out.zero_point
+    bound = 0.5 + 2.0**-29 * float(real.abs().max() + 1) + 2.0**-40
+    assert float((exact - real).abs().max()) <= bound
+
+
+def test_factors_without_a_common_shift_are_declined():
+    assert common_shift(2.0**31, 1.0) is None
+    assert common_shift(float("inf"), 1.0) is None
+    assert common_shift(1e-30, 1e-30).shift == 61
+
+
+@given(st.data(), STORAGES, SEEDS, st.booleans())
+def test_sums_are_those_of_the_differences(data, dtype, seed, keepdim):
+    x, zero = integers(seed, (2, 3, 4, 5), dtype), zero_point(data.draw, dtype)
+    found = add_up(compute, x, [-2, 3], keepdim=keepdim, zero_point=zero, storage=dtype)
+    assert found.dtype == torch.int32
+    assert torch.equal(found.long(), (x.long() - zero).sum([-2, -1], keepdim=keepdim))
+
+
+@given(st.data(), STORAGES, SCALES, SEEDS)
+def test_quantize_and_dequantize_are_the_operators_to_the_last_bit(data, dtype, scale, seed):
+    low, high = LIMITS[dtype]
+    zero = zero_point(data.draw, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(64, generator=generator) * scale * data.draw(st.sampled_from([1.0, 50.0, 1e6]))
+    x = torch.cat([x, torch.tensor([0.0, 0.5, -0.5, 1.5]) * scale])
+    expected = LIBRARY.quantize_per_tensor(x, scale, zero, low, high, dtype)
+    found = quantize(compute, x, 1.0 / scale, zero, limits=(low, high), storage=dtype)
+    assert torch.equal(found, expected)
+    for out_dtype in (torch.float32, torch.bfloat16):
+        arguments = (scale, zero, low, high, dtype)
+        real = LIBRARY.dequantize_per_tensor(expected, *arguments, out_dtype=out_dtype)
+        assert torch.equal(dequantize(compute, found, scale, zero, dtype=out_dtype), real)
