@@ -2,6 +2,7 @@
 
 They are torch's own `quantized_decomposed` library, because ExecuTorch's and onnxscript's tools
 read exactly these. The library is registered by importing torch's module, never defined here.
+What it cannot say is in operators of our own, see `core.format_ops`.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch.ao.quantization.fx._decomposed
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core import format_ops
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.unpack_op import Unpack, is_unpack
@@ -20,6 +22,7 @@ from pt2e_quant.core.unpack_op import Unpack, is_unpack
 __all__ = [
     "CHOOSE_QPARAMS_OPS",
     "DEQUANTIZE_OPS",
+    "OWN_KINDS",
     "QDQ_OPS",
     "QUANTIZE_OPS",
     "STATIC_KINDS",
@@ -62,6 +65,9 @@ class QdqKind(StrEnum):
     PER_CHANNEL = "per_channel"
     PER_CHANNEL_GROUP = "per_channel_group"
     PER_TOKEN = "per_token"
+    BLOCK = "block"
+    FLOAT = "float"
+    CODE_BOOK = "code_book"
 
 
 QUANTIZE_OPS = {
@@ -71,6 +77,9 @@ QUANTIZE_OPS = {
     _lib.quantize_per_channel.default: QdqKind.PER_CHANNEL,
     _lib.quantize_per_channel_group.default: QdqKind.PER_CHANNEL_GROUP,
     _lib.quantize_per_token.default: QdqKind.PER_TOKEN,
+    format_ops.QuantizeBlock: QdqKind.BLOCK,
+    format_ops.QuantizeFloat: QdqKind.FLOAT,
+    format_ops.QuantizeCodeBook: QdqKind.CODE_BOOK,
 }
 DEQUANTIZE_OPS = {
     _lib.dequantize_per_tensor.default: QdqKind.PER_TENSOR,
@@ -79,13 +88,19 @@ DEQUANTIZE_OPS = {
     _lib.dequantize_per_channel.default: QdqKind.PER_CHANNEL,
     _lib.dequantize_per_channel_group.default: QdqKind.PER_CHANNEL_GROUP,
     _lib.dequantize_per_token.default: QdqKind.PER_TOKEN,
+    format_ops.DequantizeBlock: QdqKind.BLOCK,
+    format_ops.DequantizeFloat: QdqKind.FLOAT,
+    format_ops.DequantizeCodeBook: QdqKind.CODE_BOOK,
 }
+OWN_KINDS = frozenset({QdqKind.BLOCK, QdqKind.FLOAT, QdqKind.CODE_BOOK})
+"""The layouts of our own operators, that quantized_decomposed cannot say."""
 QDQ_OPS = QUANTIZE_OPS | DEQUANTIZE_OPS
 CHOOSE_QPARAMS_OPS = frozenset(
     {
         _lib.choose_qparams.tensor,
         _lib.choose_qparams_symmetric.tensor,
         _lib.choose_qparams_per_token_asymmetric.default,
+        format_ops.ChooseScales,
     }
 )
 

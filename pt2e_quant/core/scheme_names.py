@@ -1,11 +1,17 @@
-"""Scheme names read activations then weights: `int8_dynamic`, `w4_g128`, `a8w4_g32`, `a16w8`."""
+"""Scheme names read activations then weights: `int8_dynamic`, `w4_g128`, `a8w4_g32`, `a16w8`.
+
+Those of small floats and code books are a table, `core.format_schemes`.
+"""
 
 import re
+from dataclasses import replace
 
 import torch
 
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.format_schemes import FORMAT_SCHEMES, format_scheme_named
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 
 __all__ = ["activation_scheme", "scheme_named", "weight_scheme"]
@@ -14,24 +20,51 @@ _NAME = re.compile(r"(?:a(?P<a>8|16))?w(?P<w>[2-8])(?:_g(?P<g>[1-9]\d*))?")
 _DYNAMIC = re.compile(r"int8_dynamic(?P<tensor>_per_tensor)?")
 
 
-def scheme_named(name: str, *, symmetric: bool = True) -> Scheme:
+def scheme_named(
+    name: str,
+    *,
+    symmetric: bool = True,
+    narrow: bool = False,
+    scales: ScaleFormat | None = None,
+) -> Scheme:
     """The scheme that a name says.
 
     `wB` is weight-only with B bits per output channel, `wB_gG` with a scale for each group of
     G; `a8wB…` adds activations quantized to int8 at run time, per token; `a16wB…` adds static
     int16 activations, per tensor; `int8_dynamic` is `a8w8`, and `int8_dynamic_per_tensor` the
-    same with one activation scale per tensor.
+    same with one activation scale per tensor. The others are in `FORMAT_SCHEMES`.
 
     Args:
-        name: for example "w4_g128".
-        symmetric: weights have zero_point 0.
+        name: for example "w4_g128" or "mxfp4".
+        symmetric: integer weights have zero_point 0.
+        narrow: symmetric integer weights leave out the least integer, as those of 8 bits always
+            do.
+        scales: how the scales of weights are kept; the name's own way if None.
 
     Raises:
-        ConfigError: the name is none of these.
+        ConfigError: the name is none of these, or an option means nothing for it.
 
     >>> str(scheme_named("a8w4_g32").weight)
     'int4[-8, 7] symmetric PerGroup(group_size=32, axis=-1)'
     """
+    scheme = format_scheme_named(name)
+    if scheme is None:
+        scheme = _integer_scheme(name, symmetric=symmetric)
+    elif not symmetric:
+        raise ConfigError(f'"{name}" is symmetric', fix="leave symmetric=True")
+    weight = scheme.weight
+    assert weight is not None  # every named scheme quantizes weights
+    if narrow:
+        low, high = weight.range
+        if weight.format is not None or not weight.symmetric:
+            raise ConfigError(f'"{name}" has no narrow range: its weights are {weight}')
+        weight = replace(weight, quant_min=max(low, -high))
+    if scales is not None:
+        weight = replace(weight, scales=scales)
+    return replace(scheme, weight=weight)
+
+
+def _integer_scheme(name: str, *, symmetric: bool) -> Scheme:
     if dynamic := _DYNAMIC.fullmatch(name):
         granularity: Granularity = PerTensor() if dynamic["tensor"] else PerToken()
         return Scheme(
@@ -44,7 +77,8 @@ def scheme_named(name: str, *, symmetric: bool = True) -> Scheme:
     if found is None:
         raise ConfigError(
             f'there is no scheme "{name}"',
-            fix='names are like "w4_g128", "a8w4_g32", "a16w8" and "int8_dynamic"',
+            fix='names are like "w4_g128", "a8w4_g32", "a16w8" and "int8_dynamic", or of the '
+            f"table: {near(name, FORMAT_SCHEMES)}",
         )
     group_size = int(found["g"]) if found["g"] else None
     activation = None

@@ -1,12 +1,14 @@
 """Named quantization schemes: which integers each role of an operator's tensors gets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
 
 from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.granularity import Granularity, PerChannel, PerTensor
+from pt2e_quant.core.granularity import Granularity, PerBlock, PerChannel, PerTensor
+from pt2e_quant.core.number_formats import NumberFormat
+from pt2e_quant.core.scale_format import FLOAT32_SCALES, ScaleFormat
 
 __all__ = [
     "BIAS_INT32",
@@ -34,15 +36,17 @@ class TensorScheme:
     """How one tensor is quantized.
 
     Args:
-        dtype: the integer type.
+        dtype: the integer type; with a format, the type of its codes.
         granularity: what shares one scale.
         symmetric: zero_point is 0 (signed) or the middle (unsigned).
         quant_min: smallest integer used; the type's own by default.
         quant_max: largest integer used; the type's own by default.
         is_dynamic: qparams are chosen at run time from the tensor itself.
+        format: what the codes stand for; None if they are the integers of dtype.
+        scales: how the scales are kept.
 
     Raises:
-        ValueError: the integer range does not fit the type.
+        ValueError: the integer range does not fit the type, or the type the format.
     """
 
     dtype: torch.dtype
@@ -51,8 +55,17 @@ class TensorScheme:
     quant_min: int | None = None
     quant_max: int | None = None
     is_dynamic: bool = False
+    format: NumberFormat | None = None
+    scales: ScaleFormat = FLOAT32_SCALES
 
     def __post_init__(self) -> None:
+        if self.format is not None:
+            if self.dtype != self.format.code_dtype or not self.symmetric:
+                raise ValueError(
+                    f"{self.format} is symmetric and has codes of {self.format.code_dtype}, "
+                    f"not {self.dtype}"
+                )
+            return
         own = info(self.dtype)
         low, high = self.range
         if not own.quant_min <= low < high <= own.quant_max:
@@ -63,16 +76,30 @@ class TensorScheme:
 
     @property
     def range(self) -> tuple[int, int]:
-        """(quant_min, quant_max) with the type's own limits filled in."""
+        """(quant_min, quant_max) with the type's own limits filled in; with a format, of codes."""
+        if self.format is not None:
+            return 0, (1 << self.format.bits) - 1
         own = info(self.dtype)
         low = own.quant_min if self.quant_min is None else self.quant_min
         high = own.quant_max if self.quant_max is None else self.quant_max
         return low, high
 
+    @property
+    def bits(self) -> int:
+        """Width of one code."""
+        return info(self.dtype).bits if self.format is None else self.format.bits
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether quantized_decomposed can say it: integers, float32 scales, no blocks."""
+        is_block = isinstance(self.granularity, PerBlock)
+        return self.format is None and self.scales.is_plain and not is_block
+
     def fits(self, accepted: "TensorScheme") -> bool:
         """Whether a slot that accepts `accepted` can take this scheme.
 
-        A narrower range fits a wider one, and symmetric fits affine; the rest must be equal.
+        A narrower range fits a wider one, symmetric fits affine, and powers of two fit any scales
+        of their dtype; the rest must be equal.
         """
         low, high = self.range
         accepted_low, accepted_high = accepted.range
@@ -83,14 +110,20 @@ class TensorScheme:
             and accepted_low <= low
             and high <= accepted_high
             and (self.symmetric or not accepted.symmetric)
+            and self.format == accepted.format
+            and accepted.scales in (self.scales, replace(self.scales, is_power_of_two=False))
         )
 
     def __str__(self) -> str:
+        scales = "" if self.scales == FLOAT32_SCALES else f", {self.scales}"
+        if self.format is not None:
+            dynamic = " dynamic" if self.is_dynamic else ""
+            return f"{self.format}{dynamic} {self.granularity}{scales}"
         low, high = self.range
         kind = "symmetric" if self.symmetric else "affine"
         dynamic = " dynamic" if self.is_dynamic else ""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}[{low}, {high}] {kind}{dynamic} {self.granularity}"
+        return f"{dtype}[{low}, {high}] {kind}{dynamic} {self.granularity}{scales}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def test_a16_when_named_then_static_int16_inputs_and_outputs(bits):
     assert scheme.weight.dtype == getattr(torch, f"int{bits}")
 
 
-@pytest.mark.parametrize("name", ["", "w9", "w1", "w4_g0", "a4w4", "w4g32", "int8_dynamics", "W4"])
+@pytest.mark.parametrize("name", ["", "w9", "w0", "w4_g0", "a4w4", "w4g32", "int8_dynamics", "W4"])
 def test_unknown_name_when_asked_then_refused(name):
     with pytest.raises(ConfigError, match="there is no scheme"):
         scheme_named(name)
