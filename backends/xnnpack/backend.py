@@ -9,7 +9,8 @@ from typing import Any
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, Backend
-from pt2e_quant.backends.xnnpack.quantizer import RECIPES, make_quantizer
+from pt2e_quant.backends.xnnpack.quantizer import make_quantizer
+from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.core.errors import MissingExtraError
 from pt2e_quant.flow.op_table import OpTable

@@ -15,16 +15,19 @@ __all__ = [
     "BATCHED_1D",
     "BATCHED_2D",
     "DIVIDES_PLAINLY",
+    "EVEN_COLUMNS",
     "EVERY_LIMIT_IS_A_NUMBER",
     "FEEDS_A_NORM",
     "FLOAT_INPUTS",
     "GLOBAL_MEAN",
     "KEEP_FLOAT",
     "LIGHT",
+    "NOT_DEPTHWISE",
     "NO_CEIL_IF_DYNAMIC",
     "NO_LINEAR_BEFORE",
     "NO_NORM_READS_IT",
     "ONE_GROUP",
+    "ONE_IMAGE",
     "PADS_WITH_ZERO",
     "POOLS_TO_ONE",
     "READ_AS_INTEGERS",
@@ -130,6 +133,24 @@ def _plain_gelu(m: Match) -> bool:
     return bool(m.arg("op", "approximate") == "none")
 
 
+def _even_columns(m: Match) -> bool:
+    value = m["w"].meta["val"] if isinstance(m["w"], Node) else None
+    return isinstance(value, Tensor) and value.shape[-1] % 2 == 0
+
+
+def _one_image(m: Match) -> bool:
+    return _rank(m, "x") == 4 and m["x"].meta["val"].shape[0] == 1
+
+
+def _not_depthwise(m: Match) -> bool:
+    return bool(m.arg("op", "groups") == 1 or m["w"].meta["val"].shape[1] > 1)
+
+
+EVEN_COLUMNS = Constraint(text="a weight with an even number of columns", holds=_even_columns)
+ONE_IMAGE = Constraint(
+    text="a batch of 1 (the delegate gives each image a scale of its own)", holds=_one_image
+)
+NOT_DEPTHWISE = Constraint(text="no depthwise convolution", holds=_not_depthwise)
 ADDS_UNSCALED = Constraint(text="alpha == 1", holds=_adds_unscaled)
 TENSOR_OPERANDS = Constraint(text="two tensor operands", holds=_tensor_operands)
 ONE_GROUP = Constraint(text="groups == 1 with one scale per output channel", holds=_one_group)

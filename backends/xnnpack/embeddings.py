@@ -1,8 +1,8 @@
-"""Embedding tables kept as int8, one scale per row.
+"""Embedding tables kept as int8, one scale per row, or as int4 in groups.
 
-`quantized_decomposed::embedding_byte` dequantizes only the rows that are looked up. It lives in
-ExecuTorch's quantized kernels, which a device has to link; the portable form does the same with
-operators that every ExecuTorch runtime has.
+`quantized_decomposed::embedding_byte` and `embedding_4bit` dequantize only the rows that are looked
+up. They live in ExecuTorch's quantized kernels, which a device has to link; the portable form does
+the same for int8 with operators that every ExecuTorch runtime has.
 """
 
 # Registers quantized_decomposed::embedding_byte; nothing of the module is used.
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.qdq import DequantizePerChannel, required_attribute
+from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerGroup, required_attribute
 from pt2e_quant.graph.ops import EMBEDDING, argument, aten
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
-__all__ = ["BYTE_KERNEL", "embed_bytes", "embed_portable"]
+__all__ = ["LINKED_KERNELS", "embed_bytes", "embed_portable"]
 
-BYTE_KERNEL = "quantized_decomposed.embedding_byte"
-"""The kernel that a device must link."""
+LINKED_KERNELS = ("quantized_decomposed.embedding_byte", "quantized_decomposed.embedding_4bit")
+"""The kernels that a device must link."""
 
 _TABLE = Op(
     DequantizePerChannel,
@@ -34,14 +34,29 @@ _TABLE = Op(
     users=None,
 )
 _FIND = Op(EMBEDDING, _TABLE, Var("indices"))
+_GROUPS = Op(
+    DequantizePerGroup,
+    Var("table"),
+    Var("scale"),
+    Var("zero_point"),
+    Var("quant_min"),
+    Var("quant_max"),
+    Var("dtype"),
+    name="dequantize",
+    users=None,
+)
+_FIND_GROUPS = Op(EMBEDDING, _GROUPS, Var("indices"))
 
 
 @graph_pass()
 def embed_bytes(gm: GraphModule) -> PassResult:
-    """Look rows up with ExecuTorch's byte kernel.
+    """Look rows up with ExecuTorch's kernels for one byte, or half a byte, an integer.
 
     Before:  embedding(dequantize_per_channel(table_q, scale, zero_point, 0), indices)
     After:   embedding_byte(table_q, scale, None, -127, 127, indices)
+
+    Before:  embedding(dequantize_per_channel_group(table_q, scale, zero_point, -8, 7), indices)
+    After:   embedding_4bit(packed, scale, None, -8, 7, indices)
     """
 
     def build(m: Match, editor: Editor) -> Node | Skip:
@@ -64,7 +79,37 @@ def embed_bytes(gm: GraphModule) -> PassResult:
             val=m.anchor.meta["val"],
         )
 
-    return rewrite(gm, (Rule("embedding_byte", find=_FIND, build=build),))
+    def build_4bit(m: Match, editor: Editor) -> Node | Skip:
+        if (declined := _declined_groups(m, gm)) is not None:
+            return declined
+        name = str(m["table"].target)
+        packed = editor.constant(
+            f"{name}_nibbles", _nibbles(_tensor(gm, m["table"])), like=m.anchor
+        )
+        return editor.call(
+            torch.ops.quantized_decomposed.embedding_4bit.default,
+            packed,
+            m["scale"],
+            None,
+            *_INT4,
+            m["indices"],
+            like=m.anchor,
+            val=m.anchor.meta["val"],
+        )
+
+    return rewrite(
+        gm,
+        (
+            Rule("embedding_byte", find=_FIND, build=build),
+            Rule("embedding_4bit", find=_FIND_GROUPS, build=build_4bit),
+        ),
+    )
+
+
+def _nibbles(table: Tensor) -> Tensor:
+    """uint8[rows, columns / 2] of int8[rows, columns]: each plus 8, the even column high."""
+    shifted = (table + 8).to(torch.uint8)
+    return (shifted[:, ::2] << 4) | shifted[:, 1::2]
 
 
 @graph_pass()
@@ -89,6 +134,22 @@ def embed_portable(gm: GraphModule) -> PassResult:
         return editor.call(aten.mul.Tensor, cast, scale, like=m.anchor)
 
     return rewrite(gm, (Rule("embedding_portable", find=_FIND, build=build),))
+
+
+_INT4 = (-8, 7)
+
+
+def _declined_groups(m: Match, gm: GraphModule) -> Skip | None:
+    if not all(isinstance(m[v], Node) and m[v].op == "get_attr" for v in ("table", "scale")):
+        return Skip("its table is computed at run time")
+    table = _tensor(gm, m["table"])
+    if (m["quant_min"], m["quant_max"]) != _INT4 or table.dtype is not torch.int8:
+        return Skip("its groups are not int4")
+    if _tensor(gm, m["zero_point"]).any():
+        return Skip("its zero_points are not 0")
+    if argument(m.anchor, "scale_grad_by_freq") or argument(m.anchor, "sparse"):
+        return Skip("it is a training embedding")
+    return None
 
 
 def _tensor(gm: GraphModule, node: Node) -> Tensor:

@@ -16,14 +16,16 @@ from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
-from pt2e_quant.backends.xnnpack.embeddings import BYTE_KERNEL, embed_bytes, embed_portable
+from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes, embed_portable
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
 from pt2e_quant.backends.xnnpack.rework import less_rework
+from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row, has_per_tensor
 from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
+from pt2e_quant.backends.xnnpack.split_biases import split_biases
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import UnsupportedError
@@ -67,6 +69,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         move_integers,
         unfold_biases,
         refloat_leftovers,
+        split_biases,
         drop_dead_constants,
     )
 
@@ -83,10 +86,15 @@ def lower(
     """
     verify_canonical(gm)
     capture = capture_of(gm)
+    changed: Sequence[PassRecord] = ()
+    if has_per_tensor(gm):
+        gm = _copy_of(gm)
+        changed = run_passes(gm, (choose_per_row,))
     work = _copy_of(gm)
     records = run_passes(work, lowering_passes(portable_only=options.portable_only))
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
     report.islands = _islands(records)
+    report.notes += [f"{note.node}: {note.text}" for record in changed for note in record.notes]
     if options.strict and report.islands:
         worst = report.islands[0]
         raise UnsupportedError(
@@ -145,9 +153,9 @@ def _describe(artifact: XnnpackArtifact) -> None:
     report.size_bytes = artifact.size_bytes
     count_operators(report, contents)
     report.notes.append(f"{len(contents.delegates)} XNNPACK partitions")
-    if contents.kernels[BYTE_KERNEL]:
+    for kernel in (k for k in LINKED_KERNELS if contents.kernels[k]):
         report.notes.append(
-            "embeddings use quantized_decomposed::embedding_byte: link ExecuTorch's quantized "
+            f"embeddings use {kernel.replace('.', '::')}: link ExecuTorch's quantized "
             "kernels on the device, or lower with portable_only=True"
         )
     for name, count in contents.undelegated_qdq().items():

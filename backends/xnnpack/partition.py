@@ -7,13 +7,17 @@ the table get a setting that admits integers. All others keep ExecuTorch's.
 
 from collections.abc import Iterable
 
+import torch.fx
 from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
+from executorch.backends.xnnpack.partition.config.gemm_configs import LinearConfig
 from executorch.backends.xnnpack.partition.config.generic_node_configs import (
     EluConfig,
     GenericNodePartitionerConfig,
 )
 from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.backends.xnnpack.utils.quant_utils import is_dequant
+from torch.export import ExportedProgram
 
 __all__ = ["make_partitioner"]
 
@@ -39,6 +43,25 @@ def _admit_integers(
     return IntegerConfig
 
 
+class WeightOnlyLinearConfig(LinearConfig):  # type: ignore[misc]  # executorch ships no types
+    """ExecuTorch's setting for linears that also takes float activations with integer weights.
+
+    XNNPACK has the kernels (f32-qc8w, f32-qc4w); ExecuTorch's setting looks for a dq at the
+    input as soon as there is one at the weight.
+    """
+
+    def get_deps(
+        self, node: torch.fx.Node, ep: ExportedProgram
+    ) -> tuple[bool, list[torch.fx.Node]]:
+        """Whether the delegate takes a linear, and the nodes that it takes with it."""
+        x, weight = node.all_input_nodes[:2]
+        if is_dequant(weight) and not is_dequant(x):
+            # A bias has been put into an add behind it: the serializer takes none here.
+            return len(node.args) == 2, [weight, *weight.all_input_nodes]
+        found: tuple[bool, list[torch.fx.Node]] = super().get_deps(node, ep)
+        return found
+
+
 def make_partitioner(integer: Iterable[str], fusing: Iterable[str]) -> XnnpackPartitioner:
     """ExecuTorch's partitioner with more operators in integers.
 
@@ -51,5 +74,5 @@ def make_partitioner(integer: Iterable[str], fusing: Iterable[str]) -> XnnpackPa
     for config in (*ALL_PARTITIONER_CONFIGS, EluConfig):
         if config.target_name in wanted and issubclass(config, GenericNodePartitionerConfig):
             config = _admit_integers(config, fuses=config.target_name in fused)
-        configs.append(config)
+        configs.append(WeightOnlyLinearConfig if config is LinearConfig else config)
     return XnnpackPartitioner(configs=configs)

@@ -18,7 +18,8 @@ from pt2e_quant.backends.xnnpack.conditions import (
     READ_IN_FLOAT,
     TENSOR_OPERANDS,
 )
-from pt2e_quant.backends.xnnpack.table import CLIPS, TABLE
+from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
+from pt2e_quant.backends.xnnpack.table import STATIC_ROWS
 from pt2e_quant.flow.op_table import OpRow
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.ops import GROUP_NORM, LAYER_NORM, MEAN, Family, aten, is_call
@@ -33,6 +34,8 @@ NORMS: Family = (
     aten.rms_norm.default,
     aten.instance_norm.default,
 )
+
+_PATTERNS = tuple((row, op) for row in STATIC_ROWS for op in row.find)
 
 _SMOOTH = frozenset({"elu", "gelu", "hardswish", "leaky_relu", "sigmoid", "tanh"})
 """Rows of activation functions between which and a linear outlier channels are scaled."""
@@ -80,7 +83,7 @@ class _View:
     def __init__(self, gm: GraphModule) -> None:
         self.matches: dict[Node, tuple[OpRow, Match]] = {}
         self.covered: dict[Node, Node] = {}
-        for row, match in find_matches(gm.graph, TABLE.patterns(), _runs):
+        for row, match in find_matches(gm.graph, _PATTERNS, _runs):
             self.matches[match.anchor] = (row, match)
             self.covered |= dict.fromkeys(match.covered, match.anchor)
         self.light = [a for a, (row, _) in self.matches.items() if LIGHT[0] in row.constraints]
@@ -124,8 +127,6 @@ class _View:
             if node not in self.matches or node in self.streams or self._follows_linear(node):
                 continue
             row, _ = self.matches[node]
-            if row.name == "embedding":
-                continue
             sources = [s for s in self._inputs(node) if s not in self.constants]
             is_gemm = node not in self.light and not row.is_passive
             if is_gemm or (sources and all(s in found for s in sources)):

@@ -5,38 +5,25 @@ convolution's weight it even returns wrong numbers (ExecuTorch 1.4). So every q/
 against the form that the partitioner takes, and folded or dropped if it has another.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.xnnpack.between import sole_quantize
-from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, is_dequantize, is_quantize
+from pt2e_quant.backends.xnnpack.kernel_forms import (
+    GEMMS,
+    gives_static_int8,
+    is_static_int8,
+    operands,
+    why_no_kernel,
+)
+from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import (
-    ADDMM,
-    CONV1D,
-    CONV2D,
-    CONV_TRANSPOSE1D,
-    CONV_TRANSPOSE2D,
-    HARDTANH,
-    LINEAR,
-    RELU,
-    Family,
-    argument,
-    is_call,
-)
+from pt2e_quant.graph.ops import ADDMM, argument, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["GEMMS", "refloat_leftovers", "unfold_biases"]
-
-GEMMS: Family = (*CONV1D, *CONV2D, *CONV_TRANSPOSE1D, *CONV_TRANSPOSE2D, *LINEAR, *ADDMM)
-"""Operators whose weight the delegate takes as integers."""
-
-_TRANSPOSED: Family = (*CONV_TRANSPOSE1D, *CONV_TRANSPOSE2D)
+__all__ = ["refloat_leftovers", "unfold_biases"]
 
 
 @graph_pass()
@@ -76,22 +63,34 @@ def refloat_leftovers(gm: GraphModule) -> PassResult:
         assert isinstance(source, Node)
         integers = constant_of(gm, source)
         if integers is not None:
-            reason = _constant_reason(node)
+            reason = _constant_reason(gm, node)
             if reason is not None:
                 readers = ", ".join(u.name for u in node.users)
                 _fold(gm, editor, node)
                 notes.append(Note(readers, reason))
-        elif not _is_static_int8(node):
-            if not is_quantize(source):
-                continue
+        elif is_quantize(source) and (reason := _run_time_reason(gm, node)) is not None:
             editor.replace(node, editor.now(source.args[0]))  # type: ignore[arg-type]  # a node
-            editor.discard([source])
-            notes.append(Note(node.name, "the delegate takes static per-tensor int8 alone"))
+            editor.discard([source, *_dynamic_qparams(source)])
+            notes.append(Note(node.name, reason))
     return PassResult(editor.finish(), tuple(notes))
 
 
-def _is_static_int8(node: Node) -> bool:
-    return node.target in (DequantizePerTensor, QuantizePerTensor) and node.args[5] is torch.int8
+def _run_time_reason(gm: GraphModule, node: Node) -> str | None:
+    """Why the delegate would not take the q/dq of a run-time value; None if it does."""
+    if is_static_int8(node):
+        return None
+    users = list(node.users)
+    if len(users) == 1 and is_call(users[0], GEMMS):
+        activation, weight = operands(users[0])
+        if activation is node and isinstance(weight, Node) and is_dequantize(weight):
+            return why_no_kernel(gm, users[0])
+    return "the delegate takes static per-tensor int8, and int8 per token of linears, alone"
+
+
+def _dynamic_qparams(quantize: Node) -> list[Node]:
+    """The nodes that compute a dynamic quantize's scale and zero_point."""
+    picks = [a for a in quantize.args[1:3] if isinstance(a, Node) and a.op == "call_function"]
+    return [*picks, *dict.fromkeys(n for pick in picks for n in pick.all_input_nodes)]
 
 
 def _fold(gm: GraphModule, editor: Editor, node: Node) -> None:
@@ -106,45 +105,20 @@ def _fold(gm: GraphModule, editor: Editor, node: Node) -> None:
     editor.replace(node, held)
 
 
-def _constant_reason(node: Node) -> str | None:
+def _constant_reason(gm: GraphModule, node: Node) -> str | None:
     """Why the delegate would not take a constant's dq where it stands; None if it does."""
     users = list(node.users)
     if len(users) != 1:
         return "its integers have several readers"
     user = users[0]
     if not is_call(user, GEMMS):
-        return None if _is_static_int8(node) and _is_integer_op(user) else "it has no integer form"
-    names = ("mat1", "mat2") if is_call(user, ADDMM) else ("input", "weight")
-    act, weight = (argument(user, name) for name in names)
-    if weight is not node:
+        return None if is_static_int8(node) and _is_integer_op(user) else "it has no integer form"
+    if operands(user)[1] is not node:
         return "it is no weight of this operator"
-    checks: tuple[tuple[Callable[[], bool], str], ...] = (
-        (lambda: isinstance(act, Node) and _is_static_int8(act), "its input is not static int8"),
-        (lambda: _has_int8_output(user), "its output is not static int8"),
-        (lambda: node.args[-1] is torch.int8, "its weight is not int8"),
-        (lambda: _axis_fits(node, user), "its scales are not one per output channel"),
-    )
-    return next((reason for holds, reason in checks if not holds()), None)
-
-
-def _has_int8_output(node: Node) -> bool:
-    users = list(node.users)
-    if len(users) == 1 and is_call(users[0], (*RELU, *HARDTANH)):
-        node = users[0]
-    quantize = sole_quantize(node)
-    return quantize is not None and _is_static_int8(quantize)
-
-
-def _axis_fits(dequantize: Node, user: Node) -> bool:
-    if dequantize.target is DequantizePerTensor:
-        return bool(dequantize.args[2] == 0)
-    axis = dequantize.args[3]
-    if is_call(user, _TRANSPOSED):
-        return bool(axis == 1 and argument(user, "groups") == 1)
-    return bool(axis == (1 if is_call(user, ADDMM) else 0))
+    return why_no_kernel(gm, user)
 
 
 def _is_integer_op(user: Node) -> bool:
     """Whether all tensors of an operator are static int8."""
     inputs = [n for n in user.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
-    return all(_is_static_int8(n) for n in inputs) and _has_int8_output(user)
+    return all(is_static_int8(n) for n in inputs) and gives_static_int8(user)

@@ -8,75 +8,42 @@ from collections.abc import Iterable
 
 from pt2e_quant.backends.xnnpack.conditions import (
     ADDS_UNSCALED,
-    BATCHED_1D,
-    BATCHED_2D,
     EVERY_LIMIT_IS_A_NUMBER,
     GLOBAL_MEAN,
     LIGHT,
     NO_CEIL_IF_DYNAMIC,
     NO_LINEAR_BEFORE,
     NO_NORM_READS_IT,
-    ONE_GROUP,
     PADS_WITH_ZERO,
     POOLS_TO_ONE,
     READ_AS_INTEGERS,
     STRIDE_FITS_KERNEL,
     TANH_IS_EXACT,
     TENSOR_OPERANDS,
-    WEIGHT_IS_MATRIX,
     WINDOW_IS_WHOLE,
 )
-from pt2e_quant.core.granularity import PerChannel, PerTensor
-from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, TensorScheme
+from pt2e_quant.backends.xnnpack.gemm_rows import (
+    CLIPS,
+    DYNAMIC_GEMMS,
+    EMBEDDING,
+    STATIC_GEMMS,
+    WEIGHT_ONLY_GEMMS,
+)
+from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, maybe, one_of
 
-__all__ = ["CLIPS", "FUSING", "TABLE", "edge_operators"]
-
-CLIPS = one_of(
-    ops.RELU, ops.RELU6, ops.HARDTANH, ops.CLAMP, (aten.clamp_min.default, aten.clamp_max.default)
-)
-"""Activations that the delegate fuses into the operator before them, or runs alone."""
+__all__ = ["FUSING", "STATIC_ROWS", "TABLE", "edge_operators"]
 
 FUSING = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 """Edge operators whose partitioner setting has to be told that activations fuse."""
 
-X, Y, W, B = Var("x"), Var("y"), Var("w"), Var("b")
-INT8_WEIGHT_WHOLE = TensorScheme(
-    dtype=INT8_WEIGHT.dtype,
-    granularity=PerTensor(),
-    symmetric=True,
-    quant_min=-127,
-    quant_max=127,
-)
-INT8_WEIGHT_COLUMNS = TensorScheme(
-    dtype=INT8_WEIGHT.dtype,
-    granularity=PerChannel(axis=1),
-    symmetric=True,
-    quant_min=-127,
-    quant_max=127,
-)
+X, Y = Var("x"), Var("y")
 _IN = Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
 _IN2 = Slot(at="y", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
 _OUT = Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,))
-_ROWS = Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT, INT8_WEIGHT_WHOLE))
-_COLUMNS = Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT_COLUMNS, INT8_WEIGHT_WHOLE))
-
-
-def _gemm(
-    name: str, family: Family, lowers_to: str, *needs: Constraint, weight: Slot = _ROWS
-) -> OpRow:
-    """A convolution or linear with a constant weight, a clip fused."""
-    return OpRow(
-        name=name,
-        find=chain(Op(family, X, W, B, name="op"), maybe(CLIPS, "clip")),
-        slots=(_IN, weight, _OUT),
-        constraints=(*needs, EVERY_LIMIT_IS_A_NUMBER),
-        lowers_to=lowers_to,
-        note="relu, relu6, hardtanh and clamp after it are fused",
-    )
 
 
 def _binary(name: str, family: Family, lowers_to: str, *needs: Constraint) -> OpRow:
@@ -144,27 +111,6 @@ def _join(name: str, family: Family, lowers_to: str) -> OpRow:
 
 
 _OUTSIDE = "on the integers, outside the delegate"
-_GEMMS = (
-    _gemm("conv1d", ops.CONV1D, "Conv2d, DepthwiseConv2d", BATCHED_1D),
-    _gemm("conv2d", ops.CONV2D, "Conv2d, DepthwiseConv2d", BATCHED_2D),
-    _gemm(
-        "conv_transpose1d",
-        ops.CONV_TRANSPOSE1D,
-        "ConvTranspose2d",
-        BATCHED_1D,
-        ONE_GROUP,
-        weight=_COLUMNS,
-    ),
-    _gemm(
-        "conv_transpose2d",
-        ops.CONV_TRANSPOSE2D,
-        "ConvTranspose2d",
-        BATCHED_2D,
-        ONE_GROUP,
-        weight=_COLUMNS,
-    ),
-    _gemm("linear", ops.LINEAR, "FullyConnected", WEIGHT_IS_MATRIX),
-)
 _BINARIES = (
     _binary("add", ops.ADD, "Add", ADDS_UNSCALED, NO_NORM_READS_IT),
     _binary("sub", ops.SUB, "Subtract", ADDS_UNSCALED, NO_NORM_READS_IT),
@@ -228,17 +174,12 @@ _MOVERS = (
     _mover("upsample_nearest2d", (aten.upsample_nearest2d.vec,), _OUTSIDE),
     _mover("copy", ops.IDENTITIES, "nothing: it is dropped"),
 )
-_EMBEDDING = OpRow(
-    name="embedding",
-    find=(Op(ops.EMBEDDING, W, name="op"),),
-    slots=(Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT,)),),
-    lowers_to="quantized_decomposed.embedding_byte, outside the delegate",
-    note="portable_only=True looks rows and scales up with portable operators instead",
-)
+STATIC_ROWS = (*STATIC_GEMMS, *_BINARIES, *_UNARIES, *_POOLS, *_MOVERS)
+"""What runs in integers between static scales."""
 
 TABLE = OpTable(
     backend="XNNPACK",
-    rows=(*_GEMMS, *_BINARIES, *_UNARIES, *_POOLS, *_MOVERS, _EMBEDDING),
+    rows=(*STATIC_ROWS, *DYNAMIC_GEMMS, *WEIGHT_ONLY_GEMMS, EMBEDDING),
     reasons={
         "aten.softmax": "XNNPACK's softmax is float only",
         "aten.matmul": "XNNPACK multiplies two run-time matrices in float only",

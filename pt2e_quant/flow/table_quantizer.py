@@ -230,7 +230,7 @@ class _Reader:
         self.table = table
         self.book = book
         self.masks = masks.masks | masks.masked_scores
-        self.reasons: dict[Node, str] = {}
+        self.reasons: dict[Node, tuple[int, str]] = {}
         self.resolved: dict[tuple[int, int], TensorScheme | None] = {}
         self.plans: dict[tuple[str, Node, tuple[Node, ...]], _Plan] = {}
 
@@ -240,30 +240,33 @@ class _Reader:
         if scheme is None:
             self.refuse(match, f"rule: {self.book.rule_for(match.covered[0], Role.INPUT)}")
             return False
-        try:
-            schemes = self._schemes(row, match, scheme)
-        except ValueError as error:
-            self.refuse(match, f"{self.table.backend} {row.name}: {error}")
-            return False
+        found: dict[str, tuple[Slot, TensorScheme | None]] = {}
+        for slot in row.slots:
+            try:
+                found[slot.at] = slot, self._scheme_of(slot, match, scheme)
+            except ValueError as error:
+                self.refuse(match, f"{self.table.backend} {row.name}: {error}", len(found))
+                return False
         if (broken := row.refusal(match)) is not None:
-            self.refuse(match, f"{self.table.backend} {row.name} needs: {broken.text}")
+            reason = f"{self.table.backend} {row.name} needs: {broken.text}"
+            self.refuse(match, reason, len(found))
             return False
+        present = {at for at, (_, chosen) in found.items() if chosen is not None}
+        schemes = tuple(
+            (slot, chosen)
+            for slot, chosen in found.values()
+            if chosen is not None and all(at in present for at in slot.derived_from)
+        )
         self.plans[row.name, match.anchor, match.covered] = _Plan(row, match, schemes)
         return True
 
-    def _schemes(
-        self, row: OpRow, match: Match, scheme: Scheme
-    ) -> tuple[tuple[Slot, TensorScheme], ...]:
-        found = []
-        for slot in row.slots:
-            places = slot.places(match)
-            self._check_places(slot, match, places)
-            chosen = self._resolve(slot, scheme) if places else None
-            if chosen is not None:
-                _check_groups(chosen, places)
-                found.append((slot, chosen))
-        present = {slot.at for slot, _ in found}
-        return tuple((s, c) for s, c in found if all(at in present for at in s.derived_from))
+    def _scheme_of(self, slot: Slot, match: Match, scheme: Scheme) -> TensorScheme | None:
+        places = slot.places(match)
+        self._check_places(slot, match, places)
+        chosen = self._resolve(slot, scheme) if places else None
+        if chosen is not None:
+            _check_groups(chosen, places)
+        return chosen
 
     def _resolve(self, slot: Slot, scheme: Scheme) -> TensorScheme | None:
         """`Slot.resolve`, once for each slot and scheme: the table and the book hold both."""
@@ -285,14 +288,18 @@ class _Reader:
             if not isinstance(val, Tensor) or not val.is_floating_point():
                 raise ValueError(f'its {slot.role} "{value.name}" is no floating-point tensor')
 
-    def refuse(self, match: Match, reason: str) -> None:
-        """Keep a reason for every node of a match; the first one found stays."""
+    def refuse(self, match: Match, reason: str, fitting: int = 0) -> None:
+        """Keep a reason for every node of a match: that of the row with most fitting tensors.
+
+        Among rows with equally many the first one stays.
+        """
         for node in match.covered:
-            self.reasons.setdefault(node, reason)
+            if node not in self.reasons or self.reasons[node][0] < fitting:
+                self.reasons[node] = fitting, reason
 
     def record(self, node: Node) -> FloatRecord:
         """Why a node is left float."""
-        reason = self.reasons.get(node)
+        _, reason = self.reasons.get(node, (0, None))
         if reason is None:
             denied = self.book.scheme_for(node) is None
             reason = (
@@ -317,13 +324,14 @@ def _group_size(scheme: Scheme | None) -> int | None:
 def _check_groups(scheme: TensorScheme, places: Sequence[EdgeOrNode]) -> None:
     if not isinstance(scheme.granularity, PerGroup):
         return
-    group_size = scheme.granularity.group_size
+    group_size, axis = scheme.granularity.group_size, scheme.granularity.axis
+    what = "columns" if axis == -1 else f"entries along axis {axis}"
     for place in places:
         source, user = (place, place) if isinstance(place, Node) else place
-        columns = source.meta["val"].shape[-1]
+        columns = source.meta["val"].shape[axis]
         if columns % group_size:
             raise AnnotationError(
-                f"groups of {group_size} do not divide the {columns} columns of {source.name}",
+                f"groups of {group_size} do not divide the {columns} {what} of {source.name}",
                 node=user,
                 fix="give its module a scheme whose groups do, or quantizer.pad_groups()",
             )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.xnnpack.quantizer import INT8
+from pt2e_quant.backends.xnnpack.recipes import INT8
 from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.flow.calibrate import calibrate

@@ -209,7 +209,6 @@ class Annotator:
 @pytest.mark.parametrize(
     ("quantizer", "reason"),
     [
-        (Annotator(None, output=False), "its input is not static int8"),
         (Annotator(torch.int8, output=False), "its output is not static int8"),
         (Annotator(torch.int16), "its input is not static int8"),
     ],

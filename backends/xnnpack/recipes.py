@@ -1,0 +1,168 @@
+"""What the recipe names of this backend stand for, and the nearest one to what it cannot run."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from pt2e_quant.backends.xnnpack.gemm_rows import GROUP_SIZES
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
+from pt2e_quant.flow.observer_choice import ObserverChoice
+from pt2e_quant.flow.op_table import OUT
+from pt2e_quant.flow.rules import QuantRule, RuleKind
+from pt2e_quant.graph.ops import EMBEDDING, is_call
+from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.predicted_range import PredictedRangeObserver
+from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.passes.scale_outputs import scale_outputs
+from pt2e_quant.passes.smooth_channels import smooth_channels
+
+__all__ = ["INT8", "RECIPES", "Recipe", "recipe_named"]
+
+INT8 = Scheme(
+    name="int8",
+    input=INT8_ACTIVATION,
+    output=INT8_ACTIVATION,
+    weight=INT8_WEIGHT,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a recipe name stands for.
+
+    Args:
+        text: one line of explanation.
+        scheme: what every node gets.
+        observers: which observers gather ranges.
+        algorithms: passes that convert runs on the calibrated graph.
+        rules: what some nodes get instead.
+    """
+
+    text: str
+    scheme: Scheme
+    observers: ObserverChoice = field(default_factory=ObserverChoice)
+    algorithms: tuple[GraphPass, ...] = ()
+    rules: tuple[QuantRule, ...] = ()
+
+
+def is_embedding(node: Node) -> bool:
+    """Whether a node looks rows up."""
+    return is_call(node, EMBEDDING)
+
+
+_TABLES = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_embedding)
+"""Embedding tables have int8 rows whatever the linears have: rounding there is in every layer."""
+
+
+def _without_data(name: str, text: str) -> Recipe:
+    """Linears of a scheme that needs no calibration; embedding tables are int8 rows."""
+    scheme = scheme_named(name)
+    is_small = scheme.weight is not None and scheme.weight.range[1] < INT8_WEIGHT.range[1]
+    search = WeightSearch.MSE if is_small else WeightSearch.MIN_MAX
+    return Recipe(
+        text=f"{text}; embeddings int8 per row; no calibration",
+        scheme=scheme,
+        observers=ObserverChoice(search=search),
+        rules=(_TABLES,),
+    )
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "int8": Recipe(
+        text="static int8: activations per tensor, weights per channel, outlier channels scaled",
+        scheme=INT8,
+        observers=ObserverChoice(
+            activation=PredictedRangeObserver,
+            by_slot={
+                ("linear", "x"): ChannelStatisticsObserver,
+                ("linear", OUT): ChannelStatisticsObserver,
+            },
+        ),
+        algorithms=(smooth_channels, scale_outputs),
+    ),
+    "int8-minmax": Recipe(
+        text="static int8: activations per tensor, weights per channel, min-max ranges alone",
+        scheme=INT8,
+    ),
+    "int8_dynamic": _without_data(
+        "int8_dynamic", "linears: int8 activations per token at run time, int8 weights per row"
+    ),
+    "w8": _without_data("w8", "linears: float activations, int8 weights per row"),
+    "w4": _without_data("w4", "linears: float activations, int4 weights per row"),
+    "a8w4": _without_data(
+        "a8w4", "linears: int8 activations per token at run time, int4 weights per row"
+    ),
+    **{
+        f"a8w4_g{size}": _without_data(
+            f"a8w4_g{size}",
+            f"linears: int8 activations per token at run time, int4 weights in groups of {size}",
+        )
+        for size in GROUP_SIZES
+    },
+}
+
+_SCHEME = re.compile(r"(?:a(?P<a>\d+))?w(?P<w>\d+)(?:_g(?P<g>[1-9]\d*))?")
+_FLOATS = re.compile(r"(?P<kind>fp|mxfp|nvfp|nf)(?P<bits>\d+).*")
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of a name.
+
+    Raises:
+        ConfigError: there is none; the nearest one is offered, with the reason where the name
+            says a scheme that XNNPACK has no kernel for.
+    """
+    if name in RECIPES:
+        return RECIPES[name]
+    refused = _refusal(name)
+    if refused is None:
+        raise ConfigError(f'XNNPACK has no recipe "{name}": {near(name, RECIPES)}')
+    reason, nearest = refused
+    raise ConfigError(
+        f'XNNPACK cannot run "{name}": {reason}',
+        fix=f'the nearest recipe it runs is "{nearest}"',
+    )
+
+
+def _refusal(name: str) -> tuple[str, str] | None:
+    """Why a scheme has no recipe, and the nearest that has one; None if the name says none."""
+    if name == "int8_dynamic_per_tensor":
+        return "its linears find the qparams of each row, not of the tensor", "int8_dynamic"
+    if floats := _FLOATS.fullmatch(name):
+        is_small = int(floats["bits"]) <= 4
+        return "it multiplies integers or floats of 32 bits", (
+            "a8w4_g32" if is_small else "int8_dynamic"
+        )
+    found = _SCHEME.fullmatch(name)
+    if found is None:
+        return None
+    bits = int(found["w"])
+    group = int(found["g"]) if found["g"] else None
+    return _why(found["a"], bits, group), _nearest(found["a"] is not None, bits, group)
+
+
+def _why(activation: str | None, bits: int, group: int | None) -> str:
+    if bits not in (4, 8):
+        return "its kernels take weights of 4 or 8 bits"
+    if activation not in (None, "8"):
+        return f"its kernels take activations of 8 bits, not {activation}"
+    if group is None:
+        return "it is int8_dynamic"
+    if bits == 8:
+        return "its int8 weights have one scale per row, not groups"
+    if activation is None:
+        return "it has no weight-only linear with groups"
+    return f"groups are of {', '.join(map(str, GROUP_SIZES))}"
+
+
+def _nearest(is_dynamic: bool, bits: int, group: int | None) -> str:
+    if bits > 4:
+        return "int8_dynamic" if is_dynamic else "w8"
+    if group is None:
+        return "a8w4" if is_dynamic else "w4"
+    return f"a8w4_g{min(GROUP_SIZES, key=lambda size: abs(size - group))}"
