@@ -25,7 +25,7 @@ def quantize(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
-    calibration_data: Iterable[Any],
+    calibration_data: Iterable[Any] | None = None,
     backend: str,
     recipe: str = "int8",
     strict: bool = True,
@@ -40,7 +40,8 @@ def quantize(
         kwargs: example keyword inputs.
         dynamic_shapes: as torch.export.export takes it.
         calibration_data: any iterable of batches; a dict is keyword arguments, a tuple or list
-            positional ones, a tensor the only one.
+            positional ones, a tensor the only one. None for a recipe that needs no data
+            (weight-only and dynamic ones): the model is not run.
         backend: "xnnpack", "onnx", or one of an entry point.
         recipe: a recipe of that backend.
         strict: make errors of what the report would warn of.
@@ -58,8 +59,11 @@ def quantize(
     quantizer = target.quantizer(recipe)
     program = _export(model, args, kwargs, dynamic_shapes)
     prepared = prepare_pt2e(program, quantizer, strict=strict)
-    calibrate(prepared, calibration_data, progress=progress)
-    return target.lower(convert_pt2e(prepared), strict=strict, verify=verify)
+    if calibration_data is not None:
+        calibrate(prepared, calibration_data, progress=progress)
+    # Calibration keeps a sample of its own for the check; without, the user's is better than noise.
+    sample = args if calibration_data is None and args and not kwargs else None
+    return target.lower(convert_pt2e(prepared), sample, strict=strict, verify=verify)
 
 
 def _export(

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.errors import CalibrationError, InputError
 
 
 class Decoder(nn.Module):
@@ -94,3 +94,21 @@ def test_exported_program_with_inputs_is_refused():
     program = torch.export.export(nn.Linear(2, 2).eval(), (torch.randn(1, 2),))
     with pytest.raises(InputError, match="has its inputs and dynamic shapes already"):
         pq.quantize(program, (torch.randn(1, 2),), calibration_data=[], backend="xnnpack")
+
+
+@pytest.mark.parametrize(("backend", "package"), [("onnx", "onnxruntime")])
+def test_quantize_when_a_recipe_needs_no_data_then_none_is_asked_for(backend, package):
+    pytest.importorskip(package)
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    x = torch.randn(4, 64, generator=generator)
+    artifact = pq.quantize(model, (x,), backend=backend, recipe="w4_g32")
+    assert artifact.report.integer_ops == {"MatMulNBits": 2}
+    assert torch.nn.functional.cosine_similarity(artifact.run(x), model(x)).min() > 0.98
+
+
+def test_quantize_when_a_recipe_needs_data_and_there_is_none_then_refused():
+    pytest.importorskip("onnxruntime")
+    model = nn.Linear(8, 4)
+    with pytest.raises(CalibrationError, match="observers saw no data"):
+        pq.quantize(model, (torch.randn(1, 8),), backend="onnx")

@@ -7,7 +7,8 @@ from typing import Any
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, Backend
-from pt2e_quant.backends.onnx.quantizer import RECIPES, make_quantizer
+from pt2e_quant.backends.onnx.quantizer import make_quantizer
+from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.core.errors import MissingExtraError
 from pt2e_quant.flow.op_table import OpTable
@@ -46,12 +47,29 @@ class OnnxBackend(Backend):
         strict: bool = True,
         verify: bool = True,
         margin_db: float = 6.0,
+        portable: bool = False,
     ) -> Artifact:
-        """Canonical graph to an .onnx artifact; see `Backend.lower`."""
+        """Canonical graph to an .onnx artifact; see `Backend.lower`.
+
+        Args:
+            gm: of convert_pt2e.
+            example_inputs: inputs for the check run.
+            strict: make errors of what the report would warn of.
+            verify: run the artifact once against the canonical graph.
+            margin_db: how much nearer to the canonical graph than that is to the float graph.
+            portable: use operators of the ONNX standard only, none of ONNX Runtime's own.
+        """
         _require_extra()
         from pt2e_quant.backends.onnx.lower import lower
 
-        return lower(gm, example_inputs, strict=strict, verify=verify, margin_db=margin_db)
+        return lower(
+            gm,
+            example_inputs,
+            strict=strict,
+            verify=verify,
+            margin_db=margin_db,
+            portable=portable,
+        )
 
     def load(self, path: str | Path) -> Artifact:
         """Read an .onnx file that an artifact wrote; see `Backend.load`."""

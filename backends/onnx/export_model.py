@@ -21,9 +21,14 @@ OPSET = 21
 
 
 def export_model(
-    ep: ExportedProgram, output_names: Sequence[str]
+    ep: ExportedProgram, output_names: Sequence[str], *, portable: bool = False
 ) -> tuple[ir.Model, dict[str, str]]:
     """Translate a program, bring it into the form that fuses, and name its outputs.
+
+    Args:
+        ep: in canonical form, nothing packed.
+        output_names: a name for each of its outputs.
+        portable: use operators of the ONNX standard only.
 
     Returns:
         The model, and the module path of each value in it.
@@ -47,7 +52,7 @@ def export_model(
             ) from error
     assert program is not None
     model = program.model
-    origins = apply_rewrites(model)
+    origins = apply_rewrites(model, portable=portable)
     common.OutputFixPass()(model)
     _name_outputs(model.graph, output_names)
     model.producer_name = "pt2e_quant"

@@ -33,9 +33,11 @@ def lower(
     strict: bool = True,
     verify: bool = True,
     margin_db: float = 6.0,
+    portable: bool = False,
 ) -> OnnxArtifact:
     """Canonical graph to ONNX artifact; see `Backend.lower`.
 
+    With `portable` it holds operators of the ONNX standard alone, and none of ONNX Runtime's own.
     A dequantize shared by several readers is left as it is: ONNX Runtime copies it itself.
     """
     verify_canonical(gm)
@@ -43,7 +45,8 @@ def lower(
     _refuse_state(capture)
     flat, results = split_results(gm)
     run_passes(flat, (unpack_weights,))
-    model, origins = export_model(export_again(flat), result_names(gm, results))
+    names = result_names(gm, results)
+    model, origins = export_model(export_again(flat), names, portable=portable)
     plain = _serialize(model)
     optimized, session = optimize(plain)
     metadata = Metadata(

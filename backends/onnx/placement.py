@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.onnx.conditions import FLOAT_INPUTS, IS_LIGHT, KEEP_FLOAT, READ_IN_FLOAT
-from pt2e_quant.backends.onnx.table import TABLE
+from pt2e_quant.backends.onnx.table import STATIC_TABLE
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.flow.op_table import OUT, OpRow
 from pt2e_quant.graph.meta import constant_nodes
@@ -54,7 +54,7 @@ class _View:
     def __init__(self, gm: GraphModule) -> None:
         self.matches: dict[Node, tuple[OpRow, Match]] = {}
         self.anchor_of: dict[Node, Node] = {}
-        for row, match in find_matches(gm.graph, TABLE.patterns(), _runs):
+        for row, match in find_matches(gm.graph, STATIC_TABLE.patterns(), _runs):
             self.matches[match.anchor] = (row, match)
             self.anchor_of |= dict.fromkeys(match.covered, match.anchor)
         self.constants = constant_nodes(gm.graph)

@@ -1,91 +1,65 @@
-"""Recipes of the ONNX backend, and the quantizers made from them."""
+"""Quantizers of the ONNX backend, made from its recipes and its op table."""
 
-from dataclasses import dataclass, field
-
-from pt2e_quant.backends.onnx.placement import place_light
-from pt2e_quant.backends.onnx.shuffle_upsampling import shuffle_upsampling
+from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
+from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
+from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, near
-from pt2e_quant.core.schemes import BIAS_INT32, INT8_WEIGHT, UINT8_ACTIVATION, Scheme
-from pt2e_quant.flow.observer_choice import ObserverChoice
+from pt2e_quant.core.granularity import PerGroup
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.core.schemes import Scheme
+from pt2e_quant.flow.rules import QuantRule, RuleKind
 from pt2e_quant.flow.table_quantizer import TableQuantizer
-from pt2e_quant.graph.pipeline import GraphPass
-from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
-from pt2e_quant.observers.predicted_range import PredictedRangeObserver
-from pt2e_quant.passes.decompose_attention import decompose_attention
-from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
-from pt2e_quant.passes.smooth_channels import smooth_channels
-from pt2e_quant.passes.split_as_slices import split_as_slices
 
-__all__ = ["INT8", "RECIPES", "Recipe", "make_quantizer"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What a recipe name stands for.
-
-    Args:
-        name: as in `quantizer(name)`.
-        text: one line of explanation.
-        scheme: what every node gets.
-        observers: which observers gather ranges.
-        algorithms: passes that convert runs on the calibrated graph.
-    """
-
-    name: str
-    text: str
-    scheme: Scheme
-    observers: ObserverChoice = field(default_factory=ObserverChoice)
-    algorithms: tuple[GraphPass, ...] = ()
-
-
-TRANSFORMS: tuple[GraphPass, ...] = (
-    decompose_attention,
-    remove_noop_expand,
-    split_as_slices,
-    shuffle_upsampling,
-    place_light,
-)
-
-INT8 = Scheme(
-    name="int8",
-    input=UINT8_ACTIVATION,
-    output=UINT8_ACTIVATION,
-    weight=INT8_WEIGHT,
-    bias=BIAS_INT32,
-)
-"""uint8 activations: ONNX Runtime on x86 runs them about five times faster than int8 ones."""
-
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            name="int8",
-            text="static: uint8 activations per tensor, int8 weights per output channel",
-            scheme=INT8,
-            observers=ObserverChoice(
-                activation=PredictedRangeObserver,
-                by_slot={("linear", "x"): ChannelStatisticsObserver},
-            ),
-            algorithms=(smooth_channels,),
-        ),
-    )
-}
+__all__ = ["make_quantizer"]
 
 
 def make_quantizer(recipe: str = "int8") -> TableQuantizer:
     """A fresh quantizer for a recipe.
 
     Raises:
-        ConfigError: no recipe has that name; near names are offered.
+        ConfigError: no recipe has that name; the nearest one is offered.
     """
     if recipe not in RECIPES:
-        raise ConfigError(f'ONNX Runtime has no recipe "{recipe}": {near(recipe, RECIPES)}')
+        raise _unknown(recipe)
     found = RECIPES[recipe]
     return TableQuantizer(
         TABLE,
         found.scheme,
         observers=found.observers,
-        transforms=TRANSFORMS,
+        rules=[
+            QuantRule(kind=RuleKind.GLOBAL, scheme=scheme, where=where)
+            for where, scheme in found.special
+        ],
+        transforms=found.transforms,
         algorithms=found.algorithms,
     )
+
+
+def _unknown(recipe: str) -> ConfigError:
+    """What to say of a name that is no recipe: a scheme without kernels, or no scheme at all."""
+    try:
+        scheme = scheme_named(recipe)
+    except ConfigError:
+        return ConfigError(f'ONNX Runtime has no recipe "{recipe}": {near(recipe, RECIPES)}')
+    nearest = _nearest(scheme)
+    return ConfigError(
+        f'ONNX Runtime has no recipe for scheme "{recipe}"',
+        fix=f'the nearest it runs is "{nearest}": {RECIPES[nearest].text}',
+    )
+
+
+def _nearest(scheme: Scheme) -> str:
+    """The recipe with as many bits or more, and groups as small or smaller where there are any."""
+    if scheme.input is not None and not scheme.input.is_dynamic:
+        return "int8"
+    weight = scheme.weight
+    assert weight is not None  # every scheme of a name has weights
+    if info(weight.dtype).bits > 4:
+        return "w8" if scheme.input is None else "int8_dynamic"
+    base = "w4" if scheme.input is None else "a8w4"
+    if not isinstance(weight.granularity, PerGroup):
+        return base
+    wanted = weight.granularity.group_size
+    sizes = [size for size in GROUP_SIZES if f"{base}_g{size}" in RECIPES]
+    return f"{base}_g{max((s for s in sizes if s <= wanted), default=sizes[0])}"

@@ -76,6 +76,7 @@ class OptimizedModel:
 _FLOAT_RESULT = {
     "DequantizeLinear",
     "DynamicQuantizeMatMul",
+    "GatherBlockQuantized",
     "MatMulIntegerToFloat",
     "MatMulNBits",
 }
@@ -187,7 +188,7 @@ def _kind(node: onnx.NodeProto, types: Mapping[str, int]) -> OperatorKind:
         return OperatorKind.CONVERT
     if node.op_type.startswith(("QLinear", "QGemm", "MatMulInteger", "ConvInteger")):
         return OperatorKind.INTEGER
-    if node.op_type in ("DynamicQuantizeMatMul", "MatMulNBits"):
+    if node.op_type in ("DynamicQuantizeMatMul", "MatMulNBits", "GatherBlockQuantized"):
         return OperatorKind.INTEGER
     result = types.get(node.output[0], onnx.TensorProto.FLOAT)
     if result in _EIGHT_BIT:

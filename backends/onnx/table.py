@@ -22,6 +22,7 @@ from pt2e_quant.backends.onnx.conditions import (
     SUM_IS_OF_TENSORS,
     WEIGHT_IS_A_MATRIX,
 )
+from pt2e_quant.backends.onnx.low_bit_rows import LOW_BIT_ROWS
 from pt2e_quant.core.granularity import PerChannel
 from pt2e_quant.core.schemes import (
     BIAS_INT32,
@@ -35,7 +36,7 @@ from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, one_of
 
-__all__ = ["TABLE"]
+__all__ = ["STATIC_TABLE", "TABLE"]
 
 aten: Any = torch.ops.aten
 
@@ -241,22 +242,26 @@ _MOVING_ROWS = (
     _merges("minimum", (Op(ops.MINIMUM, X, Y),), ("x", "y"), "Min (uint8)"),
 )
 
-TABLE = OpTable(
+_REASONS = {
+    "aten.conv_transpose1d": "ONNX Runtime has no integer ConvTranspose",
+    "aten.conv_transpose2d": "ONNX Runtime has no integer ConvTranspose; one with kernel == "
+    "stride is written as conv2d and pixel_shuffle",
+    "aten.conv_transpose3d": "ONNX Runtime has no integer ConvTranspose",
+    "aten.layer_norm": "ONNX Runtime has no integer LayerNormalization",
+    "aten.gelu": "ONNX Runtime has no integer Gelu; a look-up table measured slower than float",
+    "aten.silu": "ONNX Runtime has no integer SiLU; a look-up table measured slower than float",
+    "aten.tanh": "ONNX Runtime has no integer Tanh; a look-up table measured slower than float",
+    "aten.hardswish": "ONNX Runtime has no integer HardSwish; a look-up table measured slower "
+    "than float",
+    "aten.upsample_bilinear2d": "ONNX Runtime's integer Resize truncates: half a step of bias",
+    "aten.div": "ONNX Runtime has no integer Div",
+    "aten.scaled_dot_product_attention": "ONNX Runtime's attention computes in float",
+}
+
+STATIC_TABLE = OpTable(
     backend="ONNX Runtime",
     rows=(*_CONV_ROWS, *_LINEAR_ROWS, *_ARITHMETIC_ROWS, *_MOVING_ROWS),
-    reasons={
-        "aten.conv_transpose1d": "ONNX Runtime has no integer ConvTranspose",
-        "aten.conv_transpose2d": "ONNX Runtime has no integer ConvTranspose; one with kernel == "
-        "stride is written as conv2d and pixel_shuffle",
-        "aten.conv_transpose3d": "ONNX Runtime has no integer ConvTranspose",
-        "aten.layer_norm": "ONNX Runtime has no integer LayerNormalization",
-        "aten.gelu": "ONNX Runtime has no integer Gelu; a look-up table measured slower than float",
-        "aten.silu": "ONNX Runtime has no integer SiLU; a look-up table measured slower than float",
-        "aten.tanh": "ONNX Runtime has no integer Tanh; a look-up table measured slower than float",
-        "aten.hardswish": "ONNX Runtime has no integer HardSwish; a look-up table measured slower "
-        "than float",
-        "aten.upsample_bilinear2d": "ONNX Runtime's integer Resize truncates: half a step of bias",
-        "aten.div": "ONNX Runtime has no integer Div",
-        "aten.scaled_dot_product_attention": "ONNX Runtime's attention computes in float",
-    },
+    reasons=_REASONS,
 )
+"""The rows of scheme int8: between such operators integers flow."""
+TABLE = OpTable(backend="ONNX Runtime", rows=(*STATIC_TABLE.rows, *LOW_BIT_ROWS), reasons=_REASONS)

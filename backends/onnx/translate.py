@@ -12,6 +12,8 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset21
 
+from pt2e_quant.backends.onnx.translate_per_token import per_token_translations
+
 __all__ = ["translation_table"]
 
 op: Any = opset21
@@ -23,6 +25,7 @@ _INTEGER_LIMITS = {
 }
 _NO_CLIP = (ir.DataType.INT16, ir.DataType.UINT16)
 """Integers that Clip does not take: the reals are clipped before they are quantized."""
+_DYNAMIC_RANGES = ((ir.DataType.UINT8, 0, 255), (ir.DataType.INT8, -128, 127))
 _FOUR_BIT = {ir.DataType.INT8: ir.DataType.INT4, ir.DataType.UINT8: ir.DataType.UINT4}
 
 
@@ -39,6 +42,7 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         decomposed.dequantize_per_channel_group.default: dequantize_per_channel_group,
         decomposed.choose_qparams.tensor: choose_qparams,
         torch.ops.aten.mean.dim: mean,
+        **per_token_translations(),
     }
 
 
@@ -78,6 +82,8 @@ def dequantize_per_tensor(
     out_dtype: ir.DataType | None = None,
 ) -> ir.Value:
     """DequantizeLinear; the range needs no care here."""
+    if isinstance(zero_point, ir.Value) and _uncast(zero_point) is not zero_point:
+        dtype = ir.DataType.UINT8  # the integers are DynamicQuantizeLinear's
     x, dtype = _four_bit(x, quant_min, quant_max, dtype)
     real = op.DequantizeLinear(x, _real(scale), _integer(zero_point, dtype))
     return _as(real, out_dtype)
@@ -138,12 +144,14 @@ def choose_qparams(
 ) -> tuple[ir.Value, ir.Value]:
     """DynamicQuantizeLinear's scale and zero point; its integers are used by the quantize.
 
+    They are uint8 also where int8 is asked for, with a zero point 128 higher: the same reals.
+
     Raises:
-        NotImplementedError: another type or range than uint8 in full.
+        NotImplementedError: another type or range than 8 bits in full.
     """
-    if dtype != ir.DataType.UINT8 or (quant_min, quant_max) != (0, 255):
+    if (dtype, quant_min, quant_max) not in _DYNAMIC_RANGES:
         raise NotImplementedError(
-            f"ONNX quantizes at run time to uint8 [0, 255] only, found {dtype} "
+            f"ONNX quantizes at run time to all integers of 8 bits only, found {dtype} "
             f"[{quant_min}, {quant_max}]"
         )
     _, scale, zero_point = op.DynamicQuantizeLinear(x)

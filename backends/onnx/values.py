@@ -9,11 +9,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 __all__ = [
+    "MICROSOFT",
     "Array",
     "Attribute",
     "Dequantized",
     "call",
     "constant",
+    "int_attribute",
     "make_constant",
     "only_consumer",
     "read_dequantize",
@@ -23,6 +25,10 @@ __all__ = [
 
 Array: TypeAlias = NDArray[Any]
 Attribute: TypeAlias = int | float | str | Sequence[int]
+
+
+MICROSOFT = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +103,12 @@ def call(
     name: str,
     like: ir.Value | None = None,
     after: bool = False,
+    domain: str = "",
 ) -> ir.Value:
     """Insert a one-output node before (or after) `at`; it keeps `at`'s origin, `like`'s type."""
     graph = at.graph
     assert isinstance(graph, ir.Graph)
-    node = ir.node(op_type, inputs, dict(attributes or {}), name=f"node_{name}")
+    node = ir.node(op_type, inputs, dict(attributes or {}), name=f"node_{name}", domain=domain)
     (graph.insert_after if after else graph.insert_before)(at, node)
     output = node.outputs[0]
     output.name = name
@@ -141,7 +148,7 @@ def read_quantize(node: ir.Node) -> Dequantized | None:
 
 def _read(node: ir.Node, quantized: ir.Value | None) -> Dequantized | None:
     scale = constant(node.inputs[1])
-    if quantized is None or scale is None or _attribute(node, "block_size", 0):
+    if quantized is None or scale is None or int_attribute(node, "block_size", 0):
         return None
     zero_input = node.inputs[2] if len(node.inputs) > 2 else None
     if zero_input is not None:
@@ -151,9 +158,10 @@ def _read(node: ir.Node, quantized: ir.Value | None) -> Dequantized | None:
         zero_point = np.zeros(scale.shape, dtype.numpy()) if dtype is not None else None
     if zero_point is None:
         return None
-    axis = _attribute(node, "axis", 1)
+    axis = int_attribute(node, "axis", 1)
     return Dequantized(node, quantized, scale, zero_point, axis if scale.ndim else None)
 
 
-def _attribute(node: ir.Node, name: str, default: int) -> int:
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute of a node, or what it is when left out."""
     return node.attributes[name].as_int() if name in node.attributes else default

@@ -2,15 +2,25 @@
 
 from ast import literal_eval
 from collections.abc import Callable
+from typing import TypeAlias
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips
+from pt2e_quant.backends.onnx.rewrites.block_kernels import look_up_blocks, multiply_blocks
+from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once
+from pt2e_quant.backends.onnx.rewrites.dynamic_linear import (
+    multiply_per_tensor,
+    multiply_per_token,
+    multiply_per_token_portable,
+)
+from pt2e_quant.backends.onnx.rewrites.expand_per_token import expand_per_token
 from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts
 from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers
 from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias
 from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm
+from pt2e_quant.backends.onnx.rewrites.portable_blocks import look_up_portable, transpose_blocks
 from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     cancel_requantize,
@@ -19,37 +29,65 @@ from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
 )
 from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
 from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
+from pt2e_quant.backends.onnx.translate_per_token import MARKS
+from pt2e_quant.backends.onnx.values import MICROSOFT
 
-__all__ = ["REWRITES", "apply_rewrites"]
+__all__ = ["PORTABLE_REWRITES", "REWRITES", "apply_rewrites"]
+
+Rewrite: TypeAlias = Callable[[ir.Graph], int]
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 """Where the exporter notes a node's module paths, outermost first, then the node."""
 
-REWRITES: tuple[Callable[[ir.Graph], int], ...] = (
+_STATIC: tuple[Rewrite, ...] = (
     fold_casts,
     unsigned_activations,
     absorb_clips,
     subtract_by_add,
     run_on_integers,
     cancel_requantize,
+)
+_LAST: tuple[Rewrite, ...] = (
+    expand_per_token,
     gather_integers,
+    dequantize_once,
     widen_bias,
     integer_bias,
     relu_as_max,
     keep_layer_norm,
 )
+REWRITES = (
+    *_STATIC,
+    multiply_blocks,
+    look_up_blocks,
+    multiply_per_tensor,
+    multiply_per_token,
+    *_LAST,
+)
+PORTABLE_REWRITES = (
+    *_STATIC,
+    look_up_portable,
+    multiply_per_tensor,
+    multiply_per_token_portable,
+    transpose_blocks,
+    *_LAST,
+)
+"""Without ONNX Runtime's own operators."""
 
 
-def apply_rewrites(model: ir.Model) -> dict[str, str]:
+def apply_rewrites(model: ir.Model, *, portable: bool = False) -> dict[str, str]:
     """Bring a model into the form ONNX Runtime fuses; the module path of each value in it."""
     # The branches of an If are graphs of their own.
     graphs = [model.graph, *model.graph.subgraphs()]
-    for rewrite in REWRITES:
+    for rewrite in PORTABLE_REWRITES if portable else REWRITES:
         for graph in graphs:
             rewrite(graph)
     common.RemoveUnusedNodesPass()(model)
     common.DeduplicateInitializersPass()(model)
     common.TopologicalSortPass()(model)
+    model.opset_imports.pop(MARKS, None)
+    if any(node.domain == MICROSOFT for graph in graphs for node in graph):
+        model.opset_imports[MICROSOFT] = 1
     return {name: path for graph in graphs for name, path in _take_origins(graph).items()}
 
 

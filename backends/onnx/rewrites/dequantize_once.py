@@ -1,0 +1,90 @@
+"""Let ONNX Runtime dequantize a weight when it loads the file, not in every call."""
+
+import numpy as np
+import onnx_ir as ir
+
+from pt2e_quant.backends.onnx.values import (
+    Array,
+    call,
+    constant,
+    int_attribute,
+    make_constant,
+    redirect,
+)
+
+__all__ = ["dequantize_once"]
+
+_HEAVY = {"Conv", "Gemm", "MatMul"}
+_EIGHT_BIT = (np.int8, np.uint8)
+
+
+def dequantize_once(graph: ir.Graph) -> int:
+    """Write the dequantize of an 8-bit weight as arithmetic, where a product in float reads it.
+
+    ONNX Runtime computes arithmetic of constants once, at load, but keeps DequantizeLinear: it
+    would run in every call, or be fused into a product that rounds the activations too.
+
+    Before:  Conv | Gemm | MatMul (x, DequantizeLinear(w int8, scale, zero_point))
+    After:   Conv | Gemm | MatMul (x, (Cast(w) - zero_point) * scale)
+    """
+    changed = 0
+    for node in list(graph):
+        if node.op_type != "DequantizeLinear" or not _is_float_weight(node):
+            continue
+        integers, scale = constant(node.inputs[0]), constant(node.inputs[1])
+        if integers is None or scale is None or integers.dtype not in _EIGHT_BIT:
+            continue
+        redirect(node.outputs[0], _arithmetic(graph, node, integers, scale))
+        graph.remove(node, safe=True)
+        changed += 1
+    return changed
+
+
+def _is_float_weight(dequantize: ir.Node) -> bool:
+    """Whether all that reads a weight multiplies it with something that is no integer."""
+    readers = [use.node for use in dequantize.outputs[0].uses()]
+    if all(reader.op_type == "Transpose" for reader in readers):
+        readers = [use.node for reader in readers for use in reader.outputs[0].uses()]
+    return bool(readers) and all(
+        reader.op_type in _HEAVY and not _is_quantized(reader.inputs[0]) for reader in readers
+    )
+
+
+def _is_quantized(value: ir.Value | None) -> bool:
+    producer = value.producer() if value is not None else None
+    return producer is not None and producer.op_type in ("DequantizeLinear", "DequantizePerToken")
+
+
+def _arithmetic(graph: ir.Graph, node: ir.Node, integers: Array, scale: Array) -> ir.Value:
+    output, base = node.outputs[0], node.outputs[0].name
+    steps = node.inputs[0]
+    zero_point = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    grouped = scale.ndim == integers.ndim and scale.shape != integers.shape and scale.ndim > 0
+    if grouped:
+        # [N, K] as [N, G, K / G], against scales [N, G, 1].
+        split = make_constant(graph, f"{base}_split", np.array([*scale.shape, -1]))
+        steps = call(node, "Reshape", [steps, split], name=f"{base}_groups")
+    real = call(node, "Cast", [steps], {"to": int(ir.DataType.FLOAT)}, name=f"{base}_cast")
+    if zero_point is not None and np.any(zero_point):
+        zeros = _beside(zero_point.astype(np.float32), node, integers.ndim, grouped=grouped)
+        stored = make_constant(graph, f"{base}_zero_point", zeros)
+        real = call(node, "Sub", [real, stored], name=f"{base}_centred")
+    column = _beside(scale, node, integers.ndim, grouped=grouped)
+    name = node.inputs[1].name if node.inputs[1] is not None else base
+    stored = make_constant(graph, f"{name}_column", column)
+    real = call(node, "Mul", [real, stored], name=f"{base}_real", like=None if grouped else output)
+    if not grouped:
+        return real
+    whole = make_constant(graph, f"{base}_whole", np.array(integers.shape))
+    return call(node, "Reshape", [real, whole], name=f"{base}_whole_real", like=output)
+
+
+def _beside(qparams: Array, node: ir.Node, rank: int, *, grouped: bool) -> Array:
+    """Qparams in a shape that broadcasts over the integers."""
+    if grouped:
+        return qparams[..., None]
+    if qparams.ndim == 0:
+        return qparams
+    shape = [1] * rank
+    shape[int_attribute(node, "axis", 1)] = -1
+    return qparams.reshape(shape)

@@ -1,0 +1,85 @@
+"""Write q/dq per token out in standard operators, where no integer product takes it over."""
+
+import numpy as np
+import onnx_ir as ir
+
+from pt2e_quant.backends.onnx.translate_per_token import CHOOSE, DEQUANTIZE, MARKS, QUANTIZE
+from pt2e_quant.backends.onnx.values import call, make_constant, redirect
+
+__all__ = ["choose_rows", "expand_per_token", "read_per_token"]
+
+_EPS = float(np.finfo(np.float32).eps)
+"""The least scale, as torch's `choose_qparams_per_token_asymmetric` has it."""
+
+
+def read_per_token(value: ir.Value | None) -> ir.Value | None:
+    """The real tensor whose rows a value has rounded to int8, None if it is no such."""
+    dequantize = value.producer() if value is not None else None
+    if dequantize is None or dequantize.domain != MARKS:
+        return None
+    quantize = dequantize.inputs[0].producer() if dequantize.inputs[0] is not None else None
+    if dequantize.op_type != DEQUANTIZE or quantize is None or quantize.op_type != QUANTIZE:
+        return None
+    return quantize.inputs[0]
+
+
+def expand_per_token(graph: ir.Graph) -> int:
+    """Write out what is left of q/dq per token.
+
+    Before:  DequantizePerToken(QuantizePerToken(x))
+    After:   (Clip(Round(x / s) + z, 0, 255) - z) * s, with s and z of each row of x
+    """
+    changed = 0
+    for node in list(graph):
+        if node.domain != MARKS or node.op_type != DEQUANTIZE:
+            continue
+        x, output = read_per_token(node.outputs[0]), node.outputs[0]
+        assert x is not None  # canonical form: a dequantize per token reads a quantize
+        scale, zero_point = choose_rows(graph, node, x, output.name or "x")
+        base = f"{output.name}_rounded"
+        limits = [make_constant(graph, f"{base}_limit", np.array(v, np.float32)) for v in (0, 255)]
+        steps = call(node, "Div", [x, scale], name=f"{base}_div", like=output)
+        steps = call(node, "Round", [steps], name=f"{base}_round", like=output)
+        steps = call(node, "Add", [steps, zero_point], name=f"{base}_add", like=output)
+        steps = call(node, "Clip", [steps, *limits], name=f"{base}_clip", like=output)
+        steps = call(node, "Sub", [steps, zero_point], name=f"{base}_sub", like=output)
+        redirect(output, call(node, "Mul", [steps, scale], name=base, like=output))
+        changed += 1
+    return changed + remove_marks(graph)
+
+
+def remove_marks(graph: ir.Graph) -> int:
+    """Take out the marks that nothing reads any more; how many."""
+    changed = 0
+    for node in reversed(list(graph)):
+        if node.domain == MARKS and not any(v.uses() for v in node.outputs):
+            assert node.op_type in (CHOOSE, QUANTIZE, DEQUANTIZE)
+            graph.remove(node, safe=True)
+            changed += 1
+    return changed
+
+
+def choose_rows(graph: ir.Graph, at: ir.Node, x: ir.Value, base: str) -> tuple[ir.Value, ir.Value]:
+    """Scale and zero_point of uint8 for each row of x, both float32 [..., 1].
+
+    scale = (max - min) / 255 with 0 in the range, zero_point = Round(-min / scale).
+    """
+    last = make_constant(graph, f"{base}_axis", np.array([-1]))
+    zero = make_constant(graph, f"{base}_zero", np.array(0, np.float32))
+    keep = {"keepdims": 1}
+
+    def make(op_type: str, *inputs: ir.Value, of: str) -> ir.Value:
+        made = call(
+            at, op_type, inputs, keep if of in ("top", "low") else None, name=f"{base}_{of}"
+        )
+        made.type = ir.TensorType(ir.DataType.FLOAT)
+        return made
+
+    top = make("Max", make("ReduceMax", x, last, of="top"), zero, of="high")
+    low = make("Min", make("ReduceMin", x, last, of="low"), zero, of="bottom")
+    steps = make_constant(graph, f"{base}_step", np.array(1 / 255, np.float32))
+    eps = make_constant(graph, f"{base}_eps", np.array(_EPS, np.float32))
+    scale = make("Mul", make("Sub", top, low, of="width"), steps, of="raw_scale")
+    scale = make("Max", scale, eps, of="scale")
+    offset = make("Neg", make("Div", low, scale, of="offset"), of="up")
+    return scale, make("Round", offset, of="zero_point")
