@@ -188,7 +188,7 @@ def _extremes(value: Tensor) -> tuple[int, int]:
 
 def _packs_zero_points(node: Node) -> bool:
     """Whether a dequantize's zero points weigh enough: one a group, or a sub-byte weight's."""
-    if "group_size" in arguments(node):
+    if not {"group_size", "block_size"}.isdisjoint(arguments(node)):
         return True
     limits = _limits(node)
     if limits is None:

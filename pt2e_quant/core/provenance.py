@@ -16,6 +16,7 @@ __all__ = [
     "PROVENANCE_KEY",
     "FloatRecord",
     "Provenance",
+    "SizeRecord",
     "TensorRecord",
     "provenance_of",
 ]
@@ -43,6 +44,9 @@ class TensorRecord:
         quant_max: largest integer used.
         axis: channel axis, None per tensor.
         group_size: how many neighbours share a scale, None if they are not in groups.
+        block: lengths of the block that shares a scale (-1: a whole axis), where the fields above
+            do not say it.
+        scales: how the scales are kept, where they are no float32 numbers.
         is_dynamic: the qparams are chosen at run time.
         scale: real units per integer step; one, or one per channel. Empty where they are many
             (groups: the graph's own constant holds them) or not known (dynamic).
@@ -66,6 +70,8 @@ class TensorRecord:
     quant_max: int = 0
     axis: int | None = None
     group_size: int | None = None
+    block: list[int] = field(default_factory=list)
+    scales: str = ""
     is_dynamic: bool = False
     scale: list[float] = field(default_factory=list)
     zero_point: list[int] = field(default_factory=list)
@@ -88,12 +94,43 @@ class FloatRecord:
 
 
 @dataclass(slots=True, kw_only=True)
+class SizeRecord:
+    """What one constant of the converted graph takes.
+
+    Args:
+        name: of the parameter it comes from.
+        dtype: of its elements as they are stored: "int4" where eight bits hold two.
+        elements: how many there are.
+        size_before: bytes in float; its own bytes if it is not quantized.
+        size_after: bytes of its elements as stored; 0 if another name of the same tensor has them.
+        qparams: bytes of the scales and zero points that its dequantizes read.
+        readers: how many dequantizes read it; 0 if it is not quantized.
+        same_as: an earlier constant that holds the same values in memory of its own, "" if none.
+    """
+
+    name: str
+    dtype: str
+    elements: int
+    size_before: int
+    size_after: int
+    qparams: int = 0
+    readers: int = 0
+    same_as: str = ""
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits that an element takes, qparams included."""
+        return 8 * (self.size_after + self.qparams) / self.elements if self.elements else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
 class Provenance:
-    """The table: quantized tensors, nodes left float, the passes that ran, notes of passes."""
+    """The table: quantized tensors, nodes left float, sizes, the passes that ran, their notes."""
 
     quantizer: str = ""
     tensors: list[TensorRecord] = field(default_factory=list)
     floats: list[FloatRecord] = field(default_factory=list)
+    sizes: list[SizeRecord] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -129,6 +166,7 @@ class Provenance:
                 for r in data["tensors"]
             ]
             data["floats"] = [FloatRecord(**r) for r in data["floats"]]
+            data["sizes"] = [SizeRecord(**r) for r in data.get("sizes", ())]
             return Provenance(**data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(f"the provenance in this file is damaged: {error}") from error

@@ -28,6 +28,7 @@ from pt2e_quant.flow.prepared import (
     prepared_state,
 )
 from pt2e_quant.flow.train_mode import move_exported_model_to_eval
+from pt2e_quant.flow.size_ledger import check_smaller, constant_bytes, take_ledger
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
@@ -63,8 +64,10 @@ def convert_pt2e(
     Raises:
         CalibrationError: an observer saw no data; every such observer is named.
         InvariantError: the result breaks the canonical form.
+        UnsupportedError: its weights are quantized and its constants take no less for it.
     """
-    if prepared_state(prepared).is_qat:
+    state, bytes_before = prepared_state(prepared), constant_bytes(prepared)
+    if state.is_qat:
         move_exported_model_to_eval(prepared)
     form = Form.CANONICAL if fold_quantize else Form.UNFOLDED
     with pause_gc(), torch.no_grad():
@@ -75,6 +78,9 @@ def convert_pt2e(
     verify_canonical(prepared, form=form)
     for body in bodies(prepared):
         verify_canonical(body.gm, form=form)
+    provenance_of(prepared).sizes = list(take_ledger(prepared))
+    if fold_quantize:
+        check_smaller(prepared, bytes_before, is_strict=state.is_strict)
     return prepared
 
 

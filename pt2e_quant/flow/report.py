@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from pt2e_quant.core.provenance import FloatRecord, Provenance, TensorRecord
+from pt2e_quant.core.provenance import FloatRecord, Provenance, SizeRecord, TensorRecord
 
 __all__ = ["Island", "Report"]
 
@@ -78,6 +78,8 @@ class Report:
             found.append(_tensors(self.provenance.tensors))
         if self.provenance.floats:
             found.append(_floats(self.provenance.floats))
+        if self.provenance.sizes:
+            found.append(_sizes(self.provenance.sizes))
         if self.islands:
             found.append(_islands(self.islands))
         return found
@@ -101,6 +103,7 @@ class Report:
                 ratio = self.size_bytes / self.float_size_bytes
                 text += f", {ratio:.2f}x the float constants ({self.float_size_bytes:,})"
             rows.append(("size", text))
+        rows += _size_facts(self.provenance.sizes)
         if self.sqnr_float_db is not None:
             rows.append(("canonical graph against float", f"{self.sqnr_float_db:.1f} dB"))
         if self.sqnr_canonical_db is not None:
@@ -145,6 +148,44 @@ def _floats(records: list[FloatRecord]) -> Table:
         names = [r.node for r in records if (r.op, r.reason) == (op, reason)]
         shown = ", ".join(names[:4]) + (f", … ({count - 4} more)" if count > 4 else "")
         table.add_row(op, str(count), reason, shown)
+    return table
+
+
+def _size_facts(records: list[SizeRecord]) -> list[tuple[str, str]]:
+    """What all constants take, and an element of the quantized ones."""
+    if not records:
+        return []
+    before = sum(r.size_before for r in records if r.size_after)
+    after = sum(r.size_after + r.qparams for r in records)
+    text = f"{before:,} -> {after:,} bytes"
+    quantized = [r for r in records if r.readers]
+    if elements := sum(r.elements for r in quantized):
+        bits = 8 * sum(r.size_after + r.qparams for r in quantized) / elements
+        text += f", {bits:.2f} bits per quantized weight"
+    rows = [("constants of the graph", text)]
+    if wasted := sum(r.size_after + r.qparams for r in records if r.same_as):
+        rows.append(("stored twice", f"{wasted:,} bytes"))
+    return rows
+
+
+def _sizes(records: list[SizeRecord]) -> Table:
+    """The size ledger, largest first."""
+    table = Table(title="constants")
+    for column in ("constant", "stored as", "elements", "bytes", "qparams", "bits each", "note"):
+        table.add_column(column, overflow="fold")
+    for record in sorted(records, key=lambda r: -r.size_before):
+        note = f"{record.readers} readers" if record.readers > 1 else ""
+        if record.same_as:
+            note = f"the same values as {record.same_as}"
+        table.add_row(
+            record.name,
+            record.dtype,
+            f"{record.elements:,}",
+            f"{record.size_before:,} -> {record.size_after:,}" if record.readers else "unchanged",
+            f"{record.qparams:,}" if record.qparams else "",
+            f"{record.bits_per_element:.2f}",
+            note,
+        )
     return table
 
 
