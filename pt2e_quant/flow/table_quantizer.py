@@ -1,5 +1,6 @@
 """The quantizer made from a backend's op table: one loop over matches writes the annotations."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,8 +23,9 @@ from pt2e_quant.flow.observer_choice import ObserverChoice, derived_spec
 from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot, operator_name
 from pt2e_quant.flow.quantizer import Quantizer
 from pt2e_quant.flow.rules import ALL_ROLES, QuantRule, RuleBook, RuleKind
+from pt2e_quant.flow.train_ranges import for_training
 from pt2e_quant.graph.masks import MaskInfo, find_masks
-from pt2e_quant.graph.pattern import Match, find_matches
+from pt2e_quant.graph.pattern import Match, Op, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
 from pt2e_quant.passes.pad_linears import pad_linears
@@ -131,6 +133,14 @@ class TableQuantizer(Quantizer):
         self.pads_groups = True
         return self
 
+    def for_qat(self) -> "TableQuantizer":
+        """The same for training: fake-quantizes; what algorithms would choose is learned."""
+        made = copy.copy(self)
+        made.rules = list(self.rules)
+        made.observers = for_training(self.observers)
+        made.algorithms = made.finishing = ()
+        return made
+
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Run the table's own passes."""
         run_passes(model, self.transforms)
@@ -154,7 +164,7 @@ class TableQuantizer(Quantizer):
         masks = find_masks(model)
         model.meta[MASKS_KEY] = masks
         reader = _Reader(self.table, book, masks)
-        matches = find_matches(model.graph, self.table.patterns(), reader.accept)
+        matches = find_matches(model.graph, self._patterns(), reader.accept)
         done: set[Node] = set()
         quantized: set[Node] = set()
         for row, match in matches:
@@ -169,6 +179,28 @@ class TableQuantizer(Quantizer):
         provenance.quantizer = f"{self.table.backend} table"
         provenance.set_floats([reader.record(n) for n in nodes if n not in done])
         return model
+
+    def _patterns(self) -> list[tuple[OpRow, Op]]:
+        """The patterns of rows that some rule's scheme may suit.
+
+        Of operators that no such row is for, every pattern: their refusals say why.
+        """
+        offered = {
+            role: [rule.scheme.for_role(role) if rule.scheme else None for rule in self.rules]
+            for role in Role
+        }
+        suited = {
+            row.name
+            for row in self.table
+            if all(any(_takes(s, offer) for offer in offered[s.role]) for s in row.slots)
+        }
+        patterns = self.table.patterns()
+        served = {m.target for row, op in patterns if row.name in suited for m in op.members}
+        return [
+            (row, op)
+            for row, op in patterns
+            if row.name in suited or not any(m.target in served for m in op.members)
+        ]
 
     def _write(self, plan: _Plan, book: RuleBook) -> None:
         for node in plan.match.covered:
@@ -314,6 +346,15 @@ class _Reader:
             reason=reason,
             size=sum(_constant_bytes(n) for n in node.all_input_nodes),
         )
+
+
+def _takes(slot: Slot, wanted: TensorScheme | None) -> bool:
+    alone = Scheme(name="", input=wanted, output=wanted, weight=wanted, bias=wanted)
+    try:
+        slot.resolve(alone)
+    except ValueError:
+        return False
+    return True
 
 
 def _group_size(scheme: Scheme | None) -> int | None:

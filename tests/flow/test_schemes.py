@@ -124,6 +124,15 @@ def test_rows_of_one_pattern_when_no_scheme_fits_both_then_one_table():
         OpTable(backend="Toy", rows=(*rows, replace(rows[0], name="again")))
 
 
+def test_rows_for_other_schemes_when_none_suits_then_the_reason_is_theirs():
+    schemes = [scheme_named(name) for name in ("w4_g32", "a8w4_g32")]
+    rows = tuple(row_of(s, f"linear_{s.name}") for s in schemes)
+    model, inputs = model_and_input()
+    quantizer = TableQuantizer(OpTable(backend="Toy", rows=rows), scheme_named("w3_g32"))
+    with pytest.raises(AnnotationError, match=r'its weight "w" takes int4.*, not int3'):
+        pq.prepare_pt2e(torch.export.export(model, inputs), quantizer)
+
+
 def test_float_slot_when_the_scheme_quantizes_it_then_refused():
     slot = Slot(at="x", role=Role.INPUT, accepts=())
     with pytest.raises(ValueError, match='"x" takes float alone, not int8'):
