@@ -52,16 +52,20 @@ def _source_kind(node):
     return node.args[0].op if QDQ not in str(node.args[0].target) else "q/dq", users
 
 
-def both(model, inputs, quantizer, *, calibration=(), dynamic_shapes=None):
-    """(theirs, ours) of a model; the quantizer is made anew for each."""
+def both(model, inputs, quantizer, *, calibration=(), dynamic_shapes=None, strict=False):
+    """(theirs, ours) of a model; the quantizer is made anew for each.
+
+    Cadence finds operators by metadata that only a strict export writes. Arm's passes refuse the
+    module with torch's input checks, which ours takes out itself.
+    """
     found = []
     for flow in (theirs, ours):
         exported = torch.export.export(
-            copy.deepcopy(model).eval(), inputs, dynamic_shapes=dynamic_shapes, strict=False
+            copy.deepcopy(model).eval(), inputs, dynamic_shapes=dynamic_shapes, strict=strict
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            prepared = flow.prepare_pt2e(exported.module(), quantizer())
+            prepared = flow.prepare_pt2e(exported.module(check_guards=False), quantizer())
         with torch.no_grad():
             for batch in (inputs, *calibration):
                 prepared(*batch)

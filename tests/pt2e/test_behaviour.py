@@ -3,7 +3,6 @@
 Every difference that is excused is in docs/migration.md.
 """
 
-import copy
 import warnings
 from collections import Counter
 
@@ -19,6 +18,8 @@ from pt2e_models import MODELS  # noqa: E402
 
 from pt2e_quant.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e  # noqa: E402
 from pt2e_quant.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("cached_patterns")
 
 CONFIGS = {
     "static": {},
@@ -49,26 +50,6 @@ CASES = [
     case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow)
     for case in ((name, config) for config in CONFIGS for name in MODELS)
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cached_patterns():
-    """XNNPACKQuantizer exports twelve patterns at each call, ten seconds' worth: once is enough."""
-    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer_utils as module
-
-    made = {}
-    export = module._get_aten_graph_module_for_pattern
-
-    def export_once(pattern, example_inputs, is_cuda):
-        cells = [cell.cell_contents for cell in pattern.fn.__closure__]
-        key = tuple(getattr(c, "__name__", c) for c in cells), example_inputs[0].shape, is_cuda
-        if key not in made:
-            made[key] = export(pattern, example_inputs, is_cuda)
-        return copy.deepcopy(made[key])  # the matcher edits it
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_get_aten_graph_module_for_pattern", export_once)
-        yield
 
 
 def quantizer(config):

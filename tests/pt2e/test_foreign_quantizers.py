@@ -8,47 +8,12 @@ import torch
 
 pytest.importorskip("torchao")
 
-from pt2e_flows import both
+from foreign import NETWORKS, QUANTIZERS
+from pt2e_flows import QDQ, both
 from pt2e_models import MODELS
 
-_TORCHAO = "torchao.quantization.pt2e.quantizer"
+pytestmark = pytest.mark.usefixtures("cached_patterns")
 
-
-def _global(module, quantizer, config, **kwargs):
-    module = pytest.importorskip(module, exc_type=ImportError)
-    return lambda: getattr(module, quantizer)().set_global(getattr(module, config)(**kwargs))
-
-
-def _plain(module, quantizer):
-    module = pytest.importorskip(module, exc_type=ImportError)
-    return getattr(module, quantizer)
-
-
-QUANTIZERS = {
-    "x86": lambda: _global(
-        f"{_TORCHAO}.x86_inductor_quantizer",
-        "X86InductorQuantizer",
-        "get_default_x86_inductor_quantization_config",
-    ),
-    "arm_inductor": lambda: _global(
-        f"{_TORCHAO}.arm_inductor_quantizer",
-        "ArmInductorQuantizer",
-        "get_default_arm_inductor_quantization_config",
-    ),
-    "xpu": lambda: _global(
-        f"{_TORCHAO}.xpu_inductor_quantizer",
-        "XPUInductorQuantizer",
-        "get_default_xpu_inductor_quantization_config",
-    ),
-    "vulkan": lambda: _global(
-        "executorch.backends.vulkan.quantizer.vulkan_quantizer",
-        "VulkanQuantizer",
-        "get_symmetric_quantization_config",
-    ),
-    "cadence": lambda: _plain(
-        "executorch.backends.cadence.aot.quantizer.quantizer", "CadenceDefaultQuantizer"
-    ),
-}
 # Batch norm is folded in another order of operations.
 ROUNDED = {"conv_bn_relu"}
 
@@ -59,21 +24,60 @@ def counts(outcome):
     return found
 
 
-@pytest.mark.filterwarnings("ignore")  # torchao's and ExecuTorch's own modules, at import
-@pytest.mark.parametrize(
-    "name", ["two_linears", "conv_bn_relu", "residual_relu", "cat", "attention"]
-)
-@pytest.mark.parametrize("backend", QUANTIZERS)
-def test_foreign_quantizer_when_run_then_as_torchao_converts(backend, name):
-    quantizer = QUANTIZERS[backend]()
-    torch.manual_seed(0)
-    model, inputs = MODELS[name]()
-    theirs, ours = both(model, inputs, quantizer)
-    assert counts(ours) == counts(theirs)
-    if name not in ROUNDED:
+# nncf 3.4 asks the block's transposes for an axis of a scalar, under torchao too.
+FAILS_UPSTREAM = {("openvino", "block")}
+QUICK = ("x86_inductor", "vulkan", "cadence")
+QUICK_CASES = {
+    ("cortex_m", "conv_net"),
+    ("tosa", "conv_net"),
+    ("x86_inductor", "conv_net"),
+    ("cadence", "block"),
+    ("vulkan", "block"),
+}
+CASES = [
+    case if case in QUICK_CASES else pytest.param(*case, marks=pytest.mark.slow)
+    for case in ((quantizer, name) for quantizer in QUANTIZERS for name in NETWORKS)
+]
+DYNAMIC = "quantized_decomposed.dequantize_per_tensor.tensor"
+
+
+def check_equal(theirs, ours, *, rounded=False):
+    expected, found = counts(theirs), counts(ours)
+    if DYNAMIC in expected:
+        # Theirs keeps one dequantize for all readers of a dynamic quantize, ours has one for each.
+        assert found[DYNAMIC] >= expected[DYNAMIC]
+        expected[DYNAMIC] = found[DYNAMIC]
+    assert found == expected
+    assert sum(count for name, count in found.items() if QDQ in name) > 0
+    if not rounded and DYNAMIC not in expected:
         assert ours.qparams == theirs.qparams
     for a, b in zip(ours.outputs, theirs.outputs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 if name in ROUNDED else 0)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 if rounded else 0)
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's and the vendors' own modules, at import
+@pytest.mark.parametrize("name", ["two_linears", "conv_bn_relu", "residual_relu", "attention"])
+@pytest.mark.parametrize("quantizer", QUICK)
+def test_small_model_when_converted_then_as_torchao_converts(quantizer, name):
+    QUANTIZERS[quantizer]()  # skips where it cannot be imported
+    if quantizer == "vulkan" and name in ("conv_bn_relu", "residual_relu"):
+        pytest.skip("Vulkan's quantizer takes linears only")
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    theirs, ours = both(model, inputs, QUANTIZERS[quantizer], strict=True)
+    check_equal(theirs, ours, rounded=name in ROUNDED)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("quantizer", "name"), CASES)
+def test_network_when_converted_then_as_torchao_converts(quantizer, name):
+    QUANTIZERS[quantizer]()
+    if (quantizer, name) in FAILS_UPSTREAM:
+        pytest.skip("the quantizer itself fails on this network, under torchao too")
+    torch.manual_seed(0)
+    model, inputs = NETWORKS[name]()
+    theirs, ours = both(model, inputs, QUANTIZERS[quantizer], strict=True)
+    check_equal(theirs, ours, rounded=name == "conv_net")
 
 
 def test_library_of_operators_when_both_are_imported_then_defined_once():
