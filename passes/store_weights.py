@@ -1,8 +1,10 @@
 """Store constants as the integers their quantize op makes of them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -11,7 +13,7 @@ from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.qdq import STATIC_KINDS, is_quantize, kind_of_qdq, read_qparams
 from pt2e_quant.core.qparams import quantize
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of, source_constant
+from pt2e_quant.graph.meta import attribute, constant_of, source_constant
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
 __all__ = ["store_weights"]
@@ -25,31 +27,76 @@ def store_weights(gm: GraphModule) -> PassResult:
     After:   weight_q
 
     torchao's quantize_affine is folded alike. The integers are named after the parameter they come
-    from. Constants that share storage and qparams (tied weights) become one. The float constant
-    stays until nothing reads it.
+    from. Constants that share storage and qparams (tied weights) become one. A float constant goes
+    as soon as nothing reads it.
     """
-    editor = Editor(gm)
-    made: dict[tuple[Any, ...], Node] = {}
-    notes = []
-    sizes: dict[str, tuple[int, int]] = {}
+    store = _Store(gm)
     for node in [n for n in gm.graph.nodes if is_quantize(n) or is_affine_quantize(n)]:
+        store.fold(node)
+    _note_sizes(provenance_of(gm), store.sizes)
+    return PassResult(store.editor.finish(), tuple(store.notes))
+
+
+class _Store:
+    """Folds quantizes one by one; a float constant goes with the last that read it.
+
+    So no more than one of them is in use at a time, and memory falls from the first weight on where
+    nobody else holds them.
+    """
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.editor = Editor(gm)
+        self.made: dict[tuple[Any, ...], Node] = {}
+        self.notes: list[Note] = []
+        self.sizes: dict[str, tuple[int, int]] = {}
+        reads = [str(n.target) for n in gm.graph.nodes if n.op == "get_attr"]
+        self.readers = Counter(reads)
+        # Taken before anything is freed: a later tensor may get the address of an earlier one.
+        self.storages = {
+            target: value.untyped_storage().data_ptr()
+            for target in self.readers
+            if isinstance(value := attribute(gm, target), Tensor)
+        }
+
+    def fold(self, node: Node) -> None:
+        """Put integers in the place of a quantize, if all it reads is constant."""
         source = node.args[0]
         if not isinstance(source, Node):
-            continue
-        value, qparams = constant_of(gm, source), _values(gm, node.args[1:])
+            return
+        value, qparams = constant_of(self.gm, source), _values(self.gm, node.args[1:])
         if value is None or qparams is None:
-            continue
+            return
         name = _name(source)
-        key = _key(node, value, qparams)
-        if key not in made:
-            integers = _integers(gm, node, value, qparams)
-            made[key] = editor.constant(f"{name}_q", integers, like=node)
+        key = (node.target, self._place(source, value), *_plain(qparams))
+        if key not in self.made:
+            integers = _integers(self.gm, node, value, qparams)
+            self.made[key] = self.editor.constant(f"{name}_q", integers, like=node)
             after = _bytes(integers) + sum(_bytes(v) for v in qparams if isinstance(v, Tensor))
-            sizes[name] = _bytes(value), after
-            notes.append(Note(node.name, f"{name}: {_bytes(value)} -> {after} bytes"))
-        editor.replace(node, made[key])
-    _note_sizes(provenance_of(gm), sizes)
-    return PassResult(editor.finish(), tuple(notes))
+            self.sizes[name] = _bytes(value), after
+            self.notes.append(Note(node.name, f"{name}: {_bytes(value)} -> {after} bytes"))
+        self.editor.replace(node, self.made[key])
+        constant = source_constant(source)
+        self.editor.erase_dead([node])
+        if constant is not None and constant._erased:
+            self._release(str(constant.target))
+
+    def _place(self, source: Node, value: Tensor) -> object:
+        """Equal for constants of one storage, seen alike."""
+        constant = source_constant(source)
+        held = None if constant is None else attribute(self.gm, str(constant.target))
+        pointer = value.untyped_storage().data_ptr()
+        if held is None or held.untyped_storage().data_ptr() != pointer:
+            return source  # made anew each time it is asked for, by a cast
+        layout = value.storage_offset(), tuple(value.shape), value.stride(), value.dtype
+        return self.storages[str(constant.target)], layout  # type: ignore[union-attr]  # held is its value
+
+    def _release(self, target: str) -> None:
+        """Take a constant out of the module once no node reads it."""
+        self.readers[target] -= 1
+        owner, _, leaf = target.rpartition(".")
+        if not self.readers[target]:
+            delattr(self.gm.get_submodule(owner), leaf)
 
 
 def _name(source: Node) -> str:
@@ -74,11 +121,15 @@ def _integers(gm: GraphModule, node: Node, value: Tensor, qparams: Sequence[Any]
     return target(value.contiguous(), *qparams).detach().clone()  # type: ignore[no-any-return]
 
 
-def _key(node: Node, value: Tensor, qparams: Sequence[Any]) -> tuple[Any, ...]:
-    """Equal for constants of one storage with equal qparams."""
-    plain = (v.numpy(force=True).tobytes() if isinstance(v, Tensor) else v for v in qparams)
-    layout = value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
-    return (node.target, layout, *plain)
+def _plain(qparams: Sequence[Any]) -> list[object]:
+    """Qparams as values that compare."""
+    # As bytes by way of uint8: numpy has no bfloat16.
+    return [
+        v.contiguous().reshape(-1).view(torch.uint8).numpy(force=True).tobytes()
+        if isinstance(v, Tensor)
+        else v
+        for v in qparams
+    ]
 
 
 def _bytes(tensor: Tensor) -> int:
