@@ -17,7 +17,14 @@ from pt2e_quant.graph.pattern import Match, Op, find_matches
 from pt2e_quant.passes.norm_producer import PRODUCER, channel_follows, other_results_used
 from pt2e_quant.passes.trained_batch_norm import TrainedBatchNorm
 
-__all__ = ["DetachedNorm", "add_module", "call_module", "detach_batch_norms", "set_arguments"]
+__all__ = [
+    "DetachedNorm",
+    "add_module",
+    "call_module",
+    "detach_batch_norms",
+    "drop_counters",
+    "set_arguments",
+]
 
 _PATTERNS = (
     ("behind a conv or linear", Op(BATCH_NORM, PRODUCER, name="bn")),
@@ -70,7 +77,6 @@ def detach_batch_norms(gm: GraphModule) -> list[DetachedNorm]:
             editor.replace(m.anchor, _made_alone(gm, norm, m, len(alone)))
             editor.discard(m.covered)
             alone.append(norm)
-    _drop_counters(gm.graph)
     editor.finish()
     return found
 
@@ -139,13 +145,13 @@ def set_arguments(call: Node, **changes: Node) -> None:
     call.kwargs = {k: v for k, v in call.kwargs.items() if k not in leading}
 
 
-def _drop_counters(graph: Graph) -> None:
-    """Remove the counting of batches from the graph: the modules count."""
-    for node in list(graph.nodes):
+def drop_counters(gm: GraphModule) -> None:
+    """Remove the counting of batches from the graph: TrainedBatchNorm counts."""
+    for node in list(gm.graph.nodes):
         if is_call(node, (aten.add_.Tensor,)) and not node.users:
             counter = node.args[0]
             if isinstance(counter, Node) and str(counter.target).endswith("num_batches_tracked"):
-                graph.erase_node(node)
+                gm.graph.erase_node(node)
 
 
 def _made_alone(gm: GraphModule, norm: DetachedNorm, m: Match, number: int) -> Node:

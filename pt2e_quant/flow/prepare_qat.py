@@ -1,15 +1,22 @@
 """prepare for training: fake-quantizes, and batch norms that fold while they train."""
 
 import copy
+import warnings
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from pt2e_quant.core.errors import AnnotationError, Pt2eQuantWarning
 from pt2e_quant.flow.prepare import captured, prepare_captured
+from pt2e_quant.flow.prepared import observers_of, prepared_graphs
 from pt2e_quant.flow.train_mode import has_training_operators, move_exported_model_to_eval
+from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.observers.trained_qparams import is_fake_quantize
+from pt2e_quant.passes.detach_batch_norm import drop_counters
 
-__all__ = ["prepare_qat_pt2e"]
+__all__ = ["own_tensors", "prepare_qat_pt2e"]
 
 
 def prepare_qat_pt2e(
@@ -39,11 +46,42 @@ def prepare_qat_pt2e(
     trains = has_training_operators(gm)
     own_tensors(gm)
     move_exported_model_to_eval(gm)
+    for graph in (gm, *(body.gm for body in bodies(gm))):
+        drop_counters(graph)
     for_qat = getattr(quantizer, "for_qat", None)
     chosen = quantizer if for_qat is None else for_qat()
     prepared = prepare_captured(gm, chosen, strict=strict, is_qat=True)
+    _check_trained(prepared, type(quantizer).__name__, strict)
     prepared.train(trains)
     return prepared
+
+
+def _check_trained(prepared: GraphModule, quantizer: str, strict: bool) -> None:
+    """Refuse observers where fake-quantizes belong: such a graph would train in float."""
+    left = [
+        node
+        for graph in prepared_graphs(prepared)
+        for node, observer in observers_of(graph)
+        if not is_fake_quantize(observer) and not _needs_none(observer)
+    ]
+    if not left:
+        return
+    error = AnnotationError(
+        f"{quantizer} asks for {len(left)} observers that quantize nothing in training: "
+        f"{', '.join(str(node.target) for node in left[:5])}",
+        node=left[0].all_input_nodes[0],
+        fix="ask the quantizer for its configuration for training (is_qat=True)",
+    )
+    if strict:
+        raise error
+    warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
+
+
+def _needs_none(observer: Any) -> bool:
+    """Whether an observer has no part in training: float, of run time, derived, or affine."""
+    is_float = getattr(observer, "dtype", torch.float32).is_floating_point
+    is_dynamic = getattr(observer, "is_dynamic", False)
+    return is_float or is_dynamic or hasattr(observer, "obs_or_fqs") or hasattr(observer, "convert")
 
 
 def own_tensors(gm: GraphModule) -> None:

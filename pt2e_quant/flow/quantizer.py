@@ -47,6 +47,11 @@ class ComposableQuantizer(Quantizer):
     def __init__(self, quantizers: Sequence[Any]) -> None:
         self.quantizers = list(quantizers)
 
+    def for_qat(self) -> "ComposableQuantizer":
+        """The same for training, of those quantizers that have a form for it."""
+        chosen = [getattr(q, "for_qat", lambda same=q: same)() for q in self.quantizers]
+        return ComposableQuantizer(chosen)
+
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Run every quantizer's own rewriting."""
         for quantizer in self.quantizers:

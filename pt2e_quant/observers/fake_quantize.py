@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.observers.fake_quantize_function import fake_quantize_tensor
 from pt2e_quant.observers.moving_average import MovingAverageMinMaxObserver
 from pt2e_quant.observers.partial_wrapper import PartialWrapper
 from pt2e_quant.observers.qschemes import PER_TENSOR, is_per_channel
@@ -149,22 +150,9 @@ class FakeQuantize(FakeQuantizeBase):
             self.zero_point.copy_(zero_point)
         if self.fake_quant_enabled[0] != 1:
             return X
-        if self.is_per_channel:
-            return torch.fake_quantize_per_channel_affine(
-                X,
-                scale=self.scale,
-                zero_point=self.zero_point,
-                axis=self.ch_axis,
-                quant_min=self.quant_min,
-                quant_max=self.quant_max,
-            )
-        return torch.fake_quantize_per_tensor_affine(
-            X,
-            scale=self.scale,
-            zero_point=self.zero_point,
-            quant_min=self.quant_min,
-            quant_max=self.quant_max,
-        )
+        axis = self.ch_axis if self.is_per_channel else None
+        limits = self.quant_min, self.quant_max
+        return fake_quantize_tensor(X, self.scale, self.zero_point, *limits, axis)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.observers.fake_quantize import FakeQuantize
+from pt2e_quant.observers.fake_quantize_function import fake_quantize_tensor, is_on_fast_path
+from pt2e_quant.observers.minmax import channel_range
 from pt2e_quant.observers.moving_average import MovingAverageMinMaxObserver
 from pt2e_quant.observers.qschemes import SYMMETRIC
 
@@ -52,6 +54,26 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
+        if not is_on_fast_path(X):
+            return self._fused(X, self.ch_axis)
+        with torch.no_grad():
+            # The operator moves the range and computes the scale: the range is all it need see.
+            self._fused(self._ends(X), 0)
+        if self.fake_quant_enabled[0] != 1:
+            return X
+        axis = self.ch_axis if self.is_per_channel else None
+        limits = self.quant_min, self.quant_max
+        return fake_quantize_tensor(X, self.scale, self.zero_point, *limits, axis)
+
+    def _ends(self, X: Tensor) -> Tensor:
+        """The least and greatest values, [C, 2]; zeros if the observer is off."""
+        if self.observer_enabled[0] != 1:
+            return torch.zeros(max(1, self.activation_post_process.min_val.numel()), 2)
+        if self.is_per_channel:
+            return torch.stack(channel_range(X, self.ch_axis), 1)
+        return torch.stack(torch.aminmax(X)).reshape(1, 2)
+
+    def _fused(self, X: Tensor, axis: int) -> Tensor:
         observer = self.activation_post_process
         return torch.fused_moving_avg_obs_fake_quant(
             X,
@@ -64,7 +86,7 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
             averaging_const=observer.averaging_constant,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
-            ch_axis=self.ch_axis,
+            ch_axis=axis,
             per_row_fake_quant=self.is_per_channel,
             symmetric_quant=self.is_symmetric_quant,
         )
