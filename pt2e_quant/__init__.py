@@ -7,16 +7,22 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.archive.program import load, save
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.encodings.export_file import export_encodings
+from pt2e_quant.flow.encodings.import_file import import_encodings
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.flow.prepare_qat import prepare_qat_pt2e
+from pt2e_quant.flow.qat_schedule import QatSchedule
 from pt2e_quant.flow.sample import sqnr_db
 from pt2e_quant.one_call import quantize
 
 __all__ = [
     "Pt2eQuantError",
+    "QatSchedule",
     "backends",
     "calibrate",
     "convert_pt2e",
+    "export_encodings",
+    "import_encodings",
     "load",
     "prepare_pt2e",
     "prepare_qat_pt2e",

@@ -69,6 +69,7 @@ from pt2e_quant.observers.union_types import (
     ObserverOrFakeQuantize,
     ObserverOrFakeQuantizeConstructor,
 )
+from pt2e_quant.passes.trained_batch_norm import freeze_bn_stats, update_bn_stats
 
 __all__ = [
     "CUSTOM_KEY",
@@ -120,11 +121,13 @@ __all__ = [
     "enable_range_learning",
     "extract_results_from_loggers",
     "find_sequential_partitions",
+    "freeze_bn_stats",
     "generate_numeric_debug_handle",
     "get_block_size",
     "get_equivalent_types",
     "move_exported_model_to_eval",
     "move_exported_model_to_train",
     "prepare_for_propagation_comparison",
+    "update_bn_stats",
     "update_equivalent_types_dict",
 ]
