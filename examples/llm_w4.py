@@ -109,7 +109,7 @@ def main(steps: int, folder: Path) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--keep", type=Path, help="an existing folder to leave the files in")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -38,6 +38,16 @@ def test_quickstart_trains_quantizes_and_prints_the_table(tmp_path):
         assert quantized.stat().st_size < 0.5 * floating.stat().st_size
 
 
+def test_llm_w4_trains_quantizes_and_keeps_the_perplexity(tmp_path):
+    pytest.importorskip("transformers", reason="the example needs transformers")
+    done = run_example("llm_w4.py", "--steps", "60", "--keep", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    assert [row[1].strip() for row in rows] == ["xnnpack", "onnx"]
+    for suffix in (".pte", ".onnx"):
+        assert (tmp_path / f"llama_w4{suffix}").stat().st_size < 400_000
+
+
 def test_every_example_is_short():
     for path in (ROOT / "examples").glob("*.py"):
         assert len(path.read_text().splitlines()) <= 120, path.name
