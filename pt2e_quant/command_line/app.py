@@ -105,7 +105,7 @@ def quantize(
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file.")],
+    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")],
     as_json: Json = False,
     imports: Imports = None,
 ) -> None:
@@ -123,7 +123,7 @@ def inspect(
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file.")],
+    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")],
     inputs: Annotated[str, typer.Option(help=DATA_HELP)],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="An .npz for the results.")

@@ -12,11 +12,14 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.backends.registry import get, names
+from pt2e_quant.command_line.describe_archive import describe_archive
 from pt2e_quant.command_line.describe_program import describe_program
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.errors import ArtifactError
-from pt2e_quant.core.read_capture import rebuild_capture
+from pt2e_quant.core.read_capture import capture_of, rebuild_capture
+from pt2e_quant.flow.archive.layout import is_archive
+from pt2e_quant.flow.archive.program import load
 from pt2e_quant.flow.report import Report
 
 __all__ = ["OpenModel", "backend_of", "open_model", "open_reference"]
@@ -57,16 +60,22 @@ def backend_of(path: Path) -> Backend:
 
 
 def open_model(path: Path) -> OpenModel:
-    """Open a .pt2 program, or an artifact that a backend wrote.
+    """Open a .pt2 program, a file of pt2e_quant.save, or an artifact that a backend wrote.
 
     Raises:
         ArtifactError: the file is missing, damaged, or not one of ours.
         MissingExtraError: the backend's package is not installed.
     """
+    gm: GraphModule
     if path.suffix == ".pt2":
-        gm: GraphModule = load_program(path).module()
+        gm = load_program(path).module()
         return OpenModel(
             capture=rebuild_capture(gm), report=describe_program(gm), run_leaves=_runner(gm)
+        )
+    if is_archive(path):
+        gm = load(path)
+        return OpenModel(
+            capture=capture_of(gm), report=describe_archive(gm, path), run_leaves=_runner(gm)
         )
     backend = backend_of(path)
     if not path.is_file():
@@ -99,7 +108,7 @@ def open_reference(path: Path, capture: Capture, *, threads: int) -> RunLeaves:
 
 
 def _runner(gm: GraphModule) -> RunLeaves:
-    capture = rebuild_capture(gm)
+    capture = capture_of(gm)
 
     def run(leaves: Sequence[Any]) -> Sequence[Any]:
         with torch.no_grad():
