@@ -13,16 +13,15 @@ from torch.fx import GraphModule
 import pt2e_quant as pq
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.dtypes import DTYPES, info
-from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize, read_qparams
-from pt2e_quant.core.unpack_op import Unpack, is_unpack, unpacked_dtype
+from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.show import show
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.pack_weights import pack_weights
 from pt2e_quant.passes.strip_guards import strip_guards
-from pt2e_quant.passes.unpack_weights import nothing_packed, unpack_weights
+from pt2e_quant.passes.unpack_weights import unpack_weights
 
 qd = torch.ops.quantized_decomposed
 SUB_BYTE = [row.dtype for row in DTYPES.values() if row.is_sub_byte]
@@ -217,49 +216,6 @@ def test_pack_when_read_inside_control_flow_then_packed_outside():
     assert all(
         torch.equal(gm(s * torch.ones(2, 6)), y) for s, y in zip((1, -1), expected, strict=True)
     )
-
-
-def test_unpack_when_done_then_the_packed_tensors_of_the_other_graph_stay():
-    gm = captured(PerChannel(), torch.ones(2, 6))
-    run_passes(gm, (pack_weights, drop_dead_constants))
-    held = gm.weight_q_packed
-    kept = held.clone()
-    work = GraphModule(gm, copy.deepcopy(gm.graph))
-    run_passes(work, (unpack_weights,))
-    assert nothing_packed.check(work) is None
-    assert nothing_packed.check(gm) == "unpack, unpack_1 left"
-    assert gm.weight_q_packed is held
-    assert torch.equal(held, kept)
-    assert not hasattr(work, "weight_q_packed")
-    text = show(work)
-    assert not unpack_weights(work).changed
-    assert show(work) == text
-
-
-class Misplaced(nn.Module):
-    def forward(self, packed):
-        return Unpack(packed, 4, True, [2, 2])
-
-
-def test_unpack_when_its_input_is_no_constant_then_refused_by_name():
-    gm = captured(Misplaced(), torch.zeros(2, 1, dtype=torch.uint8))
-    with pytest.raises(InvariantError, match=r"no constant[^$]*unpack"):
-        unpack_weights(gm)
-    with pytest.raises(InvariantError, match="elsewhere than from constant to dequantize"):
-        verify_canonical(gm)
-
-
-def test_verify_when_an_unpacked_constant_is_read_by_arithmetic_then_refused():
-    class Read(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("packed", torch.zeros(2, 1, dtype=torch.uint8))
-
-        def forward(self, x):
-            return x + Unpack(self.packed, 4, True, [2, 2])
-
-    with pytest.raises(InvariantError, match="elsewhere than from constant to dequantize"):
-        verify_canonical(captured(Read(), torch.zeros(2, 2)))
 
 
 def test_convert_when_tied_and_four_bits_then_one_packed_buffer(calibrated_in_four_bits):

@@ -1,49 +1,22 @@
 """Files that were cut, changed, made by hand or by another: an error each, never wrong data."""
 
-import hashlib
-import json
 import os
 import re
 import subprocess
 import sys
-import zlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.fx import GraphModule
 
 from pt2e_quant.core.errors import ArtifactError
-from pt2e_quant.flow.archive.layout import PROGRAM, VERSION, is_archive
+from pt2e_quant.flow.archive.layout import VERSION, is_archive
 from pt2e_quant.flow.archive.program import load, save
-from pt2e_quant.flow.archive.read_files import read_program
 from pt2e_quant.graph.show import show
-
-
-def rewrite(path: Path, change: Callable[[dict[str, Any]], None], **metadata: str) -> None:
-    """A file of its own, checksums and all, of a changed program: what an attacker can write."""
-    with path.open("rb") as stream:
-        held = read_program(path, stream)
-    outer = {
-        "version": VERSION,
-        "parts": {n: [p.dtype, p.shape, p.sha256, p.shard] for n, p in held.parts.items()},
-        "shards": list(held.shards),
-        "program": held.value,
-    }
-    change(outer)
-    packed = zlib.compress(json.dumps(outer).encode())
-    tensors = load_file(path) | {PROGRAM: torch.frombuffer(bytearray(packed), dtype=torch.uint8)}
-    digest = hashlib.sha256(packed).hexdigest()
-    save_file(
-        tensors,
-        path,
-        {"format": "pt2e_quant", "version": str(VERSION), "sha256": digest} | metadata,
-    )
 
 
 def test_load_when_cut_at_any_length_then_an_error(small_file, tmp_path):
@@ -98,7 +71,7 @@ def test_load_when_any_bytes_then_an_error(small_file, noise, keeps_length):
 
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
-def test_load_when_the_program_is_any_json_then_an_error_or_a_graph(small_file, data):
+def test_load_when_the_program_is_any_json_then_an_error_or_a_graph(small_file, data, rewrite):
     """With right checksums: only an error of ours may come of what does not fit."""
     path = small_file.with_name(f"json{os.getpid()}.ptq")
     path.write_bytes(small_file.read_bytes())
@@ -130,20 +103,13 @@ def _places(value: Any) -> Any:
             yield from _places(inner)
 
 
-@pytest.fixture
-def own(small_file: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "own.ptq"
-    path.write_bytes(small_file.read_bytes())
-    return path
-
-
-def test_load_when_of_a_newer_version_then_says_so(own):
+def test_load_when_of_a_newer_version_then_says_so(own, rewrite):
     rewrite(own, lambda outer: None, version=str(VERSION + 1))
     with pytest.raises(ArtifactError, match=f"format version {VERSION + 1}[^$]*pip install -U"):
         load(own)
 
 
-def test_load_when_written_by_other_versions_then_they_are_named(own):
+def test_load_when_written_by_other_versions_then_they_are_named(own, rewrite):
     def change(outer: dict[str, Any]) -> None:
         outer["program"]["writer"]["pt2e_quant"] = "99.1"
         del outer["program"]["tensors"]
@@ -164,173 +130,6 @@ def test_load_when_there_is_no_file_or_a_folder_then_says_so(tmp_path):
     for path in (tmp_path / "none.ptq", tmp_path):
         with pytest.raises(ArtifactError, match="there is no file"):
             load(path)
-
-
-NAMES = [
-    "x); import os; os.mkdir('owned'); (",
-    "x\nimport os",
-    "a b",
-    "",
-    "1x",
-    "x.__class__",
-    "é",
-]
-
-
-def node_named(outer: dict[str, Any], op: str) -> dict[str, Any]:
-    return next(n for n in outer["program"]["graph"]["nodes"] if n["op"] == op)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("op", ["placeholder", "get_attr", "call_function"])
-def test_load_when_a_name_would_become_code_then_refused(own, op, name):
-    def change(outer: dict[str, Any]) -> None:
-        node_named(outer, op)["name"] = name
-
-    rewrite(own, change)
-    with pytest.raises(ArtifactError, match="is no name"):
-        load(own)
-
-
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "x.__class__"])
-@pytest.mark.parametrize("op", ["placeholder", "get_attr"])
-def test_load_when_a_target_would_become_code_then_refused(own, op, name):
-    if op == "get_attr" and name == "1x":
-        return  # a name of a Sequential's child may begin so; it is looked up as text
-
-    def change(outer: dict[str, Any]) -> None:
-        node_named(outer, op)["target"] = name
-
-    rewrite(own, change)
-    with pytest.raises(ArtifactError, match=r"is no (dotted )?name"):
-        load(own)
-
-
-@pytest.mark.parametrize("op", ["placeholder", "call_function"])
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"$": "module", "v": 0},
-        {"$": "data", "v": ["pt2e_quant.core.granularity:PerTensor", {}]},
-        {"$": "tensor", "v": 0},
-        "x",
-    ],
-)
-def test_load_when_an_argument_prints_as_it_likes_then_refused(own, op, value):
-    if op == "call_function" and value == "x":
-        return  # text is printed in quotes
-
-    def change(outer: dict[str, Any]) -> None:
-        state = {"dtype": "x\nimport os", "is_dynamic": False}
-        cls = "pt2e_quant.observers.recording:RecordingObserver"
-        tables = {"parameters": {}, "buffers": {}, "transient": [], "modules": {}}
-        row = {"class": cls, "training": False, "state": state, **tables}
-        outer["program"]["modules"] = [row]
-        node_named(outer, op)["args"] = [value]
-
-    rewrite(own, change)
-    with pytest.raises(ArtifactError, match="may not"):
-        load(own)
-
-
-def test_load_when_an_argument_or_trace_holds_code_then_it_is_text(own, tmp_path):
-    owned = tmp_path / "owned"
-    code = f"'''\n\"\"\"\nimport pathlib; pathlib.Path({str(owned)!r}).mkdir()\n"
-
-    def change(outer: dict[str, Any]) -> None:
-        for node in outer["program"]["graph"]["nodes"]:
-            node["meta"]["stack_trace"] = code
-            node["meta"]["custom"] = {"$": "dict", "v": [[code, code]]}
-            node["meta"]["nn_module_stack"] = {"map": [[code, {"tuple": [code, code]}]]}
-
-    rewrite(own, change)
-    loaded = load(own)
-    assert loaded(torch.ones(2, 3))["y"].shape == (2, 2)
-    assert "pathlib" not in loaded.code
-    assert not owned.exists()
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "os.system",
-        "builtins.eval",
-        "aten.from_file.default",
-        "aten.linear",
-        "torch.load",
-        "higher_order.wrap",
-        "prim.device.default",
-        "aten.__class__.__init__",
-    ],
-)
-def test_load_when_a_call_is_not_allowed_then_refused(own, target):
-    def change(outer: dict[str, Any]) -> None:
-        node_named(outer, "call_function")["target"] = target
-
-    rewrite(own, change)
-    with pytest.raises(ArtifactError, match=r"may call|not allowed by default|not registered"):
-        load(own)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"$": "data", "v": ["os:PathLike", {}]},
-        {"$": "data", "v": ["pt2e_quant.flow.archive.allowed:importlib", {}]},
-        {"$": "data", "v": ["pt2e_quant.flow.archive.program:save", {}]},
-        {"$": "data", "v": ["pt2e_quant.backends.registry:get", {}]},
-        {"$": "enum", "v": ["pathlib:Path", "x"]},
-        {"$": "pass", "v": "pt2e_quant.flow.archive.program:save"},
-        {"$": "function", "v": "os.system"},
-        {"$": "dtype", "v": "load"},
-        {"$": "nothing", "v": 1},
-    ],
-)
-def test_load_when_a_value_names_what_it_may_not_then_refused(own, value):
-    def change(outer: dict[str, Any]) -> None:
-        outer["program"]["graph"]["meta"]["pt2e_quant.sample"] = {"value": value}
-
-    rewrite(own, change)
-    with pytest.raises(ArtifactError):
-        load(own)
-
-
-@pytest.mark.parametrize("cls", ["torch.nn.modules.linear:Linear", "os:PathLike", "x"])
-def test_load_when_a_module_is_not_ours_then_refused(own, cls):
-    def change(outer: dict[str, Any]) -> None:
-        outer["program"]["modules"] = [{"class": cls}]
-        outer["program"]["graph"]["modules"] = {"evil": 0}
-        outer["program"]["graph"]["order"].append("evil")
-
-    rewrite(own, change)
-    with pytest.raises(ArtifactError, match=r"has not|may name"):
-        load(own)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        '[1, {"type": "collections.defaultdict", "context": '
-        '"{\\"default_factory_module\\": \\"antigravity\\"}", "children_spec": []}]',
-        '[1, {"type": "builtins.dict", "context": "[{\\"__enum__\\": true, '
-        '\\"fqn\\": \\"antigravity:x\\", \\"name\\": \\"y\\"}]", "children_spec": []}]',
-    ],
-)
-def test_load_when_a_pytree_would_import_then_refused(own, spec):
-    def change(outer: dict[str, Any]) -> None:
-        outer["program"]["graph"]["call"]["out"] = spec
-
-    rewrite(own, change)
-    with pytest.raises(ArtifactError, match="enum or a defaultdict"):
-        load(own)
-    assert "antigravity" not in sys.modules
-
-
-@pytest.mark.parametrize("name", ["../x.ptq", "/etc/passwd", "..", "a/b"])
-def test_load_when_a_shard_is_elsewhere_then_refused(own, name):
-    rewrite(own, lambda outer: outer["shards"].append(name))
-    with pytest.raises(ArtifactError, match="outside of its folder"):
-        load(own)
 
 
 def test_load_when_a_shard_is_missing_or_changed_then_named(small, tmp_path):
@@ -360,7 +159,7 @@ def test_load_when_not_verified_then_the_program_is_still(small_file, tmp_path):
         load(tmp_path / "x.ptq", verify=False)
 
 
-def test_load_when_the_program_is_a_zip_bomb_then_refused(own):
+def test_load_when_the_program_is_a_zip_bomb_then_refused(own, rewrite):
     import pt2e_quant.flow.archive.read_files as reading
 
     rewrite(own, lambda outer: outer.update(rest="x" * 100_000))
