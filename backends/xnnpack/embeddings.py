@@ -5,6 +5,8 @@ up. They live in ExecuTorch's quantized kernels, which a device has to link; the
 the same for int8 with operators that every ExecuTorch runtime has.
 """
 
+from collections import Counter
+
 # Registers quantized_decomposed::embedding_byte; nothing of the module is used.
 import executorch.exir.passes._quant_patterns_and_replacements  # noqa: F401
 import torch
@@ -57,7 +59,18 @@ def embed_bytes(gm: GraphModule) -> PassResult:
 
     Before:  embedding(dequantize_per_channel_group(table_q, scale, zero_point, -8, 7), indices)
     After:   embedding_4bit(packed, scale, None, -8, 7, indices)
+
+    A table tied to a linear is copied: the delegate keeps its weights to itself, so that the file
+    holds both in any case.
     """
+    reads = Counter(str(n.target) for n in gm.graph.nodes for _ in n.users if n.op == "get_attr")
+
+    def own(name: str, m: Match, editor: Editor) -> Node:
+        """A constant that nothing else reads: one shared with a linear would cut the delegate."""
+        node: Node = m[name]
+        if reads[str(node.target)] == 1:
+            return node
+        return editor.constant(f"{node.target}_rows", _tensor(gm, node).clone(), like=m.anchor)
 
     def build(m: Match, editor: Editor) -> Node | Skip:
         if (declined := _declined(m, gm)) is not None:
@@ -69,8 +82,8 @@ def embed_bytes(gm: GraphModule) -> PassResult:
             zero_point = editor.constant(f"{name}_float", zero_points.float(), like=m.anchor)
         return editor.call(
             torch.ops.quantized_decomposed.embedding_byte.default,
-            m["table"],
-            m["scale"],
+            own("table", m, editor),
+            own("scale", m, editor),
             zero_point,
             m["quant_min"],
             m["quant_max"],
@@ -89,7 +102,7 @@ def embed_bytes(gm: GraphModule) -> PassResult:
         return editor.call(
             torch.ops.quantized_decomposed.embedding_4bit.default,
             packed,
-            m["scale"],
+            own("scale", m, editor),
             None,
             *_INT4,
             m["indices"],

@@ -9,7 +9,7 @@ from typing import Any
 # Registers the out variants of the quantized operators that a program may call.
 import executorch.kernels.quantized  # noqa: F401
 import torch
-from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.gate import check_artifact, choose_sample
@@ -17,6 +17,8 @@ from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operator
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
 from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes, embed_portable
+from pt2e_quant.backends.xnnpack.grouped_heads import group_heads
+from pt2e_quant.backends.xnnpack.means import means_as_products
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
@@ -24,6 +26,8 @@ from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
 from pt2e_quant.backends.xnnpack.rework import less_rework
 from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row, has_per_tensor
+from pt2e_quant.backends.xnnpack.selections import selections_as_products
+from pt2e_quant.backends.xnnpack.shared_inputs import gather_shared_inputs
 from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
 from pt2e_quant.backends.xnnpack.split_biases import split_biases
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
@@ -59,6 +63,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     return (
         unpack_weights,
         decompose_attention,
+        group_heads,
         remove_noop_expand,
         duplicate_dequantize,
         embed_portable if portable_only else embed_bytes,
@@ -70,6 +75,9 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         unfold_biases,
         refloat_leftovers,
         split_biases,
+        gather_shared_inputs,
+        means_as_products,
+        selections_as_products,
         drop_dead_constants,
     )
 
@@ -144,7 +152,8 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
             constant_methods=constants,
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
-        return bytes(edge.to_executorch().buffer)
+        # Buffers are written in place: the copies of a whole KV cache at each token are dropped.
+        return bytes(edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=True)).buffer)
 
 
 def _describe(artifact: XnnpackArtifact) -> None:

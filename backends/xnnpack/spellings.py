@@ -35,7 +35,7 @@ from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
-__all__ = ["spell_for_delegate", "view_shape"]
+__all__ = ["spell_for_delegate", "view", "view_shape"]
 
 _CLAMPS = one_of(
     CLAMP,
@@ -175,16 +175,22 @@ def _matmul(m: Match, editor: Editor) -> Node | Skip:
         return Skip("its batch dimensions differ")
     if left.dim() == 3:
         return editor.call(aten.bmm.default, a, b, like=m.anchor)
-    sizes = [*left.shape[-2:], right.shape[-1]]
-    back = view_shape(m.anchor.meta["val"])
-    if back is None or not all(isinstance(s, int) for s in sizes):
+    back, first, second = view_shape(m.anchor.meta["val"]), _flat(left), _flat(right)
+    if back is None or first is None or second is None:
         return Skip("two or more of its sizes are dynamic")
-    rows, inner, columns = sizes
-    batch = -1 if any(not isinstance(s, int) for s in left.shape) else math.prod(left.shape[:-2])
-    flat_a = view(editor, a, [batch, rows, inner], m.anchor)
-    flat_b = view(editor, b, [batch, inner, columns], m.anchor)
+    flat_a = view(editor, a, first, m.anchor)
+    flat_b = view(editor, b, second, m.anchor)
     product = editor.call(aten.bmm.default, flat_a, flat_b, like=m.anchor)
     return editor.call(aten.view.default, product, back, like=m.anchor)
+
+
+def _flat(value: Tensor) -> list[int] | None:
+    """The sizes with all batch dimensions as one, -1 for the dynamic one; None if several are."""
+    leading = value.shape[:-2]
+    batch = math.prod(leading) if all(isinstance(s, int) for s in leading) else -1
+    sizes = [batch, *(s if isinstance(s, int) else -1 for s in value.shape[-2:])]
+    several = sum(not isinstance(s, int) for s in value.shape) > 1
+    return None if several else sizes
 
 
 def _max_pool(m: Match, editor: Editor) -> Node | Skip:
