@@ -13,6 +13,7 @@ from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.qdq import STATIC_KINDS, is_quantize, kind_of_qdq, read_qparams
 from pt2e_quant.core.qparams import quantize
 from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.held_constants import held_bytes, held_constant
 from pt2e_quant.graph.meta import attribute, constant_of, source_constant
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
@@ -72,7 +73,8 @@ class _Store:
         if key not in self.made:
             integers = _integers(self.gm, node, value, qparams)
             self.made[key] = self.editor.constant(f"{name}_q", integers, like=node)
-            after = _bytes(integers) + sum(_bytes(v) for v in qparams if isinstance(v, Tensor))
+            nodes = [a for a in node.args[1:] if isinstance(a, Node)]
+            after = _bytes(integers) + sum(held_bytes(self.gm, a) for a in nodes)
             self.sizes[name] = _bytes(value), after
             self.notes.append(Note(node.name, f"{name}: {_bytes(value)} -> {after} bytes"))
         self.editor.replace(node, self.made[key])
@@ -106,7 +108,7 @@ def _name(source: Node) -> str:
 
 def _values(gm: GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
     """Arguments with constants in the place of their nodes; None if one is no constant."""
-    held = {a: constant_of(gm, a) for a in arguments if isinstance(a, Node)}
+    held = {a: held_constant(gm, a) for a in arguments if isinstance(a, Node)}
     if any(value is None for value in held.values()):
         return None
     return tuple(held[a] if isinstance(a, Node) else a for a in arguments)

@@ -47,7 +47,12 @@ _ROWS = PerChannel(axis=0)
 _E8M0 = ScaleFormat(dtype=torch.float8_e8m0fnu)
 _NV = ScaleFormat(dtype=torch.float8_e4m3fn, in_tensor_units=True)
 _TERNARY = TensorScheme(
-    dtype=torch.int2, granularity=_ROWS, symmetric=True, quant_min=-1, quant_max=1
+    # By name: torch's type stubs do not list it.
+    dtype=getattr(torch, "int2"),  # noqa: B009
+    granularity=_ROWS,
+    symmetric=True,
+    quant_min=-1,
+    quant_max=1,
 )
 
 

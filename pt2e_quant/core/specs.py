@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from pt2e_quant.core.schemes import TensorScheme
+
 __all__ = [
     "Q_ANNOTATION_KEY",
+    "BlockQuantizationSpec",
     "DerivedQuantizationSpec",
     "EdgeOrNode",
     "FixedQParamsQuantizationSpec",
@@ -68,6 +71,23 @@ class QuantizationSpec(QuantizationSpecBase):
         _check_range(self.quant_min, self.quant_max)
         if self.ch_axis is not None and self.ch_axis < 0:
             raise ValueError(f"ch_axis must be >= 0, found {self.ch_axis}")
+
+
+@dataclass(frozen=True)
+class BlockQuantizationSpec(QuantizationSpecBase):
+    """A tensor with an observer of its own, under a scheme that torch's qschemes cannot say.
+
+    Args:
+        dtype: that of the scheme's codes.
+        observer_or_fake_quant_ctr: makes the observer; takes the other fields as keywords.
+        scheme: the scheme.
+        is_dynamic: scales are found at run time.
+    """
+
+    dtype: torch.dtype
+    observer_or_fake_quant_ctr: Any
+    scheme: TensorScheme
+    is_dynamic: bool = False
 
 
 @dataclass(frozen=True)

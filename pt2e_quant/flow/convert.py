@@ -18,6 +18,7 @@ from pt2e_quant.core.errors import (
 from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+from pt2e_quant.flow.emit_blocks import described, emit_blocks, emit_run_time_scales
 from pt2e_quant.flow.emit_qdq import Quantized, emit_casts, emit_dynamic, emit_static
 from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import (
@@ -27,13 +28,16 @@ from pt2e_quant.flow.prepared import (
     observers_of,
     prepared_state,
 )
-from pt2e_quant.flow.train_mode import move_exported_model_to_eval
 from pt2e_quant.flow.size_ledger import check_smaller, constant_bytes, take_ledger
+from pt2e_quant.flow.train_mode import move_exported_model_to_eval
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
+from pt2e_quant.observers.block_weight import BlockWeightObserver
+from pt2e_quant.observers.float_activation import FloatActivationObserver
 from pt2e_quant.observers.qschemes import PER_CHANNEL
+from pt2e_quant.observers.run_time_scales import RunTimeScales
 from pt2e_quant.observers.trained_qparams import trained_qparams
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_trained_batch_norm import fold_trained_batch_norm
@@ -178,16 +182,34 @@ class _Converter:
         if not node.users:
             return  # the model computes a value that nothing reads
         source = _observed(node)
+        if self._convert_blocks(node, source, observer):
+            return
         if self._convert_otherwise(node, source, observer):
             return
         if getattr(observer, "is_dynamic", False):
-            self._record(node, observer, None)
+            self._record(node, observer, {"is_dynamic": True})
             quantized = emit_dynamic(self.editor, node, source, observer)
         else:
             qparams = self._qparams(self._slip(node), observer)
-            self._record(node, observer, qparams)
+            self._record(node, observer, _recorded(qparams))
             quantized = emit_static(self.editor, node, source, qparams)
         self._hand_on(node, quantized)
+
+    def _convert_blocks(self, node: Node, source: Node, observer: Any) -> bool:
+        """Convert an observer of blocks, small floats or code books; returns whether it was one."""
+        if isinstance(observer, RunTimeScales):
+            quantized = emit_run_time_scales(self.editor, node, source, observer.scheme)
+        elif isinstance(observer, FloatActivationObserver):
+            found = observer.block_qparams(node.meta["val"].dim())
+            quantized = emit_blocks(self.editor, node, source, found)
+        elif isinstance(observer, BlockWeightObserver):
+            quantized = emit_blocks(self.editor, node, source, observer.block_qparams())
+        else:
+            return False
+        dim = node.meta["val"].dim()
+        self._record(node, observer, described(observer.scheme, dim))
+        self._hand_on(node, quantized)
+        return True
 
     def _convert_otherwise(self, node: Node, source: Node, observer: Any) -> bool:
         """Convert an observer that asks for no q/dq of ours; returns whether it was one."""
@@ -225,8 +247,8 @@ class _Converter:
             for user in group:
                 user.replace_input_with(node, made)
 
-    def _record(self, node: Node, observer: Any, qparams: QParams | None) -> None:
-        """Note what became of a tensor; None for qparams of run time."""
+    def _record(self, node: Node, observer: Any, qparams: dict[str, Any]) -> None:
+        """Note what became of a tensor; `qparams` are the record's fields about them."""
         slip = self._slip(node)
         key = slip.group, slip.source
         if key in self.records:
@@ -240,11 +262,10 @@ class _Converter:
             group=slip.group,
             observer=f"{type(observer).__name__} {node.target}",
             uses=list(slip.uses),
-            dtype=str(observer.dtype).removeprefix("torch."),
-            is_dynamic=qparams is None,
+            dtype=qparams.pop("dtype", str(observer.dtype).removeprefix("torch.")),
             observed=_observed_range(observer),
             steps=list(getattr(observer, "steps", ())),
-            **({} if qparams is None else _recorded(qparams)),
+            **qparams,
         )
         self.provenance.tensors.append(self.records[key])
 

@@ -24,6 +24,7 @@ _SAME = (
     "ch_axis",
     "scale",
     "zero_point",
+    "scheme",
 )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pt2e_quant.core.granularity import PerChannel, PerGroup, PerToken
 from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.core.specs import (
+    BlockQuantizationSpec,
     DerivedQuantizationSpec,
     EdgeOrNode,
     FixedQParamsQuantizationSpec,
@@ -17,9 +18,13 @@ from pt2e_quant.core.specs import (
     QuantizationSpecBase,
 )
 from pt2e_quant.flow.op_table import OpRow, Slot
+from pt2e_quant.observers.block_weight import BlockWeightObserver
+from pt2e_quant.observers.float_activation import FloatActivationObserver
 from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.observers.per_token import PerTokenPlaceholderObserver
 from pt2e_quant.observers.placeholder import PlaceholderObserver
+from pt2e_quant.observers.power_of_two import PowerOfTwoObserver
+from pt2e_quant.observers.run_time_scales import RunTimeScales
 from pt2e_quant.observers.weight import WeightObserver
 from pt2e_quant.observers.weight_search import WeightSearch
 
@@ -46,6 +51,13 @@ class ObserverChoice:
 
     def spec(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> QuantizationSpecBase:
         """The spec of a slot that is not derived."""
+        if not is_plain(scheme):
+            return BlockQuantizationSpec(
+                dtype=scheme.dtype,
+                observer_or_fake_quant_ctr=self._block_constructor(row, slot, scheme),
+                scheme=scheme,
+                is_dynamic=scheme.is_dynamic,
+            )
         low, high = scheme.range
         axis = scheme.granularity.axis if isinstance(scheme.granularity, PerChannel) else None
         if slot.fixed is not None:
@@ -68,7 +80,21 @@ class ObserverChoice:
             is_dynamic=scheme.is_dynamic,
         )
 
+    def _block_constructor(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> Any:
+        special = self.by_slot.get((row.name, slot.at))
+        if special is not None:
+            return special
+        if slot.role is Role.WEIGHT:
+            return BlockWeightObserver.with_args(search=self.search)
+        return RunTimeScales if scheme.is_dynamic else FloatActivationObserver
+
     def _constructor(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> Any:
+        found = self._of_any_scale(row, slot, scheme)
+        if scheme.scales.is_power_of_two:
+            return PowerOfTwoObserver.with_args(observer=found)
+        return found
+
+    def _of_any_scale(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> Any:
         special = self.by_slot.get((row.name, slot.at))
         if special is not None:
             return special
@@ -76,16 +102,30 @@ class ObserverChoice:
             if isinstance(scheme.granularity, PerToken):
                 return PerTokenPlaceholderObserver
             return PlaceholderObserver if scheme.is_dynamic else self.activation
+        search = self._search_for(scheme)
         if isinstance(scheme.granularity, PerGroup):
-            return self._searched(group_size=scheme.granularity.group_size)
+            return _searched(search, group_size=scheme.granularity.group_size)
         if not isinstance(scheme.granularity, PerChannel):
             return self.weight
-        if self.search is WeightSearch.MIN_MAX:
+        if search is WeightSearch.MIN_MAX:
             return self.weight_per_channel
-        return self._searched(ch_axis=scheme.granularity.axis)
+        return _searched(search, ch_axis=scheme.granularity.axis)
 
-    def _searched(self, **layout: int) -> Any:
-        return WeightObserver.with_args(search=self.search, **layout)
+    def _search_for(self, scheme: TensorScheme) -> WeightSearch:
+        """Three integers are searched for: on a scale of the whole range most weights become 0."""
+        low, high = scheme.range
+        is_ternary = high - low <= 2 and self.search is WeightSearch.MIN_MAX
+        return WeightSearch.MSE if is_ternary else self.search
+
+
+def _searched(search: WeightSearch, **layout: int) -> Any:
+    return WeightObserver.with_args(search=search, **layout)
+
+
+def is_plain(scheme: TensorScheme) -> bool:
+    """Whether torch's qschemes say a scheme: also its groups run along the last axis."""
+    granularity = scheme.granularity
+    return scheme.is_plain and not (isinstance(granularity, PerGroup) and granularity.axis != -1)
 
 
 def qscheme_of(scheme: TensorScheme) -> torch.qscheme:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch.fx import Node
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.granularity import PerChannel
+from pt2e_quant.core.granularity import PerChannel, PerGroup, PerRow, PerToken
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.graph.pattern import Match, Op, ties
@@ -66,9 +66,16 @@ class Slot:
 
 
 def _with_axis_of(wanted: TensorScheme, accepted: TensorScheme) -> TensorScheme:
-    """A per-channel scheme along the axis that the slot's operator needs."""
-    if isinstance(wanted.granularity, PerChannel) and isinstance(accepted.granularity, PerChannel):
-        return replace(wanted, granularity=accepted.granularity)
+    """A scheme along the axis that the slot's operator needs.
+
+    Channels, and groups of one size, of any axis; per token is also per row of any axis (the
+    right side of a matmul has its scales along columns).
+    """
+    match wanted.granularity, accepted.granularity:
+        case (PerChannel(), PerChannel()) | (PerToken(), PerRow()):
+            return replace(wanted, granularity=accepted.granularity)
+        case PerGroup(size), PerGroup(accepted_size) if size == accepted_size:
+            return replace(wanted, granularity=accepted.granularity)
     return wanted
 
 
