@@ -60,7 +60,10 @@ DATA_HELP = (
 def quantize(
     model: Annotated[Path, typer.Argument(help="A .pt2 file of torch.export.save.")],
     backend: Annotated[str, typer.Option(help="Where it is to run: xnnpack, onnx.")],
-    calibration_data: Annotated[str, typer.Option(help=DATA_HELP)],
+    calibration_data: Annotated[
+        str | None,
+        typer.Option(help=DATA_HELP + " Dynamic and weight-only recipes need none."),
+    ] = None,
     recipe: Annotated[str, typer.Option(help="How to quantize; a recipe of the backend.")] = "int8",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
     batch_size: BatchSize = None,

@@ -1,12 +1,14 @@
 """pt2e-quant quantize: a .pt2 program and calibration data in, an artifact out."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from torch.export import ExportedProgram
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.registry import get
@@ -31,7 +33,7 @@ class QuantizeOptions:
         model: the .pt2 file.
         backend: name of the backend.
         recipe: name of its recipe.
-        calibration_data: a data file, or module:function.
+        calibration_data: a data file, or module:function; None for recipes that need none.
         output: the artifact's file; the model's name with the backend's suffix by default.
         batch_size: of arrays whose first dimension is dynamic.
         max_batches: calibrate with so many at most.
@@ -44,7 +46,7 @@ class QuantizeOptions:
     model: Path
     backend: str
     recipe: str
-    calibration_data: str
+    calibration_data: str | None = None
     output: Path | None = None
     batch_size: int | None = None
     max_batches: int | None = None
@@ -81,17 +83,12 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
     check_writable(output)
     with _step(console, f"reading {options.model}"):
         program = load_program(options.model)
-        data = read_data(options.calibration_data)
-        capture = rebuild_capture(program.module())
-        batches = make_batches(
-            data, capture, batch_size=options.batch_size, max_batches=options.max_batches
-        )
-    if batches.unused:
-        console.print(f"not used: {', '.join(batches.unused)} of {data.label}")
+        batches = _read_batches(options, program, console)
     with _step(console, "preparing"):
         prepared = prepare_pt2e(program, quantizer, strict=options.strict)
     # No step around it: it shows a progress bar of its own, and a terminal has room for one.
-    calibrate(prepared, batches.batches, progress=not console.quiet)
+    if batches is not None:
+        calibrate(prepared, batches, progress=not console.quiet)
     with _step(console, "converting"):
         quantized = convert_pt2e(prepared)
     with _step(console, f"lowering to {backend.name}"):
@@ -100,6 +97,22 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
         )
     artifact.save(output)
     return artifact, output
+
+
+def _read_batches(
+    options: QuantizeOptions, program: ExportedProgram, console: Console
+) -> Iterable[Any] | None:
+    """The batches to calibrate with; None if no data is given."""
+    if options.calibration_data is None:
+        return None
+    data = read_data(options.calibration_data)
+    capture = rebuild_capture(program.module())
+    found = make_batches(
+        data, capture, batch_size=options.batch_size, max_batches=options.max_batches
+    )
+    if found.unused:
+        console.print(f"not used: {', '.join(found.unused)} of {data.label}")
+    return found.batches
 
 
 @contextmanager
