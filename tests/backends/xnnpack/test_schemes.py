@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pt2e_quant as pq
+from pt2e_quant.__main__ import main
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.contents import ProgramContents
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
-from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.errors import CalibrationError, ConfigError, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.flow.convert import convert_pt2e
@@ -202,3 +204,27 @@ def test_executorch_quantizer_when_dynamic_then_per_row_and_passes_the_gate():  
     assert products(artifact.contents()) == {("qdint8", "qcint8"): 4}
     assert sqnr_db(model(ids), artifact.run(ids)) > 30
     assert any("qparams of each row" in note for note in artifact.report.notes)
+
+
+def test_call_and_command_when_recipe_needs_no_data_then_the_model_is_not_run(tmp_path, capsys):  # type: ignore[no-untyped-def]
+    calls = []
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    model.register_forward_hook(lambda *_: calls.append(torch.compiler.is_exporting()))
+    x = torch.randn(2, 64)
+    artifact = pq.quantize(model, (x,), backend="xnnpack", recipe="int8_dynamic")
+    assert all(calls)
+    assert sqnr_db(model(x), artifact.run(x)) > 30
+    assert artifact.report.sqnr_canonical_db is not None
+
+    source, target = tmp_path / "model.pt2", tmp_path / "model.pte"
+    torch.export.save(torch.export.export(model, (x,)), source)
+    command = ("quantize", str(source), "--backend", "xnnpack", "--recipe", "a8w4_g32", "-q")
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert not ended.value.code
+    assert products(BACKEND.load(target).contents()) == {("qdint8", "qbint4"): 2}  # type: ignore[attr-defined]
+
+
+def test_call_when_static_and_without_data_then_refused(capsys):  # type: ignore[no-untyped-def]
+    with pytest.raises(CalibrationError, match="no data"):
+        pq.quantize(nn.Linear(8, 4), (torch.randn(2, 8),), backend="xnnpack")
