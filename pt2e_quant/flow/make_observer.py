@@ -118,6 +118,8 @@ def _call(constructor: Any, keywords: dict[str, Any], group: Group) -> nn.Module
         ) from error
     if not isinstance(made, nn.Module):
         raise AnnotationError(
-            f"{_class_name(constructor)} made a {type(made).__name__}, not a module", node=node
+            f"{_class_name(constructor)} made a {type(made).__name__}, not a module",
+            node=node,
+            fix="give the spec a class derived from pt2e_quant.pt2e.observer.ObserverBase",
         )
     return made

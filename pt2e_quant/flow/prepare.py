@@ -14,6 +14,12 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
+from pt2e_quant.flow.check_specs import (
+    check_annotations,
+    check_groups,
+    check_observers,
+    watch_annotations,
+)
 from pt2e_quant.flow.groups import Group, collect_groups
 from pt2e_quant.flow.input_check import install_input_check
 from pt2e_quant.flow.make_observer import make_observer
@@ -122,8 +128,10 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool, is_qat: bool) 
         records = run_passes(gm, QAT_PASSES if is_qat else PREPARE_PASSES)
         gm = _transformed(gm, quantizer)
         taken = take_out(gm) if is_qat else TakenOut()
-        quantizer.annotate(gm)
+        with watch_annotations(gm, strict=strict):
+            quantizer.annotate(gm)
         quantizer.validate(gm)
+        check_annotations(gm)
         taken.put_norms_back(gm)
         changes.clear()  # inserting the observers ends with a recompile
     provenance = provenance_of(gm)
@@ -185,7 +193,9 @@ def _insert_observers(
     # Putting batch norms back for training changes the graph that annotate saw.
     masks = find_masks(gm) if found is None or state.is_qat else found
     _drop_unobservable(gm, groups, masks)
+    check_groups(groups)
     observers = _make_observers(groups, is_qat=state.is_qat)
+    check_observers(groups, observers, strict=state.is_strict)
     by_place: dict[EdgeOrNode, nn.Module] = {p: observers[g.index] for p, g in groups.items()}
     callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
     if callback is not None:
