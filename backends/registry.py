@@ -12,6 +12,7 @@ _GROUP = "pt2e_quant.backends"
 _OWN = {
     "xnnpack": "pt2e_quant.backends.xnnpack.backend",
     "onnx": "pt2e_quant.backends.onnx.backend",
+    "cpu": "pt2e_quant.backends.cpu.backend",
 }
 
 

@@ -1,0 +1,76 @@
+"""The file of an artifact: the canonical program with its call and its record.
+
+Packed weights are laid out for one CPU, and oneDNN's opaque tensors cannot be stored. The file
+keeps the integers; whoever loads it packs them for the machine that it is loaded on.
+"""
+
+import io
+import json
+import pickle
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.fx import GraphModule
+
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
+from pt2e_quant.core.provenance import Provenance, provenance_of
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.reexport import export_again
+
+__all__ = ["StoredProgram", "read_program", "write_program"]
+
+_NAME = "pt2e_quant_cpu.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProgram:
+    """A file's bytes, and what is in it."""
+
+    data: bytes
+    gm: GraphModule
+    capture: Capture
+    provenance: Provenance
+
+
+def write_program(gm: GraphModule) -> StoredProgram:
+    """The file of a canonical graph: torch.export's, so that torch.export.load reads it too."""
+    capture, provenance = capture_of(gm), provenance_of(gm)
+    text = json.dumps({"capture": capture.to_json(), "provenance": provenance.to_json()})
+    stream = io.BytesIO()
+    torch.export.save(export_again(gm), stream, extra_files={_NAME: text})
+    return StoredProgram(data=stream.getvalue(), gm=gm, capture=capture, provenance=provenance)
+
+
+def read_program(path: str | Path) -> StoredProgram:
+    """Read what `write_program` made.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or not one of ours.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ArtifactError(f'cannot read "{path}": {error.strerror or error}') from error
+    extra = {_NAME: ""}
+    try:
+        program = torch.export.load(io.BytesIO(data), extra_files=extra)
+    except (RuntimeError, ValueError, KeyError, zipfile.BadZipFile, pickle.PickleError) as error:
+        raise ArtifactError(
+            f'"{path}" is no exported program: {error}', fix="give a .pt2 file"
+        ) from error
+    if not extra[_NAME]:
+        raise ArtifactError(
+            f'"{path}" holds no record of this package: it was not written by it',
+            fix="run it with torch.export.load, or quantize the model again",
+        )
+    try:
+        texts = json.loads(extra[_NAME])
+        capture = Capture.from_json(texts["capture"])
+        provenance = Provenance.from_json(texts["provenance"])
+    except (ValueError, KeyError, TypeError, Pt2eQuantError) as error:
+        raise ArtifactError(f'the record in "{path}" is damaged: {error}') from error
+    gm = program.module(check_guards=False)
+    return StoredProgram(data=data, gm=gm, capture=capture, provenance=provenance)
