@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pt2e_quant.core.snapshot_op import snapshot
+
 __all__ = [
     "FoldedConstants",
     "TrainedBatchNorm",
@@ -94,6 +96,8 @@ class FoldedConstants(_Freezable):
         """(weight, bias, scale): what the operator takes, and what to divide its result by."""
         if self.is_normalising and not self.is_quantized:
             return weight, bias, running_var
+        if self.is_normalising and torch.compiler.is_compiling():
+            running_var = snapshot(running_var)
         std = torch.sqrt(running_var + self.eps)
         scale = 1.0 / std if gamma is None else gamma / std
         if self.is_normalising:

@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -13,6 +14,7 @@ from pt2e_quant.flow.prepare import captured, prepare_captured
 from pt2e_quant.flow.prepared import observers_of, prepared_graphs
 from pt2e_quant.flow.train_mode import has_training_operators, move_exported_model_to_eval
 from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.observers.fake_quantize import FakeQuantize
 from pt2e_quant.observers.trained_qparams import is_fake_quantize
 from pt2e_quant.passes.detach_batch_norm import drop_counters
 
@@ -52,8 +54,20 @@ def prepare_qat_pt2e(
     chosen = quantizer if for_qat is None else for_qat()
     prepared = prepare_captured(gm, chosen, strict=strict, is_qat=True)
     _check_trained(prepared, type(quantizer).__name__, strict)
+    _start_channels(prepared)
     prepared.train(trains)
     return prepared
+
+
+def _start_channels(prepared: GraphModule) -> None:
+    """Give the statistics of per-channel fake-quantizes of ours their size."""
+    for graph in prepared_graphs(prepared):
+        for node, module in observers_of(graph):
+            value = node.meta.get("val")
+            if not isinstance(module, FakeQuantize) or not module.is_per_channel:
+                continue
+            if isinstance(value, Tensor) and hasattr(module.activation_post_process, "min_val"):
+                module.start_channels(int(value.shape[module.ch_axis]))
 
 
 def _check_trained(prepared: GraphModule, quantizer: str, strict: bool) -> None:

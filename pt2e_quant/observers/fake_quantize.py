@@ -133,6 +133,18 @@ class FakeQuantize(FakeQuantizeBase):
         self.register_buffer("scale", torch.ones(1))
         self.register_buffer("zero_point", torch.zeros(1, dtype=zero_point_dtype))
 
+    def start_channels(self, channels: int) -> None:
+        """Give all statistics their final size, so that the first batch resizes nothing.
+
+        Copies that average, compiled graphs and other ranks then agree from the start.
+        """
+        observer = self.activation_post_process
+        for name, value in (("min_val", torch.inf), ("max_val", -torch.inf)):
+            if getattr(observer, name).numel() == 0:
+                getattr(observer, name).resize_(channels).fill_(value)
+        self.scale.resize_(channels).fill_(1.0)
+        self.zero_point.resize_(channels).zero_()
+
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """The scale and zero_point that the observer's statistics call for."""
         scale, zero_point = self.activation_post_process.calculate_qparams()

@@ -54,11 +54,11 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
-        if not is_on_fast_path(X):
+        if X.dtype is torch.float32 and not is_on_fast_path(X):
             return self._fused(X, self.ch_axis)
         with torch.no_grad():
             # The operator moves the range and computes the scale: the range is all it need see.
-            self._fused(self._ends(X), 0)
+            self._fused(self._ends(X).float(), 0)
         if self.fake_quant_enabled[0] != 1:
             return X
         axis = self.ch_axis if self.is_per_channel else None
