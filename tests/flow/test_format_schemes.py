@@ -19,6 +19,7 @@ from pt2e_quant.core.number_formats import CodeBook
 from pt2e_quant.core.qdq import OWN_KINDS, QdqKind, is_dequantize, kind_of_qdq
 from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.core.scheme_size import stored_bytes
 from pt2e_quant.core.schemes import Role, Scheme
 from pt2e_quant.core.unpack_op import is_unpack
 from pt2e_quant.flow.observer_choice import ObserverChoice
@@ -439,3 +440,31 @@ def test_kinds_when_of_our_own_then_named():
     _, quantized = converted("mxfp4_weight_only")
     kinds = [kind_of_qdq(n) for n in quantized.graph.nodes if is_dequantize(n)]
     assert kinds == [QdqKind.FLOAT, QdqKind.FLOAT]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mxfp4", "nvfp4", "nf4", "nf4_double", "w1", "w1.58", "w1.58_g32", "lut3", "fp8"),
+        *("fp8_blocks", "lut4_per_tensor", "fp6_weight_only", "w8", "w4", "w3_g32", "w8_g32"),
+    ],
+)
+def test_size_when_computed_then_the_bytes_that_are_stored(name):
+    _, quantized = converted(name)
+    held = [b for n, b in quantized.named_buffers() if n.startswith("0.weight_")]
+    found = sum(b.numel() * b.element_size() for b in held)
+    assert stored_bytes(scheme_named(name).weight, (256, 128)) == found
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "nf4_double", "fp8", "w1"])
+def test_programs_when_saved_then_loaded_alike_prepared_and_converted(name, tmp_path):
+    model, inputs = model_and_input()
+    program = torch.export.export(model, inputs)
+    prepared = pq.prepare_pt2e(program, quantizer_of(scheme_named(name)))
+    pq.calibrate(prepared, [inputs])
+    pq.save(prepared, tmp_path / "prepared")
+    quantized = pq.convert_pt2e(prepared)
+    pq.save(quantized, tmp_path / "converted")
+    expected = quantized(*inputs)
+    assert torch.equal(pq.convert_pt2e(pq.load(tmp_path / "prepared"))(*inputs), expected)
+    assert torch.equal(pq.load(tmp_path / "converted")(*inputs), expected)
