@@ -1,8 +1,8 @@
 """A copy that torch.compile keeps for the backward pass, of a buffer that the forward writes later.
 
-The partitioner of AOTAutograd makes cheap values anew in the backward pass, from the buffers as they
-are by then (torch 2.13): what depends on running statistics from before the batch would come out as
-if it had come after. An operator that it does not know it keeps the result of.
+The partitioner of AOTAutograd makes cheap values anew in the backward pass, of the buffers as
+they are by then (torch 2.13): what depends on running statistics from before the batch would come
+out as if it had come after. An operator that it does not know it keeps the result of.
 """
 
 import torch
