@@ -13,6 +13,7 @@ from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.flow.prepare_qat import prepare_qat_pt2e
 from pt2e_quant.flow.qat_schedule import QatSchedule
 from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.write_integers import write_integers
 from pt2e_quant.one_call import quantize
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "save",
     "sqnr_db",
     "verify_canonical",
+    "write_integers",
 ]

@@ -24,6 +24,7 @@ from pt2e_quant.core.specs import (
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.prepare_qat import prepare_qat_pt2e
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.graph.meta import TRACE_KEYS
 from pt2e_quant.observers.minmax import MinMaxObserver
@@ -103,6 +104,29 @@ def test_converted_when_stored_then_runs_checks_and_exports_alike(
         twin(torch.randn(7, 4, 8, 8))
     program = export_again(twin)
     assert next(iter(program.range_constraints.values())).upper == 64
+
+
+def trained(gm, images, seed):
+    torch.manual_seed(seed)  # of the dropout
+    optimizer = torch.optim.SGD(gm.parameters(), lr=0.01)
+    for image in images:
+        gm(image)["logits"].square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@WAYS
+def test_training_goes_on_after_loading(net, quantizer, images, again):
+    program = export(net.train(), (images[0],))
+    prepared = prepare_qat_pt2e(program, quantizer())
+    trained(prepared, images, 0)
+    twin = again(prepared)
+    for gm in (prepared, twin):
+        trained(gm, images, 1)
+    first, second = convert_pt2e(prepared), convert_pt2e(twin)
+    first.calls.zero_(), second.calls.zero_()
+    assert described(second) == described(first)
+    assert torch.equal(second(images[0])["logits"], first(images[0])["logits"])
 
 
 def test_stored_twice_is_as_stored_once(net, quantizer, images):
