@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.affine_ops import is_affine_quantize
 from pt2e_quant.core.cache_ops import is_pack_rows
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.integer_ops.quantize import WRITTEN_KINDS
@@ -109,7 +110,8 @@ def _holds_codes(dtype: torch.dtype) -> bool:
 
 def _quantized_constant(gm: GraphModule) -> Iterator[Node]:
     for node in _calls(gm):
-        source = node.args[0] if is_quantize(node) else None
+        is_folding = is_quantize(node) or is_affine_quantize(node)
+        source = node.args[0] if is_folding else None
         if isinstance(source, Node) and source.op == "get_attr":
             yield node
 

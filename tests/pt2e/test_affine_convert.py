@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.observers.affine import (
     AffineQuantizedMinMaxObserver,
     AffineQuantizedPlaceholderObserver,
@@ -137,6 +139,8 @@ def test_weights_in_blocks_are_stored_as_integers_once(dtype, low, high, granula
     spec = QuantizationSpec(dtype, observer, low, high)
     converted, unfolded = (_convert(model, ids, spec, fold_quantize=fold) for fold in (True, False))
     assert torch.equal(converted(ids), unfolded(ids))
+    with pytest.raises(InvariantError, match="a constant is stored in float with a quantize"):
+        verify_canonical(unfolded)
     state = converted.state_dict()
     stored = {name: v for name, v in state.items() if v.dtype == dtype}
     # torch.export names a tied weight after the last module that has it
