@@ -1,10 +1,11 @@
-"""Write the generated parts of the docs: a page for each backend's op table, and the results.
+"""Write the generated parts of the docs: backends' op tables, scheme names, and the results.
 
 Run `python docs/generate.py` after a change of a table or of `benchmarks/results`; with `--check`
 it writes nothing and exits with 1 where a page is out of date.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,11 +13,26 @@ from typing import Any
 
 from pt2e_quant.backends import get, names
 from pt2e_quant.backends.artifact import Backend
+from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
+from pt2e_quant.core.granularity import PerBlock, PerGroup
+from pt2e_quant.core.scale_format import FLOAT32_SCALES
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.core.scheme_size import bits_per_weight
+from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.flow.op_table import OpRow
 from pt2e_quant.graph.pattern import Op
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy_speed.json"
+SCHEMES = ROOT / "docs" / "schemes.md"
+SCHEMES_BEGIN, SCHEMES_END = (
+    "<!-- schemes: python docs/generate.py -->",
+    "<!-- end of schemes -->",
+)
+INTEGER_SCHEMES = (
+    *("int8_dynamic", "int8_dynamic_per_tensor", "a16w8", "a16w4"),
+    *("w8", "w4", "w2", "w4_g32", "w4_g64", "w4_g128", "w3_g128", "w2_g64", "a8w4_g32"),
+)
 BEGIN, END = "<!-- results: python docs/generate.py -->", "<!-- end of results -->"
 MODELS = {
     "digits": "digits CNN",
@@ -101,6 +117,51 @@ def _cell(row: Mapping[str, Any]) -> str:
     return f"{row['sqnr_db']:.1f} dB, {row['speed_up']:.2f}x, {row['size_ratio']:.2f}x"
 
 
+def schemes_table() -> str:
+    """The schemes by name, what they take, and which backends have a recipe of that name."""
+    backends = [get(name) for name in names() if type(get(name)).__module__.startswith("pt2e_")]
+    heads = ["name", "activations", "weights", "bits per weight"]
+    heads += [backend.table.backend for backend in backends]
+    lines = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for name in (*INTEGER_SCHEMES, *FORMAT_SCHEMES):
+        scheme = scheme_named(name)
+        weight = scheme.weight
+        assert weight is not None
+        cells = [
+            f"`{name}`",
+            "float" if scheme.input is None else _described(scheme.input),
+            _described(weight),
+            f"{bits_per_weight(weight):.2f}",
+            *("yes" if name in backend.recipes else "" for backend in backends),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _described(scheme: TensorScheme) -> str:
+    when = "dynamic " if scheme.is_dynamic else ""
+    kind = str(scheme.dtype).removeprefix("torch.") if scheme.format is None else str(scheme.format)
+    if scheme.format is None and scheme.range[1] - scheme.range[0] == 2:
+        kind = "-1, 0, 1"
+    elif scheme.format is None:
+        kind += "" if scheme.symmetric else " affine"
+    match scheme.granularity:
+        case PerGroup(size):
+            where = f"groups of {size}"
+        case PerBlock(block):
+            where = "blocks of " + " x ".join(map(str, block))
+        case granularity:
+            where = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(granularity).__name__).lower()
+    scales = "" if scheme.scales == FLOAT32_SCALES else f", {scheme.scales}"
+    return f"{when}{kind} {where}{scales}"
+
+
+def _filled(path: Path, begin: str, end: str, table: str) -> str:
+    """A page's text with the part between two marks replaced."""
+    head, _, rest = path.read_text().partition(begin)
+    return f"{head}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+
+
 def pages() -> dict[Path, str]:
     """Every generated page with what it should hold."""
     found = {
@@ -109,10 +170,8 @@ def pages() -> dict[Path, str]:
         if type(get(name)).__module__.startswith("pt2e_quant.")
     }
     readme = ROOT / "README.md"
-    text = readme.read_text()
-    head, _, rest = text.partition(BEGIN)
-    tail = rest.partition(END)[2]
-    found[readme] = f"{head}{BEGIN}\n{results_table()}\n{END}{tail}"
+    found[readme] = _filled(readme, BEGIN, END, results_table())
+    found[SCHEMES] = _filled(SCHEMES, SCHEMES_BEGIN, SCHEMES_END, schemes_table())
     return found
 
 
