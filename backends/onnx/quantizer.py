@@ -3,7 +3,6 @@
 from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
-from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.scheme_names import scheme_named
@@ -55,7 +54,7 @@ def _nearest(scheme: Scheme) -> str:
         return "int8"
     weight = scheme.weight
     assert weight is not None  # every scheme of a name has weights
-    if info(weight.dtype).bits > 4:
+    if weight.bits > 4:
         return "w8" if scheme.input is None else "int8_dynamic"
     base = "w4" if scheme.input is None else "a8w4"
     if not isinstance(weight.granularity, PerGroup):

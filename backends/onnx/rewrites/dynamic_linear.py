@@ -8,6 +8,7 @@ from pt2e_quant.backends.onnx.rewrites.expand_per_token import choose_rows, read
 from pt2e_quant.backends.onnx.values import (
     MICROSOFT,
     call,
+    constant,
     make_constant,
     redirect,
 )
@@ -74,33 +75,55 @@ def _multiply_rows(graph: ir.Graph, *, is_portable: bool) -> int:
 
 
 class _Rows:
-    """The rows of one tensor in uint8 [M, K], with scale and zero_point float [M, 1]."""
+    """The rows of one tensor in uint8 [M, K], and what brings their products back to reals.
+
+    Attributes:
+        x: the real tensor.
+        integers: uint8 [M, K].
+        scale: float32 [M, 1].
+        corrections: float32 [M, 2]: -scale * zero_point, and 1.
+    """
 
     def __init__(self, graph: ir.Graph, at: ir.Node, x: ir.Value) -> None:
         base = f"{x.name}_rows"
-        width = np.array([-1, x.shape[-1]])  # type: ignore[index]  # its shape is known
+        assert x.shape is not None
         self.x = x
         flat = x
-        if len(x.shape or ()) != 2:
-            flat = call(at, "Reshape", [x, make_constant(graph, f"{base}_shape", width)], name=base)
+        if len(x.shape) != 2:
+            rows = make_constant(graph, f"{base}_shape", np.array([-1, x.shape[-1]]))
+            flat = call(at, "Reshape", [x, rows], name=base)
             flat.type = x.type
-        self.scale, self.zero_point = choose_rows(graph, at, flat, base)
-        one = make_constant(graph, f"{base}_flat", np.array([-1]))
-        scales = call(at, "Reshape", [self.scale, one], name=f"{base}_scales")
-        zeros = call(at, "Reshape", [self.zero_point, one], name=f"{base}_zeros")
+        chosen = choose_rows(graph, at, flat, base, keepdims=False)
         to_uint8 = {"to": int(ir.DataType.UINT8)}
-        zeros = call(at, "Cast", [zeros], to_uint8, name=f"{base}_zeros_q")
-        self.integers = call(
-            at, "QuantizeLinear", [flat, scales, zeros], {"axis": 0}, name=f"{base}_q"
-        )
+        zeros = call(at, "Cast", [chosen.zero_point], to_uint8, name=f"{base}_zeros")
+        inputs = [flat, chosen.scale, zeros]
+        self.integers = call(at, "QuantizeLinear", inputs, {"axis": 0}, name=f"{base}_q")
         self.integers.type = ir.TensorType(ir.DataType.UINT8)
+        column = make_constant(graph, f"{base}_column", np.array([-1, 1]))
+        self.scale = call(at, "Reshape", [chosen.scale, column], name=f"{base}_scales")
         # Beside each other, for a product of rank 2 with the columns' sums and the bias.
+        offset = call(at, "Mul", [chosen.zero_point, chosen.negated], name=f"{base}_shift")
+        offset = call(at, "Reshape", [offset, column], name=f"{base}_shifts")
         ones = call(at, "Div", [self.scale, self.scale], name=f"{base}_ones")
-        offset = call(at, "Mul", [self.zero_point, self.scale], name=f"{base}_zero_real")
-        offset = call(at, "Neg", [offset], name=f"{base}_shift")
         self.corrections = call(
             at, "Concat", [offset, ones], {"axis": 1}, name=f"{base}_corrections"
         )
+        self._shapes: dict[int, ir.Value] = {}
+
+    def shape(self, graph: ir.Graph, at: ir.Node, columns: int) -> ir.Value:
+        """The shape of a result with so many columns: a constant with at most one dynamic size."""
+        if columns in self._shapes:
+            return self._shapes[columns]
+        base = f"{self.x.name}_to_{columns}"
+        sizes = [size if isinstance(size, int) else -1 for size in (self.x.shape or ())[:-1]]
+        if sizes.count(-1) <= 1:
+            made = make_constant(graph, base, np.array([*sizes, columns]))
+        else:
+            lead = call(at, "Shape", [self.x], {"start": 0, "end": -1}, name=f"{base}_lead")
+            width = make_constant(graph, f"{base}_width", np.array([columns]))
+            made = call(at, "Concat", [lead, width], {"axis": 0}, name=base)
+        self._shapes[columns] = made
+        return made
 
 
 def _row_product(graph: ir.Graph, site: LinearSite, rows: _Rows, *, is_portable: bool) -> ir.Value:
@@ -115,21 +138,15 @@ def _row_product(graph: ir.Graph, site: LinearSite, rows: _Rows, *, is_portable:
         real = _step(site, "MatMulIntegerToFloat", *inputs, of="real", domain=MICROSOFT)
     scaled = _step(site, "Mul", real, rows.scale, of="scaled")
     sums = weight.dequantized.sum(axis=1, dtype=np.float64).astype(np.float32)
-    bias = np.zeros_like(sums) if site.bias is None else _array(site.bias)
-    stacked = make_constant(
-        graph, f"{weight.source.name}_sums", np.stack([sums, bias]).astype(np.float32)
-    )
+    bias = constant(site.bias)
+    bias = np.zeros_like(sums) if bias is None else bias
+    name = f"{weight.source.name}_sums"
+    stacked = make_constant(graph, name, np.stack([sums, bias]).astype(np.float32))
     total = _step(site, "Gemm", rows.corrections, stacked, scaled, of="total")
-    shape = site.output.shape
     if len(rows.x.shape or ()) == 2:
         return _like(total, site.output)
-    lead = call(
-        site.last, "Shape", [rows.x], {"start": 0, "end": -1}, name=f"{site.output.name}_lead"
-    )
-    width = make_constant(graph, f"{site.output.name}_width", np.array([len(sums)]))
-    full = call(site.last, "Concat", [lead, width], {"axis": 0}, name=f"{site.output.name}_shape")
-    assert shape is not None
-    return _like(_step(site, "Reshape", total, full, of="rows"), site.output)
+    shape = rows.shape(graph, site.last, len(sums))
+    return _like(_step(site, "Reshape", total, shape, of="rows"), site.output)
 
 
 def _product(site: LinearSite, integers: ir.Value, zero_point: ir.Value | None) -> ir.Value:
@@ -169,13 +186,6 @@ def _step(site: LinearSite, op_type: str, *inputs: ir.Value, of: str, domain: st
 def _like(value: ir.Value, old: ir.Value) -> ir.Value:
     value.type, value.shape = old.type, old.shape
     return value
-
-
-def _array(value: ir.Value) -> np.ndarray:
-    found = ir.convenience.get_const_tensor(value)
-    assert found is not None  # a site's bias is a constant
-    array: np.ndarray = found.numpy()
-    return array
 
 
 def _is_int8(site: LinearSite) -> bool:

@@ -1,12 +1,14 @@
 """Write q/dq per token out in standard operators, where no integer product takes it over."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
 from pt2e_quant.backends.onnx.translate_per_token import CHOOSE, DEQUANTIZE, MARKS, QUANTIZE
 from pt2e_quant.backends.onnx.values import call, make_constant, redirect
 
-__all__ = ["choose_rows", "expand_per_token", "read_per_token"]
+__all__ = ["RowQparams", "choose_rows", "expand_per_token", "read_per_token"]
 
 _EPS = float(np.finfo(np.float32).eps)
 """The least scale, as torch's `choose_qparams_per_token_asymmetric` has it."""
@@ -35,7 +37,8 @@ def expand_per_token(graph: ir.Graph) -> int:
             continue
         x, output = read_per_token(node.outputs[0]), node.outputs[0]
         assert x is not None  # canonical form: a dequantize per token reads a quantize
-        scale, zero_point = choose_rows(graph, node, x, output.name or "x")
+        rows = choose_rows(graph, node, x, output.name or "x", keepdims=True)
+        scale, zero_point = rows.scale, rows.zero_point
         base = f"{output.name}_rounded"
         limits = [make_constant(graph, f"{base}_limit", np.array(v, np.float32)) for v in (0, 255)]
         steps = call(node, "Div", [x, scale], name=f"{base}_div", like=output)
@@ -59,27 +62,44 @@ def remove_marks(graph: ir.Graph) -> int:
     return changed
 
 
-def choose_rows(graph: ir.Graph, at: ir.Node, x: ir.Value, base: str) -> tuple[ir.Value, ir.Value]:
-    """Scale and zero_point of uint8 for each row of x, both float32 [..., 1].
+@dataclass(frozen=True, slots=True)
+class RowQparams:
+    """Qparams of uint8 for each row of a tensor, float32.
 
-    scale = (max - min) / 255 with 0 in the range, zero_point = Round(-min / scale).
+    Args:
+        scale: of each row.
+        negated: -scale.
+        zero_point: 0 to 255, whole.
+    """
+
+    scale: ir.Value
+    negated: ir.Value
+    zero_point: ir.Value
+
+
+def choose_rows(
+    graph: ir.Graph, at: ir.Node, x: ir.Value, base: str, *, keepdims: bool
+) -> RowQparams:
+    """The qparams of x[..., K]: [..., 1], or [...] without `keepdims`.
+
+    scale = (max - min) / 255 with 0 in the range, zero_point = Round(min / -scale).
     """
     last = make_constant(graph, f"{base}_axis", np.array([-1]))
     zero = make_constant(graph, f"{base}_zero", np.array(0, np.float32))
-    keep = {"keepdims": 1}
+    step = make_constant(graph, f"{base}_step", np.array(1 / 255, np.float32))
+    eps = make_constant(graph, f"{base}_eps", np.array(-_EPS, np.float32))
+    keep = {"keepdims": int(keepdims)}
 
     def make(op_type: str, *inputs: ir.Value, of: str) -> ir.Value:
-        made = call(
-            at, op_type, inputs, keep if of in ("top", "low") else None, name=f"{base}_{of}"
-        )
+        reduces = op_type.startswith("Reduce")
+        made = call(at, op_type, inputs, keep if reduces else None, name=f"{base}_{of}")
         made.type = ir.TensorType(ir.DataType.FLOAT)
         return made
 
-    top = make("Max", make("ReduceMax", x, last, of="top"), zero, of="high")
-    low = make("Min", make("ReduceMin", x, last, of="low"), zero, of="bottom")
-    steps = make_constant(graph, f"{base}_step", np.array(1 / 255, np.float32))
-    eps = make_constant(graph, f"{base}_eps", np.array(_EPS, np.float32))
-    scale = make("Mul", make("Sub", top, low, of="width"), steps, of="raw_scale")
-    scale = make("Max", scale, eps, of="scale")
-    offset = make("Neg", make("Div", low, scale, of="offset"), of="up")
-    return scale, make("Round", offset, of="zero_point")
+    top = make("Max", make("ReduceMax", x, last, of="greatest"), zero, of="top")
+    low = make("Min", make("ReduceMin", x, last, of="least"), zero, of="low")
+    negated = make("Mul", make("Sub", low, top, of="width"), step, of="raw_scale")
+    negated = make("Min", negated, eps, of="negated")
+    scale = make("Neg", negated, of="scale")
+    zero_point = make("Round", make("Div", low, negated, of="offset"), of="zero_point")
+    return RowQparams(scale, negated, zero_point)
