@@ -18,6 +18,7 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.flow.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.unpack_weights import unpack_weights
 
@@ -64,6 +65,7 @@ def lower(
     model.metadata_props.update(metadata.to_properties(model.graph.initializers))
     data = _serialize(model)
     metadata.report.size_bytes = len(data)
+    check_file_smaller(metadata.report, is_strict=strict)
     return OnnxArtifact(data, metadata, session=session)
 
 

@@ -37,6 +37,7 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report import Island, Report
+from pt2e_quant.flow.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import GraphPass, PassRecord, run_passes
 from pt2e_quant.passes.decompose_attention import decompose_attention
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
@@ -89,7 +90,8 @@ def lower(
 
     Raises:
         InvariantError: the graph is not canonical.
-        UnsupportedError: an operator of the table went back to float under `strict`.
+        UnsupportedError: an operator of the table went back to float under `strict`, or the file
+            is no smaller than the float constants.
         ArtifactError: the artifact fails its check.
     """
     verify_canonical(gm)
@@ -116,6 +118,7 @@ def lower(
         pte = _to_pte(work, pack_metadata(capture, report.provenance, ()))
     artifact = XnnpackArtifact(pte, capture, report)
     _describe(artifact)
+    check_file_smaller(report, is_strict=options.strict)
     if options.verify:
         check_artifact(artifact, gm, choose_sample(gm, example_inputs), options.margin_db)
         artifact.reset()

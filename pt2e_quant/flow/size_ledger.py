@@ -15,14 +15,18 @@ from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import SizeRecord, provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
+from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.pack_weights import PACKED_SUFFIX
 
-__all__ = ["NOTABLE_BYTES", "check_smaller", "constant_bytes", "take_ledger"]
+__all__ = ["NOTABLE_BYTES", "check_file_smaller", "check_smaller", "constant_bytes", "take_ledger"]
 
 NOTABLE_BYTES = 4096
 """Below this many bytes of float constants the qparams of a few channels may outweigh them."""
+
+_NOTABLE_SHARE = 0.1
+"""A file must be smaller where its constants are by this share: it holds other things too."""
 
 _DUPLICATE_BYTES = 256
 """Constants from this size on are compared with each other."""
@@ -192,6 +196,36 @@ def check_smaller(gm: GraphModule, bytes_before: int, *, is_strict: bool) -> Non
     if is_strict:
         raise error
     warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
+
+
+def check_file_smaller(report: Report, *, is_strict: bool) -> None:
+    """Refuse a file that is no smaller than the float constants, though the graph's shrank.
+
+    A backend may store integers wider than the graph has them, or a weight twice.
+
+    Args:
+        report: of an artifact, its size known.
+        is_strict: raise; otherwise note it in the report.
+
+    Raises:
+        UnsupportedError: with both sizes.
+    """
+    sizes = report.provenance.sizes
+    before = sum(r.size_before for r in sizes if r.size_after)
+    after = sum(r.size_after + r.qparams for r in sizes)
+    report.float_size_bytes = report.float_size_bytes or before
+    shrank = before >= NOTABLE_BYTES * 16 and after < before * (1 - _NOTABLE_SHARE)
+    if not shrank or report.size_bytes < before:
+        return
+    text = (
+        f"the {report.backend} file has {report.size_bytes:,} bytes, no less than the float "
+        f"constants ({before:,}), though the graph's constants take {after:,}"
+    )
+    if is_strict:
+        raise UnsupportedError(
+            text, fix="use a recipe that this backend stores in integers, or strict=False"
+        )
+    report.notes.append(text)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -13,7 +13,7 @@ from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.flow import drop_in
 from pt2e_quant.flow.report import Report
-from pt2e_quant.flow.size_ledger import constant_bytes, take_ledger
+from pt2e_quant.flow.size_ledger import check_file_smaller, constant_bytes, take_ledger
 
 
 class Linears(nn.Module):
@@ -132,3 +132,23 @@ def test_convert_when_there_is_little_to_shrink_then_nothing_is_said(quantizer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pq.convert_pt2e(prepared(small, quantizer, width=2))
+
+
+@pytest.mark.parametrize(("file_bytes", "is_refused"), [(30_000, False), (131_072, True)])
+def test_check_file_when_no_smaller_than_float_then_refused(quantizer, file_bytes, is_refused):
+    gm = pq.convert_pt2e(prepared(Linears(256), quantizer, width=256))
+    report = Report(backend="Toy", provenance=provenance_of(gm), size_bytes=file_bytes)
+    if not is_refused:
+        check_file_smaller(report, is_strict=True)
+        assert (report.float_size_bytes, report.notes) == (131_072, [])
+        return
+    with pytest.raises(UnsupportedError, match="Toy file has 131,072 bytes"):
+        check_file_smaller(report, is_strict=True)
+    check_file_smaller(report, is_strict=False)
+    assert "no less than the float constants" in report.notes[0]
+
+
+def test_check_file_when_little_was_to_shrink_then_nothing_is_said(quantizer):
+    gm = pq.convert_pt2e(prepared(Linears(), quantizer))
+    report = Report(backend="Toy", provenance=provenance_of(gm), size_bytes=10**9)
+    check_file_smaller(report, is_strict=True)
