@@ -62,12 +62,13 @@ def multiply_per_token_portable(graph: ir.Graph) -> int:
 def _multiply_rows(graph: ir.Graph, *, is_portable: bool) -> int:
     changed = 0
     rows: dict[ir.Value, _Rows] = {}
+    ones: dict[tuple[object, ...], ir.Value] = {}
     for site in find_linears(graph):
         x = read_per_token(site.x)
         if x is None or not _is_int8(site) or x.shape is None:
             continue
         if x not in rows:
-            rows[x] = _Rows(graph, site.node, x)
+            rows[x] = _Rows(graph, site.node, x, ones)
         redirect(site.output, _row_product(graph, site, rows[x], is_portable=is_portable))
         replace_linear(site)
         changed += 1
@@ -82,9 +83,17 @@ class _Rows:
         integers: uint8 [M, K].
         scale: float32 [M, 1].
         corrections: float32 [M, 2]: -scale * zero_point, and 1.
+
+    `ones` holds the columns of 1 made so far, by the leading sizes of what they stand beside.
     """
 
-    def __init__(self, graph: ir.Graph, at: ir.Node, x: ir.Value) -> None:
+    def __init__(
+        self,
+        graph: ir.Graph,
+        at: ir.Node,
+        x: ir.Value,
+        ones: dict[tuple[object, ...], ir.Value],
+    ) -> None:
         base = f"{x.name}_rows"
         assert x.shape is not None
         self.x = x
@@ -104,10 +113,13 @@ class _Rows:
         # Beside each other, for a product of rank 2 with the columns' sums and the bias.
         offset = call(at, "Mul", [chosen.zero_point, chosen.negated], name=f"{base}_shift")
         offset = call(at, "Reshape", [offset, column], name=f"{base}_shifts")
-        ones = call(at, "Div", [self.scale, self.scale], name=f"{base}_ones")
-        self.corrections = call(
-            at, "Concat", [offset, ones], {"axis": 1}, name=f"{base}_corrections"
-        )
+        lead: tuple[object, ...] = tuple(x.shape)[:-1]
+        if any(getattr(size, "value", size) is None for size in lead):
+            lead = (x,)  # of a size without a name nothing is known to be equal
+        if lead not in ones:
+            ones[lead] = call(at, "Div", [self.scale, self.scale], name=f"{base}_ones")
+        both = [offset, ones[lead]]
+        self.corrections = call(at, "Concat", both, {"axis": 1}, name=f"{base}_corrections")
         self._shapes: dict[int, ir.Value] = {}
 
     def shape(self, graph: ir.Graph, at: ir.Node, columns: int) -> ir.Value:

@@ -82,12 +82,13 @@ def choose_rows(
 ) -> RowQparams:
     """The qparams of x[..., K]: [..., 1], or [...] without `keepdims`.
 
-    scale = (max - min) / 255 with 0 in the range, zero_point = Round(min / -scale).
+    scale = (max - min) / 255 with 0 in the range, zero_point = Round(min / -scale). The greatest is
+    never taken for less than 255 eps, which keeps every scale from 0 in no operator of its own.
     """
     last = make_constant(graph, f"{base}_axis", np.array([-1]))
     zero = make_constant(graph, f"{base}_zero", np.array(0, np.float32))
+    least = make_constant(graph, f"{base}_least_top", np.array(255 * _EPS, np.float32))
     step = make_constant(graph, f"{base}_step", np.array(1 / 255, np.float32))
-    eps = make_constant(graph, f"{base}_eps", np.array(-_EPS, np.float32))
     keep = {"keepdims": int(keepdims)}
 
     def make(op_type: str, *inputs: ir.Value, of: str) -> ir.Value:
@@ -96,10 +97,9 @@ def choose_rows(
         made.type = ir.TensorType(ir.DataType.FLOAT)
         return made
 
-    top = make("Max", make("ReduceMax", x, last, of="greatest"), zero, of="top")
+    top = make("Max", make("ReduceMax", x, last, of="greatest"), least, of="top")
     low = make("Min", make("ReduceMin", x, last, of="least"), zero, of="low")
-    negated = make("Mul", make("Sub", low, top, of="width"), step, of="raw_scale")
-    negated = make("Min", negated, eps, of="negated")
+    negated = make("Mul", make("Sub", low, top, of="width"), step, of="negated")
     scale = make("Neg", negated, of="scale")
     zero_point = make("Round", make("Div", low, negated, of="offset"), of="zero_point")
     return RowQparams(scale, negated, zero_point)
