@@ -1,130 +1,35 @@
 """What annotations mean, case by case; held against torchao where torchao runs the case."""
 
-import copy
-from collections import Counter
-
 import pytest
 import torch
 from torch import nn
-from torch.export import Dim, export
 from torch.nn import functional
 
 theirs_quantizer = pytest.importorskip("torchao.quantization.pt2e.quantizer")
 theirs_observer = pytest.importorskip("torchao.quantization.pt2e.observer")
 
-from pt2e_flows import both  # noqa: E402
+from hand_quantizer import (  # noqa: E402
+    AFFINE,
+    INT8,
+    SYMMETRIC,
+    UINT8,
+    WEIGHT,
+    Run,
+    X,
+    aten,
+    equal,
+    ours_only,
+    scales,
+    shared,
+)
 
 from pt2e_quant.core.provenance import provenance_of  # noqa: E402
 from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize  # noqa: E402
-from pt2e_quant.core.read_capture import capture_of  # noqa: E402
-from pt2e_quant.flow.reexport import export_again  # noqa: E402
-from pt2e_quant.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e  # noqa: E402
 from pt2e_quant.pt2e.quantizer import (  # noqa: E402
-    DerivedQuantizationSpec,
-    FixedQParamsQuantizationSpec,
     QuantizationAnnotation,
     QuantizationSpec,
-    Quantizer,
     SharedQuantizationSpec,
 )
-
-aten = torch.ops.aten
-AFFINE, SYMMETRIC = torch.per_tensor_affine, torch.per_tensor_symmetric
-
-
-class Hand(theirs_quantizer.Quantizer, Quantizer):
-    """Annotates with a function of (a node finder, the two libraries' specs)."""
-
-    def __init__(self, rule):
-        super().__init__()
-        self.rule = rule
-
-    def annotate(self, model):
-        self.rule(Finder(model))
-        return model
-
-    def validate(self, model):
-        pass
-
-
-class Finder:
-    """Nodes of a graph by operator, and annotations in torchao's own classes."""
-
-    def __init__(self, gm):
-        self.nodes = list(gm.graph.nodes)
-
-    def all(self, target):
-        return [n for n in self.nodes if n.target == target]
-
-    def one(self, target):
-        (found,) = self.all(target)
-        return found
-
-    def note(self, node, inputs=(), output=None, *, sharing=True):
-        node.meta["quantization_annotation"] = theirs_quantizer.QuantizationAnnotation(
-            input_qspec_map=dict(inputs), output_qspec=output, allow_implicit_sharing=sharing,
-            _annotated=True,
-        )  # fmt: skip
-
-
-def spec(dtype=torch.int8, low=-128, high=127, scheme=AFFINE):
-    observer = theirs_observer.MinMaxObserver.with_args(eps=2**-12)
-    return theirs_quantizer.QuantizationSpec(dtype, observer, low, high, scheme)
-
-
-def shared(place):
-    return theirs_quantizer.SharedQuantizationSpec(place)
-
-
-INT8, UINT8 = spec(), spec(torch.uint8, 0, 255)
-WEIGHT = spec(low=-127, scheme=SYMMETRIC)
-X = torch.linspace(-1, 2, 24).reshape(2, 3, 4)
-
-
-class Run(nn.Module):
-    def __init__(self, function, **children):
-        super().__init__()
-        self.function = function
-        for name, child in children.items():
-            setattr(self, name, child)
-
-    def forward(self, *args):
-        return self.function(self, *args)
-
-
-def equal(model, inputs, rule, **options):
-    """Both flows give the same q/dq with the same qparams, and the same outputs."""
-    theirs, ours = both(model, inputs, lambda: Hand(rule), **options)
-    assert _qdq(ours.counts) == _qdq(theirs.counts)
-    assert [q[0] for q in ours.qparams] == [q[0] for q in theirs.qparams]
-    assert _numbers(ours) == _numbers(theirs)
-    for a, b in zip(theirs.outputs, ours.outputs, strict=True):
-        torch.testing.assert_close(b, a, rtol=0, atol=0)
-    return ours.gm
-
-
-def _qdq(counts):
-    return Counter({k: v for k, v in counts.items() if "quantize" in k})
-
-
-def _numbers(outcome):
-    return sorted(repr(arguments) for _, _, arguments in outcome.qparams)
-
-
-def ours_only(model, inputs, rule, *, shapes=None, batches=()):
-    """A converted graph of this package."""
-    program = export(model.eval(), inputs, dynamic_shapes=shapes, strict=False)
-    prepared = prepare_pt2e(program, Hand(rule), strict=True)
-    with torch.no_grad():
-        for batch in (inputs, *batches):
-            prepared(*batch)
-    return convert_pt2e(prepared, strict=True)
-
-
-def scales(gm):
-    """The scale of each static q/dq in graph order."""
-    return [n.args[1] for n in gm.graph.nodes if is_qdq(n)]
-
 
 # Sharing
 
@@ -349,158 +254,6 @@ def test_views_of_a_parameter_become_integers(view):
     assert "weight" not in state
 
 
-# Inputs, outputs, layouts, sizes, devices
-
-
-def test_outputs_that_are_inputs_stay_so():
-    def rule(f):
-        node = f.one(aten.tanh.default)
-        f.note(node, {node.args[0]: INT8}, INT8)
-
-    gm = equal(Run(lambda m, x, y: (y, torch.tanh(x), x)), (X, X + 1), rule)
-    y = torch.randn(2, 3, 4)
-    found = gm(X, y)
-    assert torch.equal(found[0], y)
-    assert torch.equal(found[2], X)
-
-
-def test_an_input_that_is_read_quantized_and_returned_stays_float():
-    def rule(f):
-        node = f.one(aten.tanh.default)
-        f.note(node, {node.args[0]: INT8}, INT8)
-
-    gm = ours_only(Run(lambda m, x: {"y": torch.tanh(x), "x": [x]}), (X,), rule)
-    assert torch.equal(gm(X * 1.01)["x"][0], X * 1.01)
-
-
-def test_channels_last_stays_channels_last():
-    def rule(f):
-        conv = f.one(aten.conv2d.default)
-        x, w = conv.args[:2]
-        f.note(conv, {x: INT8, w: WEIGHT}, INT8)
-
-    torch.manual_seed(0)
-    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last).eval()
-    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
-    gm = equal(model, (x,), rule)
-    with torch.no_grad():
-        assert gm(x).stride() == model(x).stride()
-    assert gm.state_dict()["weight_q"].is_contiguous()
-
-
-def test_dynamic_sizes_stay_dynamic_in_every_dimension():
-    def rule(f):
-        linear, cat = f.one(aten.linear.default), f.one(aten.cat.default)
-        x, w = linear.args[:2]
-        f.note(linear, {x: INT8, w: WEIGHT}, INT8)
-        a, b = cat.args[0]
-        f.note(cat, {a: INT8, b: shared((a, cat))}, shared((a, cat)))
-
-    torch.manual_seed(0)
-    model = Run(lambda m, x: torch.cat([m.a(x), x], 1), a=nn.Linear(4, 4))
-    shapes = {"args": ({0: Dim("n", max=32), 1: Dim("t", max=64)},)}
-    gm = ours_only(model, (X,), rule, shapes=shapes)
-    for size in ((1, 2, 4), (5, 9, 4), (32, 64, 4)):
-        assert gm(torch.randn(size)).shape == (size[0], 2 * size[1], 4)
-    again = export_again(gm)
-    assert len(again.range_constraints) == 2
-
-
-def test_each_device_keeps_its_constants():
-    def rule(f):
-        for node in f.all(aten.linear.default):
-            x, w = node.args[:2]
-            f.note(node, {x: INT8, w: spec(low=-127, scheme=SYMMETRIC)})
-
-    here, there = nn.Linear(4, 4), nn.Linear(4, 4).to("meta")
-    model = Run(lambda m, x, y: (m.here(x), m.there(y)), here=here, there=there)
-    program = export(model.eval(), (X, X.to("meta")), strict=False)
-    prepared = prepare_pt2e(program, Hand(rule))
-    for node in prepared.graph.nodes:
-        if node.op == "call_module" and "val" in node.meta:
-            assert node.meta["val"].device == node.args[0].meta["val"].device
-    devices = {n: t.device.type for n, t in prepared.state_dict().items() if "weight" in n}
-    assert devices["there.weight"] == "meta"
-    assert devices["here.weight"] == "cpu"
-
-
-# State
-
-
-class Cache(nn.Module):
-    """A KV cache: rows are written at a position, all of them are read."""
-
-    def __init__(self):
-        super().__init__()
-        self.key = nn.Linear(4, 4)
-        self.register_buffer("rows", torch.zeros(8, 4))
-        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
-
-    def forward(self, x):
-        key = self.key(x)
-        self.rows.index_copy_(0, self.position, key)
-        self.position.add_(1)
-        return x @ self.rows.t()
-
-
-def cache_rule(f):
-    linear, matmul = f.one(aten.linear.default), f.one(aten.matmul.default)
-    x, w = linear.args[:2]
-    f.note(linear, {x: INT8, w: WEIGHT}, INT8)
-    f.note(matmul, dict.fromkeys(matmul.args, INT8), INT8)
-
-
-def test_a_cache_is_still_written_after_convert_and_export():
-    torch.manual_seed(0)
-    model = Cache().eval()
-    inputs = [(torch.randn(1, 4),) for _ in range(4)]
-    gm = ours_only(copy.deepcopy(model), inputs[0], cache_rule, batches=inputs[1:])
-    assert set(capture_of(gm).mutated_buffers) == {"rows", "position"}
-    again = export_again(copy.deepcopy(gm))  # a program shares its buffers with the module
-    mutated = again.run_decompositions({}).graph_signature.buffers_to_mutate.values()
-    assert set(mutated) == {"rows", "position"}
-    runs = [copy.deepcopy(model), gm, again.module()]
-    for run in runs:
-        for name, buffer in run.named_buffers():
-            if name in ("rows", "position"):
-                buffer.zero_()
-    for x in inputs:
-        with torch.no_grad():
-            expected, found, exported = (run(*x) for run in runs)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0.15)
-        assert torch.equal(found, exported)
-    assert int(gm.position) == 4
-    assert int((gm.rows.abs().sum(1) > 0).sum()) == 4
-
-
-def test_a_cache_may_be_kept_in_integers():
-    """The model writes and reads int8 by itself: the quantizer leaves the buffer alone."""
-    quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
-    dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
-    arguments = (0.05, 0, -128, 127, torch.int8)
-
-    class Int8Cache(Cache):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("rows", torch.zeros(8, 4, dtype=torch.int8))
-
-        def forward(self, x):
-            self.rows.index_copy_(0, self.position, quantize(self.key(x), *arguments))
-            self.position.add_(1)
-            return x @ dequantize(self.rows, *arguments).t()
-
-    torch.manual_seed(0)
-    model = Int8Cache().eval()
-    inputs = [(torch.randn(1, 4),) for _ in range(4)]
-    gm = ours_only(copy.deepcopy(model), inputs[0], cache_rule, batches=inputs[1:])
-    assert gm.rows.dtype is torch.int8
-    gm.rows.zero_(), gm.position.zero_()
-    with torch.no_grad():
-        for x in inputs:
-            torch.testing.assert_close(gm(*x), model(*x), rtol=0, atol=0.3)
-    assert torch.equal(gm.rows.float().ne(0).any(1), model.rows.float().ne(0).any(1))
-
-
 # The specs of this package are those of torchao, and may be mixed with them
 
 
@@ -518,5 +271,3 @@ def test_specs_of_both_libraries_in_one_graph():
 
     gm = ours_only(Run(lambda m, x: torch.cos(torch.tanh(torch.sin(x)))), (X,), rule)
     assert len(set(scales(gm))) == 1
-    assert FixedQParamsQuantizationSpec
-    assert DerivedQuantizationSpec
