@@ -1,0 +1,190 @@
+"""How fast is int8 on this CPU: the cpu backend, Inductor's x86 path, ONNX Runtime and XNNPACK?
+
+Run `python -m benchmarks.cpu --models digits resnet18 --threads 1`, and once more with
+`--threads 2`: the thread pools are set up once a process.
+"""
+
+import argparse
+import copy
+import logging
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch._inductor import config as inductor_config
+
+import pt2e_quant as pq
+from benchmarks import ours
+from benchmarks.cases import CASES, Case
+from benchmarks.measure import Latency, interleave, mean_cosine, sqnr_db
+from benchmarks.peers import feed
+from benchmarks.results import write_results
+from benchmarks.runtimes import Runtime, bind_pte
+
+console = Console(width=130)
+Row = dict[str, object]
+Call = Callable[..., Sequence[Tensor]]
+FLOAT, INDUCTOR, OURS = "float, torch.compile", "X86Inductor, torch.compile", "pt2e_quant cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One program: a call on flat inputs, and its share of the time of the float one."""
+
+    label: str
+    run: Call
+
+
+def compiled(module: nn.Module, example: tuple[Tensor, ...]) -> Call:
+    """Compile with frozen, prepacked weights, and run once so that nothing is left to compile."""
+    call = torch.compile(module)
+
+    def run(*inputs: Tensor) -> Sequence[Tensor]:
+        with torch.no_grad():
+            return torch.utils._pytree.tree_leaves(call(*inputs))
+
+    with inductor_config.patch(freezing=True):
+        run(*example)
+    return run
+
+
+def x86_inductor(case: Case) -> Call:
+    """Torchao's X86InductorQuantizer as its tutorial has it: its own prepare and convert."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    made = x86.get_default_x86_inductor_quantization_config()
+    quantizer = x86.X86InductorQuantizer().set_global(made)
+    exported = torch.export.export(copy.deepcopy(case.model), case.example)
+    prepared = prepare_pt2e(exported.module(), quantizer)
+    feed(prepared, case.calibration)
+    return compiled(convert_pt2e(prepared), case.example)
+
+
+def quantized(case: Case, backend: pq.backends.artifact.Backend) -> pq.backends.artifact.Artifact:
+    """The model through a backend of this package with its recipe `int8`."""
+    exported = torch.export.export(case.model, case.example)
+    prepared = pq.prepare_pt2e(exported, backend.quantizer("int8"))
+    pq.calibrate(prepared, case.calibration, progress=False)
+    return backend.lower(pq.convert_pt2e(prepared))
+
+
+def cpu(case: Case) -> Call:
+    """This package's fused oneDNN module."""
+    module = quantized(case, pq.backends.get("cpu")).module  # type: ignore[attr-defined]
+
+    def run(*inputs: Tensor) -> Sequence[Tensor]:
+        with torch.no_grad():
+            return torch.utils._pytree.tree_leaves(module(*inputs))
+
+    return run
+
+
+def onnx(case: Case, threads: int) -> Call:
+    """This package's .onnx in ONNX Runtime."""
+    artifact = quantized(case, pq.backends.get("onnx"))
+    artifact.limit_threads(threads)  # type: ignore[attr-defined]
+    return lambda *inputs: artifact.run_leaves(inputs)
+
+
+def xnnpack(case: Case, threads: int) -> Call:
+    """This package's .pte in ExecuTorch."""
+    program = ours.quantize_int8(Runtime.EXECUTORCH, case.model, case.example, case.calibration)
+    bind = bind_pte(program.data)
+    from executorch.extension.pybindings import portable_lib
+
+    portable_lib._unsafe_reset_threadpool(threads)
+    return lambda *inputs: bind(*inputs)()
+
+
+def contenders(case: Case, threads: int) -> tuple[list[Contender], dict[str, str]]:
+    """Every program that can be built, the float one first, and why the others cannot."""
+    makers: dict[str, Callable[[], Call]] = {
+        FLOAT: lambda: compiled(case.model, case.example),
+        INDUCTOR: lambda: x86_inductor(case),
+        OURS: lambda: cpu(case),
+        "pt2e_quant on ONNX Runtime": lambda: onnx(case, threads),
+        "pt2e_quant on XNNPACK": lambda: xnnpack(case, threads),
+    }
+    found: list[Contender] = []
+    failures: dict[str, str] = {}
+    for label, make in makers.items():
+        try:
+            found.append(Contender(label, make()))
+        except Exception as error:  # a peer that cannot take a model is a result, not an abort
+            failures[label] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+            logging.getLogger(__name__).error("%s on %s", label, case.name, exc_info=error)
+    return found, failures
+
+
+def measure(case: Case, threads: int, rounds: int) -> list[Row]:
+    """One row for each program of a case."""
+    found, failures = contenders(case, threads)
+    with torch.no_grad():
+        reference = [case.model(*batch) for batch in case.held_out]
+    calls = {c.label: lambda c=c: c.run(*case.example) for c in found}
+    latencies = interleave(calls, rounds=rounds)
+    same = {"model": case.name, "threads": threads, "input_size": case.example[0].shape[-1]}
+    rows: list[Row] = [{**same, "program": k, "failure": why} for k, why in failures.items()]
+    for contender in found:
+        outputs = [contender.run(*batch)[0].clone() for batch in case.held_out]
+        quality = sqnr_db(reference, outputs), mean_cosine(reference, outputs)
+        rows.append({**same, "program": contender.label, **figures(contender, quality, latencies)})
+    return rows
+
+
+def figures(
+    contender: Contender, quality: tuple[float, float], latencies: dict[str, Latency]
+) -> Row:
+    """What the table and the JSON say about one program."""
+    latency = latencies[contender.label]
+    return {
+        "sqnr_db": round(quality[0], 2) if math.isfinite(quality[0]) else str(quality[0]),
+        "cosine": round(quality[1], 5),
+        "median_ms": round(latency.median_ms, 3),
+        "min_ms": round(latency.min_ms, 3),
+        "speed_up": round(latencies[FLOAT].median_ms / latency.median_ms, 2),
+    }
+
+
+def show(rows: list[Row]) -> None:
+    """Print one line for each program."""
+    table = Table("model", "threads", "program", title="int8 on this CPU, batch 1")
+    for heading in ("dB", "cosine", "median ms", "min ms", "speed-up"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        names = [str(row[key]) for key in ("model", "threads", "program")]
+        if "failure" in row:
+            table.add_row(*names, "[red]failed[/]")
+            continue
+        values = (row[key] for key in ("sqnr_db", "cosine", "median_ms", "min_ms", "speed_up"))
+        table.add_row(*names, *(str(value) for value in values))
+    console.print(table)
+
+
+def main() -> None:
+    """Measure the asked models on so many threads."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--image", type=int, default=224, help="side of the square images")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=50, help="timed rounds of each program")
+    parser.add_argument("--no-write", action="store_true", help="print only")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for name in options.models:
+        rows = measure(CASES[name](image=options.image), options.threads, options.rounds)
+        show(rows)
+        if not options.no_write:
+            write_results("cpu", rows, ("model", "threads", "program", "input_size"))
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")  # the peers' own
+    logging.getLogger("root").setLevel(logging.ERROR)
+    main()
