@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from pt2e_quant.core.errors import AnnotationError, Pt2eQuantWarning
 from pt2e_quant.flow.prepare import captured, prepare_captured
 from pt2e_quant.flow.prepared import observers_of, prepared_graphs
-from pt2e_quant.flow.train_mode import has_training_operators, move_exported_model_to_eval
+from pt2e_quant.flow.train_mode import has_training_operators, set_training_flags
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.observers.fake_quantize import FakeQuantize
 from pt2e_quant.observers.trained_qparams import is_fake_quantize
@@ -47,7 +47,7 @@ def prepare_qat_pt2e(
     gm = captured(model)
     trains = has_training_operators(gm)
     own_tensors(gm)
-    move_exported_model_to_eval(gm)
+    set_training_flags(gm, False)  # prepare ends with a recompile
     for graph in (gm, *(body.gm for body in bodies(gm))):
         drop_counters(graph)
     for_qat = getattr(quantizer, "for_qat", None)
@@ -93,6 +93,8 @@ def _check_trained(prepared: GraphModule, quantizer: str, strict: bool) -> None:
 
 def _needs_none(observer: Any) -> bool:
     """Whether an observer has no part in training: float, of run time, derived, or affine."""
+    if hasattr(observer, "scheme"):
+        return False  # blocks, small floats and code books: nothing trains with them
     is_float = getattr(observer, "dtype", torch.float32).is_floating_point
     is_dynamic = getattr(observer, "is_dynamic", False)
     return is_float or is_dynamic or hasattr(observer, "obs_or_fqs") or hasattr(observer, "convert")

@@ -1,6 +1,8 @@
 """A toy backend's op table, and small models to quantize with it."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
 from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pattern import Many, Op, Var
+
+sys.path.append(str(Path(__file__).resolve().parent))  # tests are no package
 
 aten = torch.ops.aten
 INT8 = Scheme(name="int8", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=INT8_WEIGHT)
