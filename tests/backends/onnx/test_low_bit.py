@@ -314,3 +314,45 @@ def test_portable_when_two_linears_share_a_weight_then_strict_refuses() -> None:
     assert BACKEND.lower(gm, (x,)).report.integer_ops == {"MatMulNBits": 2}
     with pytest.raises(ArtifactError, match="runs in float"):
         BACKEND.lower(gm, (x,), portable=True)  # type: ignore[call-arg]  # ours
+
+
+class CachedAttention(nn.Module):
+    """One head that writes its keys and values into a cache that goes in and comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(64, 64) for _ in range(3))
+        self.out = nn.Linear(64, 64, bias=False)
+
+    def forward(
+        self, x: Tensor, at: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        keys = keys.index_copy(1, at, self.key(x))
+        values = values.index_copy(1, at, self.value(x))
+        scores = self.query(x) @ keys.transpose(1, 2) / 8
+        seen = torch.arange(keys.shape[1])[None, :] <= at[:, None]
+        weights = scores.masked_fill(~seen, -1e9).softmax(-1)
+        return self.out(weights @ values), keys, values
+
+
+@pytest.mark.parametrize("recipe", ["w4_g32", "a8w4_g32", "int8_dynamic"])
+def test_cache_when_it_goes_in_and_comes_out_then_a_model_runs_token_by_token(recipe: str) -> None:
+    torch.manual_seed(0)
+    model = CachedAttention().eval()
+    tokens = torch.randn(1, 6, 64)
+    empty = torch.zeros(1, 8, 64)
+    # Two tensors: torch.export takes one that stands twice in a call for one input.
+    sample = (tokens[:, :3], torch.arange(3), empty, empty.clone())
+    size = torch.export.Dim("t", max=8)
+    shapes = {"x": {1: size}, "at": {0: size}, "keys": None, "values": None}
+    ep = torch.export.export(model, sample, dynamic_shapes=shapes)
+    gm = pq.convert_pt2e(pq.prepare_pt2e(ep, BACKEND.quantizer(recipe)))
+    artifact = BACKEND.lower(gm, sample)
+    steps = [(0, 3), (3, 4), (4, 5), (5, 6)]
+    found, keys, values = [], empty, empty
+    for start, end in steps:
+        at = torch.arange(start, end)
+        result, keys, values = artifact.run(tokens[:, start:end], at, keys, values)
+        found.append(result)
+    whole = model(tokens, torch.arange(6), empty, empty)[0]
+    assert sqnr_db(whole, torch.cat(found, 1)) > (12 if "w4" in recipe else 32)
