@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.canonical import Form, verify_canonical
@@ -29,7 +29,7 @@ from pt2e_quant.flow.prepared import (
     prepared_state,
 )
 from pt2e_quant.flow.size_ledger import check_smaller, constant_bytes, take_ledger
-from pt2e_quant.flow.train_mode import move_exported_model_to_eval
+from pt2e_quant.flow.train_mode import set_training_flags
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
@@ -72,7 +72,8 @@ def convert_pt2e(
     """
     state, bytes_before = prepared_state(prepared), constant_bytes(prepared)
     if state.is_qat:
-        move_exported_model_to_eval(prepared)
+        nn.Module.train(prepared, False)
+        set_training_flags(prepared, False)  # convert ends with a recompile
     form = Form.CANONICAL if fold_quantize else Form.UNFOLDED
     with pause_gc(), torch.no_grad():
         _convert_graph(prepared, fold_quantize)

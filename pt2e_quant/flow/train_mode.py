@@ -20,6 +20,7 @@ __all__ = [
     "model_is_exported",
     "move_exported_model_to_eval",
     "move_exported_model_to_train",
+    "set_training_flags",
 ]
 
 _FLAGS = ("train", "training")
@@ -74,11 +75,16 @@ def _move(model: GraphModule, training: bool) -> GraphModule:
             fix="torch.export.export(model, inputs).module()",
         )
     nn.Module.train(model, training)
-    for gm in (model, *(body.gm for body in bodies(model))):
-        # A list: every node is set, not only those up to the first that changed.
-        if any([_set_flag(node, training) for node in gm.graph.nodes]):
-            gm.recompile()
+    for gm in set_training_flags(model, training):
+        gm.recompile()
     return model
+
+
+def set_training_flags(model: GraphModule, training: bool) -> list[GraphModule]:
+    """Set every operator's training flag; returns the graphs that changed, to be recompiled."""
+    graphs = (model, *(body.gm for body in bodies(model)))
+    # A list: every node is set, not only those up to the first that changed.
+    return [gm for gm in graphs if any([_set_flag(n, training) for n in gm.graph.nodes])]
 
 
 def _set_flag(node: Node, training: bool) -> bool:
