@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.dtypes import DTYPES
 from pt2e_quant.core.errors import AnnotationError, Pt2eQuantWarning
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode, SpecKind, kind_of
 from pt2e_quant.flow.groups import Group
 from pt2e_quant.observers.qschemes import PER_CHANNEL
@@ -43,9 +44,10 @@ class _Watched(dict[Any, Any]):
 def watch_annotations(gm: GraphModule, *, strict: bool) -> Iterator[None]:
     """Find nodes whose annotation is replaced by another that asks for something else.
 
+    What the second leaves out becomes a note of the provenance.
+
     Raises:
-        AnnotationError: the second annotation loses or changes a spec of the first; a warning if
-            not strict.
+        AnnotationError: the second annotation contradicts the first; a warning if not strict.
     """
     for node in gm.graph.nodes:
         node.meta = _Watched(node.meta)
@@ -54,24 +56,24 @@ def watch_annotations(gm: GraphModule, *, strict: bool) -> Iterator[None]:
         watched, node.meta = node.meta, dict(node.meta)
         if isinstance(watched, _Watched):
             for before, after in zip(watched.annotations, watched.annotations[1:], strict=False):
-                _compare(node, before, after, strict)
+                _compare(gm, node, before, after, strict)
 
 
-def _compare(node: Node, before: Any, after: Any, strict: bool) -> None:
-    if before is after:
-        return
+def _compare(gm: GraphModule, node: Node, before: Any, after: Any, strict: bool) -> None:
     kept = _specs(after)
     for where, spec in _specs(before).items():
-        if where not in kept or not _is_same(kept[where], spec):
-            _say(
-                AnnotationError(
-                    f"this node was annotated twice: {where} was {spec}, "
-                    f"the second annotation says {kept.get(where, 'nothing')}",
-                    node=node,
-                    fix="annotate a node once; a Quantizer asks `_annotated` before it writes",
-                ),
-                strict,
+        if where not in kept:
+            # Core ML's quantizer does so at pools; torchao's flow takes the last as well.
+            text = f"{node.name}: annotated twice, the second annotation leaves out {where}"
+            provenance_of(gm).notes.append(text)
+        elif not _is_same(kept[where], spec):
+            error = AnnotationError(
+                f"this node was annotated twice: {where} was {spec}, "
+                f"the second annotation says {kept[where]}",
+                node=node,
+                fix="annotate a node once; a Quantizer asks `_annotated` before it writes",
             )
+            _say(error, strict)
             return
 
 
