@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pt2e_quant.core.integer import Rounding, requantize_float, shift_right
@@ -33,12 +33,14 @@ def zero_point(draw, dtype):
     return draw(st.integers(*LIMITS[dtype]))
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data(), STORAGES, SEEDS)
 def test_a_difference_never_overflows(data, dtype, seed):
     x, zero = integers(seed, (7,), dtype), zero_point(data.draw, dtype)
     assert torch.equal(widen(compute, x, zero, dtype).long(), x.long() - zero)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data(), STORAGES, SCALES, SEEDS)
 def test_requantize_is_requantize_float_to_the_last_bit(data, dtype, factor, seed):
     low, high = LIMITS[dtype]
@@ -57,6 +59,7 @@ def test_requantize_is_requantize_float_to_the_last_bit(data, dtype, factor, see
 
 
 @pytest.mark.parametrize("bounds", [(0.0, None), (0.0, 6.0), (-1.0, 1.0), (None, None), (0, 1e30)])
+@settings(deadline=None, max_examples=50)
 @given(st.data(), SCALES)
 def test_bounds_in_integers_are_the_bounds_quantized(bounds, data, scale):
     zero = zero_point(data.draw, torch.int8)
@@ -70,6 +73,7 @@ def test_bounds_in_integers_are_the_bounds_quantized(bounds, data, scale):
     assert torch.equal(found, expected)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data(), STORAGES, SEEDS)
 def test_linear_is_the_sum_of_products(data, dtype, seed):
     rows, inner, out = (data.draw(st.integers(1, 5)) for _ in range(3))
@@ -86,6 +90,7 @@ def test_linear_is_the_sum_of_products(data, dtype, seed):
     assert torch.equal(found.long(), expected)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data(), SEEDS)
 def test_a_convolution_is_that_of_the_differences_with_zeros_around(data, seed):
     rank = data.draw(st.integers(1, 3))
@@ -115,6 +120,7 @@ def test_a_convolution_is_that_of_the_differences_with_zeros_around(data, seed):
     assert torch.equal(found.double(), expected)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data(), st.sampled_from([torch.int8, torch.uint8, torch.int16]), SEEDS)
 def test_add_rounds_the_exact_sum_once(data, dtype, seed):
     first, second = data.draw(SCALES), data.draw(SCALES)
@@ -140,6 +146,7 @@ def test_factors_without_a_common_shift_are_declined():
     assert common_shift(1e-30, 1e-30).shift == 61
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data(), STORAGES, SEEDS, st.booleans())
 def test_sums_are_those_of_the_differences(data, dtype, seed, keepdim):
     x, zero = integers(seed, (2, 3, 4, 5), dtype), zero_point(data.draw, dtype)
@@ -148,6 +155,7 @@ def test_sums_are_those_of_the_differences(data, dtype, seed, keepdim):
     assert torch.equal(found.long(), (x.long() - zero).sum([-2, -1], keepdim=keepdim))
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data(), STORAGES, SCALES, SEEDS)
 def test_quantize_and_dequantize_are_the_operators_to_the_last_bit(data, dtype, scale, seed):
     low, high = LIMITS[dtype]
