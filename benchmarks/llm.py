@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 from benchmarks import llm_peers as peers
 from benchmarks.count_ops import OpCount, count_ops
 from benchmarks.llama_model import BRIEF, TINY, trained_llama
-from benchmarks.llm_ours import PROMPT, context_of, quantize_llama, step_of
+from benchmarks.llm_ours import FLOAT_TABLE, PROMPT, context_of, quantize_llama, step_of
 from benchmarks.llm_quality import LanguageQuality, float_logits, judge
 from benchmarks.llm_text import draw_windows
 from benchmarks.measure import Latency, interleave
@@ -66,25 +66,33 @@ def makers(
     """Return what to build beside the float program, by label: ours first."""
     model, prompt = subject.model, subject.windows[:1, :PROMPT]
 
-    def ours(recipe: str) -> Callable[[], Entry]:
-        return lambda: Entry(*quantize_llama(runtime, model, recipe, prompt))
+    def ours(recipe: str, keep_table: bool) -> Callable[[], Entry]:
+        return lambda: Entry(*quantize_llama(runtime, model, recipe, prompt, keep_table=keep_table))
 
     def peer(make: Callable[..., Program], *arguments: object) -> Callable[[], Entry]:
         return lambda: Entry(make(*arguments))
 
-    found = {f"{LABEL} {recipe}": ours(recipe) for recipe in recipes}
+    found = {f"{LABEL} {recipe}": ours(recipe, False) for recipe in recipes}
     if runtime is Runtime.EXECUTORCH:
         found["XNNPACKQuantizer dynamic"] = peer(peers.executorch_int8_dynamic, model)
         for size in (32, 128):
             found[f"torchao 8da4w g{size}"] = peer(peers.executorch_8da4w, model, size)
         return found
-    data = floating.data
-    found["quantize_dynamic"] = peer(peers.onnx_dynamic, data)
+    found |= {f"{LABEL} {r}{FLOAT_TABLE}": ours(r, True) for r in recipes if "w4" in r}
+    found["quantize_dynamic"] = peer(peers.onnx_dynamic, floating.data)
+    untied = peers.onnx_float(peers.untied(model)).data
     for size in (32, 128):
         for level, kind in peers.ACCURACY_LEVELS.items():
-            maker = peer(peers.onnx_matmul_nbits, data, size, level)
-            found[f"MatMulNBits g{size} {kind}"] = maker
+            label = f"MatMulNBits g{size} {kind}"
+            tied = peer(peers.onnx_matmul_nbits, floating.data, size, level)
+            found[f"{label}{FLOAT_TABLE}"] = tied
+            found[label] = make_untied(untied, size, level)
     return found
+
+
+def make_untied(data: bytes, size: int, level: int) -> Callable[[], Entry]:
+    """Return a maker of MatMulNBits with the table in 4 bits too."""
+    return lambda: Entry(peers.onnx_matmul_nbits(data, size, level, is_untied=True))
 
 
 def build(

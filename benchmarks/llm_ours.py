@@ -16,6 +16,8 @@ from examples.cached_llama import Step, carry_cache, empty_cache, export_llama
 
 PROMPT = 64
 """The longest call in tokens; a prompt of this length is what is timed."""
+FLOAT_TABLE = ", float table"
+"""What a label ends with where embedding and output layer stay in float."""
 
 
 def context_of(model: LlamaForCausalLM) -> int:
@@ -39,7 +41,12 @@ def prompt_of_zeros() -> tuple[Tensor, Tensor]:
 
 
 def quantize_llama(
-    runtime: Runtime, model: LlamaForCausalLM, recipe: str, prompt: Tensor
+    runtime: Runtime,
+    model: LlamaForCausalLM,
+    recipe: str,
+    prompt: Tensor,
+    *,
+    keep_table: bool = False,
 ) -> tuple[Program, float]:
     """Quantize without calibration, through a saved file.
 
@@ -48,6 +55,7 @@ def quantize_llama(
         model: In float; it is not changed.
         recipe: A recipe of that runtime's backend.
         prompt: Ids int64[1, T] for the lowering's own check.
+        keep_table: Leave the embedding and the output layer in float.
 
     Returns:
         The loaded program, and the bits per weight of its quantized constants, scales included.
@@ -58,7 +66,11 @@ def quantize_llama(
     export = export_with_state if with_state else export_without_state
     watch = Stopwatch()
     ep = watch.run("export", lambda: export(model))
-    prepared = watch.run("prepare", lambda: pq.prepare_pt2e(ep, backend.quantizer(recipe)))
+    quantizer = backend.quantizer(recipe)
+    if keep_table:
+        quantizer.set_operator("embedding", None)
+        quantizer.set_module_name("model.lm_head", None)
+    prepared = watch.run("prepare", lambda: pq.prepare_pt2e(ep, quantizer))
     quantized = watch.run("convert", lambda: pq.convert_pt2e(prepared))
     sample: tuple[object, ...] = (prompt, torch.arange(prompt.shape[1]))
     if not with_state:
@@ -71,7 +83,8 @@ def quantize_llama(
         path = Path(folder) / f"model{suffix}"
         artifact.save(path)
         data = path.read_bytes()
-    return load_program(f"{LABEL} {recipe}", runtime, data, watch.stages), bits
+    label = f"{LABEL} {recipe}{FLOAT_TABLE if keep_table else ''}"
+    return load_program(label, runtime, data, watch.stages), bits
 
 
 def step_of(program: Program, model: LlamaForCausalLM) -> Step:

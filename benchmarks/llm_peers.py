@@ -22,13 +22,20 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
 from executorch.exir import to_edge_transform_and_lower
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from torch import nn
 from torch.export import ExportedProgram
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from transformers import LlamaForCausalLM
 
-from benchmarks.llm_ours import PROMPT, export_with_state, export_without_state, prompt_of_zeros
+from benchmarks.llm_ours import (
+    FLOAT_TABLE,
+    PROMPT,
+    export_with_state,
+    export_without_state,
+    prompt_of_zeros,
+)
 from benchmarks.measure import Stopwatch
 from benchmarks.peers import export_onnx
 from benchmarks.runtimes import Program, Runtime, load_program
@@ -63,7 +70,11 @@ def executorch_float(model: LlamaForCausalLM) -> Program:
 
 
 def executorch_8da4w(model: LlamaForCausalLM, group_size: int) -> Program:
-    """Return torchao's `quantize_`: int8 activations per token, int4 weights in groups."""
+    """Return torchao's `quantize_`: int8 activations per token, int4 weights in groups.
+
+    The embedding stays in float: `IntxWeightOnlyConfig` on it leaves a
+    `torchao::dequantize_affine`, for which ExecuTorch 1.4 misses an out variant.
+    """
     watch = Stopwatch()
     config = Int8DynamicActivationIntxWeightConfig(
         weight_dtype=torch.int4, weight_granularity=PerGroup(group_size)
@@ -96,6 +107,14 @@ def executorch_int8_dynamic(model: LlamaForCausalLM) -> Program:
     return load_program("XNNPACKQuantizer dynamic", Runtime.EXECUTORCH, data, watch.stages)
 
 
+def untied(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Return a copy whose output layer is a matrix of its own: peers quantize no tied one."""
+    changed = copy.deepcopy(model)
+    changed.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    changed.config.tie_word_embeddings = False
+    return changed
+
+
 def onnx_float(model: LlamaForCausalLM) -> Program:
     """Return the float model through ONNX Runtime."""
     watch = Stopwatch()
@@ -113,13 +132,17 @@ def onnx_dynamic(float_model: bytes) -> Program:
     return through_files("quantize_dynamic", float_model, quantize)
 
 
-def onnx_matmul_nbits(float_model: bytes, group_size: int, accuracy_level: int) -> Program:
+def onnx_matmul_nbits(
+    float_model: bytes, group_size: int, accuracy_level: int, *, is_untied: bool = False
+) -> Program:
     """Return onnxruntime's 4-bit `MatMulNBits` of a float `.onnx`, symmetric.
 
     Args:
-        float_model: The float file's bytes.
+        float_model: The float file's bytes. Where embedding and output layer are tied there, it
+            leaves both in float.
         group_size: How many weights of a row share a scale.
         accuracy_level: A key of `ACCURACY_LEVELS`.
+        is_untied: The file is of an `untied` model: quantize its embedding too.
     """
 
     def quantize(source: str, target: str) -> None:
@@ -128,11 +151,13 @@ def onnx_matmul_nbits(float_model: bytes, group_size: int, accuracy_level: int) 
             block_size=group_size,
             is_symmetric=True,
             accuracy_level=accuracy_level,
+            op_types_to_quantize=("MatMul", "Gather") if is_untied else ("MatMul",),
         )
         quantizer.process()
         quantizer.model.save_model_to_file(target)
 
     label = f"MatMulNBits g{group_size} {ACCURACY_LEVELS[accuracy_level]}"
+    label += "" if is_untied else FLOAT_TABLE
     return through_files(label, float_model, quantize)
 
 
