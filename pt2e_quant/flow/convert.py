@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.canonical import Form, verify_canonical
+from pt2e_quant.core.dtypes import DTYPES
 from pt2e_quant.core.errors import (
     CalibrationError,
     Pt2eQuantWarning,
@@ -216,6 +217,8 @@ class _Converter:
         """Convert an observer that asks for no q/dq of ours; returns whether it was one."""
         if hasattr(observer, "convert"):
             # It brings operators of its own; it erases its node.
+            if hasattr(observer, "target_dtype"):
+                self._record(node, observer, _recorded_affine(observer))
             observer.convert(self.gm, node)
         elif observer.dtype == torch.float32:
             # How Quantizers write "stays float": a bias, mostly.
@@ -263,7 +266,7 @@ class _Converter:
             group=slip.group,
             observer=f"{type(observer).__name__} {node.target}",
             uses=list(slip.uses),
-            dtype=qparams.pop("dtype", str(observer.dtype).removeprefix("torch.")),
+            dtype=qparams.pop("dtype", None) or str(observer.dtype).removeprefix("torch."),
             observed=_observed_range(observer),
             steps=list(getattr(observer, "steps", ())),
             **qparams,
@@ -281,6 +284,19 @@ def _recorded(qparams: QParams) -> dict[str, Any]:
         "group_size": qparams.group_size,
         "scale": [] if is_grouped else qparams.scale.tolist(),
         "zero_point": [] if is_grouped else qparams.zero_point.tolist(),
+    }
+
+
+def _recorded_affine(observer: Any) -> dict[str, Any]:
+    """What a record says of an observer with torchao's affine granularity, ours or theirs."""
+    row = DTYPES.get(observer.target_dtype)
+    least, most = (row.quant_min, row.quant_max) if row is not None else (0, 0)
+    return {
+        "dtype": str(observer.target_dtype).removeprefix("torch."),
+        "quant_min": least if observer.quant_min is None else int(observer.quant_min),
+        "quant_max": most if observer.quant_max is None else int(observer.quant_max),
+        "block": list(observer.block_size or ()),
+        "is_dynamic": bool(getattr(observer, "is_dynamic", False)),
     }
 
 

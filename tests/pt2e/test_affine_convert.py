@@ -6,11 +6,12 @@ from torch import nn
 
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.observers.affine import (
     AffineQuantizedMinMaxObserver,
     AffineQuantizedPlaceholderObserver,
 )
-from pt2e_quant.pt2e import MappingType, PerGroup, PerTensor, PerToken
+from pt2e_quant.pt2e import MappingType, PerGroup, PerTensor, PerToken, get_block_size
 from pt2e_quant.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from pt2e_quant.pt2e.quantizer import (
     QuantizationSpec,
@@ -139,6 +140,12 @@ def test_weights_in_blocks_are_stored_as_integers_once(dtype, low, high, granula
     spec = QuantizationSpec(dtype, observer, low, high)
     converted, unfolded = (_convert(model, ids, spec, fold_quantize=fold) for fold in (True, False))
     assert torch.equal(converted(ids), unfolded(ids))
+    record = provenance_of(converted).tensor("block.0.weight")
+    assert (record.dtype, record.size_before) == (str(dtype).removeprefix("torch."), 8 * 8 * 4)
+    block = get_block_size((8, 8), granularity)
+    assert record.block == list(block)
+    # a float32 scale and zero_point for each block
+    assert record.size_after == 64 + 64 // (block[0] * block[1]) * 8
     with pytest.raises(InvariantError, match="a constant is stored in float with a quantize"):
         verify_canonical(unfolded)
     state = converted.state_dict()
