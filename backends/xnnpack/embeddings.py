@@ -63,27 +63,37 @@ def embed_bytes(gm: GraphModule) -> PassResult:
     A table tied to a linear is copied: the delegate keeps its weights to itself, so that the file
     holds both in any case.
     """
-    reads = Counter(str(n.target) for n in gm.graph.nodes for _ in n.users if n.op == "get_attr")
+    lookups = _Lookups(gm)
+    return rewrite(
+        gm,
+        (
+            Rule("embedding_byte", find=_FIND, build=lookups.of_bytes),
+            Rule("embedding_4bit", find=_FIND_GROUPS, build=lookups.of_nibbles),
+        ),
+    )
 
-    def own(name: str, m: Match, editor: Editor) -> Node:
-        """A constant that nothing else reads: one shared with a linear would cut the delegate."""
-        node: Node = m[name]
-        if reads[str(node.target)] == 1:
-            return node
-        return editor.constant(f"{node.target}_rows", _tensor(gm, node).clone(), like=m.anchor)
 
-    def build(m: Match, editor: Editor) -> Node | Skip:
-        if (declined := _declined(m, gm)) is not None:
+class _Lookups:
+    """Builds calls of ExecuTorch's kernels on the tables of one graph."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        constants = (n for n in gm.graph.nodes if n.op == "get_attr")
+        self.reads = Counter(str(n.target) for n in constants for _ in n.users)
+
+    def of_bytes(self, m: Match, editor: Editor) -> Node | Skip:
+        """int8, a scale for each row."""
+        if (declined := _declined(m, self.gm)) is not None:
             return declined
-        zero_points = _tensor(gm, m["zero_point"])
+        zero_points = _tensor(self.gm, m["zero_point"])
         zero_point = None
         if zero_points.any():
             name = str(m["zero_point"].target)
             zero_point = editor.constant(f"{name}_float", zero_points.float(), like=m.anchor)
         return editor.call(
             torch.ops.quantized_decomposed.embedding_byte.default,
-            own("table", m, editor),
-            own("scale", m, editor),
+            self.own("table", m, editor),
+            self.own("scale", m, editor),
             zero_point,
             m["quant_min"],
             m["quant_max"],
@@ -92,17 +102,15 @@ def embed_bytes(gm: GraphModule) -> PassResult:
             val=m.anchor.meta["val"],
         )
 
-    def build_4bit(m: Match, editor: Editor) -> Node | Skip:
-        if (declined := _declined_groups(m, gm)) is not None:
+    def of_nibbles(self, m: Match, editor: Editor) -> Node | Skip:
+        """int4 in groups, two to a byte."""
+        if (declined := _declined_groups(m, self.gm)) is not None:
             return declined
-        name = str(m["table"].target)
-        packed = editor.constant(
-            f"{name}_nibbles", _nibbles(_tensor(gm, m["table"])), like=m.anchor
-        )
+        packed = _nibbles(_tensor(self.gm, m["table"]))
         return editor.call(
             torch.ops.quantized_decomposed.embedding_4bit.default,
-            packed,
-            own("scale", m, editor),
+            editor.constant(f"{m['table'].target}_nibbles", packed, like=m.anchor),
+            self.own("scale", m, editor),
             None,
             *_INT4,
             m["indices"],
@@ -110,13 +118,13 @@ def embed_bytes(gm: GraphModule) -> PassResult:
             val=m.anchor.meta["val"],
         )
 
-    return rewrite(
-        gm,
-        (
-            Rule("embedding_byte", find=_FIND, build=build),
-            Rule("embedding_4bit", find=_FIND_GROUPS, build=build_4bit),
-        ),
-    )
+    def own(self, name: str, m: Match, editor: Editor) -> Node:
+        """A constant that nothing else reads: one shared with a linear would cut the delegate."""
+        node: Node = m[name]
+        if self.reads[str(node.target)] == 1:
+            return node
+        copied = _tensor(self.gm, node).clone()
+        return editor.constant(f"{node.target}_rows", copied, like=m.anchor)
 
 
 def _nibbles(table: Tensor) -> Tensor:

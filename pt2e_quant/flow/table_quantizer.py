@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import AnnotationError, module_path
-from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import (
@@ -19,6 +18,7 @@ from pt2e_quant.core.specs import (
     QuantizationSpecBase,
     SharedQuantizationSpec,
 )
+from pt2e_quant.flow.group_sizes import check_groups, group_size_of
 from pt2e_quant.flow.observer_choice import ObserverChoice, derived_spec
 from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot, operator_name
 from pt2e_quant.flow.quantizer import Quantizer
@@ -146,7 +146,7 @@ class TableQuantizer(Quantizer):
         run_passes(model, self.transforms)
         if self.pads_groups:
             book = RuleBook(self.rules)
-            run_passes(model, (pad_linears(lambda node: _group_size(book.scheme_for(node))),))
+            run_passes(model, (pad_linears(lambda node: group_size_of(book.scheme_for(node))),))
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
@@ -297,7 +297,7 @@ class _Reader:
         self._check_places(slot, match, places)
         chosen = self._resolve(slot, scheme) if places else None
         if chosen is not None:
-            _check_groups(chosen, places)
+            check_groups(chosen, places)
         return chosen
 
     def _resolve(self, slot: Slot, scheme: Scheme) -> TensorScheme | None:
@@ -355,27 +355,6 @@ def _takes(slot: Slot, wanted: TensorScheme | None) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _group_size(scheme: Scheme | None) -> int | None:
-    granularity = scheme.weight.granularity if scheme and scheme.weight else None
-    return granularity.group_size if isinstance(granularity, PerGroup) else None
-
-
-def _check_groups(scheme: TensorScheme, places: Sequence[EdgeOrNode]) -> None:
-    if not isinstance(scheme.granularity, PerGroup):
-        return
-    group_size, axis = scheme.granularity.group_size, scheme.granularity.axis
-    what = "columns" if axis == -1 else f"entries along axis {axis}"
-    for place in places:
-        source, user = (place, place) if isinstance(place, Node) else place
-        columns = source.meta["val"].shape[axis]
-        if columns % group_size:
-            raise AnnotationError(
-                f"groups of {group_size} do not divide the {columns} {what} of {source.name}",
-                node=user,
-                fix="give its module a scheme whose groups do, or quantizer.pad_groups()",
-            )
 
 
 def _outputs(plan: _Plan) -> list[Node]:

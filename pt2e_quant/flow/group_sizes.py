@@ -1,0 +1,39 @@
+"""The group size that a scheme gives weights, and weights that it does not divide."""
+
+from collections.abc import Sequence
+
+from torch.fx import Node
+
+from pt2e_quant.core.errors import AnnotationError
+from pt2e_quant.core.granularity import PerGroup
+from pt2e_quant.core.schemes import Scheme, TensorScheme
+from pt2e_quant.core.specs import EdgeOrNode
+
+__all__ = ["check_groups", "group_size_of"]
+
+
+def group_size_of(scheme: Scheme | None) -> int | None:
+    """The group size of a scheme's weights, None for no groups."""
+    granularity = scheme.weight.granularity if scheme and scheme.weight else None
+    return granularity.group_size if isinstance(granularity, PerGroup) else None
+
+
+def check_groups(scheme: TensorScheme, places: Sequence[EdgeOrNode]) -> None:
+    """Refuse places whose last axis the groups of a scheme do not divide.
+
+    Raises:
+        AnnotationError: naming the constant, its reader and the fix.
+    """
+    if not isinstance(scheme.granularity, PerGroup):
+        return
+    group_size, axis = scheme.granularity.group_size, scheme.granularity.axis
+    what = "columns" if axis == -1 else f"entries along axis {axis}"
+    for place in places:
+        source, user = (place, place) if isinstance(place, Node) else place
+        columns = source.meta["val"].shape[axis]
+        if columns % group_size:
+            raise AnnotationError(
+                f"groups of {group_size} do not divide the {columns} {what} of {source.name}",
+                node=user,
+                fix="give its module a scheme whose groups do, or quantizer.pad_groups()",
+            )
