@@ -91,3 +91,13 @@ def test_rule_that_selects_nothing_offers_near_names(nodes):
 def test_bad_regular_expression_is_refused():
     with pytest.raises(ConfigError, match="bad regular expression"):
         _deny(RuleKind.NODE, "re:(")
+
+
+def test_rule_with_a_condition_selects_where_it_holds_and_names_it(nodes):
+    def is_last_linear(node):
+        return node.name == "linear_2"
+
+    rule = QuantRule(kind=RuleKind.GLOBAL, scheme=None, where=is_last_linear)
+    assert _schemes(nodes, rule) == ["int8", "int8", "int8", None]
+    assert str(rule) == "global is_last_linear -> float"
+    RuleBook([rule]).check_all_matched(nodes[:1])
