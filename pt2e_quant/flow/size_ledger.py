@@ -1,9 +1,9 @@
 """The size ledger: what every constant of a converted graph takes, and what it took in float."""
 
+import re
 import warnings
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ NOTABLE_BYTES = 4096
 
 _NOTABLE_SHARE = 0.1
 """A file must be smaller where its constants are by this share: it holds other things too."""
+
+_STORED = re.compile(r"_q(_\d+)?$")
+"""What the integers of a parameter are named, behind its name; a second kind of them by number."""
 
 _DUPLICATE_BYTES = 256
 """Constants from this size on are compared with each other."""
@@ -61,7 +64,8 @@ def take_ledger(gm: GraphModule) -> tuple[SizeRecord, ...]:
         if isinstance(value, Tensor) and name not in weights and name not in qparams:
             rest[name] = node
     records += [_plain(gm, name) for name in rest]
-    return tuple(_with_duplicates(gm, records, [*weights, *rest]))
+    _note_duplicates(gm, records, [*weights, *rest])
+    return tuple(records)
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ class _Weight:
         stored = attribute(gm, target)
         assert isinstance(stored, Tensor)
         return SizeRecord(
-            name=target.removesuffix(PACKED_SUFFIX).removesuffix("_q"),
+            name=_STORED.sub("", target.removesuffix(PACKED_SUFFIX)),
             dtype=self.dtype,
             elements=int(value.numel()),
             size_before=self.float_bytes,
@@ -131,10 +135,13 @@ def _plain(gm: GraphModule, name: str) -> SizeRecord:
     )
 
 
-def _with_duplicates(
-    gm: GraphModule, records: list[SizeRecord], targets: list[str]
-) -> Iterable[SizeRecord]:
-    """Note in each record which earlier constant holds the same bytes in memory of its own."""
+def _note_duplicates(gm: GraphModule, records: list[SizeRecord], targets: list[str]) -> None:
+    """Note in each record which earlier constant holds the same parameter or the same bytes."""
+    first: dict[str, SizeRecord] = {}
+    for record in records:
+        other = first.setdefault(record.name, record)
+        if other is not record:
+            record.same_as = f"{other.name} ({other.dtype})"
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for at, target in enumerate(targets):
         value = attribute(gm, target)
@@ -143,7 +150,6 @@ def _with_duplicates(
     for members in alike.values():
         if len(members) > 1:
             _note_equal(gm, records, targets, members)
-    return records
 
 
 def _note_equal(

@@ -65,6 +65,19 @@ def test_ledger_when_tied_then_one_row_with_two_readers(quantizer):
     assert (row.readers, row.same_as) == (2, "")
 
 
+def test_ledger_when_tied_and_quantized_in_two_ways_then_the_second_is_named(quantizer):
+    made = quantizer()
+    weight = replace(INT8_WEIGHT, quant_min=-7, quant_max=7)
+    made.set_module_name("b", replace(made.scheme, name="narrow", weight=weight))
+    x = torch.ones(2, 64)
+    gm = pq.prepare_pt2e(torch.export.export(Linears(tied=True).eval(), (x,)), made)
+    gm(x)
+    first, second = take_ledger(pq.convert_pt2e(gm))
+    assert first.name == second.name
+    assert {first.dtype, second.dtype} == {"int8", "int4"}
+    assert second.same_as == f"{first.name} ({first.dtype})"
+
+
 def test_ledger_when_two_constants_are_alike_then_the_second_names_the_first(quantizer):
     gm = pq.convert_pt2e(prepared(Linears(alike=True), quantizer))
     first, second = provenance_of(gm).sizes
