@@ -4,6 +4,7 @@ Give these to LearnableFakeQuantize as `observer=`. LSQ+ starts activations at t
 squared error instead: that is MSEObserver.
 """
 
+import math
 from abc import abstractmethod
 from typing import Any
 
@@ -107,7 +108,7 @@ class LSQObserver(FirstStepObserver):
     def step_of(self, rows: Tensor) -> Tensor:
         """The step size of each row of values[C, N]."""
         most = self.quant_max if self.is_symmetric else self.quant_max - self.quant_min
-        return 2 * rows.abs().mean(1) / most**0.5
+        return 2 * rows.abs().mean(1) / math.sqrt(most)
 
 
 class LSQPlusWeightObserver(FirstStepObserver):
