@@ -24,7 +24,7 @@ from benchmarks.cases import CASES, Case
 from benchmarks.measure import Latency, interleave, mean_cosine, sqnr_db
 from benchmarks.peers import feed
 from benchmarks.results import write_results
-from benchmarks.runtimes import Runtime, bind_pte
+from benchmarks.runtimes import Runtime
 
 console = Console(width=130)
 Row = dict[str, object]
@@ -95,11 +95,11 @@ def onnx(case: Case, threads: int) -> Call:
 def xnnpack(case: Case, threads: int) -> Call:
     """This package's .pte in ExecuTorch."""
     program = ours.quantize_int8(Runtime.EXECUTORCH, case.model, case.example, case.calibration)
-    bind = bind_pte(program.data)
     from executorch.extension.pybindings import portable_lib
 
-    portable_lib._unsafe_reset_threadpool(threads)
-    return lambda *inputs: bind(*inputs)()
+    portable_lib._unsafe_reset_threadpool(threads)  # loading has set one thread
+    # The loaded program reads the bytes that `program` holds.
+    return lambda *inputs: program.bind(*inputs)()
 
 
 def contenders(case: Case, threads: int) -> tuple[list[Contender], dict[str, str]]:

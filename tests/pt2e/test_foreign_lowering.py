@@ -53,8 +53,9 @@ PARTITIONERS = {
 }
 # Minutes each: coremltools converts one operator at a time.
 SLOWEST = {("core_ml", "block")}
+SLOW = (pytest.mark.slow, pytest.mark.timeout(3600))
 CASES = [
-    pytest.param(quantizer, name, marks=pytest.mark.slow)
+    pytest.param(quantizer, name, marks=SLOW)
     for quantizer in PARTITIONERS
     for name in NETWORKS
     if (quantizer, name) not in SLOWEST

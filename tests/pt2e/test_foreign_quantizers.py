@@ -27,6 +27,8 @@ def counts(outcome):
 # nncf 3.4 asks the block's transposes for an axis of a scalar, under torchao too.
 FAILS_UPSTREAM = {("openvino", "block")}
 QUICK = ("x86_inductor", "vulkan", "cadence")
+# Core ML's exports each of its patterns twice: minutes on a busy machine.
+SLOW = (pytest.mark.slow, pytest.mark.timeout(3600))
 QUICK_CASES = {
     ("cortex_m", "conv_net"),
     ("tosa", "conv_net"),
@@ -35,7 +37,7 @@ QUICK_CASES = {
     ("vulkan", "block"),
 }
 CASES = [
-    case if case in QUICK_CASES else pytest.param(*case, marks=pytest.mark.slow)
+    case if case in QUICK_CASES else pytest.param(*case, marks=SLOW)
     for case in ((quantizer, name) for quantizer in QUANTIZERS for name in NETWORKS)
 ]
 DYNAMIC = "quantized_decomposed.dequantize_per_tensor.tensor"
