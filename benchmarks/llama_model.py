@@ -125,6 +125,7 @@ def random_llama(shape: LlamaShape, seed: int = 0) -> LlamaForCausalLM:
         return LlamaForCausalLM(shape.config()).eval()
 
 
+@torch.enable_grad()
 def fit(model: LlamaForCausalLM, tokens: Tensor, training: Training) -> float:
     """Train on random windows of a token stream; return the last steps' mean loss in nats."""
     generator = torch.Generator().manual_seed(training.seed)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,14 @@ pytest.importorskip("transformers")
 
 from transformers import LlamaForCausalLM
 
-from benchmarks.llama_model import LlamaShape, random_llama
+from benchmarks.llama_model import (
+    BRIEF,
+    TINY,
+    LlamaShape,
+    TrainedLlama,
+    random_llama,
+    trained_llama,
+)
 from benchmarks.llm_quality import predict
 from examples.cached_llama import Step, carry_cache, empty_cache, export_llama
 
@@ -138,10 +144,14 @@ def test_graph_when_quantized_then_cache_stays_mutated_and_length_dynamic(lowere
     }
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> TrainedLlama:
+    return trained_llama(TINY, BRIEF, cache=tmp_path_factory.mktemp("weights"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "recipe"), [("xnnpack", "a8w4_g32"), ("onnx", "w4_g128")])
-def test_perplexity_when_trained_then_little_is_lost_in_4_bits(name, recipe, tmp_path: Path):
-    from benchmarks.llama_model import BRIEF, TINY, trained_llama
+def test_perplexity_when_trained_then_little_is_lost_in_4_bits(trained, name, recipe):
     from benchmarks.llm_ours import PROMPT, quantize_llama, step_of
     from benchmarks.llm_quality import float_logits, judge, perplexity
     from benchmarks.llm_text import draw_windows
@@ -149,7 +159,6 @@ def test_perplexity_when_trained_then_little_is_lost_in_4_bits(name, recipe, tmp
 
     if find_spec(EXTRAS[name]) is None:
         pytest.skip(f"needs {EXTRAS[name]}")
-    trained = trained_llama(TINY, BRIEF, cache=tmp_path)
     windows = draw_windows(trained.held_out, 8, PROMPT + 16, seed=0)
     reference = float_logits(trained.model, windows)
     before = perplexity(reference, windows)
