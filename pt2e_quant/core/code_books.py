@@ -41,9 +41,9 @@ def encode_table(scaled: Tensor, table: Tensor, block: Sequence[int]) -> Tensor:
     """
     middles = (table[..., 1:] + table[..., :-1]) / 2
     if table.dim() == 1:
-        return torch.bucketize(scaled, middles).to(torch.uint8)
-    rows = to_rows(scaled, block)
-    codes = torch.searchsorted(middles.reshape(rows.shape[0], -1), rows)
+        return torch.bucketize(scaled.contiguous(), middles.contiguous()).to(torch.uint8)
+    rows = to_rows(scaled, block).contiguous()
+    codes = torch.searchsorted(middles.reshape(rows.shape[0], -1).contiguous(), rows)
     return from_rows(codes.to(torch.uint8), scaled.shape, block)
 
 
@@ -63,7 +63,7 @@ def fit_tables(rows: Tensor, size: int) -> Tensor:
     (Panter and Dite, 1951); no random numbers. A cluster that holds nothing keeps its value. A row
     of fewer different values repeats some.
     """
-    ordered = rows.to(torch.float32).sort(dim=1).values
+    ordered = rows.to(torch.float32).contiguous().sort(dim=1).values.contiguous()
     count = ordered.shape[1]
     centres = _start(ordered, size)
     # float64: sums of clusters are differences of running sums.

@@ -13,6 +13,7 @@ in ATen operators with `ExportedProgram.run_decompositions`, with the same resul
 """
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from types import MappingProxyType
 from typing import Any
 
@@ -122,6 +123,16 @@ def _fake_choose_scales(
     return x.new_empty(grid_shape(x.shape, block_size), dtype=dtype)
 
 
+def _contiguous(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same in the layout that the fake kernel says, whatever the input's is."""
+
+    @wraps(run)
+    def laid_out(*args: Any, **named: Any) -> Tensor:
+        return run(*args, **named).contiguous()
+
+    return laid_out
+
+
 _BODIES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "quantize_block": (quantize_block, _fake_quantize_block),
     "dequantize_block": (dequantize_block, _fake_dequantize_block),
@@ -136,7 +147,7 @@ for _schema in _SCHEMAS:
     _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
 for _name, (_run, _fake) in _BODIES.items():
     # Plain torch, so one kernel serves every device; rounding has no gradient.
-    torch.library.impl(_LIBRARY, _name, "CompositeExplicitAutograd")(_run)
+    torch.library.impl(_LIBRARY, _name, "CompositeExplicitAutograd")(_contiguous(_run))
     torch.library.register_fake(f"pt2e_quant::{_name}", lib=_LIBRARY)(_fake)
 
 _lib = torch.ops.pt2e_quant
@@ -150,7 +161,7 @@ DequantizeCodeBook = _lib.dequantize_codebook.default
 ChooseScales = _lib.choose_scales.default
 
 DECOMPOSITIONS = MappingProxyType(
-    {getattr(_lib, name).default: run for name, (run, _) in _BODIES.items()}
+    {getattr(_lib, name).default: _contiguous(run) for name, (run, _) in _BODIES.items()}
 )
 """Each operator of this file written out in ATen operators, for `run_decompositions`."""
 

@@ -170,6 +170,20 @@ def test_operators_when_checked_by_torch_then_proper(op, arguments):
         torch.library.opcheck(op, arguments, {"out_dtype": torch.float16}, test_utils=tests)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_operators_when_input_is_transposed_then_the_layout_that_fakes_say(own):
+    x = torch.randn(32, 5).t()
+    scales = ops.ChooseScales(x, None, [1, 16], 6.0, torch.float32)
+    table = fit_tables(to_rows(x, [1, 16]), 4).reshape(5, 2, 4) if own else NF4.table()
+    for op, rest in (
+        (ops.QuantizeFloat, (scales, None, [1, 16], FP4_E2M1.name)),
+        (ops.QuantizeBlock, (scales, None, [1, 16], -8, 7, torch.int8)),
+        (ops.QuantizeCodeBook, (table, scales, [1, 16])),
+    ):
+        torch.library.opcheck(op, (x, *rest), test_utils=("test_schema", "test_faketensor"))
+        assert torch.equal(op(x, *rest), op(x.contiguous(), *rest))
+
+
 class Call(torch.nn.Module):
     def __init__(self, op, rest):
         super().__init__()
