@@ -31,8 +31,9 @@ class Call(nn.Module):
         return self.function(self, *args)
 
 
-def export(model: nn.Module, *args: Tensor) -> ir.Model:
-    return export_model(torch.export.export(model.eval(), args), ["y"])[0]
+def export(model: nn.Module, *args: Tensor, portable: bool = False) -> ir.Model:
+    program = torch.export.export(model.eval(), args)
+    return export_model(program, ["y"], portable=portable)[0]
 
 
 def run(model: ir.Model, args: Sequence[Tensor]) -> Tensor:
@@ -96,11 +97,15 @@ def test_weight_of_four_bits_when_exported_then_it_is_stored_in_four(
         return torch.nn.functional.linear(x, w)
 
     module = Call(linear, weight=weight, scales=scales, zeros=zeros)
-    model = export(module, x)
+    model = export(module, x, portable=True)
     stored = [v for v in model.graph.initializers.values() if v.shape == (64, 4)]
     assert [v.dtype for v in stored] == [ir.DataType.INT4]
     # ONNX Runtime multiplies by 4-bit weights with activations rounded to 8 bits.
     torch.testing.assert_close(run(model, [x]), module(x), rtol=0.05, atol=0.05)
+    # Its own operator takes one block of 16, two integers a byte, and computes in float.
+    model = export(module, x)
+    assert (64, 1, 8) in [v.shape for v in model.graph.initializers.values()]
+    torch.testing.assert_close(run(model, [x]), module(x), rtol=1e-5, atol=1e-5)
 
 
 def test_weight_in_groups_when_exported_then_blocks_are_along_the_last_axis(x: Tensor) -> None:
