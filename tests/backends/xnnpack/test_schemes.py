@@ -12,6 +12,7 @@ from pt2e_quant.__main__ import main
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.contents import ProgramContents
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
+from pt2e_quant.backends.xnnpack.table import STATIC_ROWS, TABLE
 from pt2e_quant.core.errors import CalibrationError, ConfigError, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.scheme_names import scheme_named
@@ -49,6 +50,15 @@ def products(contents: ProgramContents) -> Counter[tuple[str, ...]]:
     return Counter(op.inputs[:2] for op in contents.ops() if op.name == "FullyConnected")
 
 
+# Rows with a float result, and what here runs each.
+PROVEN = {
+    "linear_dynamic": "int8_dynamic",
+    "linear_dynamic_int4": "a8w4, a8w4_g32",
+    "linear_weight_only": "w8",
+    "linear_weight_only_int4": "w4",
+    "conv2d_dynamic": "test_convolution_when_dynamic_then_delegate_runs_it",
+    "embedding": "each recipe, and test_embedding_when_int4_groups_asked_for",
+}
 WEIGHT = {"int8_dynamic": "qcint8", "w8": "qcint8", "w4": "qcint4", "a8w4": "qcint4"}
 RECIPES_WITHOUT_DATA = sorted(set(RECIPES) - {"int8", "int8-minmax"})
 
@@ -78,6 +88,11 @@ def test_recipe_when_lowered_without_data_then_one_partition_of_its_kernels(reci
     assert len(converts) == (3 if is_dynamic else 0)
     assert len(contents.delegates) == 1
     assert contents.kernels == {BYTE_LOOKUP: 1}
+
+
+def test_table_when_listed_then_every_row_with_a_float_result_is_run_here():  # type: ignore[no-untyped-def]
+    rows = {row.name for row in TABLE} - {row.name for row in STATIC_ROWS}
+    assert rows == PROVEN.keys()
 
 
 def test_file_when_int4_then_a_seventh_of_float():  # type: ignore[no-untyped-def]
