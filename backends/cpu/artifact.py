@@ -48,7 +48,7 @@ class CpuArtifact(Artifact):
                 self.module.get_buffer(name).copy_(value)
 
     def save(self, path: str | Path) -> None:
-        """Write the .pt2: a temporary file beside it first, then renamed.
+        """Write the .qpt2: a temporary file beside it first, then renamed.
 
         Raises:
             ArtifactError: the path cannot be written.
@@ -75,5 +75,5 @@ class CpuArtifact(Artifact):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the .pt2."""
+        """Bytes of the .qpt2."""
         return len(self.data)

@@ -20,7 +20,7 @@ class CpuBackend(Backend):
     """oneDNN's integer operators in torch itself."""
 
     name = "cpu"
-    suffix = ".pt2"
+    suffix = ".qpt2"
 
     @property
     def table(self) -> OpTable:
@@ -56,7 +56,7 @@ class CpuBackend(Backend):
         return lower(gm, example_inputs, strict=strict, verify=verify, margin_db=margin_db)
 
     def load(self, path: str | Path) -> Artifact:
-        """Read a .pt2 that an artifact of this backend saved; see `Backend.load`."""
+        """Read a .qpt2 that an artifact of this backend saved; see `Backend.load`."""
         return load(path)
 
 

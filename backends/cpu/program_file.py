@@ -59,7 +59,7 @@ def read_program(path: str | Path) -> StoredProgram:
         program = torch.export.load(io.BytesIO(data), extra_files=extra)
     except (RuntimeError, ValueError, KeyError, zipfile.BadZipFile, pickle.PickleError) as error:
         raise ArtifactError(
-            f'"{path}" is no exported program: {error}', fix="give a .pt2 file"
+            f'"{path}" is no exported program: {error}', fix="give a .qpt2 file"
         ) from error
     if not extra[_NAME]:
         raise ArtifactError(

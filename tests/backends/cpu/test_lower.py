@@ -1,5 +1,7 @@
 """The CPU lowering against the canonical graph: single operators, aliasing, files, refusals."""
 
+import io
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -264,24 +266,25 @@ def test_file_when_loaded_then_the_same_results_and_report(tmp_path):
     x = noise(2, 3, 8, 8)
     gm = quantized(small_net(), x, dynamic_shapes={"input": {0: torch.export.Dim("n", max=64)}})
     artifact = CPU.lower(gm)
-    artifact.save(tmp_path / "net.pt2")
-    loaded = CPU.load(tmp_path / "net.pt2")
+    artifact.save(tmp_path / "net.qpt2")
+    loaded = CPU.load(tmp_path / "net.qpt2")
     batch = noise(5, 3, 8, 8)
     assert torch.equal(loaded.run(batch), artifact.run(batch))
     assert loaded.report.integer_ops == artifact.report.integer_ops
     assert loaded.report.provenance.tensors == artifact.report.provenance.tensors
-    assert loaded.size_bytes == artifact.size_bytes == (tmp_path / "net.pt2").stat().st_size
+    assert loaded.size_bytes == artifact.size_bytes == (tmp_path / "net.qpt2").stat().st_size
     # Also a plain exported program, for whoever has only torch.
-    plain = torch.export.load(tmp_path / "net.pt2").module()
+    plain = torch.export.load(io.BytesIO((tmp_path / "net.qpt2").read_bytes())).module()
     with torch.no_grad():
         torch.testing.assert_close(plain(batch), gm(batch))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive", "foreign"])
 def test_file_when_not_ours_then_refused(tmp_path, content):
-    path = tmp_path / "net.pt2"
+    path = tmp_path / "net.qpt2"
     if content == "foreign":
-        torch.export.save(torch.export.export(nn.ReLU(), (torch.ones(1),)), path)
+        with path.open("wb") as stream:
+            torch.export.save(torch.export.export(nn.ReLU(), (torch.ones(1),)), stream)
     elif content is not None:
         path.write_bytes(content)
     with pytest.raises(ArtifactError, match=r"cannot read|no exported program|not written by it"):
