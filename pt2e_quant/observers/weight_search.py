@@ -13,10 +13,10 @@ from pt2e_quant.core.qparams import DEFAULT_EPS, choose_qparams
 
 __all__ = ["WeightSearch", "search_qparams"]
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 16
 """Elements searched at a time: several passes over them stay in the cache."""
 
-_SHRINKS = torch.linspace(0.5, 1.1, 41).tolist()
+_SHRINKS = torch.linspace(0.5, 1.1, 25).tolist()
 """Parts of the whole range that are tried; more than 1 as the top integer may be out of reach."""
 
 Qparams = tuple[Tensor, Tensor]
@@ -83,31 +83,45 @@ def _middle(limits: tuple[float, float]) -> int:
 
 
 def _mse(rows: Tensor, limits: tuple[float, float], symmetric: bool) -> Qparams:
-    low, high = limits
-    best_scale, best_zero = _min_max(rows, limits, symmetric)
-    best_error = _squared_error(rows, best_scale, best_zero, limits)
-    whole, start = best_scale, best_zero
+    """Try parts of the range, each with the scale of least squares for its integers."""
+    whole, zero_of_whole = _min_max(rows, limits, symmetric)
+    best_scale, best_zero = whole, zero_of_whole
+    best_error = _squared_error(rows, whole, zero_of_whole, limits)
+    floor = rows.amin(1).clamp(max=0.0)
+    steps, product = torch.empty_like(rows), torch.empty_like(rows)
     for shrink in _SHRINKS:
-        scale = whole * shrink
-        if symmetric:
-            zero = start
-        else:
+        scale, zero = whole * shrink, zero_of_whole
+        if not symmetric:
             # A shrunk range keeps its end that lies nearer to 0.
-            zero = (low - torch.round(rows.amin(1).clamp(max=0.0) * shrink / scale)).clamp(
-                low, high
-            )
-        for _ in range(2):
-            steps = _integers(rows, scale, zero, limits) - zero.unsqueeze(1)
-            # Given the integers, the scale of least squared error.
-            norm = steps.square().sum(1)
-            fitted = (rows * steps).sum(1) / norm.clamp(min=1.0)
-            scale = torch.where(fitted > DEFAULT_EPS, fitted, scale)
-        error = _squared_error(rows, scale, zero, limits)
+            zero = (limits[0] - torch.round(floor / whole)).clamp(*limits)
+        column = zero.unsqueeze(1)
+        torch.mul(rows, (1.0 / scale).unsqueeze(1), out=steps)
+        steps.round_().add_(column).clamp_(*limits).sub_(column)
+        norm = torch.linalg.vecdot(steps, steps)
+        fitted = torch.linalg.vecdot(rows, steps) / norm.clamp(min=1.0)
+        scale = torch.where(fitted > DEFAULT_EPS, fitted, scale)
+        torch.mul(steps, scale.unsqueeze(1), out=product)
+        product.sub_(rows)
+        error = torch.linalg.vecdot(product, product)
         better = error < best_error
         best_error = torch.where(better, error, best_error)
         best_scale = torch.where(better, scale, best_scale)
         best_zero = torch.where(better, zero, best_zero)
-    return best_scale, best_zero
+    return _refitted(rows, best_scale, best_zero, limits)
+
+
+def _refitted(rows: Tensor, scale: Tensor, zero: Tensor, limits: tuple[float, float]) -> Qparams:
+    """A scale and the integers it gives, fitted to each other while the error falls."""
+    error = _squared_error(rows, scale, zero, limits)
+    for _ in range(2):
+        steps = _integers(rows, scale, zero, limits).sub_(zero.unsqueeze(1))
+        norm = torch.linalg.vecdot(steps, steps).clamp(min=1.0)
+        fitted = torch.linalg.vecdot(rows, steps) / norm
+        fitted = torch.where(fitted > DEFAULT_EPS, fitted, scale)
+        found = _squared_error(rows, fitted, zero, limits)
+        scale = torch.where(found < error, fitted, scale)
+        error = torch.minimum(error, found)
+    return scale, zero
 
 
 def _squared_error(
