@@ -67,6 +67,15 @@ def evaluated(prepared: GraphModule, is_ours: bool) -> GraphModule:
     return prepared.eval() if is_ours else move_exported_model_to_eval(prepared)
 
 
+def resnet18(image: int) -> nn.Module:
+    """Return ResNet-18 in training, with the momentum that exports: a cumulative one does not."""
+    model = models.resnet18(image=image)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.1
+    return model.train()
+
+
 def time_stages(ep: ExportedProgram, inputs: tuple[Tensor, ...], is_ours: bool) -> dict[str, float]:
     """Return seconds of prepare and convert around one training call, which is not counted."""
     start = time.perf_counter()
@@ -90,7 +99,7 @@ def total(runs: list[dict[str, float]]) -> float:
 def compare_stages(repeats: int) -> dict[str, object]:
     """Return prepare and convert of ResNet-18, here and there."""
     inputs = (torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)),)
-    ep = torch.export.export(models.resnet18(image=64).train(), inputs)
+    ep = torch.export.export(resnet18(64), inputs)
     ours, theirs = [], []
     for _ in range(repeats):
         ours.append(time_stages(ep, inputs, True))
@@ -153,7 +162,7 @@ def step_time(model: Callable[..., Tensor], module: nn.Module, x: Tensor, repeat
 def compare_steps(batch: int, image: int, repeats: int) -> dict[str, object]:
     """Return a training step of ResNet-18 in float, here and there."""
     x = torch.randn(batch, 3, image, image, generator=torch.Generator().manual_seed(0))
-    model = models.resnet18(image=image).train()
+    model = resnet18(image)
     ep = torch.export.export(model, (x,))
     ours, theirs = prepared_ours(ep).train(), move_exported_model_to_train(prepared_theirs(ep))
     arms = {"float": copy.deepcopy(model), "ours": ours, "torchao": theirs}
