@@ -203,3 +203,12 @@ def test_training_when_asked_then_refused(name):
     program = torch.export.export(model, inputs)
     with pytest.raises(AnnotationError, match="quantize nothing in training"):
         pq.prepare_qat_pt2e(program, quantizer_of(scheme_named(name)))
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nf4_double"])
+def test_converted_when_compiled_then_the_same_bits(name):
+    _, quantized = converted(name)
+    x = torch.randn(3, 5, 128)
+    with torch.no_grad():
+        compiled = torch.compile(quantized, backend="aot_eager")
+        assert torch.equal(compiled(x), quantized(x))
