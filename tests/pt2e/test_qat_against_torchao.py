@@ -98,6 +98,7 @@ NETS = MODELS | TRAINED
 # quantizes what it would not in inference where it sees a batch norm; in-place operators.
 OTHERWISE = {
     ("conv_transpose", "xnnpack"),
+    ("conv1d_bn", "xnnpack"),
     ("residual_inplace", "x86"),
     *((name, "x86") for name in ("conv_bn", "conv_bn_relu", *TRAINED)),
 }
