@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["prepare", "depth", "step", "digits"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--depths", type=int, nargs=2, default=(20, 320))
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--image", type=int, default=112)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--dry", action="store_true", help="print only, record nothing")
