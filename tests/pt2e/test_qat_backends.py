@@ -1,0 +1,102 @@
+"""Backends' own quantizers, for training: exact after convert, and down to the file."""
+
+import pytest
+import torch
+from qat_nets import settled
+from torch import nn
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning
+from pt2e_quant.flow.observer_choice import ObserverChoice
+from pt2e_quant.flow.prepared import observers_of
+from pt2e_quant.flow.quantizer import ComposableQuantizer
+from pt2e_quant.flow.train_ranges import for_training
+from pt2e_quant.observers.fake_quantize import disable_observer
+from pt2e_quant.observers.learnable_fake_quantize import LearnableFakeQuantize
+from pt2e_quant.observers.minmax import MinMaxObserver
+from pt2e_quant.observers.moving_average import MovingAverageMinMaxObserver
+from pt2e_quant.observers.trained_qparams import is_fake_quantize
+from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.pt2e.quantize_pt2e import prepare_qat_pt2e
+
+X = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+def program():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU6()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8, 5)),
+    )
+    batch = torch.export.Dim("batch", max=64)
+    return torch.export.export(settled(model).train(), (X,), dynamic_shapes={"input": {0: batch}})
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["xnnpack", "onnx"])
+def test_table_quantizer_when_trained_then_the_file_gives_what_evaluation_gave(name):
+    pytest.importorskip("executorch" if name == "xnnpack" else "onnxruntime")
+    backend = pq.backends.get(name)
+    prepared = pq.prepare_qat_pt2e(program(), backend.quantizer("int8"))
+    fakes = [m for _, m in observers_of(prepared) if is_fake_quantize(m)]
+    assert len(fakes) >= 6
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        prepared(X).square().mean().backward()
+        optimizer.step()
+    prepared.eval().apply(disable_observer)
+    expected = prepared(X).detach()
+    quantized = pq.convert_pt2e(prepared)
+    assert torch.equal(quantized(X), expected)
+    artifact = backend.lower(quantized)
+    assert sum(artifact.report.integer_ops.values()) >= 3
+    assert pq.sqnr_db(expected, artifact.run(X)) > 40
+
+
+class Calibrating:
+    """A quantizer for calibration only: its specs make observers."""
+
+    def __init__(self) -> None:
+        self.inner = pq.backends.get("xnnpack").quantizer("int8-minmax")
+
+    def transform_for_annotation(self, model):
+        return self.inner.transform_for_annotation(model)
+
+    def annotate(self, model):
+        return self.inner.annotate(model)
+
+    def validate(self, model):
+        return None
+
+
+def test_quantizer_when_it_makes_no_fake_quantizes_then_refused_or_warned_of():
+    pytest.importorskip("executorch")
+    with pytest.raises(AnnotationError, match="observers that quantize nothing in training"):
+        pq.prepare_qat_pt2e(program(), Calibrating())
+    with pytest.warns(Pt2eQuantWarning, match="quantize nothing in training"):
+        prepare_qat_pt2e(program(), Calibrating())
+
+
+def test_composed_quantizers_when_trained_then_each_in_its_training_form():
+    pytest.importorskip("executorch")
+    quantizer = ComposableQuantizer([pq.backends.get("xnnpack").quantizer("int8")])
+    prepared = pq.prepare_qat_pt2e(program(), quantizer)
+    assert all(is_fake_quantize(m) for _, m in observers_of(prepared) if m.dtype is torch.int8)
+
+
+def test_observers_when_for_training_then_fake_quantizes_given_stay():
+    learned = LearnableFakeQuantize.with_args(observer=MovingAverageMinMaxObserver)
+    chosen = for_training(
+        ObserverChoice(
+            activation=learned,
+            weight=MinMaxObserver,
+            by_slot={("linear", "x"): MinMaxObserver, ("linear", "out"): learned},
+        )
+    )
+    assert chosen.activation is learned
+    assert chosen.weight is not MinMaxObserver
+    assert dict(chosen.by_slot) == {("linear", "out"): learned}
+    with pytest.raises(ConfigError, match="training does not do"):
+        for_training(ObserverChoice(search=WeightSearch.MSE))
