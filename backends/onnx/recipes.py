@@ -7,7 +7,6 @@ from torch.fx import Node
 
 from pt2e_quant.backends.onnx.placement import place_light
 from pt2e_quant.backends.onnx.shuffle_upsampling import shuffle_upsampling
-from pt2e_quant.backends.onnx.untied_embedding import is_untied_embedding
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import (
     BIAS_INT32,
@@ -18,6 +17,11 @@ from pt2e_quant.core.schemes import (
 )
 from pt2e_quant.flow.observer_choice import ObserverChoice
 from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.graph.tied_tables import (
+    is_tied_embedding,
+    is_tied_linear,
+    is_untied_embedding,
+)
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weight_search import WeightSearch
@@ -69,14 +73,22 @@ _SEARCHED = ObserverChoice(search=WeightSearch.MSE)
 def _without_data(name: str, text: str, *, symmetric: bool = True) -> Recipe:
     """A recipe that needs no calibration: its scheme's name says all.
 
-    Embedding tables get int8 rows, which cost a tenth of what 4-bit ones do in error, unless a
-    linear computes with the same tensor: then both read it as the scheme has it.
+    Embedding tables get int8 rows, which cost a tenth of what 4-bit ones do in error. So does a
+    linear that computes with such a table, the head of a language model: rounded to 4 bits it
+    alone costs more than all other linears together.
     """
+    scheme = scheme_named(name, symmetric=symmetric)
+    head = scheme_named("w8" if scheme.input is None else "int8_dynamic")
+    is_small = scheme.weight is not None and scheme.weight.bits < 8
     return Recipe(
         name=name,
         text=text,
-        scheme=scheme_named(name, symmetric=symmetric),
-        special=((is_untied_embedding, _EMBEDDING_ROWS),),
+        scheme=scheme,
+        special=(
+            (is_untied_embedding, _EMBEDDING_ROWS),
+            (is_tied_embedding, scheme_named("w8")),
+            *(((is_tied_linear, head),) if is_small else ()),
+        ),
         observers=_SEARCHED,
         transforms=_ATTENTION,
     )

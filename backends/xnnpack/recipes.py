@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch.fx import Node
-
 from pt2e_quant.backends.xnnpack.gemm_rows import GROUP_SIZES
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.scheme_names import scheme_named
@@ -13,8 +11,8 @@ from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
 from pt2e_quant.flow.op_table import OUT
 from pt2e_quant.flow.rules import QuantRule, RuleKind
-from pt2e_quant.graph.ops import EMBEDDING, is_call
 from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.graph.tied_tables import is_embedding, is_tied_linear
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weight_search import WeightSearch
@@ -50,25 +48,26 @@ class Recipe:
     rules: tuple[QuantRule, ...] = ()
 
 
-def is_embedding(node: Node) -> bool:
-    """Whether a node looks rows up."""
-    return is_call(node, EMBEDDING)
-
-
 _TABLES = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_embedding)
 """Embedding tables have int8 rows whatever the linears have: rounding there is in every layer."""
 
 
 def _without_data(name: str, text: str) -> Recipe:
-    """Linears of a scheme that needs no calibration; embedding tables are int8 rows."""
+    """Linears of a scheme that needs no calibration; embedding tables are int8 rows.
+
+    So is the weight of a linear that computes with such a table, the head of a language model:
+    rounded to 4 bits it alone costs more than all other linears together.
+    """
     scheme = scheme_named(name)
     is_small = scheme.weight is not None and scheme.weight.range[1] < INT8_WEIGHT.range[1]
     search = WeightSearch.MSE if is_small else WeightSearch.MIN_MAX
+    whole = scheme_named("w8" if scheme.input is None else "int8_dynamic")
+    head = QuantRule(kind=RuleKind.GLOBAL, scheme=whole, where=is_tied_linear)
     return Recipe(
         text=f"{text}; embeddings int8 per row; no calibration",
         scheme=scheme,
         observers=ObserverChoice(search=search),
-        rules=(_TABLES,),
+        rules=(_TABLES, head) if is_small else (_TABLES,),
     )
 
 
