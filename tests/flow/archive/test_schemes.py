@@ -22,7 +22,8 @@ BITS = {
     **{f"w{bits}_g32": bits for bits in range(2, 9)},
     "w4_g128": 4, "a8w4_g32": 4, "int8_dynamic": 8, "nf4_g32": 4, "w1_g32": 1, "lut3_g64": 3,
     **{name: 8 for name in FORMAT_SCHEMES if name not in ("lut7", "lut8")},
-    "nf4": 4, "mxfp4": 4, "nvfp4": 4, "fp4_weight_only": 4, "mxfp6": 6, "fp6_weight_only": 6, "w1": 1, "lut4": 4, "lut2": 2,
+    "nf4": 4, "mxfp4": 4, "nvfp4": 4, "fp4_weight_only": 4, "mxfp6": 6, "fp6_weight_only": 6,
+    "w1": 1, "lut4": 4, "lut2": 2,
 }  # fmt: skip
 
 
