@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
+from pt2e_quant.backends.xnnpack.buffer_writes import writes_whole_rows
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
 from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes, embed_portable
@@ -156,7 +157,8 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
         # Buffers are written in place: the copies of a whole KV cache at each token are dropped.
-        return bytes(edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=True)).buffer)
+        in_place = ExecutorchBackendConfig(run_reinplace_pass=writes_whole_rows(work))
+        return bytes(edge.to_executorch(in_place).buffer)
 
 
 def _describe(artifact: XnnpackArtifact) -> None:

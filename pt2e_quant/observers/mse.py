@@ -52,8 +52,9 @@ class BinGrid:
 def grid_over(low: float, high: float, bins: int) -> BinGrid:
     """The finest grid of which so many bins cover [low, high], which lies in their middle."""
     reach = max(abs(low), abs(high))
-    # frexp has no exponent for 0.0: it says 0.
-    spread = math.frexp((high - low) / bins)[1] - 1 if high > low else _LEAST_EXPONENT
+    # frexp has no exponent for 0.0, also where the quotient is too small for a float: it says 0.
+    share = (high - low) / bins
+    spread = math.frexp(share)[1] - 1 if share > 0.0 else _LEAST_EXPONENT
     finest = math.frexp(reach)[1] - _MANTISSA_BITS if reach > 0.0 else _LEAST_EXPONENT
     exponent = max(spread, finest, _LEAST_EXPONENT)
     while True:
