@@ -1,5 +1,6 @@
 """Quality and speed of one program against another, measured the same way for everybody."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +47,10 @@ def mean_cosine(reference: Sequence[Tensor], measured: Sequence[Tensor]) -> floa
 def interleave(
     calls: Mapping[str, Callable[[], object]], *, rounds: int = 100, warmup: int = 3
 ) -> dict[str, Latency]:
-    """Time every call once per round, in a rotated order, so that load on the machine is shared.
+    """Time every call once per round, in a shuffled order, so that load on the machine is shared.
+
+    Shuffled and not rotated: a call finds in the caches what the one before it left there, and
+    in a rotation that would always be the same one.
 
     Args:
         calls: What to time, by label.
@@ -58,9 +62,9 @@ def interleave(
     """
     labels = list(calls)
     samples: dict[str, list[float]] = {label: [] for label in labels}
+    order = random.Random(0)
     for number in range(warmup + rounds):
-        start = number % len(labels)
-        for label in labels[start:] + labels[:start]:
+        for label in order.sample(labels, len(labels)):
             begin = time.perf_counter()
             calls[label]()
             elapsed = time.perf_counter() - begin
