@@ -52,14 +52,14 @@ def our_quantizer(weight_bits: int = 8) -> object:
     return made
 
 
-def prepared_ours(ep: ExportedProgram, weight_bits: int = 8) -> GraphModule:
-    """Return the program as we prepare it for training."""
-    return pq.prepare_qat_pt2e(ep, our_quantizer(weight_bits))
+def prepared_ours(gm: GraphModule, weight_bits: int = 8) -> GraphModule:
+    """Return a program's module as we prepare it for training."""
+    return pq.prepare_qat_pt2e(gm, our_quantizer(weight_bits))
 
 
-def prepared_theirs(ep: ExportedProgram, weight_bits: int = 8) -> GraphModule:
-    """Return the program as torchao prepares it for training."""
-    return torchao.prepare_qat_pt2e(ep.module(), their_quantizer(weight_bits))
+def prepared_theirs(gm: GraphModule, weight_bits: int = 8) -> GraphModule:
+    """Return a program's module as torchao prepares it for training."""
+    return torchao.prepare_qat_pt2e(gm, their_quantizer(weight_bits))
 
 
 def evaluated(prepared: GraphModule, is_ours: bool) -> GraphModule:
@@ -77,9 +77,13 @@ def resnet18(image: int) -> nn.Module:
 
 
 def time_stages(ep: ExportedProgram, inputs: tuple[Tensor, ...], is_ours: bool) -> dict[str, float]:
-    """Return seconds of prepare and convert around one training call, which is not counted."""
+    """Return seconds of prepare and convert around one training call, which is not counted.
+
+    Nor is `ep.module()`, torch's own and quadratic in nodes (torch 2.13).
+    """
+    gm = ep.module()
     start = time.perf_counter()
-    prepared = prepared_ours(ep) if is_ours else prepared_theirs(ep)
+    prepared = prepared_ours(gm) if is_ours else prepared_theirs(gm)
     prepared_at = time.perf_counter()
     prepared(*inputs)
     evaluated(prepared, is_ours)
@@ -164,7 +168,8 @@ def compare_steps(batch: int, image: int, repeats: int) -> dict[str, object]:
     x = torch.randn(batch, 3, image, image, generator=torch.Generator().manual_seed(0))
     model = resnet18(image)
     ep = torch.export.export(model, (x,))
-    ours, theirs = prepared_ours(ep).train(), move_exported_model_to_train(prepared_theirs(ep))
+    ours = prepared_ours(ep.module()).train()
+    theirs = move_exported_model_to_train(prepared_theirs(ep.module()))
     arms = {"float": copy.deepcopy(model), "ours": ours, "torchao": theirs}
     seconds = {name: step_time(module, module, x, repeats) for name, module in arms.items()}
     return {
@@ -226,7 +231,7 @@ def compare_digits(epochs: int, weight_bits: int = 4) -> dict[str, object]:
     ep = torch.export.export(model.train(), (images[:64],), dynamic_shapes=shapes)
     found = {"float": accuracy(copy.deepcopy(model).eval(), test_images, test_labels)}
     for name, prepare in (("ours", prepared_ours), ("torchao", prepared_theirs)):
-        prepared = prepare(copy.deepcopy(ep), weight_bits)
+        prepared = prepare(copy.deepcopy(ep).module(), weight_bits)
         if name == "ours":
             prepared.train()
         else:
