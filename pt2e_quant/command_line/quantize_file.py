@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.registry import get
@@ -16,7 +17,7 @@ from pt2e_quant.command_line.data_file import read_data
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.command_line.result_file import check_writable
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.read_capture import rebuild_capture
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
@@ -90,13 +91,25 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
     if batches is not None:
         calibrate(prepared, batches, progress=not console.quiet)
     with _step(console, "converting"):
-        quantized = convert_pt2e(prepared)
+        quantized = _convert(prepared, options)
     with _step(console, f"lowering to {backend.name}"):
         artifact = backend.lower(
             quantized, strict=options.strict, verify=options.verify, margin_db=options.margin_db
         )
     artifact.save(output)
     return artifact, output
+
+
+def _convert(prepared: GraphModule, options: QuantizeOptions) -> GraphModule:
+    try:
+        return convert_pt2e(prepared)
+    except CalibrationError as error:
+        if options.calibration_data is not None:
+            raise
+        raise CalibrationError(
+            f'recipe "{options.recipe}" needs calibration data, and none was given',
+            fix="--calibration-data data.npz; recipes with w4, w8 or dynamic in the name need none",
+        ) from error
 
 
 def _read_batches(

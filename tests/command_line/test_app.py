@@ -36,6 +36,16 @@ def test_quantize_names_the_output_after_the_model_and_is_quiet(folder, plain_ba
     assert capsys.readouterr() == ("", "")
 
 
+def test_quantize_without_the_data_its_recipe_needs_says_how_to_give_it(
+    folder, plain_backend, capsys
+):
+    assert call("quantize", "model.pt2", "--backend", "plain") == 1
+    err = capsys.readouterr().err
+    assert "needs calibration data, and none was given" in err
+    assert "--calibration-data data.npz" in err
+    assert not (folder / "model.plain").exists()
+
+
 def test_modules_kept_float_have_a_record_that_says_so(folder, plain_backend, capsys):
     assert call(*QUANTIZE, "--keep-float", "0") == 0
     capsys.readouterr()
