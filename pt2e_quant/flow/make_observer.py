@@ -54,7 +54,8 @@ def make_observer(group: Group, made: dict[int, nn.Module], *, is_qat: bool = Fa
             return _call(FixedQParamsFakeQuantize, {"observer": constructor}, group)
         return _call(FixedQParamsObserver, fixed, group)
     constructor = keywords.pop("observer_or_fake_quant_ctr")
-    if not _takes_axis(constructor):
+    # Where the spec names no axis (Core ML's), the constructor has one of its own.
+    if keywords.get("ch_axis") is None or not _takes_axis(constructor):
         keywords.pop("ch_axis", None)
     if hasattr(constructor, "with_args"):
         return _call(constructor.with_args(**keywords), {}, group)

@@ -13,7 +13,9 @@ from pt2e_quant.core.specs import (
 from pt2e_quant.flow.groups import Group
 from pt2e_quant.flow.make_observer import make_observer
 from pt2e_quant.flow.observer_choice import derive_bias_qparams
+from pt2e_quant.observers.fake_quantize import FakeQuantize
 from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.observers.moving_average import MovingAveragePerChannelMinMaxObserver
 
 
 @pytest.fixture
@@ -43,6 +45,19 @@ def test_channel_axis_goes_to_per_channel_observers_only(node):
     scheme = torch.per_channel_symmetric
     spec = QuantizationSpec(torch.int8, PerChannelMinMaxObserver, -127, 127, scheme, 1)
     assert make_observer(_group(spec, node), {}).ch_axis == 1
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_fake_quantize_hands_its_observer_the_axis_that_the_spec_names(node, axis):
+    observer = MovingAveragePerChannelMinMaxObserver.with_args(ch_axis=1)
+    constructor = FakeQuantize.with_args(observer=observer)
+    spec = QuantizationSpec(
+        torch.int8, constructor, -128, 127, torch.per_channel_symmetric, ch_axis=axis
+    )
+    made = make_observer(_group(spec, node), {})
+    assert made.activation_post_process.ch_axis == (1 if axis is None else axis)
+    made(torch.randn(3, 4))
+    assert made.calculate_qparams()[0].numel() == (3 if axis == 0 else 4)
 
 
 def test_fixed_spec_is_known_beforehand(node):
