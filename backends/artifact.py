@@ -9,12 +9,13 @@ from typing import Any
 from torch.fx import GraphModule
 
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import MissingExtraError
+from pt2e_quant.core.errors import ArtifactError, MissingExtraError
+from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.op_table import OpTable
 from pt2e_quant.flow.report import Report
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 
-__all__ = ["Artifact", "Backend", "is_installed"]
+__all__ = ["Artifact", "Backend", "is_installed", "write_artifact"]
 
 
 class Artifact(ABC):
@@ -128,6 +129,22 @@ class Backend(ABC):
         Raises:
             ArtifactError: the file is missing, damaged or not one of ours.
         """
+
+
+def write_artifact(path: str | Path, data: bytes) -> None:
+    """Write an artifact's file, whole or not at all.
+
+    Raises:
+        ArtifactError: the path cannot be written.
+    """
+    try:
+        with whole_file(Path(path)) as stream:
+            stream.write(data)
+    except OSError as error:
+        raise ArtifactError(
+            f'cannot write "{path}": {error.strerror or error}',
+            fix="give a path in a folder that exists and can be written",
+        ) from error
 
 
 def is_installed(package: str) -> bool:

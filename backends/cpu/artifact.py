@@ -1,7 +1,5 @@
 """A quantized program as a torch module of oneDNN's fused operators."""
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,8 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.flow.report import Report
 
 __all__ = ["CpuArtifact"]
@@ -53,25 +50,7 @@ class CpuArtifact(Artifact):
         Raises:
             ArtifactError: the path cannot be written.
         """
-        target = Path(path)
-        try:
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    stream.write(self.data)
-                # mkstemp makes files that only the owner can read.
-                mask = os.umask(0)
-                os.umask(mask)
-                Path(name).chmod(0o666 & ~mask)
-                Path(name).replace(target)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise ArtifactError(
-                f'cannot write "{target}": {error.strerror or error}',
-                fix="give a path in a folder that exists and can be written",
-            ) from error
+        write_artifact(path, self.data)
 
     @property
     def size_bytes(self) -> int:

@@ -1,7 +1,5 @@
 """An ONNX file run by ONNX Runtime, with the float module's own call."""
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.runtime import open_session, run_session
 from pt2e_quant.core.errors import ArtifactError
@@ -70,24 +68,7 @@ class OnnxArtifact(Artifact):
         Raises:
             ArtifactError: the path cannot be written.
         """
-        target = Path(path)
-        try:
-            with tempfile.NamedTemporaryFile(
-                dir=target.parent, prefix=f".{target.name}.", delete=False
-            ) as file:
-                temporary = Path(file.name)
-                file.write(self.model)
-        except OSError as error:
-            raise ArtifactError(f"cannot write {target}: {error.strerror or error}") from error
-        try:
-            # A temporary file is its owner's alone; the result follows the umask as any other.
-            mask = os.umask(0)
-            os.umask(mask)
-            temporary.chmod(0o666 & ~mask)
-            temporary.replace(target)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise ArtifactError(f"cannot write {target}: {error.strerror or error}") from error
+        write_artifact(path, self.model)
 
 
 def read_artifact(path: Path, *, threads: int = 0) -> OnnxArtifact:

@@ -1,7 +1,5 @@
 """The `.pte` file as an artifact: run by ExecuTorch's own runtime, provenance inside."""
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 from executorch.runtime import Program, Runtime
 from torch import Tensor
 
-from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.xnnpack.contents import ProgramContents, read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.metadata import (
     METADATA_METHODS,
@@ -66,34 +64,12 @@ class XnnpackArtifact(Artifact):
         Raises:
             ArtifactError: the path cannot be written.
         """
-        target = Path(path)
-        try:
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    stream.write(self.pte)
-                # mkstemp makes files that only the owner can read.
-                Path(name).chmod(0o666 & ~_umask())
-                Path(name).replace(target)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise ArtifactError(
-                f'cannot write "{target}": {error.strerror or error}',
-                fix="give a path in a folder that exists and can be written",
-            ) from error
+        write_artifact(path, self.pte)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the `.pte`."""
         return len(self.pte)
-
-
-def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return found
 
 
 def _load_program(pte: bytes) -> Program:

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import secrets
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.archive.layout import (
     FORMAT,
     PROGRAM,
@@ -96,18 +95,10 @@ def _write_file(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, T
         place += length
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(len(text).to_bytes(8, "little") + text)
-            for _, tensor in ordered:
-                stream.write(bytes_of(tensor))
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            stream.write(bytes_of(tensor))
 
 
 def _shards_of(path: Path) -> tuple[str, ...]:

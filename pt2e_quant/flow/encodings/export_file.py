@@ -13,6 +13,7 @@ from pt2e_quant.core.errors import ArtifactError, ConfigError, InvariantError, n
 from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, read_qparams
 from pt2e_quant.core.qparams import QParams
+from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.encodings.aimet import write_dicts, write_lists
 from pt2e_quant.flow.encodings.encoding import Encoding
 from pt2e_quant.flow.encodings.own import write_own
@@ -66,13 +67,10 @@ def export_encodings(
             fix="give the result of convert_pt2e",
         )
     text = json.dumps(_WRITERS[EncodingFormat(format)](found), indent=1, allow_nan=False)
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.tmp")
     try:
-        temporary.write_text(text)
-        temporary.replace(target)
+        with whole_file(Path(path)) as stream:
+            stream.write(text.encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ArtifactError(f"cannot write {path}: {error.strerror}") from error
     written = {encoding.name for encoding in found}
     return tuple(dict.fromkeys(r.name for r in records if r.name not in written))
