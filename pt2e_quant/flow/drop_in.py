@@ -1,7 +1,6 @@
 """prepare and convert as scripts written for torchao's PT2E call them.
 
-What the strict forms refuse is warned of with the same text, unless strict=True is given; train()
-and eval() of the results set the training flags of their operators.
+What the strict forms refuse is warned of with the same text, unless strict=True is given.
 """
 
 from typing import Any
@@ -13,7 +12,6 @@ from pt2e_quant.core.canonical import Form
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.flow import convert, prepare, prepare_qat
 from pt2e_quant.flow.prepared import prepared_graphs, prepared_state
-from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
 from pt2e_quant.flow.write_integers import write_integers
 
 __all__ = ["convert_pt2e", "prepare_pt2e", "prepare_qat_pt2e"]
@@ -29,8 +27,7 @@ def prepare_pt2e(
         quantizer: any object with PT2E's `annotate` and `validate`.
         strict: refuse when nothing was annotated, instead of a warning.
     """
-    prepared = prepare.prepare_pt2e(model, quantizer, strict=strict)
-    return allow_exported_model_train_eval(prepared)
+    return prepare.prepare_pt2e(model, quantizer, strict=strict)
 
 
 def prepare_qat_pt2e(
@@ -75,4 +72,4 @@ def convert_pt2e(
     converted = convert.convert_pt2e(model, fold_quantize=fold_quantize, pack=False)
     if use_reference_representation:
         write_integers(converted, Form.CANONICAL if fold_quantize else Form.UNFOLDED)
-    return allow_exported_model_train_eval(converted)
+    return converted
