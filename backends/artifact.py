@@ -11,9 +11,9 @@ from torch.fx import GraphModule
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, MissingExtraError
 from pt2e_quant.core.whole_file import whole_file
-from pt2e_quant.flow.op_table import OpTable
 from pt2e_quant.flow.report import Report
 from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.graph.op_table import OpTable
 
 __all__ = ["Artifact", "Backend", "is_installed", "write_artifact"]
 

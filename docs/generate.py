@@ -19,7 +19,7 @@ from pt2e_quant.core.scale_format import FLOAT32_SCALES
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.scheme_size import bits_per_weight
 from pt2e_quant.core.schemes import TensorScheme
-from pt2e_quant.flow.op_table import OpRow
+from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.pattern import Op
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,10 +20,10 @@ from pt2e_quant.core.errors import ArtifactError, ConfigError, near
 from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
-from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report import Report
 from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
 
 _aten = torch.ops.aten

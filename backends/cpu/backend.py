@@ -10,8 +10,8 @@ from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.backends.cpu.lower import load, lower
 from pt2e_quant.backends.cpu.quantizer import RECIPES, make_quantizer
 from pt2e_quant.backends.cpu.table import TABLE
-from pt2e_quant.flow.op_table import OpTable
 from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.graph.op_table import OpTable
 
 __all__ = ["BACKEND", "CpuBackend"]
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.flow.op_table import Constraint
+from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import MAX_POOL2D, argument, arguments, is_getitem
 from pt2e_quant.graph.pattern import Match
 

@@ -11,9 +11,9 @@ from pt2e_quant.backends.cpu.post_ops import NO_POST_OP, PostOp, post_op_of
 from pt2e_quant.backends.cpu.quantized_values import affine_of, read_weight, requantized
 from pt2e_quant.backends.cpu.table import TABLE
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.op_table import OpRow
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.ops import CONV1D, CONV2D, argument, is_call
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass

@@ -9,9 +9,9 @@ from pt2e_quant.backends.cpu.conditions import BETWEEN_INTEGERS
 from pt2e_quant.backends.cpu.quantized_values import affine_of, requantized
 from pt2e_quant.backends.cpu.table import TABLE
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
-from pt2e_quant.flow.op_table import OpRow
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_cast
+from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass

@@ -22,9 +22,9 @@ from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
-from pt2e_quant.flow.op_table import operator_name
 from pt2e_quant.flow.report import Island, Report
 from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.backends.cpu.conditions import BETWEEN_INTEGERS, KEEP_FLOAT
 from pt2e_quant.backends.cpu.table import TABLE
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.op_table import OpRow
+from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 

@@ -15,8 +15,8 @@ from pt2e_quant.backends.cpu.conditions import (
     NO_INDICES,
 )
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Role
-from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import Family
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, either_order, maybe, one_of
 

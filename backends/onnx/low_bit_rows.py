@@ -11,8 +11,8 @@ import torch
 from pt2e_quant.core.granularity import PerTensor, PerToken
 from pt2e_quant.core.scheme_names import weight_scheme
 from pt2e_quant.core.schemes import INT8_WEIGHT, Role, TensorScheme
-from pt2e_quant.flow.op_table import OpRow, Slot
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import OpRow, Slot
 from pt2e_quant.graph.pattern import Op, Var
 
 __all__ = ["GROUP_SIZES", "LOW_BIT_ROWS"]

@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.backends.onnx.conditions import FLOAT_INPUTS, IS_LIGHT, KEEP_FLOAT, READ_IN_FLOAT
 from pt2e_quant.backends.onnx.table import STATIC_TABLE
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.op_table import OUT, OpRow
 from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.op_table import OUT, OpRow
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 

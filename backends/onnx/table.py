@@ -32,8 +32,8 @@ from pt2e_quant.core.schemes import (
     Role,
     TensorScheme,
 )
-from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, one_of
 
 __all__ = ["STATIC_TABLE", "TABLE"]

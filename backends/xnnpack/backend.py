@@ -13,8 +13,8 @@ from pt2e_quant.backends.xnnpack.quantizer import make_quantizer
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.core.errors import MissingExtraError
-from pt2e_quant.flow.op_table import OpTable
 from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.graph.op_table import OpTable
 
 __all__ = ["BACKEND", "XnnpackBackend"]
 

@@ -21,8 +21,8 @@ from pt2e_quant.core.schemes import (
     Role,
     TensorScheme,
 )
-from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, Slot
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Op, Var, chain, maybe, one_of
 

@@ -20,8 +20,8 @@ from pt2e_quant.backends.xnnpack.conditions import (
 )
 from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.backends.xnnpack.table import STATIC_ROWS
-from pt2e_quant.flow.op_table import OpRow
 from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.ops import GROUP_NORM, LAYER_NORM, MEAN, Family, aten, is_call
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass

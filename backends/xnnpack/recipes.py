@@ -9,8 +9,8 @@ from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.op_table import OUT
 from pt2e_quant.flow.rules import QuantRule, RuleKind
+from pt2e_quant.graph.op_table import OUT
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.tied_tables import is_embedding, is_tied_linear
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver

@@ -30,8 +30,8 @@ from pt2e_quant.backends.xnnpack.gemm_rows import (
     WEIGHT_ONLY_GEMMS,
 )
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
-from pt2e_quant.flow.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, maybe, one_of
 

@@ -17,7 +17,7 @@ from pt2e_quant.core.specs import (
     QuantizationSpec,
     QuantizationSpecBase,
 )
-from pt2e_quant.flow.op_table import OpRow, Slot
+from pt2e_quant.graph.op_table import OpRow, Slot
 from pt2e_quant.observers.block_weight import BlockWeightObserver
 from pt2e_quant.observers.float_activation import FloatActivationObserver
 from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from pt2e_quant.core.errors import AnnotationError, ConfigError, near
 from pt2e_quant.core.schemes import Role, Scheme
-from pt2e_quant.flow.op_table import operator_name
+from pt2e_quant.graph.op_table import operator_name
 
 __all__ = ["ALL_ROLES", "QuantRule", "RuleBook", "RuleKind", "module_scopes"]
 

@@ -20,11 +20,11 @@ from pt2e_quant.core.specs import (
 )
 from pt2e_quant.flow.group_sizes import check_groups, group_size_of
 from pt2e_quant.flow.observer_choice import ObserverChoice, derived_spec
-from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot, operator_name
 from pt2e_quant.flow.quantizer import Quantizer
 from pt2e_quant.flow.rules import ALL_ROLES, QuantRule, RuleBook, RuleKind
 from pt2e_quant.flow.train_ranges import for_training
 from pt2e_quant.graph.masks import MaskInfo, find_masks
+from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot, operator_name
 from pt2e_quant.graph.pattern import Match, Op, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies

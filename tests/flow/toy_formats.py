@@ -11,9 +11,9 @@ from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Role, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.op_table import OpRow, OpTable, Slot
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
 from pt2e_quant.observers.weight_search import WeightSearch
 

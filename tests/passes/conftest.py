@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.core.schemes import BIAS_INT32, INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import LINEAR
 from pt2e_quant.graph.pattern import Op, Var
 from pt2e_quant.graph.pipeline import GraphPass, PassRecord, run_passes

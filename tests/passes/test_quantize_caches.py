@@ -12,11 +12,11 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.op_table import OpRow, OpTable, Slot
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.alias import mutated_buffers
+from pt2e_quant.graph.op_table import OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants

@@ -13,7 +13,7 @@ from pt2e_quant.core.schemes import (
     Role,
     Scheme,
 )
-from pt2e_quant.flow.op_table import OUT, OpRow, OpTable, Slot
+from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
 
 aten = torch.ops.aten
