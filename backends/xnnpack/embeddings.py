@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerGroup, required_attribute
 from pt2e_quant.graph.ops import EMBEDDING, argument, aten
 from pt2e_quant.graph.pattern import Match, Op, Var
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
 __all__ = ["LINKED_KERNELS", "embed_bytes", "embed_portable"]
@@ -60,17 +60,20 @@ def embed_bytes(gm: GraphModule) -> PassResult:
     Before:  embedding(dequantize_per_channel_group(table_q, scale, zero_point, -8, 7), indices)
     After:   embedding_4bit(packed, scale, None, -8, 7, indices)
 
-    A table tied to a linear is copied: the delegate keeps its weights to itself, so that the file
-    holds both in any case.
+    A table tied to a linear gets a constant of its own, for one that both read would cut the
+    delegate; `share_constants` finds the equal bytes in the file. Halves of bytes stand in another
+    order in the delegate, so that a table of 4 bits stays twice in the file, which a note says.
     """
     lookups = _Lookups(gm)
-    return rewrite(
+    result = rewrite(
         gm,
         (
             Rule("embedding_byte", find=_FIND, build=lookups.of_bytes),
             Rule("embedding_4bit", find=_FIND_GROUPS, build=lookups.of_nibbles),
         ),
     )
+    declined = (note for note in result.notes if note.skipped)
+    return PassResult(result.changed, (*declined, *lookups.twice))
 
 
 class _Lookups:
@@ -80,6 +83,7 @@ class _Lookups:
         self.gm = gm
         constants = (n for n in gm.graph.nodes if n.op == "get_attr")
         self.reads = Counter(str(n.target) for n in constants for _ in n.users)
+        self.twice: list[Note] = []
 
     def of_bytes(self, m: Match, editor: Editor) -> Node | Skip:
         """int8, a scale for each row."""
@@ -107,6 +111,10 @@ class _Lookups:
         if (declined := _declined_groups(m, self.gm)) is not None:
             return declined
         packed = _nibbles(_tensor(self.gm, m["table"]))
+        if self.reads[str(m["table"].target)] > 1:
+            text = f"its table is in the file twice, {packed.numel():,} bytes more: the delegate's "
+            text += "4-bit integers stand in another order; in 8 bits it is there once"
+            self.twice.append(Note(m.anchor.name, text))
         return editor.call(
             torch.ops.quantized_decomposed.embedding_4bit.default,
             editor.constant(f"{m['table'].target}_nibbles", packed, like=m.anchor),

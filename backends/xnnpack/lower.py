@@ -28,6 +28,7 @@ from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
 from pt2e_quant.backends.xnnpack.rework import less_rework
 from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row, has_per_tensor
 from pt2e_quant.backends.xnnpack.selections import selections_as_products
+from pt2e_quant.backends.xnnpack.share_constants import share_constants
 from pt2e_quant.backends.xnnpack.shared_inputs import gather_shared_inputs
 from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
 from pt2e_quant.backends.xnnpack.split_biases import split_biases
@@ -105,7 +106,8 @@ def lower(
     records = run_passes(work, lowering_passes(portable_only=options.portable_only))
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
     report.islands = _islands(records)
-    report.notes += [f"{note.node}: {note.text}" for record in changed for note in record.notes]
+    told = [*changed, *(r for r in records if r.name == embed_bytes.name)]
+    report.notes += [f"{n.node}: {n.text}" for r in told for n in r.notes if not n.skipped]
     if options.strict and report.islands:
         worst = report.islands[0]
         raise UnsupportedError(
@@ -158,7 +160,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         )
         # Buffers are written in place: the copies of a whole KV cache at each token are dropped.
         in_place = ExecutorchBackendConfig(run_reinplace_pass=writes_whole_rows(work))
-        return bytes(edge.to_executorch(in_place).buffer)
+        return share_constants(bytes(edge.to_executorch(in_place).buffer))
 
 
 def _describe(artifact: XnnpackArtifact) -> None:
