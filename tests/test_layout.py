@@ -61,7 +61,8 @@ def test_no_function_is_too_long():
     for path in ALL:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                length = (node.end_lineno or 0) - node.lineno + 1
+                # A signature of one argument a line is no work to read.
+                length = (node.end_lineno or 0) - node.body[0].lineno + 1
                 if length > 60 and not shown(path).startswith("tests"):
                     found[f"{shown(path)}:{node.name}"] = length
     assert found == {}

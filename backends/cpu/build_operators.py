@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.backends.cpu.post_ops import PostOp, limited
-from pt2e_quant.backends.cpu.quantized_values import Affine, PackedSource, affine_of
+from pt2e_quant.kernels.quantized_values import Affine, PackedSource, affine_of
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_cast

@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.cpu.build_operators import Build, Site, build_conv, build_linear
 from pt2e_quant.backends.cpu.post_ops import NO_POST_OP, PostOp, post_op_of
-from pt2e_quant.backends.cpu.quantized_values import affine_of, read_weight, requantized
+from pt2e_quant.kernels.quantized_values import affine_of, read_weight, requantized
 from pt2e_quant.backends.cpu.table import TABLE
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.editor import Editor

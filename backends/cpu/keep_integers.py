@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.cpu.conditions import BETWEEN_INTEGERS
-from pt2e_quant.backends.cpu.quantized_values import affine_of, requantized
+from pt2e_quant.kernels.conditions import BETWEEN_INTEGERS
+from pt2e_quant.kernels.quantized_values import affine_of, requantized
 from pt2e_quant.backends.cpu.table import TABLE
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor

@@ -15,7 +15,7 @@ from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.fuse_operators import fuse_operators
 from pt2e_quant.backends.cpu.keep_integers import FULL_RANGES, move_integers, single_pass_qdq
 from pt2e_quant.backends.cpu.program_file import StoredProgram, read_program, write_program
-from pt2e_quant.backends.cpu.quantized_values import affine_of
+from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import UnsupportedError

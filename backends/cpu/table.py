@@ -5,7 +5,7 @@ oneDNN falls back to a reference loop, or refuses. Results are quantized where w
 is: no row has an output of its own except those that only move data.
 """
 
-from pt2e_quant.backends.cpu.conditions import (
+from pt2e_quant.kernels.conditions import (
     ADDS_EQUAL_SHAPES,
     ADDS_UNSCALED,
     BATCHED_1D,

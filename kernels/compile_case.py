@@ -1,0 +1,40 @@
+"""What the ahead-of-time gate compiles: one kernel with one set of arguments, as data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["CompileCase"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileCase:
+    """A kernel as a launch would specialise it; each unit lists its own in `compile_cases.py`.
+
+    Args:
+        op: the unit's folder, which has the kernel in its gpu.py.
+        kernel: the jitted function's name there.
+        variant: what tells this case from the kernel's others, in a few words.
+        shape_class: the row of the tile tables.
+        signature: argument name to Triton type, "*i8", "i32" or "fp32", without the constants.
+        constants: constexpr arguments but for the tiles' own.
+        aligned: arguments that a launch finds divisible by 16: pointers of torch's allocator, and
+            sizes that a model usually has.
+        matrix_units: compute capability (90) to the start of the matrix instruction's name that
+            the loop must have ("IGMMA"); empty for a kernel bound by memory.
+        fp_fusion: whether the launch lets multiply-adds be fused.
+    """
+
+    op: str
+    kernel: str
+    variant: str
+    shape_class: str
+    signature: Mapping[str, str]
+    constants: Mapping[str, int | bool | str]
+    aligned: tuple[str, ...]
+    matrix_units: Mapping[int, str]
+    fp_fusion: bool = False
+
+    @property
+    def name(self) -> str:
+        """Unique among all cases."""
+        return f"{self.op}/{self.kernel}/{self.shape_class}/{self.variant}"

@@ -1,0 +1,103 @@
+"""What follows a sum of products, as one value: every fused operator's last arguments."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import ConfigError
+
+__all__ = ["EPILOGUE_SCHEMA", "INTEGER_OUTPUTS", "Activation", "Epilogue"]
+
+INTEGER_OUTPUTS = (torch.int8, torch.uint8)
+_FLOAT_OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
+
+EPILOGUE_SCHEMA = (
+    "Tensor? bias=None, Tensor? residual=None, float residual_scale=1.0, "
+    'int residual_zero_point=0, str activation="none", float[] limits=[], '
+    "ScalarType out_dtype=float, float out_scale=1.0, int out_zero_point=0, "
+    "int out_min=-128, int out_max=127"
+)
+"""The same fields in a `torch.library` schema; `Epilogue(*args)` reads them back."""
+
+
+class Activation(StrEnum):
+    """A pointwise function, in float32."""
+
+    NONE = "none"
+    RELU = "relu"
+    CLAMP = "clamp"
+    """To limits (low, high): relu6, hardtanh, clamp."""
+    LEAKY_RELU = "leaky_relu"
+    """limits is (negative slope,)."""
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    SILU = "silu"
+    SIGMOID = "sigmoid"
+    TANH = "tanh"
+    HARDSWISH = "hardswish"
+
+
+_LIMITS = {Activation.CLAMP: 2, Activation.LEAKY_RELU: 1}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Epilogue:
+    """What is done to a sum, in this order and each step rounded to float32.
+
+    real = sum * scale;  real += bias;  real += residual;  real = activation(real);  then either a
+    cast to a float dtype (to the nearest, ties to even), or
+    clamp(round(real * (1 / out_scale)) + out_zero_point, out_min, out_max), ties to even.
+
+    Args:
+        bias: float32[N], in real units.
+        residual: what is added, of the result's shape: integers with the qparams that follow, or
+            floats.
+        residual_scale: real units per integer step of an integer residual.
+        residual_zero_point: the integer that stands for 0.0.
+        activation: the pointwise function.
+        limits: its numbers.
+        out_dtype: int8, uint8, float32, float16 or bfloat16.
+        out_scale: real units per integer step of an integer result.
+        out_zero_point: the integer that stands for 0.0.
+        out_min: least integer.
+        out_max: greatest integer.
+
+    Raises:
+        ConfigError: a dtype or a number that no kernel takes.
+    """
+
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    residual_scale: float = 1.0
+    residual_zero_point: int = 0
+    activation: str = Activation.NONE
+    limits: Sequence[float] = ()
+    out_dtype: torch.dtype = torch.float32
+    out_scale: float = 1.0
+    out_zero_point: int = 0
+    out_min: int = -128
+    out_max: int = 127
+
+    def __post_init__(self) -> None:
+        activation = Activation(self.activation)
+        wanted = _LIMITS.get(activation, 0)
+        if len(self.limits) != wanted:
+            raise ConfigError(f"{activation} takes {wanted} limits, found {list(self.limits)}")
+        if self.out_dtype not in (*INTEGER_OUTPUTS, *_FLOAT_OUTPUTS):
+            raise ConfigError(f"a fused operator writes no {self.out_dtype}")
+        if self.is_integer and not (self.out_scale > 0 and math.isfinite(1.0 / self.out_scale)):
+            raise ConfigError(f"the scale of a result must be positive, found {self.out_scale}")
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the result is requantized."""
+        return self.out_dtype in INTEGER_OUTPUTS
+
+    @property
+    def inverse_scale(self) -> float:
+        """1 / out_scale in double precision; it is rounded to float32 where it is used."""
+        return 1.0 / self.out_scale

@@ -1,0 +1,93 @@
+"""The epilogue of a match, as the keyword arguments of a fused call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.ops import Family, argument, is_call
+from pt2e_quant.kernels.epilogue.epilogue import Activation
+from pt2e_quant.kernels.quantized_values import affine_of
+from pt2e_quant.kernels.site import Site
+
+__all__ = ["ACTIVATIONS", "activation_of", "epilogue_arguments"]
+
+Found = tuple[Activation, tuple[float, ...]]
+
+
+def _bounds(node: Node, low: str, high: str) -> Found:
+    return Activation.CLAMP, (float(argument(node, low)), float(argument(node, high)))
+
+
+def _gelu(node: Node) -> Found:
+    is_tanh = argument(node, "approximate") == "tanh"
+    return (Activation.GELU_TANH if is_tanh else Activation.GELU), ()
+
+
+_READERS: tuple[tuple[Family, Callable[[Node], Found]], ...] = (
+    (ops.RELU, lambda node: (Activation.RELU, ())),
+    (ops.RELU6, lambda node: (Activation.CLAMP, (0.0, 6.0))),
+    (ops.HARDTANH, lambda node: _bounds(node, "min_val", "max_val")),
+    (ops.CLAMP, lambda node: _bounds(node, "min", "max")),
+    (ops.HARDSWISH, lambda node: (Activation.HARDSWISH, ())),
+    (ops.SILU, lambda node: (Activation.SILU, ())),
+    (ops.GELU, _gelu),
+    (ops.TANH, lambda node: (Activation.TANH, ())),
+    (
+        ops.LEAKY_RELU,
+        lambda node: (Activation.LEAKY_RELU, (float(argument(node, "negative_slope")),)),
+    ),
+)
+
+ACTIVATIONS: Family = tuple(member for family, _ in _READERS for member in family)
+"""The activation functions that a pattern may end with."""
+
+
+def activation_of(node: Node) -> Found | None:
+    """The activation that a node computes, None if an epilogue has none such."""
+    return next((read(node) for family, read in _READERS if is_call(node, family)), None)
+
+
+def epilogue_arguments(site: Site) -> dict[str, Any]:
+    """What follows the sum in a match with the names b, add, y and an activation as its anchor.
+
+    Returns:
+        Arguments of `EPILOGUE_SCHEMA`: nodes for tensors, numbers for the rest.
+    """
+    match = site.match
+    found: dict[str, Any] = {}
+    if isinstance(match.values.get("b"), Node):
+        found["bias"] = site.editor.now(match.node("b"))
+    if "add" in match.nodes:
+        found.update(_residual(site, match.node("y")))
+    activation = activation_of(match.anchor)
+    if activation is not None:
+        found["activation"], found["limits"] = str(activation[0]), list(activation[1])
+    found["label"] = site.label
+    if site.output is None:
+        value = match.anchor.meta["val"]
+        return {**found, "out_dtype": value.dtype}
+    out = site.output
+    return {
+        **found,
+        "out_dtype": out.dtype,
+        "out_scale": out.scale,
+        "out_zero_point": out.zero_point,
+        "out_min": out.quant_min,
+        "out_max": out.quant_max,
+    }
+
+
+def _residual(site: Site, added: Node) -> dict[str, Any]:
+    affine = affine_of(added)
+    if affine is None or affine.dtype is not torch.int8:
+        return {"residual": site.editor.now(added)}
+    source = added.args[0]
+    assert isinstance(source, Node)
+    return {
+        "residual": site.editor.now(source),
+        "residual_scale": affine.scale,
+        "residual_zero_point": affine.zero_point,
+    }

@@ -1,0 +1,121 @@
+"""What int8_linear stands for in a canonical graph, and how its call is built."""
+
+import torch
+from torch.fx import Node
+
+from pt2e_quant.core.granularity import PerChannel, PerToken
+from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
+from pt2e_quant.kernels.cost import Cost
+from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
+from pt2e_quant.kernels.gemm_rows import gemm_rows
+from pt2e_quant.kernels.int8_linear.op import Int8Linear, cost
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.quantized_values import affine_of, read_weight
+from pt2e_quant.kernels.site import Site
+from pt2e_quant.kernels.tiles import rows_class
+
+__all__ = ["KERNELS"]
+
+_WEIGHT = TensorScheme(dtype=torch.int8, granularity=PerChannel(0), symmetric=True)
+_PER_TOKEN = TensorScheme(
+    dtype=torch.int8, granularity=PerToken(), symmetric=False, is_dynamic=True
+)
+_LONGEST = (2**31 - 1) // (255 * 128)
+
+
+def _sums_fit(match: Match) -> bool:
+    weight: Node = match["w"]
+    return int(weight.meta["val"].shape[-1]) <= _LONGEST
+
+
+_SUMS_FIT = Constraint(text=f"at most {_LONGEST} input features", holds=_sums_fit)
+
+
+def shape_class(match: Match) -> str:
+    """By the rows of the product; "" if one is symbolic."""
+    shape = match.nodes["op"].meta["val"].shape[:-1]
+    rows = 1
+    for size in shape:
+        if not isinstance(size, int):
+            return ""
+        rows *= size
+    return rows_class(rows)
+
+
+def build(site: Site) -> Node:
+    """`int8_linear` on the integers in front of the dequantizes."""
+    x, scale, zero_point = _activations(site)
+    weight = read_weight(site.gm, site.match["w"])
+    assert weight is not None  # the row's scheme says so
+    sums = weight.integers.sum(dim=1, dtype=torch.int32)
+    return site.call(
+        Int8Linear,
+        x,
+        scale,
+        zero_point,
+        site.integers("w"),
+        site.constant("weight_scale", weight.scale),
+        site.constant("weight_sum", sums),
+        **epilogue_arguments(site),
+    )
+
+
+def _activations(site: Site) -> tuple[Node, Node, Node]:
+    """The integers of x with their scales and zero points, of one element or of one a row."""
+    affine = affine_of(site.match["x"])
+    if affine is not None:
+        scale = torch.tensor([affine.scale], dtype=torch.float32)
+        zero_point = torch.tensor([affine.zero_point], dtype=torch.int32)
+        return (
+            site.integers("x"),
+            site.constant("x_scale", scale),
+            site.constant("x_zero_point", zero_point),
+        )
+    dequantize = site.match.node("x")
+    scale_node, zero_node = (site.editor.now(n) for n in dequantize.args[1:3])  # type: ignore[arg-type]  # nodes by form
+    return site.integers("x"), scale_node, zero_node
+
+
+def node_cost(node: Node) -> Cost:
+    """Of a fused call in a graph."""
+    x, weight = (node.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
+    return cost(x, weight, node.meta["val"])
+
+
+def _is_constant_bias(match: Match) -> bool:
+    bias = match.values.get("b")
+    return bias is None or match.is_constant("b")
+
+
+_COMMON = (
+    _SUMS_FIT,
+    LIMITS_ARE_NUMBERS,
+    Constraint(text="a constant bias", holds=_is_constant_bias),
+)
+
+KERNELS = tuple(
+    Kernel(
+        row=row,
+        device=Device.CUDA,
+        op="int8_linear",
+        build=build,
+        shape_class=shape_class,
+        cost=node_cost,
+    )
+    for name, x in (("linear", INT8_ACTIVATION), ("linear_dynamic", _PER_TOKEN))
+    for row in gemm_rows(
+        name,
+        ops.LINEAR,
+        x=(x,),
+        w=(_WEIGHT,),
+        activations=ACTIVATIONS,
+        residual=(INT8_ACTIVATION,),
+        constraints=_COMMON,
+        sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
+        lowers_to="pt2e_quant::int8_linear",
+    )
+)

@@ -1,0 +1,60 @@
+"""What every launch of a Triton kernel does first: check its tensors, name itself."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import InputError, UnsupportedError
+
+__all__ = ["MINIMUM_CAPABILITY", "check_operands", "launching"]
+
+MINIMUM_CAPABILITY = (8, 0)
+"""Triton's int8 products need mma of the second version: Ampere and later."""
+
+
+def check_operands(op: str, dtypes: dict[str, tuple[Tensor, tuple[torch.dtype, ...]]]) -> None:
+    """Refuse tensors that a kernel would read wrongly.
+
+    Args:
+        op: the operator's name.
+        dtypes: argument name to its tensor and the dtypes it may have.
+
+    Raises:
+        InputError: a dtype is wrong, or two tensors lie on different devices.
+    """
+    first_name, (first, _) = next(iter(dtypes.items()))
+    for name, (tensor, allowed) in dtypes.items():
+        if tensor.dtype not in allowed:
+            kinds = " or ".join(str(d) for d in allowed)
+            raise InputError(f"{op} takes {name} in {kinds}, found {tensor.dtype}")
+        if tensor.device != first.device:
+            raise InputError(
+                f"{op} takes tensors of one device: {first_name} is on {first.device}, "
+                f"{name} on {tensor.device}",
+                fix="move the module and its inputs to one device",
+            )
+
+
+@contextlib.contextmanager
+def launching(op: str, label: str, device: torch.device) -> Iterator[None]:
+    """Make a tensor's device current, and the launch visible to a profiler.
+
+    Raises:
+        UnsupportedError: the GPU is older than the kernels.
+    """
+    with contextlib.ExitStack() as stack:
+        if torch._C._autograd._profiler_enabled():
+            stack.enter_context(
+                torch.profiler.record_function(f"pt2e_quant::{op} {label}".rstrip())
+            )
+        if device.type == "cuda":
+            if torch.cuda.get_device_capability(device) < MINIMUM_CAPABILITY:
+                raise UnsupportedError(
+                    f"{op} needs a GPU of compute capability 8.0 (Ampere) or later, found "
+                    f"{torch.cuda.get_device_name(device)}",
+                    fix='lower to the "cpu" backend',
+                )
+            stack.enter_context(torch.cuda.device(device))
+        yield

@@ -1,0 +1,98 @@
+"""The scheme that a tensor of a canonical graph has, read from its dequantize."""
+
+import torch
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.granularity import (
+    Granularity,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    PerToken,
+)
+from pt2e_quant.core.qdq import (
+    STATIC_KINDS,
+    ChoosePerToken,
+    QdqKind,
+    is_dequantize,
+    kind_of_qdq,
+    read_qparams,
+)
+from pt2e_quant.core.schemes import Role, TensorScheme
+from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
+from pt2e_quant.graph.op_table import OpRow, Slot
+from pt2e_quant.graph.pattern import Match
+
+__all__ = ["scheme_of", "slots_fit"]
+
+
+def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
+    """What a dequantize says of its tensor; None of anything else, and of formats of our own.
+
+    A 4-bit weight has the dtype that its bytes are packed as.
+    """
+    if not isinstance(node, Node) or not is_dequantize(node):
+        return None
+    kind = kind_of_qdq(node)
+    if kind is QdqKind.PER_TOKEN:
+        return _per_token(node)
+    if kind not in STATIC_KINDS:
+        return None
+    qparams = read_qparams(gm, node)
+    granularity: Granularity = PerTensor()
+    if kind is QdqKind.PER_CHANNEL:
+        assert qparams.axis is not None
+        granularity = PerChannel(qparams.axis)
+    elif kind is QdqKind.PER_CHANNEL_GROUP:
+        assert qparams.group_size is not None
+        granularity = PerGroup(qparams.group_size)
+    source = node.args[0]
+    packed = isinstance(source, Node) and is_unpack(source)
+    dtype = unpacked_dtype(source) if packed else qparams.dtype  # type: ignore[arg-type]  # a Node
+    return TensorScheme(
+        dtype=dtype,
+        granularity=granularity,
+        symmetric=not dtype.is_floating_point and not bool(qparams.zero_point.any()),
+        quant_min=qparams.quant_min,
+        quant_max=qparams.quant_max,
+    )
+
+
+def _per_token(node: Node) -> TensorScheme | None:
+    scale, low, high, dtype = (node.args[i] for i in (1, 3, 4, 5))
+    chooser = scale.args[0] if isinstance(scale, Node) and scale.args else None
+    if not isinstance(chooser, Node) or chooser.target is not ChoosePerToken:
+        return None
+    assert isinstance(dtype, torch.dtype)
+    return TensorScheme(
+        dtype=dtype,
+        granularity=PerToken(),
+        symmetric=False,
+        quant_min=int(low),  # type: ignore[arg-type]  # literals by schema
+        quant_max=int(high),  # type: ignore[arg-type]
+        is_dynamic=True,
+    )
+
+
+def slots_fit(gm: GraphModule, row: OpRow, match: Match) -> bool:
+    """Whether every tensor that goes into a match has a scheme that its slot accepts.
+
+    A slot that may be float takes a float tensor too; results are judged by what reads them.
+    """
+    return all(
+        _fits(scheme_of(gm, node), slot)
+        for slot in row.slots
+        if slot.role is not Role.OUTPUT
+        for node in _tensors(match, slot.at)
+    )
+
+
+def _tensors(match: Match, at: str) -> tuple[object, ...]:
+    value = match[at]
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _fits(found: TensorScheme | None, slot: Slot) -> bool:
+    if found is None:
+        return slot.is_optional or not slot.accepts
+    return any(found.fits(accepted) for accepted in slot.accepts)

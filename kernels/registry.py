@@ -1,0 +1,68 @@
+"""The registry: every kernel of this package, by device, and what others add to it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.graph.op_table import OpTable
+from pt2e_quant.kernels.int8_linear.entries import KERNELS as INT8_LINEAR
+from pt2e_quant.kernels.kernel import Device, Kernel
+
+__all__ = ["KERNELS", "Registry"]
+
+KERNELS: tuple[Kernel, ...] = (*INT8_LINEAR,)
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Kernels of one device.
+
+    Raises:
+        ConfigError: a kernel of another device, or two of one name.
+    """
+
+    device: Device
+    kernels: tuple[Kernel, ...]
+
+    def __post_init__(self) -> None:
+        strangers = [k.name for k in self.kernels if k.device is not self.device]
+        if strangers:
+            raise ConfigError(f"kernels {strangers} are not for {self.device}")
+        names = [k.name for k in self.kernels]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise ConfigError(
+                f"two kernels are named {twice}",
+                fix="give a kernel of your own its own row name",
+            )
+
+    @classmethod
+    def of(cls, device: Device, kernels: Iterable[Kernel] = KERNELS) -> "Registry":
+        """Those of `kernels` that run on a device."""
+        return cls(device, tuple(k for k in kernels if k.device is device))
+
+    def with_kernels(self, *kernels: Kernel) -> "Registry":
+        """This registry and kernels of a user's own; the wider pattern wins, as in any table."""
+        return Registry(self.device, (*self.kernels, *kernels))
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of a row's name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for kernel in self.kernels:
+            if kernel.name == name:
+                return kernel
+        raise ConfigError(f'{self.device} has no kernel "{name}"')
+
+    def table(self, backend: str, reasons: Mapping[str, str]) -> OpTable:
+        """The op table of a backend that runs these kernels.
+
+        Args:
+            backend: its name as people write it.
+            reasons: operator name to why it has no row.
+        """
+        return OpTable(backend=backend, rows=tuple(k.row for k in self.kernels), reasons=reasons)
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return iter(self.kernels)

@@ -1,0 +1,66 @@
+"""One place in a canonical graph where a fused call goes."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import module_path
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import fake_cast
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.quantized_values import Affine
+
+__all__ = ["Site"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A match that a kernel takes the place of.
+
+    Args:
+        editor: of the graph; constants and calls are inserted through it.
+        match: operators and operands; quantized operands are their dequantize nodes.
+        place: the node before which the fused call goes.
+        output: qparams of the result, where all that reads it quantizes it to the same static
+            ones; None where it stays float.
+        readers: those quantizes.
+    """
+
+    editor: Editor
+    match: Match
+    place: Node
+    output: Affine | None
+    readers: tuple[Node, ...] = field(default=())
+
+    @property
+    def gm(self) -> GraphModule:
+        """The module that is being edited."""
+        return self.editor.gm
+
+    @property
+    def label(self) -> str:
+        """The module path and node, for the profiler."""
+        path = module_path(self.match.anchor)
+        return f"{path} {self.match.anchor.name}".strip()
+
+    def integers(self, name: str) -> Node:
+        """The integers behind the dequantize that a variable of the pattern stands for."""
+        source = self.match.node(name).args[0]
+        assert isinstance(source, Node)
+        return self.editor.now(source)
+
+    def constant(self, name: str, value: Tensor) -> Node:
+        """A tensor as a node; equal ones of one name share."""
+        return self.editor.constant(
+            f"{self.match.anchor.name}.{name}", value, like=self.match.anchor
+        )
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """The fused call, with the fake value of the result in its dtype."""
+        anchor = self.match.anchor
+        value = anchor.meta["val"]
+        if self.output is not None:
+            value = fake_cast(value, self.output.dtype)
+        return self.editor.call(target, *args, like=anchor, before=self.place, val=value, **kwargs)

@@ -1,0 +1,83 @@
+"""int8_linear in Triton's interpreter, held to its definition."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pt2e_quant.core.errors import InputError
+from pt2e_quant.kernels.epilogue.epilogue import Activation
+from pt2e_quant.kernels.int8_linear.gpu import int8_linear
+from pt2e_quant.kernels.int8_linear.op import Int8Linear
+from pt2e_quant.kernels.int8_linear.reference import int8_linear as reference
+from pt2e_quant.kernels.tiles import TileConfig
+from tests.kernels.operands import epilogues, linear_operands
+
+SMALL = TileConfig(
+    (("BLOCK_M", 16), ("BLOCK_N", 16), ("BLOCK_K", 32), ("GROUP_M", 2)), num_warps=4, num_stages=2
+)
+# Nothing but exp and erf is rounded otherwise than in the definition.
+EXACT = {a for a in Activation} - {
+    Activation.GELU,
+    Activation.GELU_TANH,
+    Activation.SILU,
+    Activation.SIGMOID,
+    Activation.TANH,
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(1, 40), st.integers(1, 40), st.integers(1, 80), st.booleans())
+def test_equals_the_definition_for_ragged_shapes(data, M, N, K, per_row):
+    operands = data.draw(linear_operands(M, N, K, per_row=per_row))
+    epilogue = data.draw(epilogues((M, N)))
+    made = int8_linear(*operands, tiles=SMALL, **epilogue)
+    wanted = reference(*operands, **epilogue)
+    assert made.dtype is wanted.dtype
+    assert made.shape == wanted.shape
+    if made.dtype is torch.int8:
+        bound_lsb = 0 if epilogue["activation"] in EXACT else 1
+        assert (made.int() - wanted.int()).abs().max() <= bound_lsb
+    elif made.dtype is torch.bfloat16:  # the interpreter truncates to bfloat16
+        torch.testing.assert_close(made, wanted, rtol=2**-7, atol=1e-6)
+    else:
+        rtol = 2**-10 if made.dtype is torch.float16 else 2e-6
+        torch.testing.assert_close(made, wanted, rtol=rtol, atol=2e-6)
+
+
+def test_equals_the_definition_with_the_shipped_tiles():
+    generator = torch.Generator().manual_seed(0)
+    for M in (1, 33, 200, 300):
+        x = torch.randint(-128, 128, (M, 130), dtype=torch.int8, generator=generator)
+        weight = torch.randint(-128, 128, (70, 130), dtype=torch.int8, generator=generator)
+        operands = (
+            x,
+            torch.tensor([0.02]),
+            torch.tensor([-128], dtype=torch.int32),
+            weight,
+            torch.rand(70, generator=generator) * 0.01,
+            weight.sum(1, dtype=torch.int32),
+        )
+        end = {"out_dtype": torch.int8, "out_scale": 0.4}
+        assert torch.equal(Int8Linear(*operands, **end), reference(*operands, **end))
+
+
+def test_refuses_other_dtypes():
+    one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
+    weight = torch.zeros(3, 4, dtype=torch.int8)
+    with pytest.raises(InputError, match=r"takes x in torch.int8, found torch.float32"):
+        int8_linear(torch.zeros(2, 4), one, zero, weight, torch.ones(3), zero.expand(3))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
+def test_of_nothing_is_nothing(shape):
+    M, N = shape
+    made = int8_linear(
+        torch.zeros(M, 8, dtype=torch.int8),
+        torch.ones(1),
+        torch.zeros(1, dtype=torch.int32),
+        torch.zeros(N, 8, dtype=torch.int8),
+        torch.ones(N),
+        torch.zeros(N, dtype=torch.int32),
+    )
+    assert made.shape == (M, N)

@@ -1,0 +1,67 @@
+"""Operands of fused operators, drawn: extreme integers and zero points are as likely as others."""
+
+import torch
+from hypothesis import strategies as st
+
+from pt2e_quant.kernels.epilogue.epilogue import Activation
+
+__all__ = ["epilogues", "integers", "linear_operands"]
+
+_LIMITS = {Activation.CLAMP: [-0.5, 6.0], Activation.LEAKY_RELU: [0.1]}
+
+
+@st.composite
+def integers(draw, shape, low=-128, high=127, dtype=torch.int8):
+    """Integers of a shape: all least, all greatest, or any."""
+    kind = draw(st.sampled_from(["low", "high", "any"]))
+    if kind != "any":
+        return torch.full(shape, low if kind == "low" else high, dtype=dtype)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    return torch.randint(low, high + 1, shape, dtype=dtype, generator=generator)
+
+
+@st.composite
+def scales(draw, count, magnitude):
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    return (torch.rand(count, generator=generator) + 0.01) * magnitude
+
+
+@st.composite
+def linear_operands(draw, M, N, K, *, per_row):
+    """The tensors of int8_linear before its epilogue."""
+    x, weight = draw(integers((M, K))), draw(integers((N, K)))
+    count = M if per_row else 1
+    return (
+        x,
+        draw(scales(count, 0.05)),
+        draw(integers((count,), dtype=torch.int32)),
+        weight,
+        draw(scales(N, 0.01)),
+        weight.sum(1, dtype=torch.int32),
+    )
+
+
+@st.composite
+def epilogues(draw, shape, channel_axis=-1):
+    """Arguments of an epilogue for a result of a shape."""
+    activation = draw(st.sampled_from(list(Activation)))
+    dtype = draw(st.sampled_from([torch.int8, torch.float32, torch.float16, torch.bfloat16]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    found = {
+        "activation": str(activation),
+        "limits": _LIMITS.get(activation, []),
+        "out_dtype": dtype,
+        "out_scale": draw(st.sampled_from([0.01, 0.37, 3.0])),
+        "out_zero_point": draw(st.sampled_from([-128, -3, 0, 127])),
+        "out_min": draw(st.sampled_from([-128, -127])),
+    }
+    if draw(st.booleans()):
+        found["bias"] = torch.randn(shape[channel_axis], generator=generator)
+    residual = draw(st.sampled_from(["none", "integer", "float"]))
+    if residual == "integer":
+        found["residual"] = draw(integers(shape))
+        found["residual_scale"] = 0.03
+        found["residual_zero_point"] = draw(st.sampled_from([-128, 5, 127]))
+    elif residual == "float":
+        found["residual"] = torch.randn(shape, generator=generator)
+    return found
