@@ -126,17 +126,7 @@ def int8_linear(
         UnsupportedError: the GPU is too old.
     """
     end = Epilogue(**epilogue)
-    check_operands(
-        "int8_linear",
-        {
-            "x": (x, (torch.int8,)),
-            "x_scale": (x_scale, (torch.float32,)),
-            "x_zero_point": (x_zero_point, (torch.int32,)),
-            "weight": (weight, (torch.int8,)),
-            "weight_scale": (weight_scale, (torch.float32,)),
-            "weight_sum": (weight_sum, (torch.int32,)),
-        },
-    )
+    _check(x, x_scale, x_zero_point, weight, weight_scale, weight_sum)
     x, weight = x.contiguous(), weight.contiguous()
     residual = None if end.residual is None else end.residual.contiguous()
     N, K = weight.shape
@@ -179,6 +169,27 @@ def int8_linear(
             **chosen.options(),
         )
     return out
+
+
+def _check(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_sum: Tensor,
+) -> None:
+    check_operands(
+        "int8_linear",
+        {
+            "x": (x, (torch.int8,)),
+            "x_scale": (x_scale, (torch.float32,)),
+            "x_zero_point": (x_zero_point, (torch.int32,)),
+            "weight": (weight, (torch.int8,)),
+            "weight_scale": (weight_scale, (torch.float32,)),
+            "weight_sum": (weight_sum, (torch.int32,)),
+        },
+    )
 
 
 def _kind(residual: Tensor | None) -> str:
