@@ -9,6 +9,7 @@ from pt2e_quant.graph.alias import subgraph_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.recompile import recompile
 from pt2e_quant.graph.subgraphs import bodies
 
 __all__ = ["lift_constants"]
@@ -84,7 +85,7 @@ def _read_inputs(body: GraphModule, constants: Sequence[Node], outer: dict[int, 
     for name in {str(node.target) for node in constants}:
         owner, _, leaf = name.rpartition(".")
         delattr(body.get_submodule(owner), leaf)
-    body.recompile()
+    recompile(body)
 
 
 def _inputs_first(body: GraphModule) -> None:

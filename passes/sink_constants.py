@@ -9,6 +9,7 @@ from pt2e_quant.graph.alias import subgraph_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.recompile import recompile
 from pt2e_quant.graph.subgraphs import Body, bodies
 
 __all__ = ["sink_constants"]
@@ -40,7 +41,7 @@ def _sink(top: GraphModule, gm: GraphModule, notes: list[Note]) -> None:
         for body in found:
             _sink(top, body.gm, notes)
     if calls:
-        gm.recompile()
+        recompile(gm)
 
 
 def _sink_call(gm: GraphModule, call: Node, found: Sequence[Body]) -> list[str]:

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.partitions import bfs_trace_with_node_process
+from pt2e_quant.graph.recompile import recompile
 
 __all__ = [
     "CUSTOM_KEY",
@@ -184,7 +185,7 @@ def prepare_for_propagation_comparison(model: GraphModule) -> GraphModule:
             logged = model.graph.call_module(name, (node,))
         for reader in readers:
             reader.replace_input_with(node, logged)
-    model.recompile()
+    recompile(model)
     return model
 
 

@@ -40,6 +40,7 @@ from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.meta import constant_nodes, copy_trace
 from pt2e_quant.graph.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, one_recompile, run_passes
+from pt2e_quant.graph.recompile import recompile
 from pt2e_quant.graph.subgraphs import BODY_KEY, direct_bodies
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_batch_norm import fold_batch_norm
@@ -146,7 +147,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool, is_qat: bool) 
     gm.meta[PREPARED_KEY] = state
     _insert_observers(gm, quantizer, state, taken.sources)
     taken.put_dropouts_back(gm)
-    gm.recompile()
+    recompile(gm)
     for body in direct_bodies(gm):
         body.gm.meta[BODY_KEY] = body.name
         owner, _, leaf = body.name.rpartition(".")

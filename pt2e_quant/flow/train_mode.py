@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.ops import arguments, aten, is_call
+from pt2e_quant.graph.recompile import recompile
 from pt2e_quant.graph.subgraphs import bodies
 
 __all__ = [
@@ -76,7 +77,7 @@ def _move(model: GraphModule, training: bool) -> GraphModule:
         )
     nn.Module.train(model, training)
     for gm in set_training_flags(model, training):
-        gm.recompile()
+        recompile(gm)
     return model
 
 

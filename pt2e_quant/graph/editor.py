@@ -19,6 +19,7 @@ from pt2e_quant.graph.meta import (
     fake_mode_of,
     fake_value,
 )
+from pt2e_quant.graph.recompile import recompile
 
 __all__ = ["DEFER_RECOMPILE", "Editor"]
 
@@ -209,11 +210,11 @@ class Editor:
         self._next_suffix[name] = suffix + 1
         return f"{name}_{suffix}"
 
-    def finish(self, *, recompile: bool = True) -> bool:
+    def finish(self) -> bool:
         """Erase what was left without readers, recompile once; returns whether anything changed."""
         self.erase_dead(reversed(list(self._candidates)))
-        if self.changed and recompile and DEFER_RECOMPILE not in self.gm.meta:
-            self.gm.recompile()
+        if self.changed and DEFER_RECOMPILE not in self.gm.meta:
+            recompile(self.gm)
         return self.changed
 
     def _is_reserved(self, name: str) -> bool:

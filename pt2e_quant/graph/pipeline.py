@@ -18,6 +18,7 @@ from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import Family, is_call
+from pt2e_quant.graph.recompile import recompile
 
 __all__ = [
     "GraphPass",
@@ -195,7 +196,7 @@ def one_recompile(gm: GraphModule) -> Iterator[list[bool]]:
         if outer is None:
             del gm.meta[DEFER_RECOMPILE]
             if any(changes):
-                gm.recompile()
+                recompile(gm)
 
 
 class _Watch:
@@ -221,7 +222,7 @@ class _Watch:
                 raise _broken(f"{entry.name} broke: {invariant.name}", broken, records)
         if self.sample is None or self.expected is None:
             return
-        self.gm.recompile()
+        recompile(self.gm)
         found = trial_run(self.gm, self.sample)
         difference = first_difference(self.expected, found)
         if difference is not None:
