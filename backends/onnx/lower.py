@@ -21,6 +21,7 @@ from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.unpack_weights import unpack_weights
+from pt2e_quant.passes.widen_scales import widen_scales
 
 __all__ = ["lower"]
 
@@ -45,7 +46,7 @@ def lower(
     capture = capture_of(gm)
     _refuse_state(capture)
     flat, results = split_results(gm)
-    run_passes(flat, (unpack_weights,))
+    run_passes(flat, (unpack_weights, widen_scales))
     names = result_names(gm, results)
     model, origins = export_model(export_again(flat), names, portable=portable)
     plain = _serialize(model)

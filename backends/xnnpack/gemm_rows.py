@@ -1,5 +1,7 @@
 """The rows of operators with constant weights: static, dynamic and weight-only products."""
 
+from dataclasses import replace
+
 import torch
 
 from pt2e_quant.backends.xnnpack.conditions import (
@@ -13,6 +15,7 @@ from pt2e_quant.backends.xnnpack.conditions import (
     WEIGHT_IS_MATRIX,
 )
 from pt2e_quant.core.granularity import PerChannel, PerTensor, PerToken
+from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import activation_scheme, weight_scheme
 from pt2e_quant.core.schemes import (
     INT8_ACTIVATION,
@@ -27,6 +30,7 @@ from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Op, Var, chain, maybe, one_of
 
 __all__ = [
+    "BFLOAT16_SCALES",
     "CLIPS",
     "DYNAMIC_GEMMS",
     "EMBEDDING",
@@ -43,8 +47,15 @@ CLIPS = one_of(
 GROUP_SIZES = (32, 64, 128, 256)
 """Group sizes of int4 weights that have a row: the kernels take any multiple of 32."""
 
+BFLOAT16_SCALES = ScaleFormat(precision=torch.bfloat16)
+"""What the delegate rounds the scales of groups to."""
+
 INT4_ROWS = weight_scheme(4)
 INT4_GROUPS = tuple(weight_scheme(4, size) for size in GROUP_SIZES)
+INT4_BFLOAT16_GROUPS = tuple(
+    replace(scheme, scales=ScaleFormat(dtype=torch.bfloat16)) for scheme in INT4_GROUPS
+)
+"""Kept in bfloat16 in the graph, too."""
 _X, _W, _B = Var("x"), Var("w"), Var("b")
 
 
@@ -142,9 +153,9 @@ DYNAMIC_GEMMS = (
         WEIGHT_IS_MATRIX,
         EVEN_COLUMNS,
         x=_PER_TOKEN,
-        w=(INT4_ROWS, *INT4_GROUPS),
+        w=(INT4_ROWS, *INT4_GROUPS, *INT4_BFLOAT16_GROUPS),
         note=f"a scale per row, or per group of {', '.join(map(str, GROUP_SIZES))}; the delegate "
-        "rounds scales of groups to bfloat16",
+        "rounds scales of groups to bfloat16, and so do the recipes",
     ),
     _float_output(
         "conv2d_dynamic",

@@ -47,6 +47,7 @@ from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
 from pt2e_quant.passes.split_as_slices import split_as_slices
 from pt2e_quant.passes.unpack_weights import unpack_weights
+from pt2e_quant.passes.widen_scales import widen_scales
 
 __all__ = ["Options", "lower", "lowering_passes"]
 
@@ -65,6 +66,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     """The pipeline from canonical graph to the graph that is exported for ExecuTorch."""
     return (
         unpack_weights,
+        widen_scales,
         decompose_attention,
         group_heads,
         remove_noop_expand,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pt2e_quant.backends.xnnpack.gemm_rows import GROUP_SIZES
+from pt2e_quant.backends.xnnpack.gemm_rows import BFLOAT16_SCALES, GROUP_SIZES
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
@@ -58,7 +58,8 @@ def _without_data(name: str, text: str) -> Recipe:
     So is the weight of a linear that computes with such a table, the head of a language model:
     rounded to 4 bits it alone costs more than all other linears together.
     """
-    scheme = scheme_named(name)
+    # The graph's scales of groups are those that the delegate computes with.
+    scheme = scheme_named(name, scales=BFLOAT16_SCALES if "_g" in name else None)
     is_small = scheme.weight is not None and scheme.weight.range[1] < INT8_WEIGHT.range[1]
     search = WeightSearch.MSE if is_small else WeightSearch.MIN_MAX
     whole = scheme_named("w8" if scheme.input is None else "int8_dynamic")

@@ -60,6 +60,8 @@ def keep_scale(scale: Tensor, form: ScaleFormat, tensor_scale: Tensor | None = N
             tensor_scale = (scale.amax() / limit).clamp(min=torch.finfo(torch.float32).tiny)
             tensor_scale = tensor_scale.reshape(1)
         scale = scale / tensor_scale
+    if form.precision is not None:
+        scale = scale.to(form.precision).to(torch.float32)
     if form.is_power_of_two:
         scale = _raise_to_power(scale)
     if form.double_group is None:

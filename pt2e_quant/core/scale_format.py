@@ -1,6 +1,6 @@
 """How the scales of a quantized tensor are kept."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,9 @@ _DTYPES = (
 )
 
 
+_PRECISIONS = (torch.float16, torch.bfloat16)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleFormat:
     """The form of scales.
@@ -24,6 +27,8 @@ class ScaleFormat:
     Args:
         dtype: what each is rounded to and kept in: float32, float16, bfloat16, float8_e8m0fnu
             (powers of two) or float8_e4m3fn.
+        precision: each is rounded to this narrower dtype, and kept in `dtype`, float32: for a
+            runtime that rounds scales itself, so that the graph says what it computes with.
         is_power_of_two: each is rounded up to a power of two, so that nothing is clipped.
         double_group: each run of so many scales is kept as uint8 steps of one float32 scale
             ("double quantization"; the paper, QLoRA, takes 256). None keeps them as they are.
@@ -35,6 +40,7 @@ class ScaleFormat:
     """
 
     dtype: torch.dtype = torch.float32
+    precision: torch.dtype | None = None
     is_power_of_two: bool = False
     double_group: int | None = None
     in_tensor_units: bool = False
@@ -43,6 +49,8 @@ class ScaleFormat:
         if self.dtype not in _DTYPES:
             known = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
             raise ConfigError(f"scales are not kept in {self.dtype}", fix=f"use one of {known}")
+        if self.precision is not None:
+            self._check_precision()
         if self.double_group is None:
             return
         if self.double_group < 2 or self.dtype != torch.float32 or self.in_tensor_units:
@@ -52,6 +60,19 @@ class ScaleFormat:
             )
         if self.is_power_of_two:
             raise ConfigError("double-quantized scales are no powers of two")
+
+    def _check_precision(self) -> None:
+        is_other = self.dtype != torch.float32 or self.double_group is not None
+        if self.precision not in _PRECISIONS or is_other or self.is_power_of_two:
+            raise ConfigError(
+                "scales of a lower precision are float32 rounded to float16 or bfloat16, and no "
+                f"other form besides, found {self}"
+            )
+
+    def fits(self, accepted: "ScaleFormat") -> bool:
+        """Whether scales of this form are of that one: powers of two and rounded ones are."""
+        plain = replace(self, is_power_of_two=False, precision=None)
+        return accepted in (self, plain)
 
     @property
     def bits(self) -> float:
@@ -69,6 +90,7 @@ class ScaleFormat:
 
     def __str__(self) -> str:
         parts = [str(self.dtype).removeprefix("torch.")]
+        parts += [f"as {self.precision}".replace("torch.", "")] if self.precision else []
         parts += ["powers of two"] if self.is_power_of_two else []
         parts += [f"double-quantized by {self.double_group}"] if self.double_group else []
         parts += ["in units of the tensor's"] if self.in_tensor_units else []

@@ -1,6 +1,6 @@
 """Named quantization schemes: which integers each role of an operator's tensors gets."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
@@ -98,8 +98,8 @@ class TensorScheme:
     def fits(self, accepted: "TensorScheme") -> bool:
         """Whether a slot that accepts `accepted` can take this scheme.
 
-        A narrower range fits a wider one, symmetric fits affine, and powers of two fit any scales
-        of their dtype; the rest must be equal.
+        A narrower range fits a wider one, symmetric fits affine, powers of two and rounded scales
+        fit any scales of their dtype; the rest must be equal.
         """
         low, high = self.range
         accepted_low, accepted_high = accepted.range
@@ -111,7 +111,7 @@ class TensorScheme:
             and high <= accepted_high
             and (self.symmetric or not accepted.symmetric)
             and self.format == accepted.format
-            and accepted.scales in (self.scales, replace(self.scales, is_power_of_two=False))
+            and self.scales.fits(accepted.scales)
         )
 
     def __str__(self) -> str:

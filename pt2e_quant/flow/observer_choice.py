@@ -23,7 +23,7 @@ from pt2e_quant.observers.float_activation import FloatActivationObserver
 from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.observers.per_token import PerTokenPlaceholderObserver
 from pt2e_quant.observers.placeholder import PlaceholderObserver
-from pt2e_quant.observers.power_of_two import PowerOfTwoObserver
+from pt2e_quant.observers.rounded_scale import RoundedScaleObserver
 from pt2e_quant.observers.run_time_scales import RunTimeScales
 from pt2e_quant.observers.weight import WeightObserver
 from pt2e_quant.observers.weight_search import WeightSearch
@@ -91,7 +91,9 @@ class ObserverChoice:
     def _constructor(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> Any:
         found = self._of_any_scale(row, slot, scheme)
         if scheme.scales.is_power_of_two:
-            return PowerOfTwoObserver.with_args(observer=found)
+            return RoundedScaleObserver.with_args(observer=found)
+        if scheme.scales.precision is not None:
+            return RoundedScaleObserver.with_args(observer=found, precision=scheme.scales.precision)
         return found
 
     def _of_any_scale(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> Any:

@@ -72,6 +72,9 @@ def test_schemes_when_dtype_is_not_the_formats_then_refused():
         {"double_group": 1},
         {"double_group": 64, "dtype": torch.float16},
         {"double_group": 64, "is_power_of_two": True},
+        {"precision": torch.bfloat16, "is_power_of_two": True},
+        {"precision": torch.float8_e4m3fn},
+        {"precision": torch.float16, "dtype": torch.bfloat16},
     ],
 )
 def test_scales_when_fields_contradict_then_refused(fields):

@@ -11,6 +11,8 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.xnnpack import lower, rework
 from pt2e_quant.backends.xnnpack.backend import BACKEND
+from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.prepare import prepare_pt2e
 
 
 class Block(nn.Module):
@@ -49,6 +51,43 @@ def test_less_rework_when_lowering_then_file_is_the_same(
     quick = lower.lower(canonical, None, options).pte
     monkeypatch.setattr(lower, "less_rework", nullcontext)
     assert lower.lower(canonical, None, options).pte == quick
+
+
+class Decoder(nn.Module):
+    """What dynamic recipes rewrite: a tied table, norms, a gate, a cache that a call writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 64)
+        self.norm, self.q, self.k = nn.RMSNorm(64), nn.Linear(64, 64), nn.Linear(64, 64, bias=False)
+        self.head = nn.Linear(64, 40, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("cache", torch.zeros(1, 8, 64))
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.norm(self.table(ids))
+        keys = self.cache.index_copy_(1, positions, self.k(x))
+        x = x + torch.softmax(self.q(x) @ keys.transpose(1, 2), -1) @ keys
+        return self.head(F.silu(x))
+
+
+@pytest.mark.parametrize("recipe", ["int8_dynamic", "a8w4_g32"])
+def test_less_rework_when_scales_are_dynamic_then_file_is_the_same(recipe, monkeypatch):  # type: ignore[no-untyped-def]
+    if not rework.is_known_version():
+        pytest.skip("another torch or ExecuTorch: nothing is replaced")
+    tokens = torch.export.Dim("tokens", min=1, max=8)
+    program = torch.export.export(
+        Decoder().eval(),
+        (torch.zeros(1, 3, dtype=torch.int64), torch.arange(3)),
+        dynamic_shapes={"ids": {1: tokens}, "positions": {0: tokens}},
+    )
+    canonical = convert_pt2e(prepare_pt2e(program, BACKEND.quantizer(recipe)))
+    options = lower.Options(verify=False)
+    quick = lower.lower(canonical, None, options)
+    weights = {op.inputs[1] for op in quick.contents().ops() if op.name == "FullyConnected"}
+    assert ("qcint8" if recipe == "int8_dynamic" else "qbint4") in weights
+    monkeypatch.setattr(lower, "less_rework", nullcontext)
+    assert lower.lower(canonical, None, options).pte == quick.pte
 
 
 def test_less_rework_when_left_then_nothing_is_replaced():  # type: ignore[no-untyped-def]

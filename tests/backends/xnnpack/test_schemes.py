@@ -15,6 +15,7 @@ from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import STATIC_ROWS, TABLE
 from pt2e_quant.core.errors import CalibrationError, ConfigError, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
@@ -105,6 +106,32 @@ def test_file_when_int4_then_a_seventh_of_float():  # type: ignore[no-untyped-de
     artifact = BACKEND.lower(convert_pt2e(prepared), (x,))
     weights = 2 * 1024 * 1024
     assert 8 * artifact.size_bytes / weights < 4.6
+
+
+def test_groups_when_recipe_is_lowered_then_the_graph_has_the_scales_that_run():  # type: ignore[no-untyped-def]
+    """The delegate rounds scales of groups to bfloat16: asked for in float32 they differ."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(256, 64).eval(), torch.randn(8, 256)
+    program = torch.export.export(model, (x,))
+    found = {}
+    kept = scheme_named("a8w4_g64", scales=ScaleFormat(dtype=torch.bfloat16))
+    for name, quantizer in (
+        ("recipe", BACKEND.quantizer("a8w4_g64")),
+        ("bfloat16", BACKEND.quantizer("a8w4_g64").set_global(kept)),
+        ("float32", BACKEND.quantizer("a8w4_g64").set_global(scheme_named("a8w4_g64"))),
+    ):
+        canonical = convert_pt2e(prepare_pt2e(program, quantizer))
+        artifact = BACKEND.lower(canonical, (x,))
+        scale = canonical.get_buffer("weight_scale")
+        found[name] = (sqnr_db(canonical(x), artifact.run(x)), scale, artifact.size_bytes)
+    assert found["recipe"][0] > 110  # what is left is float summation
+    assert found["bfloat16"][0] > 110
+    assert found["float32"][0] < 60
+    scales = [scale for _, scale, _ in found.values()]
+    assert [s.dtype for s in scales] == [torch.float32, torch.bfloat16, torch.float32]
+    assert torch.equal(scales[0], scales[1].float())
+    assert torch.equal(scales[0], scales[2].bfloat16().float())
+    assert found["recipe"][2] == found["float32"][2]
 
 
 @pytest.mark.parametrize(
