@@ -14,9 +14,8 @@ from pt2e_quant.backends.cpu.artifact import CpuArtifact
 from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.fuse_operators import fuse_operators
 from pt2e_quant.backends.cpu.keep_integers import FULL_RANGES, move_integers, single_pass_qdq
-from pt2e_quant.backends.cpu.program_file import StoredProgram, read_program, write_program
-from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
@@ -26,6 +25,7 @@ from pt2e_quant.flow.report import Island, Report
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.strip_guards import strip_guards
@@ -62,7 +62,7 @@ def lower(
     """
     verify_canonical(gm)
     _refuse_saturation(gm)
-    artifact = _assemble(gm, write_program(gm))
+    artifact = _assemble(gm, write_program(gm, "cpu"))
     if strict and (weights := [i for i in artifact.report.islands if i.what == _WEIGHT]):
         raise UnsupportedError(
             f"oneDNN has no fused operator for the quantized weight of {weights[0].node}"
@@ -82,7 +82,7 @@ def load(path: Any) -> CpuArtifact:
         ArtifactError: the file is missing, damaged or not one of ours.
         UnsupportedError: sums would saturate on this machine.
     """
-    stored = read_program(path)
+    stored = read_program(path, "cpu", ".qpt2")
     gm = stored.gm
     gm.meta[CAPTURE_KEY] = stored.capture
     gm.meta[PROVENANCE_KEY] = stored.provenance

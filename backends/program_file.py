@@ -1,6 +1,6 @@
-"""The file of an artifact: the canonical program with its call and its record.
+"""The file of an artifact that is a torch module: the canonical program, its call, its record.
 
-Packed weights are laid out for one CPU, and oneDNN's opaque tensors cannot be stored. The file
+Packed weights are laid out for one machine, and oneDNN's opaque tensors cannot be stored. The file
 keeps the integers; whoever loads it packs them for the machine that it is loaded on.
 """
 
@@ -22,7 +22,7 @@ from pt2e_quant.flow.reexport import export_again
 
 __all__ = ["StoredProgram", "read_program", "write_program"]
 
-_NAME = "pt2e_quant_cpu.json"
+_RECORD = "pt2e_quant_{}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +35,22 @@ class StoredProgram:
     provenance: Provenance
 
 
-def write_program(gm: GraphModule) -> StoredProgram:
-    """The file of a canonical graph: torch.export's, so that torch.export.load reads it too."""
+def write_program(gm: GraphModule, backend: str) -> StoredProgram:
+    """The file of a canonical graph: torch.export's, so that torch.export.load reads it too.
+
+    Args:
+        gm: the canonical graph.
+        backend: the name of the backend that it was lowered for.
+    """
     capture, provenance = capture_of(gm), provenance_of(gm)
     text = json.dumps({"capture": capture.to_json(), "provenance": provenance.to_json()})
     stream = io.BytesIO()
-    torch.export.save(export_again(gm), stream, extra_files={_NAME: text})
+    torch.export.save(export_again(gm), stream, extra_files={_RECORD.format(backend): text})
     return StoredProgram(data=stream.getvalue(), gm=gm, capture=capture, provenance=provenance)
 
 
-def read_program(path: str | Path) -> StoredProgram:
-    """Read what `write_program` made.
+def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
+    """Read what `write_program` made for a backend, whose files have a suffix.
 
     Raises:
         ArtifactError: the file is missing, damaged or not one of ours.
@@ -54,20 +59,21 @@ def read_program(path: str | Path) -> StoredProgram:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ArtifactError(f'cannot read "{path}": {error.strerror or error}') from error
-    extra = {_NAME: ""}
+    name = _RECORD.format(backend)
+    extra = {name: ""}
     try:
         program = torch.export.load(io.BytesIO(data), extra_files=extra)
     except (RuntimeError, ValueError, KeyError, zipfile.BadZipFile, pickle.PickleError) as error:
         raise ArtifactError(
-            f'"{path}" is no exported program: {error}', fix="give a .qpt2 file"
+            f'"{path}" is no exported program: {error}', fix=f"give a {suffix} file"
         ) from error
-    if not extra[_NAME]:
+    if not extra[name]:
         raise ArtifactError(
             f'"{path}" holds no record of this package: it was not written by it',
             fix="run it with torch.export.load, or quantize the model again",
         )
     try:
-        texts = json.loads(extra[_NAME])
+        texts = json.loads(extra[name])
         capture = Capture.from_json(texts["capture"])
         provenance = Provenance.from_json(texts["provenance"])
     except (ValueError, KeyError, TypeError, Pt2eQuantError) as error:

@@ -1,0 +1,1 @@
+"""Operators that only move data, on the integers themselves."""
