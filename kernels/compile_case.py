@@ -22,6 +22,10 @@ class CompileCase:
         matrix_units: compute capability (90) to the start of the matrix instruction's name that
             the loop must have ("IGMMA"); empty for a kernel bound by memory.
         fp_fusion: whether the launch lets multiply-adds be fused.
+        lowest_capability: 89 for a kernel with fp8 in it, which older GPUs have no instruction for.
+        packed_weights: names of the blocks whose product is how many packed (4-bit) weights one
+            turn of the loop unpacks, ("BLOCK_N", "BLOCK_K"): the gate counts instructions per
+            weight; empty where none are.
     """
 
     op: str
@@ -33,6 +37,8 @@ class CompileCase:
     aligned: tuple[str, ...]
     matrix_units: Mapping[int, str]
     fp_fusion: bool = False
+    lowest_capability: int = 80
+    packed_weights: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -1,0 +1,14 @@
+"""Every unit's cases, listed: what is compiled ahead of time and what a GPU is timed on."""
+
+from typing import Any
+
+from pt2e_quant.kernels.bench_case import Bench
+from pt2e_quant.kernels.compile_case import CompileCase
+from pt2e_quant.kernels.int8_linear.bench import BENCH as INT8_LINEAR_BENCH
+from pt2e_quant.kernels.int8_linear.compile_cases import CASES as INT8_LINEAR
+
+__all__ = ["BENCHES", "COMPILE_CASES"]
+
+COMPILE_CASES: tuple[CompileCase, ...] = (*INT8_LINEAR,)
+
+BENCHES: tuple[Bench[Any], ...] = (INT8_LINEAR_BENCH,)
