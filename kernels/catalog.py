@@ -6,9 +6,10 @@ from pt2e_quant.kernels.bench_case import Bench
 from pt2e_quant.kernels.compile_case import CompileCase
 from pt2e_quant.kernels.int8_linear.bench import BENCH as INT8_LINEAR_BENCH
 from pt2e_quant.kernels.int8_linear.compile_cases import CASES as INT8_LINEAR
+from pt2e_quant.kernels.quantize_per_token.compile_cases import CASES as QUANTIZE_PER_TOKEN
 
 __all__ = ["BENCHES", "COMPILE_CASES"]
 
-COMPILE_CASES: tuple[CompileCase, ...] = (*INT8_LINEAR,)
+COMPILE_CASES: tuple[CompileCase, ...] = (*INT8_LINEAR, *QUANTIZE_PER_TOKEN)
 
 BENCHES: tuple[Bench[Any], ...] = (INT8_LINEAR_BENCH,)

@@ -22,6 +22,7 @@ from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.graph.op_table import OpRow, Slot
 from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 
 __all__ = ["scheme_of", "slots_fit"]
 
@@ -61,7 +62,7 @@ def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
 def _per_token(node: Node) -> TensorScheme | None:
     scale, low, high, dtype = (node.args[i] for i in (1, 3, 4, 5))
     chooser = scale.args[0] if isinstance(scale, Node) and scale.args else None
-    if not isinstance(chooser, Node) or chooser.target is not ChoosePerToken:
+    if not isinstance(chooser, Node) or chooser.target not in (ChoosePerToken, QuantizeRows):
         return None
     assert isinstance(dtype, torch.dtype)
     return TensorScheme(

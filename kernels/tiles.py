@@ -15,7 +15,14 @@ import torch
 
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = ["TileConfig", "device_slug", "read_tiles", "rows_class", "tiles_for"]
+__all__ = [
+    "TileConfig",
+    "columns_class",
+    "device_slug",
+    "read_tiles",
+    "rows_class",
+    "tiles_for",
+]
 
 DEFAULT = "default"
 
@@ -50,6 +57,16 @@ def rows_class(rows: int) -> str:
     """
     bounds = (("decode", 16), ("skinny", 64), ("medium", 256))
     return next((name for name, most in bounds if rows <= most), "large")
+
+
+def columns_class(columns: int) -> str:
+    """The shape class of a kernel that works on whole rows of K elements: how many fit a tile.
+
+    >>> [columns_class(k) for k in (64, 768, 4096, 14336)]
+    ['narrow', 'row', 'wide', 'long']
+    """
+    bounds = (("narrow", 128), ("row", 1024), ("wide", 4096))
+    return next((name for name, most in bounds if columns <= most), "long")
 
 
 def device_slug(name: str) -> str:

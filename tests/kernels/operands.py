@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from pt2e_quant.kernels.epilogue.epilogue import Activation
 
-__all__ = ["epilogues", "integers", "linear_operands"]
+__all__ = ["FLOATS", "epilogues", "float_rows", "integers", "linear_operands"]
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 _LIMITS = {Activation.CLAMP: [-0.5, 6.0], Activation.LEAKY_RELU: [0.1]}
 
@@ -18,6 +20,19 @@ def integers(draw, shape, low=-128, high=127, dtype=torch.int8):
         return torch.full(shape, low if kind == "low" else high, dtype=dtype)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     return torch.randint(low, high + 1, shape, dtype=dtype, generator=generator)
+
+
+@st.composite
+def float_rows(draw, shape, dtypes=FLOATS):
+    """Rows of floats: of a size, of one sign, of halves that tie, or all zero."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    x = torch.randn(shape, generator=generator) * draw(st.sampled_from([1e-3, 1.0, 200.0]))
+    kind = draw(st.sampled_from(["any", "positive", "negative", "halves", "zero"]))
+    if kind == "halves":  # exact in every dtype, and steps of 1/4 put many in the middle
+        x = torch.randint(-128, 128, shape, generator=generator) / 4.0
+        x[..., 0], x[..., -1] = -32.0, 31.75
+    made = {"positive": x.abs(), "negative": -x.abs(), "zero": x * 0.0}.get(kind, x)
+    return made.to(draw(st.sampled_from(dtypes)))
 
 
 @st.composite

@@ -1,0 +1,45 @@
+"""The operator `pt2e_quant::quantize_per_token`."""
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.kernels.cost import Cost, moved_bytes
+from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.quantize_per_token import reference
+
+__all__ = ["QuantizeRows", "cost"]
+
+
+def _fake(
+    x: Tensor, quant_min: int = -128, quant_max: int = 127, *, label: str = ""
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = (*x.shape[:-1], 1)
+    return (
+        x.new_empty(x.shape, dtype=torch.int8),
+        x.new_empty(rows, dtype=torch.float32),
+        x.new_empty(rows, dtype=torch.int32),
+    )
+
+
+QuantizeRows = define(
+    "quantize_per_token(Tensor x, int quant_min=-128, int quant_max=127, *, "
+    'str label="") -> (Tensor, Tensor, Tensor)',
+    reference=reference.quantize_per_token,
+    triton=triton_kernel("pt2e_quant.kernels.quantize_per_token.gpu", "quantize_per_token"),
+    fake=_fake,
+)
+"""Integers int8[..., K], scales float32[..., 1] and zero points int32[..., 1] of x's rows.
+
+    x: float32, float16 or bfloat16[..., K] of finite numbers; K >= 1.
+    quant_min, quant_max: what the integers are clamped to; qparams are chosen for -128..127.
+    label: the node, for the profiler.
+
+Equal to the last bit to quantized_decomposed's choose_qparams_per_token_asymmetric and
+quantize_per_token on the CPU; the scales are the same numbers in float32.
+"""
+
+
+def cost(x: Tensor) -> Cost:
+    """Bytes and operations of one call: two comparisons, a product, a sum and a rounding."""
+    rows = x.numel() // max(1, x.shape[-1])
+    return Cost(bytes=moved_bytes(x) + x.numel() + 8 * rows, operations=5 * x.numel())
