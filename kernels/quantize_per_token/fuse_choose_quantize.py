@@ -41,7 +41,8 @@ def fuse_choose_quantize(gm: GraphModule) -> PassResult:
             notes.append(Note(choose.name, "its qparams are read by others too", skipped=True))
             continue
         x: Any = choose.args[0]
-        _, _, _, low, high, _ = quantizes[0].args
+        arguments: Any = quantizes[0].args
+        low, high = int(arguments[3]), int(arguments[4])
         key = (x, low, high)
         results = None if source_of.get(x, x) in written else shared.get(key)
         if results is None:
