@@ -13,6 +13,7 @@ _OWN = {
     "xnnpack": "pt2e_quant.backends.xnnpack.backend",
     "onnx": "pt2e_quant.backends.onnx.backend",
     "cpu": "pt2e_quant.backends.cpu.backend",
+    "cuda": "pt2e_quant.backends.cuda.backend",
 }
 
 

@@ -5,12 +5,16 @@ from dataclasses import dataclass
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.op_table import OpTable
+from pt2e_quant.kernels.data_movement.entries import KERNELS as DATA_MOVEMENT
 from pt2e_quant.kernels.int8_linear.entries import KERNELS as INT8_LINEAR
 from pt2e_quant.kernels.kernel import Device, Kernel
 
 __all__ = ["KERNELS", "Registry"]
 
-KERNELS: tuple[Kernel, ...] = (*INT8_LINEAR,)
+KERNELS: tuple[Kernel, ...] = (
+    *INT8_LINEAR,
+    *DATA_MOVEMENT,
+)
 
 
 @dataclass(frozen=True, slots=True)

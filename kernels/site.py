@@ -40,10 +40,14 @@ class Site:
         return self.editor.gm
 
     @property
+    def source(self) -> Node:
+        """The operator that the match is named after: "op" in its pattern, else the anchor."""
+        return self.match.nodes.get("op", self.match.anchor)
+
+    @property
     def label(self) -> str:
         """The module path and node, for the profiler."""
-        path = module_path(self.match.anchor)
-        return f"{path} {self.match.anchor.name}".strip()
+        return f"{module_path(self.source)} {self.source.name}".strip()
 
     def integers(self, name: str) -> Node:
         """The integers behind the dequantize that a variable of the pattern stands for."""
@@ -52,10 +56,8 @@ class Site:
         return self.editor.now(source)
 
     def constant(self, name: str, value: Tensor) -> Node:
-        """A tensor as a node; equal ones of one name share."""
-        return self.editor.constant(
-            f"{self.match.anchor.name}.{name}", value, like=self.match.anchor
-        )
+        """A new buffer, named after the operator, as a node."""
+        return self.editor.constant(f"{self.source.name}.{name}", value, like=self.match.anchor)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """The fused call, with the fake value of the result in its dtype."""

@@ -1,0 +1,1 @@
+"""Kernels compiled and judged without a GPU: registers, spills, instructions, loads."""

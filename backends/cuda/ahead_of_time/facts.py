@@ -1,0 +1,111 @@
+"""What a compiled kernel's instructions say of its speed, as numbers that can be compared."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from pt2e_quant.backends.cuda.ahead_of_time.compile_kernel import Compiled
+from pt2e_quant.backends.cuda.ahead_of_time.disassemble import Disassembly, Instruction, main_loop
+from pt2e_quant.backends.cuda.ahead_of_time.generations import Generation
+from pt2e_quant.kernels.compile_case import CompileCase
+from pt2e_quant.kernels.tiles import TileConfig
+
+__all__ = ["KernelFacts", "kernel_facts"]
+
+_SYNCHRONOUS = {"16832": (16, 8, 32), "16816": (16, 8, 16), "1688": (16, 8, 8)}
+"""mma.sync: rows, columns and depth of one warp's instruction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFacts:
+    """Static facts of one kernel, tile row and generation.
+
+    Args:
+        registers: of one thread.
+        spills: instructions that write or read registers that did not fit.
+        shared_bytes: of one block.
+        blocks_per_sm: resident at once.
+        matrix: the loop's matrix instruction, "IGMMA.64x128x32"; empty if it has none.
+        loop_instructions: of one thread, in one turn of the main loop.
+        wide_loads: share of the loop's global loads that take 16 bytes; 1.0 if it has none.
+        issue_share: time to issue the loop's instructions over that of its matrix products, at the
+            published rates: below 1 the matrix units are the limit. None where either is unknown.
+        per_weight: instructions of a thread for each packed weight; None where there are none.
+    """
+
+    registers: int
+    spills: int
+    shared_bytes: int
+    blocks_per_sm: int
+    matrix: str
+    loop_instructions: int
+    wide_loads: float
+    issue_share: float | None = None
+    per_weight: float | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Without the facts that are unknown."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "KernelFacts":
+        """What `to_json` wrote."""
+        return cls(**row)
+
+
+def kernel_facts(
+    case: CompileCase,
+    tiles: TileConfig,
+    compiled: Compiled,
+    listing: Disassembly,
+    generation: Generation,
+) -> KernelFacts:
+    """The facts of a compiled kernel."""
+    loop = main_loop(listing.instructions)
+    loads = [i for i in loop if i.is_global_load]
+    kinds = Counter(i.opcode for i in loop if i.is_matrix)
+    shared = max(compiled.shared_bytes, listing.shared_bytes)
+    weights = prod(tiles[name] for name in case.packed_weights) if case.packed_weights else 0
+    threads = 32 * compiled.warps
+    return KernelFacts(
+        registers=listing.registers,
+        spills=sum(i.name in ("LDL", "STL") for i in listing.instructions),
+        shared_bytes=shared,
+        blocks_per_sm=generation.resident_blocks(
+            warps=compiled.warps, registers=listing.registers, shared=shared
+        ),
+        matrix=max(kinds, key=lambda kind: kinds[kind]) if kinds else "",
+        loop_instructions=len(loop),
+        wide_loads=round(sum(i.is_wide for i in loads) / len(loads), 3) if loads else 1.0,
+        issue_share=_issue_share(loop, generation),
+        per_weight=round(len(loop) * threads / weights, 2) if weights else None,
+    )
+
+
+def _issue_share(loop: Sequence[Instruction], generation: Generation) -> float | None:
+    """Of one warp: both times grow alike with the number of warps."""
+    products = 0.0
+    for instruction in loop:
+        if not instruction.is_matrix:
+            continue
+        rate = generation.multiply_adds.get(instruction.name)
+        size = _multiply_adds_of_a_warp(instruction.opcode)
+        if rate is None or size is None:
+            return None
+        products += size / rate
+    # Four schedulers issue one instruction of a warp a clock each.
+    return round(len(loop) / 4 / products, 3) if products else None
+
+
+def _multiply_adds_of_a_warp(opcode: str) -> float | None:
+    """From an opcode's shape: mma.sync is one warp's, wgmma four warps'."""
+    parts = opcode.split(".")
+    for part in parts[1:]:
+        if part in _SYNCHRONOUS:
+            return float(prod(_SYNCHRONOUS[part]))
+        if shape := re.fullmatch(r"(\d+)x(\d+)x(\d+)", part):
+            return prod(int(size) for size in shape.groups()) / 4
+    return None

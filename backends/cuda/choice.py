@@ -1,0 +1,76 @@
+"""Which kernel a match gets, and why one gets none."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.fx import GraphModule
+
+from pt2e_quant.core.schemes import Role
+from pt2e_quant.graph.op_table import OUT
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.kernel import Kernel
+from pt2e_quant.kernels.measured import read_measured
+from pt2e_quant.kernels.quantized_values import requantized
+from pt2e_quant.kernels.read_scheme import slots_fit
+
+__all__ = ["Measures", "decide"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What is known of the speed of kernels on the device that a program is lowered for.
+
+    Args:
+        device: its name as `kernels.tiles.device_slug` writes it, "" where there is none.
+        allow_unmeasured: use a kernel whose shape class was not measured there.
+    """
+
+    device: str
+    allow_unmeasured: bool
+
+    def ratio(self, kernel: Kernel, match: Match) -> float | None:
+        """Speed over float of a match's shape class; None if not measured."""
+        shape_class = kernel.shape_class(match)
+        measured = read_measured(kernel.op, self.device) if self.device else {}
+        return measured.get(shape_class, kernel.measured.get(shape_class))
+
+    def objection(self, kernel: Kernel, match: Match) -> str | None:
+        """Why a kernel is not used for a match as far as speed goes; None if it is."""
+        ratio = self.ratio(kernel, match)
+        if ratio is None:
+            if self.allow_unmeasured:
+                return None
+            where = f"on {self.device}" if self.device else "on a GPU"
+            return f"{kernel.op} was not measured {where} for such a shape"
+        if ratio < 1.0:
+            return f"{kernel.op} measured {ratio:.2f} times as fast as float for such a shape"
+        return None
+
+
+def decide(
+    gm: GraphModule, measures: Measures, refused: dict[str, str]
+) -> Callable[[Kernel, Match], bool]:
+    """A predicate for the matcher; why a match that fits is left goes to `refused`, by node."""
+
+    def fits(kernel: Kernel, match: Match) -> bool:
+        if not slots_fit(gm, kernel.row, match) or not _output_fits(kernel, match):
+            return False
+        broken = kernel.row.refusal(match)
+        reason = broken.text if broken is not None else measures.objection(kernel, match)
+        if broken is not None:
+            reason = f"{kernel.op} needs {broken.text}"
+        if reason is None:
+            return True
+        refused.setdefault(match.anchor.name, reason)
+        return False
+
+    return fits
+
+
+def _output_fits(kernel: Kernel, match: Match) -> bool:
+    """Whether a result that the row wants quantized is, as the row wants it."""
+    slot = next((s for s in kernel.row.slots if s.role is Role.OUTPUT and s.at == OUT), None)
+    if slot is None or slot.is_optional:
+        return True
+    written = requantized(match.anchor)
+    return written is not None and any(written[0].dtype == a.dtype for a in slot.accepts)

@@ -1,0 +1,61 @@
+"""The report of a lowered program: node to kernel, and every q/dq that no kernel took."""
+
+from collections import Counter
+
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.cuda.choice import Measures
+from pt2e_quant.backends.cuda.fuse_kernels import KERNEL_KEY, REFUSED_KEY
+from pt2e_quant.core.qdq import is_dequantize, is_qdq
+from pt2e_quant.flow.report import Island, Report
+from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.ops import is_getitem
+from pt2e_quant.kernels.cost import moved_bytes
+from pt2e_quant.kernels.kernel import Kernel
+from pt2e_quant.kernels.measured import read_measured
+
+__all__ = ["describe"]
+
+
+def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
+    """Count operators; name kernels in use that were not measured, and lone q/dq with reasons."""
+    kernels: Counter[str] = Counter()
+    floats: Counter[str] = Counter()
+    refused: dict[str, str] = lowered.meta.get(REFUSED_KEY, {})
+    constants = constant_nodes(lowered.graph)
+    for node in lowered.graph.nodes:
+        kernel: Kernel | None = node.meta.get(KERNEL_KEY)
+        if kernel is not None:
+            kernels[kernel.op] += 1
+        elif node.op == "call_function" and not is_getitem(node):
+            floats[operator_name(node)] += 1
+            if is_qdq(node):
+                report.islands.append(_island(node, refused, node.args[0] in constants))
+    report.integer_ops, report.float_ops = dict(kernels), dict(floats)
+    for record in report.provenance.tensors:
+        record.backends["cuda"] = f"{record.dtype} in fused kernels"
+    unmeasured = sorted(op for op in kernels if not _was_measured(op, measures))
+    if unmeasured:
+        where = measures.device or "a GPU"
+        report.notes.append(f"not measured on {where}: {', '.join(unmeasured)}")
+
+
+def _was_measured(op: str, measures: Measures) -> bool:
+    return op == "data_movement" or bool(measures.device and read_measured(op, measures.device))
+
+
+def _island(node: Node, refused: dict[str, str], is_weight: bool) -> Island:
+    """A q/dq that runs by itself: a pass over memory."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    moved = moved_bytes(source.meta["val"], node.meta["val"])
+    reader = next(iter(node.users)) if is_dequantize(node) else source
+    what = "weight dequantize" if is_weight else operator_name(node).rpartition(".")[2]
+    return Island(
+        node=reader.name,
+        what=what,
+        reason=refused.get(reader.name, "no kernel has its pattern"),
+        # Symbolic for dynamic shapes, which no thousands separator is for.
+        cost=f"{moved:,} bytes in every call" if type(moved) is int else f"{moved} bytes a call",
+    )

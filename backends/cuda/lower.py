@@ -1,0 +1,131 @@
+"""Lowering: a canonical graph to a module of fused kernels."""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.cuda.artifact import CudaArtifact
+from pt2e_quant.backends.cuda.choice import Measures
+from pt2e_quant.backends.cuda.describe import describe
+from pt2e_quant.backends.cuda.fuse_kernels import fuse_kernels
+from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
+from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
+from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
+from pt2e_quant.flow.report import Report
+from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.kernels.registry import Registry
+from pt2e_quant.kernels.tiles import device_slug
+from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.signed_activations import signed_activations
+from pt2e_quant.passes.strip_guards import strip_guards
+
+__all__ = ["SUFFIX", "load", "lower", "lower_graph", "lowering_passes"]
+
+SUFFIX = ".qcuda"
+
+
+def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, ...]:
+    """What lowering runs, in order."""
+    return (
+        strip_guards,
+        signed_activations,
+        duplicate_dequantize,
+        fuse_kernels(registry, measures),
+        drop_dead_constants,
+    )
+
+
+def lower(
+    gm: GraphModule,
+    example_inputs: Sequence[Any] | None,
+    registry: Registry,
+    *,
+    allow_unmeasured: bool,
+    strict: bool,
+    verify: bool,
+    margin_db: float,
+) -> CudaArtifact:
+    """Canonical graph to CUDA artifact; see `CudaBackend.lower`.
+
+    Raises:
+        InvariantError: the graph is not canonical.
+        UnsupportedError: under `strict`, a quantized weight would be dequantized in every call.
+        ArtifactError: the artifact fails its check.
+    """
+    verify_canonical(gm)
+    artifact = _assemble(gm, write_program(gm, "cuda"), registry, allow_unmeasured)
+    if strict:
+        _refuse_loose_weights(artifact.report)
+    if verify:
+        check_artifact(artifact, gm, choose_sample(gm, example_inputs), margin_db)
+        artifact.reset()
+    return artifact
+
+
+def load(path: Any, registry: Registry, *, allow_unmeasured: bool) -> CudaArtifact:
+    """Read a file that an artifact of this backend saved, and lower it for this machine.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or not one of ours.
+    """
+    stored = read_program(path, "cuda", SUFFIX)
+    stored.gm.meta[CAPTURE_KEY] = stored.capture
+    stored.gm.meta[PROVENANCE_KEY] = stored.provenance
+    return _assemble(stored.gm, stored, registry, allow_unmeasured)
+
+
+def _assemble(
+    gm: GraphModule, stored: StoredProgram, registry: Registry, allow_unmeasured: bool
+) -> CudaArtifact:
+    measures = Measures(device=_this_device(), allow_unmeasured=allow_unmeasured)
+    lowered = lower_graph(gm, registry, measures)
+    report = Report(backend="CUDA", provenance=provenance_of(gm), size_bytes=len(stored.data))
+    describe(report, lowered, measures)
+    return CudaArtifact(lowered, stored.data, capture_of(gm), report)
+
+
+def _this_device() -> str:
+    return device_slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
+
+
+def lower_graph(gm: GraphModule, registry: Registry, measures: Measures) -> GraphModule:
+    """The fused graph of a canonical one, which is not changed; buffers it writes are copied."""
+    with warnings.catch_warnings():
+        # torch 2.13 deprecates a class that its own pytrees are copied with.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        work = GraphModule(gm, copy.deepcopy(gm.graph))
+    work.meta = dict(gm.meta)
+    for name in capture_of(gm).mutated_buffers:
+        owner, _, leaf = name.rpartition(".")
+        holder = work.get_submodule(owner)
+        setattr(holder, leaf, getattr(holder, leaf).clone())
+    with torch.no_grad():
+        run_passes(work, lowering_passes(registry, measures))
+    return work
+
+
+def _refuse_loose_weights(report: Report) -> None:
+    """Refuse what is slower than float.
+
+    Raises:
+        UnsupportedError: a weight is left in front of a dequantize that runs in every call.
+    """
+    loose = [island for island in report.islands if island.what == "weight dequantize"]
+    if not loose:
+        return
+    first, more = loose[0], len(loose) - 1
+    raise UnsupportedError(
+        f"no kernel takes the quantized weight of {first.node}"
+        + (f" and of {more} more" if more else "")
+        + f": {first.reason}",
+        fix="lower(..., allow_unmeasured=True) to use kernels that were not measured here, "
+        "strict=False to dequantize such weights in every call",
+    )

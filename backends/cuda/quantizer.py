@@ -1,0 +1,98 @@
+"""Recipes of the CUDA backend, and the quantizers made from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pt2e_quant.backends.cuda.table import REGISTRY, table_of
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
+from pt2e_quant.flow.observer_choice import ObserverChoice
+from pt2e_quant.flow.rules import QuantRule, RuleKind
+from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.graph.tied_tables import is_embedding, is_tied_linear
+from pt2e_quant.kernels.registry import Registry
+from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.predicted_range import PredictedRangeObserver
+from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.passes.smooth_channels import smooth_channels
+
+__all__ = ["RECIPES", "Recipe", "make_quantizer"]
+
+_LINEARS = ("linear", "linear_activation", "linear_add")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a recipe name stands for.
+
+    Args:
+        text: one line of explanation.
+        scheme: what every node gets.
+        observers: which observers gather ranges.
+        algorithms: passes that convert runs on the calibrated graph.
+        rules: what some nodes get instead.
+    """
+
+    text: str
+    scheme: Scheme
+    observers: ObserverChoice = field(default_factory=ObserverChoice)
+    algorithms: tuple[GraphPass, ...] = ()
+    rules: tuple[QuantRule, ...] = ()
+
+
+_TABLES = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_embedding)
+"""Embedding tables have int8 rows whatever the linears have: rounding there is in every layer."""
+
+
+def _without_data(name: str, text: str) -> Recipe:
+    scheme = scheme_named(name)
+    is_small = scheme.weight is not None and scheme.weight.bits < 8
+    # The head of a language model with tied tables: rounded to 4 bits it alone costs more than
+    # all other linears together.
+    head = QuantRule(
+        kind=RuleKind.GLOBAL, scheme=scheme_named("int8_dynamic"), where=is_tied_linear
+    )
+    return Recipe(
+        text=f"{text}; embeddings int8 per row; no calibration",
+        scheme=scheme,
+        observers=ObserverChoice(search=WeightSearch.MSE if is_small else WeightSearch.MIN_MAX),
+        rules=(_TABLES, head) if is_small else (_TABLES,),
+    )
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "int8": Recipe(
+        text="static int8: activations per tensor, weights per channel, outlier channels scaled",
+        scheme=Scheme(
+            name="int8", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=INT8_WEIGHT
+        ),
+        observers=ObserverChoice(
+            activation=PredictedRangeObserver,
+            by_slot={(row, "x"): ChannelStatisticsObserver for row in _LINEARS},
+        ),
+        algorithms=(smooth_channels,),
+    ),
+    "int8_dynamic": _without_data(
+        "int8_dynamic", "linears: int8 activations per token at run time, int8 weights per row"
+    ),
+}
+
+
+def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> TableQuantizer:
+    """A fresh quantizer for a recipe.
+
+    Raises:
+        ConfigError: no recipe has that name; near names are offered.
+    """
+    if recipe not in RECIPES:
+        raise ConfigError(f'the CUDA backend has no recipe "{recipe}": {near(recipe, RECIPES)}')
+    found = RECIPES[recipe]
+    return TableQuantizer(
+        table_of(registry),
+        found.scheme,
+        observers=found.observers,
+        algorithms=found.algorithms,
+        rules=found.rules,
+    )

@@ -1,0 +1,202 @@
+"""The CUDA backend's lowering, run on the CPU: every fused operator by its definition."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from pt2e_quant.backends import registry
+from pt2e_quant.backends.cuda.backend import BACKEND
+from pt2e_quant.backends.cuda.cuda_graph import capture_call
+from pt2e_quant.core.errors import ArtifactError, ConfigError, InputError, UnsupportedError
+from pt2e_quant.flow.calibrate import calibrate
+from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.show import show
+from pt2e_quant.kernels.kernel import Device, Kernel
+
+ALLOWING = BACKEND.allowing_unmeasured()
+BATCH = torch.export.Dim("batch", min=1, max=64)
+
+
+class Residual(nn.Module):
+    """Linears with every epilogue, a residual sum of integers and one of floats."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(24, 40)
+        self.second = nn.Linear(40, 40)
+        self.third = nn.Linear(40, 40, bias=False)
+        self.last = nn.Linear(40, 7)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        y = nn.functional.gelu(self.second(x))
+        z = torch.relu(self.third(y) + x)
+        return self.last(z)
+
+
+def canonical(recipe="int8", model=None, batch=4):
+    torch.manual_seed(0)
+    model = (model or Residual()).eval()
+    x = torch.randn(batch, 24)
+    ep = torch.export.export(model, (x,), dynamic_shapes=({0: BATCH},))
+    prepared = prepare_pt2e(ep, BACKEND.quantizer(recipe))
+    if recipe == "int8":
+        calibrate(prepared, [(torch.randn(16, 24),) for _ in range(4)], progress=False)
+    return convert_pt2e(prepared), model
+
+
+def calls(gm):
+    return [line for line in show(gm).splitlines() if "pt2e_quant." in line]
+
+
+def test_every_linear_is_one_call_and_integers_stay_integers():
+    gm, _ = canonical()
+    artifact = ALLOWING.lower(gm)
+    assert artifact.report.integer_ops == {"int8_linear": 4}
+    first, second, third, last = calls(artifact.module)
+    assert "activation=relu, out_dtype=i8" in first
+    assert "activation=gelu, out_dtype=i8" in second
+    assert "residual=int8_linear, residual_scale=" in third
+    assert "activation=relu, out_dtype=i8" in third
+    assert "out_dtype=f32, label=last linear_3" in last
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int8_dynamic"])
+@pytest.mark.parametrize("batch", [1, 7, 33])
+def test_result_is_the_canonical_one_for_any_batch(recipe, batch):
+    gm, model = canonical(recipe)
+    artifact = ALLOWING.lower(gm)
+    x = torch.randn(batch, 24)
+    expected = gm(x)
+    # Sums are exact here and rounded in the q/dq graph: a tie may fall to the other side.
+    assert sqnr_db([expected], [artifact.run(x)]) > 45
+    assert sqnr_db([model(x)], [artifact.run(x)]) > 25
+
+
+def test_refuses_kernels_nobody_measured_unless_allowed():
+    gm, _ = canonical()
+    with pytest.raises(UnsupportedError, match="int8_linear was not measured on a GPU") as caught:
+        BACKEND.lower(gm)
+    assert "allow_unmeasured=True" in str(caught.value)
+    artifact = BACKEND.lower(gm, allow_unmeasured=True)
+    assert "not measured on a GPU: int8_linear" in artifact.report.notes
+    loose = BACKEND.lower(gm, strict=False)
+    assert "int8_linear" not in loose.report.integer_ops
+    weights = [i for i in loose.report.islands if i.what == "weight dequantize"]
+    assert len(weights) == 4
+    assert all("was not measured" in island.reason for island in weights)
+
+
+def slower(kernel):
+    return replace(
+        kernel, measured={"decode": 0.8, "": 0.8, "skinny": 0.8}, shape_class=lambda m: "decode"
+    )
+
+
+def test_leaves_float_what_measured_slower_and_says_so():
+    gm, _ = canonical()
+    table = type(BACKEND.registry)(Device.CUDA, tuple(slower(k) for k in BACKEND.registry))
+    backend = type(BACKEND)(table, allow_unmeasured=True)
+    artifact = backend.lower(gm, strict=False)
+    assert "int8_linear" not in artifact.report.integer_ops
+    reasons = {island.reason for island in artifact.report.islands}
+    assert "int8_linear measured 0.80 times as fast as float for such a shape" in reasons
+
+
+def test_a_kernel_of_the_users_own_wins_over_the_registrys():
+    own = own_kernel()
+    backend = ALLOWING.with_kernels(own)
+    gm, _ = canonical()
+    artifact = backend.lower(gm)
+    assert artifact.report.integer_ops == {"int8_linear": 3, "doubled_linear": 1}
+    with pytest.raises(ConfigError, match=r"two kernels are named \['linear_gelu'\]"):
+        backend.with_kernels(own)
+
+
+def own_kernel() -> Kernel:
+    """The registry's linear, for one activation only: what is narrower goes first."""
+    base = BACKEND.registry.kernel("linear_activation")
+    is_gelu = Constraint(
+        text="gelu", holds=lambda match: match.anchor.target is torch.ops.aten.gelu.default
+    )
+    gelu = tuple(
+        type(op)(torch.ops.aten.gelu.default, *op.args, where=lambda node: True)
+        for op in base.row.find
+    )
+    row = replace(
+        base.row, name="linear_gelu", find=gelu, constraints=(*base.row.constraints, is_gelu)
+    )
+    return replace(base, row=row, op="doubled_linear")
+
+
+def test_what_is_saved_and_loaded_gives_the_same(tmp_path):
+    gm, _ = canonical()
+    artifact = ALLOWING.lower(gm)
+    artifact.save(tmp_path / "model.qcuda")
+    loaded = ALLOWING.load(tmp_path / "model.qcuda")
+    x = torch.randn(5, 24)
+    assert torch.equal(loaded.run(x), artifact.run(x))
+    (tmp_path / "other.qcuda").write_bytes(b"no archive")
+    with pytest.raises(ArtifactError, match="is no exported program"):
+        ALLOWING.load(tmp_path / "other.qcuda")
+
+
+def test_is_an_exported_program_with_dynamic_batch(tmp_path):
+    gm, _ = canonical()
+    artifact = ALLOWING.lower(gm)
+    torch.export.save(artifact.exported_program(), tmp_path / "fused.pt2")
+    loaded = torch.export.load(tmp_path / "fused.pt2").module()
+    x = torch.randn(9, 24)
+    assert torch.equal(loaded(x), artifact.run(x))
+
+
+def test_runs_under_torch_compile():
+    gm, _ = canonical("int8_dynamic")
+    artifact = ALLOWING.lower(gm)
+    x = torch.randn(3, 24)
+    expected = artifact.run(x)
+    artifact.compile(backend="aot_eager", fullgraph=True)
+    assert torch.equal(artifact.run(x), expected)
+
+
+def test_moving_it_leaves_the_users_tensors():
+    gm, model = canonical()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    artifact = ALLOWING.lower(gm).to("meta")
+    assert {t.device.type for t in artifact.module.buffers()} == {"meta"}
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_says_so():
+    artifact = ALLOWING.lower(canonical()[0])
+    with pytest.raises(InputError, match="torch sees no GPU"):
+        artifact.to("cuda")
+    with pytest.raises(InputError, match="a CUDA graph needs a program on a GPU"):
+        capture_call(artifact, torch.randn(4, 24))
+    with pytest.raises(InputError, match="the program is on cpu, an input on meta"):
+        artifact.run(torch.randn(4, 24, device="meta"))
+
+
+def test_a_uint8_quantizer_is_run_in_int8():
+    torch.manual_seed(0)
+    model = Residual().eval()
+    ep = torch.export.export(model, (torch.randn(4, 24),), dynamic_shapes=({0: BATCH},))
+    prepared = prepare_pt2e(ep, registry.get("cpu").quantizer("int8-full"))
+    calibrate(prepared, [(torch.randn(16, 24),) for _ in range(4)], progress=False)
+    unsigned = convert_pt2e(prepared)
+    artifact = ALLOWING.lower(unsigned)
+    assert artifact.report.integer_ops["int8_linear"] == 4
+    x = torch.randn(8, 24)
+    assert sqnr_db([unsigned(x)], [artifact.run(x)]) > 45
+
+
+def test_unknown_recipe_offers_near_names():
+    with pytest.raises(ConfigError, match='did you mean "int8_dynamic"'):
+        BACKEND.quantizer("int8_dynamc")
