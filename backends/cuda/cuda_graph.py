@@ -84,7 +84,7 @@ def capture_call(artifact: CudaArtifact, *args: Any, **kwargs: Any) -> GraphedCa
     leaves = artifact.capture.bind(args, kwargs)
     inputs = [v.clone() if isinstance(v, Tensor) else v for v in leaves]
     with torch.cuda.device(artifact.device):
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
