@@ -30,7 +30,7 @@ from examples.cached_llama import empty_cache
 RECIPES = {
     # XNNPACK multiplies 4-bit groups by int8 activations alone
     Runtime.EXECUTORCH: ("int8_dynamic", "a8w4_g32", "a8w4_g128"),
-    Runtime.ONNXRUNTIME: ("int8_dynamic", "a8w4_g32", "w4_g128"),
+    Runtime.ONNXRUNTIME: ("int8_dynamic", "a8w4_g32", "a8w4_g128", "w4_g128"),
 }
 WINDOWS_SEED = 12
 console = Console(width=150)

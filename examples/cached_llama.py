@@ -1,7 +1,7 @@
 """A Llama of `transformers` with its KV cache, ready for `torch.export` and any prompt length.
 
-A `.pte` keeps state between calls: there the cache is buffers that a call writes. An `.onnx` keeps
-none: there the caller hands the cache in and gets the next one back.
+With state the cache is buffers that a call writes; artifacts keep them from call to call. Without,
+the caller hands the cache in and gets the next one back.
 """
 
 from collections.abc import Callable, Sequence

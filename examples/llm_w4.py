@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from cached_llama import Step, carry_cache, empty_cache, export_llama
+from cached_llama import Step, export_llama
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -73,16 +73,12 @@ def perplexity(step: Step, text: Tensor) -> float:
 def quantize(model: LlamaForCausalLM, name: str, folder: Path) -> tuple[Step, int]:
     """Return a file's step and its bytes; no calibration: weights need no data."""
     backend = pq.backends.get(name)
-    with_state = name == "xnnpack"  # an ONNX model keeps no state between calls
-    cache = empty_cache(model, CONTEXT)
-    sample = (torch.arange(PROMPT)[None], torch.arange(PROMPT), *([] if with_state else [cache]))
-    ep = export_llama(model, context=CONTEXT, with_state=with_state)
+    sample = (torch.arange(PROMPT)[None], torch.arange(PROMPT))
+    ep = export_llama(model, context=CONTEXT, with_state=True)
     prepared = pq.prepare_pt2e(ep, backend.quantizer(RECIPES[name]))
     path = folder / f"llama_w4{backend.suffix}"
     backend.lower(pq.convert_pt2e(prepared), sample).save(path)
-    artifact = backend.load(path)
-    step = artifact.run if with_state else carry_cache(artifact.run, cache)
-    return step, path.stat().st_size
+    return backend.load(path).run, path.stat().st_size
 
 
 def main(steps: int, folder: Path) -> bool:
@@ -91,8 +87,9 @@ def main(steps: int, folder: Path) -> bool:
     training, held_out = read_bytes()
     model = train_llama(training, steps)
     with torch.no_grad():
-        ep = export_llama(model, context=CONTEXT, with_state=False)
-        before = perplexity(carry_cache(ep.module(), empty_cache(model, CONTEXT)), held_out)
+        before = perplexity(
+            export_llama(model, context=CONTEXT, with_state=True).module(), held_out
+        )
     parameters = sum(p.numel() for p in model.parameters())
     table = Table("runtime", "recipe", "perplexity", "in 4 bits", "KiB", "bits a parameter")
     kept = True

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
-from pt2e_quant.backends.onnx.runtime import open_session, run_session
+from pt2e_quant.backends.onnx.runtime import open_session, run_session, run_with_state, to_ort
 from pt2e_quant.core.errors import ArtifactError
 
 __all__ = ["OnnxArtifact", "read_artifact"]
@@ -39,6 +39,7 @@ class OnnxArtifact(Artifact):
         self.metadata = metadata
         self.threads = threads
         self._session = session
+        self._state: list[onnxruntime.OrtValue] | None = None
 
     @property
     def session(self) -> onnxruntime.InferenceSession:
@@ -58,9 +59,18 @@ class OnnxArtifact(Artifact):
         self._session = None
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Run on the call's leaves; results are CPU tensors."""
-        tensors = run_session(self.session, self.metadata.feeds(leaves))
-        return self.metadata.result_leaves(tensors)
+        """Run on the call's leaves; results are CPU tensors. Buffers keep what a call writes."""
+        feeds = self.metadata.feeds(leaves)
+        if not self.metadata.state:
+            return self.metadata.result_leaves(run_session(self.session, feeds))
+        if self._state is None:
+            self._state = [to_ort(tensor.initial) for tensor in self.metadata.state]
+        results, self._state = run_with_state(self.session, feeds, self._state)
+        return self.metadata.result_leaves(results)
+
+    def reset(self) -> None:
+        """Forget what earlier calls wrote into buffers: the next call starts from the file."""
+        self._state = None
 
     def save(self, path: str | Path) -> None:
         """Write the .onnx file under a temporary name, then rename it.

@@ -14,7 +14,7 @@ from pt2e_quant.backends.onnx.rewrites.pipeline import apply_rewrites
 from pt2e_quant.backends.onnx.translate import translation_table
 from pt2e_quant.core.errors import UnsupportedError
 
-__all__ = ["OPSET", "export_model"]
+__all__ = ["OPSET", "export_model", "name_inputs"]
 
 OPSET = 21
 """The first with 4- and 16-bit integers in QuantizeLinear and DequantizeLinear."""
@@ -59,6 +59,14 @@ def export_model(
     return model, origins
 
 
+def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Give the last inputs these names, where no other value has the name."""
+    taken = {v.name for node in graph for v in node.outputs} | set(graph.initializers)
+    taken |= {value.name for value in graph.inputs}
+    for value, name in zip(graph.inputs[len(graph.inputs) - len(names) :], names, strict=True):
+        value.name = _unique(name, taken)
+
+
 def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     """Give the outputs their names in the result, where no other value has the name."""
     taken = {v.name for node in graph for v in node.outputs} | set(graph.initializers)
@@ -66,12 +74,17 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     for output, name in zip(graph.outputs, names, strict=True):
         if output.name == name:
             continue
-        unique, count = name, 0
-        while unique in taken:
-            count += 1
-            unique = f"{name}_{count}"
-        taken.add(unique)
-        output.name = unique
+        output.name = _unique(name, taken)
+
+
+def _unique(name: str, taken: set[str | None]) -> str:
+    """The name, or with a number behind it the first that is not taken; it is now."""
+    unique, count = name, 0
+    while unique in taken:
+        count += 1
+        unique = f"{name}_{count}"
+    taken.add(unique)
+    return unique
 
 
 def _innermost(error: BaseException) -> str:

@@ -8,18 +8,19 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
-from pt2e_quant.backends.onnx.export_model import export_model
+from pt2e_quant.backends.onnx.carry_state import carry_state
+from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.report import make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import optimize
 from pt2e_quant.core.canonical import verify_canonical
-from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.unpack_weights import unpack_weights
 from pt2e_quant.passes.widen_scales import widen_scales
 
@@ -39,20 +40,25 @@ def lower(
 ) -> OnnxArtifact:
     """Canonical graph to ONNX artifact; see `Backend.lower`.
 
-    With `portable` it holds operators of the ONNX standard alone, and none of ONNX Runtime's own.
-    A dequantize shared by several readers is left as it is: ONNX Runtime copies it itself.
+    Buffers that a call writes are inputs and outputs of the model, which the artifact carries from
+    call to call. With `portable` it holds operators of the ONNX standard alone, and none of ONNX
+    Runtime's own. A dequantize shared by several readers is left as it is: ONNX Runtime copies it.
     """
     verify_canonical(gm)
     capture = capture_of(gm)
-    _refuse_state(capture)
     flat, results = split_results(gm)
-    run_passes(flat, (unpack_weights, widen_scales))
-    names = result_names(gm, results)
+    state = carry_state(flat)
+    run_passes(flat, (unpack_weights, widen_scales, drop_dead_constants))
+    names = [*result_names(gm, results), *(tensor.output_name for tensor in state)]
     model, origins = export_model(export_again(flat), names, portable=portable)
+    name_inputs(model.graph, [tensor.input_name for tensor in state])
     plain = _serialize(model)
     optimized, session = optimize(plain)
     metadata = Metadata(
-        capture=capture, results=results, report=make_report(gm, optimized, origins)
+        capture=capture,
+        results=results,
+        report=make_report(gm, optimized, origins),
+        state=state,
     )
     if verify:
         artifact = OnnxArtifact(plain, metadata, session=session)
@@ -68,15 +74,6 @@ def lower(
     metadata.report.size_bytes = len(data)
     check_file_smaller(metadata.report, is_strict=strict)
     return OnnxArtifact(data, metadata, session=session)
-
-
-def _refuse_state(capture: Capture) -> None:
-    if capture.mutated_buffers:
-        raise UnsupportedError(
-            f"this graph writes buffers between calls ({', '.join(capture.mutated_buffers[:5])}), "
-            "which an ONNX model cannot keep",
-            fix="make them inputs and outputs of the model",
-        )
 
 
 def _serialize(model: ir.Model) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pt2e_quant.backends.onnx.carry_state import StateTensor
 from pt2e_quant.backends.onnx.results import ResultKind, ResultLeaf, join_results
 from pt2e_quant.backends.onnx.stored_provenance import pack_provenance, unpack_provenance
 from pt2e_quant.core.capture import Capture, InputKind
@@ -28,11 +29,13 @@ class Metadata:
         capture: of the call.
         results: the leaves of the result, in order.
         report: what ONNX Runtime made of the model.
+        state: the buffers that calls write: the model's last inputs and outputs.
     """
 
     capture: Capture
     results: tuple[ResultLeaf, ...]
     report: Report
+    state: tuple[StateTensor, ...] = ()
 
     @property
     def provenance(self) -> Provenance:
@@ -45,6 +48,7 @@ class Metadata:
             "version": _VERSION,
             "capture": self.capture.to_json(),
             "results": json.dumps([asdict(leaf) for leaf in self.results]),
+            "state": json.dumps([tensor.to_json() for tensor in self.state]),
             "provenance": pack_provenance(self.provenance, constants),
             "report": json.dumps({**asdict(self.report), "provenance": None}),
         }
@@ -79,6 +83,7 @@ class Metadata:
                 capture=Capture.from_json(properties[_PREFIX + "capture"]),
                 results=tuple(ResultLeaf(ResultKind(x["kind"]), x["value"]) for x in leaves),
                 report=Report(**report),
+                state=tuple(map(StateTensor.from_json, json.loads(properties[_PREFIX + "state"]))),
             )
         except InputError as error:
             raise ArtifactError(f"{path}: {error.what}", fix=error.fix) from error

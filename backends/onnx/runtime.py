@@ -24,6 +24,8 @@ __all__ = [
     "optimize",
     "read_operators",
     "run_session",
+    "run_with_state",
+    "to_ort",
 ]
 
 
@@ -205,6 +207,29 @@ def run_session(
         for declared, leaf in zip(session.get_inputs(), leaves, strict=True)
     }
     return [torch.from_numpy(np.asarray(a)) for a in session.run(None, feeds)]
+
+
+def run_with_state(
+    session: onnxruntime.InferenceSession,
+    leaves: Sequence[Tensor | int | float | bool],
+    state: Sequence[onnxruntime.OrtValue],
+) -> tuple[list[Tensor], list[onnxruntime.OrtValue]]:
+    """Run a model whose last inputs and outputs are state: the results, and the next state.
+
+    The state stays ONNX Runtime's own memory from call to call.
+    """
+    values = [*(to_ort(leaf) for leaf in leaves), *state]
+    names = [declared.name for declared in session.get_inputs()]
+    feeds = dict(zip(names, values, strict=True))
+    outputs = [declared.name for declared in session.get_outputs()]
+    found = session.run_with_ort_values(outputs, feeds)
+    results = found[: len(found) - len(state)]
+    return [torch.from_numpy(np.asarray(v.numpy())) for v in results], found[len(results) :]
+
+
+def to_ort(leaf: Tensor | int | float | bool) -> onnxruntime.OrtValue:
+    """A value of ONNX Runtime on the CPU."""
+    return onnxruntime.OrtValue.ortvalue_from_numpy(_to_numpy(leaf))
 
 
 def _to_numpy(leaf: Tensor | int | float | bool) -> np.ndarray:

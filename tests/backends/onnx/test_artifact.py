@@ -16,7 +16,7 @@ import onnx
 
 import pt2e_quant as pq
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
-from pt2e_quant.core.errors import ArtifactError, InputError, UnsupportedError
+from pt2e_quant.core.errors import ArtifactError, InputError
 
 
 class Net(nn.Module):
@@ -187,21 +187,6 @@ def test_model_when_saved_then_names_dims_and_weights_are_kept(
     assert types["conv.bias_q"] == onnx.TensorProto.INT32
     large = [t for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
     assert max(len(t.raw_data) for t in large) <= 4 * 8  # scales alone
-
-
-def test_lower_when_a_buffer_is_written_then_it_is_refused_by_name() -> None:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-            self.register_buffer("steps", torch.zeros(1))
-
-        def forward(self, image: Tensor) -> Tensor:
-            self.steps.add_(1)
-            return self.fc(image)
-
-    with pytest.raises(UnsupportedError, match="steps"):
-        lower(Counts(), (torch.randn(2, 4),), {})
 
 
 def test_run_when_result_is_a_nested_list_then_it_returns_as_one() -> None:
