@@ -3,10 +3,15 @@
 All arithmetic is float32, as the interpreter has no bfloat16 of its own.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
-__all__ = ["activate", "requantize", "round_half_even"]
+from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Epilogue
+
+__all__ = ["activate", "finish", "launch_arguments", "requantize", "round_half_even"]
 
 
 @triton.jit
@@ -62,3 +67,73 @@ def requantize(real, inverse_scale, zero_point, low, high):
     greatest = (high - zero_point).to(tl.float32)
     steps = tl.minimum(tl.maximum(real * inverse_scale, least), greatest)
     return round_half_even(steps).to(tl.int32) + zero_point
+
+
+@triton.jit
+def finish(
+    real,
+    residual,
+    out,
+    place,
+    inside,
+    residual_scale,
+    residual_zero_point,
+    act_low,
+    act_high,
+    inverse_scale,
+    out_zero_point,
+    out_min,
+    out_max,
+    RESIDUAL: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IS_INTEGER: tl.constexpr,
+):
+    """All that follows the bias, and the store of a tile; arguments of `launch_arguments`.
+
+    Args:
+        real: float32, a tile of sums times scales plus bias.
+        residual: pointer to what is added.
+        out: pointer to the result.
+        place: offsets of the tile in both.
+        inside: which of them exist.
+    """
+    if RESIDUAL == "integer":
+        added = tl.load(residual + place, mask=inside, other=0).to(tl.int32)
+        real += (added - residual_zero_point).to(tl.float32) * residual_scale
+    elif RESIDUAL == "float":
+        real += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    real = activate(real, act_low, act_high, ACTIVATION)
+    if IS_INTEGER:
+        steps = requantize(real, inverse_scale, out_zero_point, out_min, out_max)
+        tl.store(out + place, steps.to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(out + place, real.to(out.dtype.element_ty), mask=inside)
+
+
+def launch_arguments(end: Epilogue, residual: Tensor | None) -> dict[str, Any]:
+    """What a launch says of an epilogue, by the names that kernels and `finish` have.
+
+    Args:
+        end: the epilogue.
+        residual: its residual in the result's layout.
+    """
+    limits = (*end.limits, 0.0, 0.0)
+    kind = "none"
+    if residual is not None:
+        kind = "integer" if residual.dtype in INTEGER_OUTPUTS else "float"
+    return {
+        "bias": end.bias,
+        "residual": residual,
+        "residual_scale": end.residual_scale,
+        "residual_zero_point": end.residual_zero_point,
+        "act_low": limits[0],
+        "act_high": limits[1],
+        "inverse_scale": end.inverse_scale,
+        "out_zero_point": end.out_zero_point,
+        "out_min": end.out_min,
+        "out_max": end.out_max,
+        "HAS_BIAS": end.bias is not None,
+        "RESIDUAL": kind,
+        "ACTIVATION": str(end.activation),
+        "IS_INTEGER": end.is_integer,
+    }
