@@ -1,7 +1,6 @@
 """One kernel with one set of arguments and tiles to a cubin, for a GPU that need not be there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 
 import triton
@@ -9,26 +8,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.errors import TritonError
 
+from pt2e_quant.backends.cuda.ahead_of_time.compiled import Compiled
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.kernels.compile_case import CompileCase
 from pt2e_quant.kernels.tiles import TileConfig
 
-__all__ = ["Compiled", "compile_kernel", "triton_version"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """A compiled kernel.
-
-    Args:
-        cubin: the binary.
-        shared_bytes: shared memory that a launch asks for.
-        warps: of one program; more than the tiles' own where Triton specialises warps.
-    """
-
-    cubin: bytes
-    shared_bytes: int
-    warps: int
+__all__ = ["compile_kernel", "triton_version"]
 
 
 def triton_version() -> str:

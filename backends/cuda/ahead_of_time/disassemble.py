@@ -5,9 +5,8 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-
-import triton
 
 from pt2e_quant.core.errors import MissingExtraError
 
@@ -78,9 +77,7 @@ def disassemble(cubin: bytes) -> Disassembly:
     Raises:
         MissingExtraError: Triton comes without its NVIDIA tools.
     """
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    if not tool.exists():
-        raise MissingExtraError("cuda", "triton with cuobjdump (the Linux wheel)")
+    tool = _cuobjdump()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -101,6 +98,15 @@ def disassemble(cubin: bytes) -> Disassembly:
     )
 
 
+def _cuobjdump() -> Path:
+    found = find_spec("triton")
+    for folder in () if found is None else found.submodule_search_locations or ():
+        tool = Path(folder) / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if tool.exists():
+            return tool
+    raise MissingExtraError("cuda", "triton with cuobjdump, as its Linux wheel has it")
+
+
 def read_listing(listing: str) -> list[Instruction]:
     """The instructions in the text of `cuobjdump -sass`.
 
@@ -117,7 +123,7 @@ def read_listing(listing: str) -> list[Instruction]:
 def main_loop(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
     """The innermost loop with the most matrix instructions, else with the most global loads.
 
-    Everything, where a kernel has no such loop.
+    Everything but padding, where a kernel has no such loop.
     """
     numbers = {instruction.address: n for n, instruction in enumerate(instructions)}
     spans = [
@@ -136,4 +142,4 @@ def main_loop(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
         if inner:
             begin, end = max(inner, key=work)
             return instructions[begin : end + 1]
-    return instructions
+    return [i for i in instructions if i.name != "NOP"]

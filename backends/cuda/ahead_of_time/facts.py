@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
-from pt2e_quant.backends.cuda.ahead_of_time.compile_kernel import Compiled
+from pt2e_quant.backends.cuda.ahead_of_time.compiled import Compiled
 from pt2e_quant.backends.cuda.ahead_of_time.disassemble import Disassembly, Instruction, main_loop
 from pt2e_quant.backends.cuda.ahead_of_time.generations import Generation
 from pt2e_quant.kernels.compile_case import CompileCase

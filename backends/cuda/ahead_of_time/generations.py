@@ -10,7 +10,7 @@ __all__ = ["CAPABILITIES", "GENERATIONS", "Generation", "capability_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Limits of one multiprocessor (SM). Source: CUDA C++ Programming Guide, "Compute capabilities".
+    """Limits of one multiprocessor (SM); source: CUDA C++ Programming Guide, compute capabilities.
 
     Args:
         shared_per_block: bytes that a block may ask for.
