@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.backends.registry import get
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.flow.calibrate import calibrate
@@ -26,7 +26,7 @@ def quantize(
     *,
     dynamic_shapes: Any = None,
     calibration_data: Iterable[Any] | None = None,
-    backend: str,
+    backend: str | Backend,
     recipe: str = "int8",
     strict: bool = True,
     verify: bool = True,
@@ -42,7 +42,8 @@ def quantize(
         calibration_data: any iterable of batches; a dict is keyword arguments, a tuple or list
             positional ones, a tensor the only one. None for a recipe that needs no data
             (weight-only and dynamic ones): the model is not run.
-        backend: "xnnpack", "onnx", or one of an entry point.
+        backend: "xnnpack", "onnx", "cpu", "cuda", or one of an entry point; or a backend itself,
+            as `with_kernels` gives it.
         recipe: a recipe of that backend.
         strict: make errors of what the report would warn of.
         verify: run the artifact once against the quantized graph.
@@ -54,7 +55,7 @@ def quantize(
     Raises:
         Pt2eQuantError: naming what is wrong, where, and the fix.
     """
-    target = get(backend)
+    target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
     quantizer = target.quantizer(recipe)
     program = _export(model, args, kwargs, dynamic_shapes)

@@ -17,6 +17,7 @@ from pt2e_quant.flow.sample import sqnr_db
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.show import show
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.one_call import quantize
 
 ALLOWING = BACKEND.allowing_unmeasured()
 BATCH = torch.export.Dim("batch", min=1, max=64)
@@ -200,3 +201,10 @@ def test_a_uint8_quantizer_is_run_in_int8():
 def test_unknown_recipe_offers_near_names():
     with pytest.raises(ConfigError, match='did you mean "int8_dynamic"'):
         BACKEND.quantizer("int8_dynamc")
+
+
+def test_one_call_takes_a_backend_itself():
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.randn(4, 24)
+    artifact = quantize(model, (x,), calibration_data=[x], backend=ALLOWING, progress=False)
+    assert artifact.report.integer_ops == {"int8_linear": 4}
