@@ -61,6 +61,7 @@ def compile_kernel(case: CompileCase, tiles: TileConfig, capability: int) -> Com
         ) from error
     return Compiled(
         cubin=compiled.asm["cubin"],
+        ttir=str(compiled.asm["ttir"]),
         shared_bytes=int(compiled.metadata.shared),
         warps=int(compiled.metadata.num_warps),
     )

@@ -19,6 +19,12 @@ _SYNCHRONOUS = {"16832": (16, 8, 32), "16816": (16, 8, 16), "1688": (16, 8, 8)}
 """mma.sync: rows, columns and depth of one warp's instruction."""
 
 
+_HALF_ARITHMETIC = re.compile(
+    r"\b(?:arith\.(?:add|sub|mul|div|rem|neg|maximum|minimum|maxnum|minnum|cmp)f|math\.\w+|tt\.clampf)"
+    r"\b[^\n]*: (?:tensor<[^>\n]*x)?b?f16>?"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFacts:
     """Static facts of one kernel, tile row and generation.
@@ -33,6 +39,8 @@ class KernelFacts:
         wide_loads: share of the loop's global loads that take 16 bytes; 1.0 if it has none.
         issue_share: time to issue the loop's instructions over that of its matrix products, at the
             published rates: below 1 the matrix units are the limit. None where either is unknown.
+        half_arithmetic: operations on bfloat16 or float16 values other than casts, loads, stores
+            and products of matrices: the interpreter computes them wrongly, so no test sees them.
         per_weight: instructions of a thread for each packed weight; None where there are none.
     """
 
@@ -43,12 +51,13 @@ class KernelFacts:
     matrix: str
     loop_instructions: int
     wide_loads: float
+    half_arithmetic: int = 0
     issue_share: float | None = None
     per_weight: float | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Without the facts that are unknown."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Without the facts that are unknown, and those that a baseline has no use for."""
+        return {n: v for n, v in asdict(self).items() if v is not None and n != "half_arithmetic"}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "KernelFacts":
@@ -80,6 +89,7 @@ def kernel_facts(
         matrix=max(kinds, key=lambda kind: kinds[kind]) if kinds else "",
         loop_instructions=len(loop),
         wide_loads=round(sum(i.is_wide for i in loads) / len(loads), 3) if loads else 1.0,
+        half_arithmetic=len(_HALF_ARITHMETIC.findall(compiled.ttir)),
         issue_share=_issue_share(loop, generation),
         per_weight=round(len(loop) * threads / weights, 2) if weights else None,
     )

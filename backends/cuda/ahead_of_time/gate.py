@@ -24,6 +24,8 @@ def broken_rules(case: CompileCase, capability: int, facts: KernelFacts) -> list
         found.append(f"its loop multiplies by {facts.matrix or 'nothing'}, not by {wanted}")
     if wanted is not None and facts.wide_loads < WIDE_LOADS:
         found.append(f"only {facts.wide_loads:.0%} of its loop's loads take 16 bytes")
+    if facts.half_arithmetic:
+        found.append(f"{facts.half_arithmetic} operations on 16-bit floats: cast to float32 first")
     return found
 
 
