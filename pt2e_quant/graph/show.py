@@ -34,7 +34,7 @@ _SHORT = {
     "uint16": "u16",
     "bool": "bool",
 }
-_SYMBOL = re.compile(r"\b[su]\d+\b")
+_SYMBOL = re.compile(r"\b[su]\d+\b(?!\[)")  # but not the dtype of "u8[4]"
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -60,3 +60,15 @@ def test_types_are_short():
     assert show_type(torch.ones(2, 3, dtype=torch.int8)) == "i8[2, 3]"
     assert show_type((torch.ones(1), torch.ones(1, dtype=torch.bool))) == "(f32[1], bool[1])"
     assert show_type(None) == ""
+
+
+def test_unsigned_dtype_is_no_symbol():
+    class Bytes(torch.nn.Module):
+        def forward(self, x):
+            return x.to(torch.uint8)
+
+    batch = torch.export.Dim("batch", min=2, max=8)
+    gm = torch.export.export(Bytes(), (torch.ones(4, 3),), dynamic_shapes=({0: batch},)).module(
+        check_guards=False
+    )
+    assert "u8[s0, 3] = " in show(gm)
