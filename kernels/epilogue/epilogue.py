@@ -10,18 +10,22 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = ["EPILOGUE_SCHEMA", "INTEGER_OUTPUTS", "Activation", "Epilogue"]
+__all__ = ["EPILOGUE_SCHEMA", "INTEGER_OUTPUTS", "OUTPUT_SCHEMA", "Activation", "Epilogue"]
 
 INTEGER_OUTPUTS = (torch.int8, torch.uint8)
 _FLOAT_OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 
+OUTPUT_SCHEMA = (
+    'str activation="none", float[] limits=[], ScalarType out_dtype=float, '
+    "float out_scale=1.0, int out_zero_point=0, int out_min=-128, int out_max=127"
+)
+"""The fields from the activation on, in a `torch.library` schema."""
+
 EPILOGUE_SCHEMA = (
     "Tensor? bias=None, Tensor? residual=None, float residual_scale=1.0, "
-    'int residual_zero_point=0, str activation="none", float[] limits=[], '
-    "ScalarType out_dtype=float, float out_scale=1.0, int out_zero_point=0, "
-    "int out_min=-128, int out_max=127"
+    f"int residual_zero_point=0, {OUTPUT_SCHEMA}"
 )
-"""The same fields in a `torch.library` schema; `Epilogue(*args)` reads them back."""
+"""All the fields, in a `torch.library` schema; `Epilogue(*args)` reads them back."""
 
 
 class Activation(StrEnum):

@@ -7,11 +7,18 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Epilogue
 
-__all__ = ["activate", "finish", "launch_arguments", "requantize", "round_half_even"]
+__all__ = [
+    "activate",
+    "launch_arguments",
+    "real_values",
+    "requantize",
+    "round_half_even",
+    "stored",
+    "write_result",
+]
 
 
 @triton.jit
@@ -70,12 +77,12 @@ def requantize(real, inverse_scale, zero_point, low, high):
 
 
 @triton.jit
-def finish(
+def write_result(
     real,
-    residual,
-    out,
     place,
     inside,
+    residual,
+    out,
     residual_scale,
     residual_zero_point,
     act_low,
@@ -88,15 +95,7 @@ def finish(
     ACTIVATION: tl.constexpr,
     IS_INTEGER: tl.constexpr,
 ):
-    """All that follows the bias, and the store of a tile; arguments of `launch_arguments`.
-
-    Args:
-        real: float32, a tile of sums times scales plus bias.
-        residual: pointer to what is added.
-        out: pointer to the result.
-        place: offsets of the tile in both.
-        inside: which of them exist.
-    """
+    """All that follows the bias, for values at `place` of out and residual; see `Epilogue`."""
     if RESIDUAL == "integer":
         added = tl.load(residual + place, mask=inside, other=0).to(tl.int32)
         real += (added - residual_zero_point).to(tl.float32) * residual_scale
@@ -110,20 +109,14 @@ def finish(
         tl.store(out + place, real.to(out.dtype.element_ty), mask=inside)
 
 
-def launch_arguments(end: Epilogue, residual: Tensor | None) -> dict[str, Any]:
-    """What a launch says of an epilogue, by the names that kernels and `finish` have.
-
-    Args:
-        end: the epilogue.
-        residual: its residual in the result's layout.
-    """
+def launch_arguments(end: Epilogue) -> dict[str, Any]:
+    """An epilogue as arguments of a launch, by the names that kernels have for them."""
     limits = (*end.limits, 0.0, 0.0)
     kind = "none"
-    if residual is not None:
-        kind = "integer" if residual.dtype in INTEGER_OUTPUTS else "float"
+    if end.residual is not None:
+        kind = "integer" if end.residual.dtype in INTEGER_OUTPUTS else "float"
     return {
-        "bias": end.bias,
-        "residual": residual,
+        "residual": None if end.residual is None else end.residual.contiguous(),
         "residual_scale": end.residual_scale,
         "residual_zero_point": end.residual_zero_point,
         "act_low": limits[0],
@@ -137,3 +130,21 @@ def launch_arguments(end: Epilogue, residual: Tensor | None) -> dict[str, Any]:
         "ACTIVATION": str(end.activation),
         "IS_INTEGER": end.is_integer,
     }
+
+
+@triton.jit
+def real_values(loaded, scale, zero_point, IS_INTEGER: tl.constexpr):
+    """Float32 of what was loaded: (integer - zero_point) * scale, or the floats themselves."""
+    if IS_INTEGER:
+        return (loaded.to(tl.int32) - zero_point).to(tl.float32) * scale
+    else:
+        return loaded.to(tl.float32)
+
+
+@triton.jit
+def stored(real, inverse_scale, zero_point, low, high, IS_INTEGER: tl.constexpr):
+    """What is written of float32 values: the steps of an integer result, or the values."""
+    if IS_INTEGER:
+        return requantize(real, inverse_scale, zero_point, low, high)
+    else:
+        return real

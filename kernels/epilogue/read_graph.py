@@ -3,16 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.ops import Family, argument, is_call
-from pt2e_quant.kernels.epilogue.epilogue import Activation
+from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Activation
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["ACTIVATIONS", "activation_of", "epilogue_arguments"]
+__all__ = [
+    "ACTIVATIONS",
+    "activation_of",
+    "epilogue_arguments",
+    "operand_of",
+    "output_arguments",
+]
 
 Found = tuple[Activation, tuple[float, ...]]
 
@@ -35,6 +40,7 @@ _READERS: tuple[tuple[Family, Callable[[Node], Found]], ...] = (
     (ops.SILU, lambda node: (Activation.SILU, ())),
     (ops.GELU, _gelu),
     (ops.TANH, lambda node: (Activation.TANH, ())),
+    (ops.SIGMOID, lambda node: (Activation.SIGMOID, ())),
     (
         ops.LEAKY_RELU,
         lambda node: (Activation.LEAKY_RELU, (float(argument(node, "negative_slope")),)),
@@ -62,12 +68,22 @@ def epilogue_arguments(site: Site) -> dict[str, Any]:
         found["bias"] = site.editor.now(match.node("b"))
     if "add" in match.nodes:
         found.update(_residual(site, match.node("y")))
-    activation = activation_of(match.anchor)
+    return {**found, **output_arguments(site)}
+
+
+def output_arguments(site: Site) -> dict[str, Any]:
+    """The activation that a match ends with, its result's dtype and qparams, and its label.
+
+    Returns:
+        Arguments of `OUTPUT_SCHEMA`, and label.
+    """
+    found: dict[str, Any] = {}
+    activation = activation_of(site.match.anchor)
     if activation is not None:
         found["activation"], found["limits"] = str(activation[0]), list(activation[1])
     found["label"] = site.label
     if site.output is None:
-        value = match.anchor.meta["val"]
+        value = site.match.anchor.meta["val"]
         return {**found, "out_dtype": value.dtype}
     out = site.output
     return {
@@ -80,14 +96,18 @@ def epilogue_arguments(site: Site) -> dict[str, Any]:
     }
 
 
+def operand_of(site: Site, node: Node) -> tuple[Node, float, int]:
+    """What a kernel reads for a value: its integers with scale and zero point, else its floats.
+
+    Floats have the scale 1.0 and the zero point 0, which nothing reads.
+    """
+    affine = affine_of(node)
+    source = node.args[0] if node.args else None
+    if affine is None or affine.dtype not in INTEGER_OUTPUTS or not isinstance(source, Node):
+        return site.editor.now(node), 1.0, 0
+    return site.editor.now(source), affine.scale, affine.zero_point
+
+
 def _residual(site: Site, added: Node) -> dict[str, Any]:
-    affine = affine_of(added)
-    if affine is None or affine.dtype is not torch.int8:
-        return {"residual": site.editor.now(added)}
-    source = added.args[0]
-    assert isinstance(source, Node)
-    return {
-        "residual": site.editor.now(source),
-        "residual_scale": affine.scale,
-        "residual_zero_point": affine.zero_point,
-    }
+    tensor, scale, zero_point = operand_of(site, added)
+    return {"residual": tensor, "residual_scale": scale, "residual_zero_point": zero_point}
