@@ -1,15 +1,20 @@
 """A quantized program as a torch module of oneDNN's fused operators."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, write_artifact
+from pt2e_quant.backends.cpu.compile_program import compile_program
+from pt2e_quant.backends.cpu.profile import Profile, Profiled, profile
 from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report import Report
 
 __all__ = ["CpuArtifact"]
@@ -19,23 +24,89 @@ class CpuArtifact(Artifact):
     """Fused operators on weights packed for this machine.
 
     Args:
-        module: the fused graph; call it as the float module.
+        program: the fused graph on plain integers, which any tool of torch takes.
+        module: the same on packed weights; call it as the float module.
         data: the bytes that `save` writes.
         capture: the call it was captured with.
         report: what became of every tensor.
     """
 
-    def __init__(self, module: GraphModule, data: bytes, capture: Capture, report: Report) -> None:
+    def __init__(
+        self,
+        program: GraphModule,
+        module: GraphModule,
+        data: bytes,
+        capture: Capture,
+        report: Report,
+    ) -> None:
         super().__init__(capture, report)
+        self.program = program
         self.module = module
         self.data = data
+        self._compiled: Callable[[Sequence[Any]], Sequence[Any]] | None = None
         self._initial = {n: module.get_buffer(n).clone() for n in capture.mutated_buffers}
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Run on the call's leaves; buffers that a call writes keep their values."""
+        """Run on the call's leaves; buffers that a call writes keep their values.
+
+        While a profiler of torch runs, each fused operator is in a range of its own.
+        """
+        if self._compiled is not None:
+            return self._compiled(leaves)
+        is_watched = torch._C._autograd._profiler_enabled()
+        call: Callable[..., Any] = Profiled(self.module).run if is_watched else self.module
         with torch.no_grad():
-            result = self.module(*self.capture.positional(leaves))
+            result = call(*self.capture.positional(leaves))
         found: list[Any] = pytree.tree_leaves(result, is_leaf=lambda value: value is None)
+        return found
+
+    def compile(self, path: str | Path | None = None) -> "CpuArtifact":
+        """Compile the whole program ahead of time: what is left in float is fused as well.
+
+        `run` then calls the compiled program. It needs a C++ compiler, and takes from seconds to a
+        minute.
+
+        Args:
+            path: where to leave the compiled program, a .pt2 that runs without this package and
+                without a compiler (`torch._inductor.aoti_load_package`); a temporary file by
+                default.
+
+        Returns:
+            The artifact itself.
+
+        Raises:
+            UnsupportedError: the program writes buffers, or this machine has no C++ compiler.
+            ArtifactError: the path cannot be written.
+        """
+        if self.capture.mutated_buffers:
+            raise UnsupportedError(
+                "a compiled program would keep the buffers that it writes "
+                f"({', '.join(self.capture.mutated_buffers[:3])}) to itself, and reset() could "
+                "not restore them",
+                fix="run it as it is, or pass the state as an input",
+            )
+        self._compiled = compile_program(self.exported_program(), path)
+        return self
+
+    def exported_program(self) -> ExportedProgram:
+        """The fused program with the captured dynamic shapes, for torch.export.save and Inductor.
+
+        Its weights are plain integers; packing them is part of the program, and folded away by
+        whoever freezes it. It runs where `pt2e_quant` is imported.
+        """
+        return export_again(self.program)
+
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """Run a call operator by operator, with what each moved, computed and took.
+
+        The times are of the module as it runs without `compile`.
+
+        Raises:
+            InputError: the inputs do not fit the captured graph.
+        """
+        leaves = self.capture.bind(args, kwargs)
+        found = profile(self.module, self.capture.positional(leaves))
+        self.reset()
         return found
 
     def reset(self) -> None:

@@ -6,26 +6,44 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Artifact, Backend
-from pt2e_quant.backends.cpu.lower import load, lower
+from pt2e_quant.backends.artifact import Backend
+from pt2e_quant.backends.cpu.artifact import CpuArtifact
+from pt2e_quant.backends.cpu.lower import SUFFIX, load, lower
 from pt2e_quant.backends.cpu.quantizer import RECIPES, make_quantizer
-from pt2e_quant.backends.cpu.table import TABLE
+from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
+from pt2e_quant.kernels.kernel import Kernel
+from pt2e_quant.kernels.registry import Registry
 
 __all__ = ["BACKEND", "CpuBackend"]
 
 
 class CpuBackend(Backend):
-    """oneDNN's integer operators in torch itself."""
+    """oneDNN's integer operators in torch itself.
+
+    Args:
+        registry: the kernels.
+    """
 
     name = "cpu"
-    suffix = ".qpt2"
+    suffix = SUFFIX
+
+    def __init__(self, registry: Registry = REGISTRY) -> None:
+        self.registry = registry
+
+    def with_kernels(self, *kernels: Kernel) -> "CpuBackend":
+        """This backend with kernels of a user's own beside the registry's.
+
+        Raises:
+            ConfigError: a kernel is for another device, or its name is taken.
+        """
+        return CpuBackend(self.registry.with_kernels(*kernels))
 
     @property
     def table(self) -> OpTable:
         """What oneDNN runs in integers."""
-        return TABLE
+        return table_of(self.registry)
 
     @property
     def recipes(self) -> Mapping[str, str]:
@@ -34,7 +52,7 @@ class CpuBackend(Backend):
 
     def quantizer(self, recipe: str = "int8") -> TableQuantizer:
         """A fresh quantizer for a recipe; see `Backend.quantizer`."""
-        return make_quantizer(recipe)
+        return make_quantizer(recipe, self.registry)
 
     def lower(
         self,
@@ -44,7 +62,7 @@ class CpuBackend(Backend):
         strict: bool = True,
         verify: bool = True,
         margin_db: float = 6.0,
-    ) -> Artifact:
+    ) -> CpuArtifact:
         """Canonical graph to a module of fused operators; see `Backend.lower`.
 
         Raises:
@@ -53,11 +71,18 @@ class CpuBackend(Backend):
                 would be dequantized in every call.
             ArtifactError: the artifact fails its check.
         """
-        return lower(gm, example_inputs, strict=strict, verify=verify, margin_db=margin_db)
+        return lower(
+            gm,
+            example_inputs,
+            self.registry,
+            strict=strict,
+            verify=verify,
+            margin_db=margin_db,
+        )
 
-    def load(self, path: str | Path) -> Artifact:
+    def load(self, path: str | Path) -> CpuArtifact:
         """Read a .qpt2 that an artifact of this backend saved; see `Backend.load`."""
-        return load(path)
+        return load(path, self.registry)
 
 
 BACKEND = CpuBackend()

@@ -2,18 +2,22 @@
 
 import copy
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
+from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
 from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
-from pt2e_quant.backends.cpu.fuse_operators import fuse_operators
-from pt2e_quant.backends.cpu.keep_integers import FULL_RANGES, move_integers, single_pass_qdq
+from pt2e_quant.backends.cpu.fold_packing import fold_packing
+from pt2e_quant.backends.cpu.fuse_kernels import fuse_kernels
+from pt2e_quant.backends.cpu.reshape_views import reshape_views
+from pt2e_quant.backends.cpu.single_pass_qdq import single_pass_qdq
+from pt2e_quant.backends.cpu.table import REGISTRY
+from pt2e_quant.backends.cpu.write_sums_in_place import write_sums_in_place
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.core.canonical import verify_canonical
@@ -21,32 +25,46 @@ from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
-from pt2e_quant.flow.report import Island, Report
-from pt2e_quant.graph.meta import constant_nodes
-from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.kernels.quantized_values import affine_of
+from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.passes.unsigned_activations import unsigned_activations
 
-__all__ = ["LOWERING_PASSES", "load", "lower", "lower_graph"]
+__all__ = ["MODULE_PASSES", "SUFFIX", "load", "lower", "lower_graph", "make_module"]
 
-LOWERING_PASSES: tuple[GraphPass, ...] = (
-    strip_guards,
-    duplicate_dequantize,
-    fuse_operators,
-    move_integers,
+SUFFIX = ".qpt2"
+
+MODULE_PASSES: tuple[GraphPass, ...] = (
+    write_sums_in_place,
+    fold_packing,
     single_pass_qdq,
     drop_dead_constants,
 )
+"""From a program that any tool of torch takes to the module that runs by itself."""
 
 _FIX = 'quantize with recipe "int8-reduced", whose sums are exact on any CPU'
+
+
+def lowering_passes(registry: Registry) -> tuple[GraphPass, ...]:
+    """What lowering to a program runs, in order."""
+    return (
+        strip_guards,
+        unsigned_activations,
+        duplicate_dequantize,
+        fuse_kernels(registry),
+        reshape_views,
+        drop_dead_constants,
+    )
 
 
 def lower(
     gm: GraphModule,
     example_inputs: Sequence[Any] | None = None,
+    registry: Registry = REGISTRY,
     *,
     strict: bool = True,
     verify: bool = True,
@@ -62,11 +80,12 @@ def lower(
     """
     verify_canonical(gm)
     _refuse_saturation(gm)
-    artifact = _assemble(gm, write_program(gm, "cpu"))
-    if strict and (weights := [i for i in artifact.report.islands if i.what == _WEIGHT]):
+    artifact = _assemble(gm, write_program(gm, "cpu"), registry)
+    if strict and (weights := [i for i in artifact.report.islands if i.what == LOOSE_WEIGHT]):
         raise UnsupportedError(
             f"oneDNN has no fused operator for the quantized weight of {weights[0].node}"
-            + (f" and {len(weights) - 1} more" if len(weights) > 1 else ""),
+            + (f" and {len(weights) - 1} more" if len(weights) > 1 else "")
+            + f": {weights[0].reason}",
             fix="lower(..., strict=False) to dequantize it in every call",
         )
     if verify:
@@ -75,27 +94,28 @@ def lower(
     return artifact
 
 
-def load(path: Any) -> CpuArtifact:
+def load(path: Any, registry: Registry = REGISTRY) -> CpuArtifact:
     """Read a file that an artifact of this backend saved, and pack its weights for this machine.
 
     Raises:
         ArtifactError: the file is missing, damaged or not one of ours.
         UnsupportedError: sums would saturate on this machine.
     """
-    stored = read_program(path, "cpu", ".qpt2")
+    stored = read_program(path, "cpu", SUFFIX)
     gm = stored.gm
     gm.meta[CAPTURE_KEY] = stored.capture
     gm.meta[PROVENANCE_KEY] = stored.provenance
     _refuse_saturation(gm)
-    return _assemble(gm, stored)
+    return _assemble(gm, stored, registry)
 
 
-def _assemble(gm: GraphModule, stored: StoredProgram) -> CpuArtifact:
-    lowered = lower_graph(gm)
+def _assemble(gm: GraphModule, stored: StoredProgram, registry: Registry) -> CpuArtifact:
+    program = lower_graph(gm, registry)
+    module = make_module(program)
     _hear_deprecation()
     report = Report(backend="oneDNN", provenance=provenance_of(gm), size_bytes=len(stored.data))
-    _describe(report, lowered)
-    return CpuArtifact(lowered, stored.data, capture_of(gm), report)
+    describe(report, program, module)
+    return CpuArtifact(program, module, stored.data, capture_of(gm), report)
 
 
 @cache
@@ -110,8 +130,22 @@ def _hear_deprecation() -> None:
         torch._make_per_tensor_quantized_tensor(torch.zeros(1, dtype=torch.uint8), 1.0, 0)
 
 
-def lower_graph(gm: GraphModule) -> GraphModule:
-    """The fused graph of a canonical one, which is not changed; buffers it writes are copied."""
+def lower_graph(gm: GraphModule, registry: Registry = REGISTRY) -> GraphModule:
+    """The fused program of a canonical graph, which is not changed; its weights are plain integers.
+
+    Any tool of torch takes the result: export, files, Inductor. Called as it is, it packs its
+    weights in every call; `make_module` packs them once.
+    """
+    return _edited(gm, lowering_passes(registry))
+
+
+def make_module(program: GraphModule) -> GraphModule:
+    """What runs fastest without a compiler: weights packed, sums in place, q/dq in one pass."""
+    return _edited(program, MODULE_PASSES)
+
+
+def _edited(gm: GraphModule, passes: tuple[GraphPass, ...]) -> GraphModule:
+    """A copy of a graph after passes; buffers it writes are copied."""
     with warnings.catch_warnings():
         # torch 2.13 deprecates a class that its own pytrees are copied with.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
@@ -122,7 +156,7 @@ def lower_graph(gm: GraphModule) -> GraphModule:
         holder = work.get_submodule(owner)
         setattr(holder, leaf, getattr(holder, leaf).clone())
     with torch.no_grad():
-        run_passes(work, LOWERING_PASSES)
+        run_passes(work, passes)
     return work
 
 
@@ -134,7 +168,9 @@ def _refuse_saturation(gm: GraphModule) -> None:
     """
     for node in gm.graph.nodes:
         affine = affine_of(node) if is_dequantize(node) else None
-        if affine is not None and affine.dtype is torch.uint8 and affine.quant_max > 127:
+        if affine is None or affine.dtype not in (torch.uint8, torch.int8):
+            continue
+        if affine.quant_max + (128 if affine.dtype is torch.int8 else 0) > 127:
             if multiplies_exactly():
                 return
             raise UnsupportedError(
@@ -143,40 +179,3 @@ def _refuse_saturation(gm: GraphModule) -> None:
                 node=node,
                 fix=_FIX,
             )
-
-
-_WEIGHT = "dequantize of a weight"
-
-
-def _describe(report: Report, lowered: GraphModule) -> None:
-    """Count operators, and name every q/dq that no operator took."""
-    constants = constant_nodes(lowered.graph)
-    counts: Counter[str] = Counter()
-    floats: Counter[str] = Counter()
-    for node in lowered.graph.nodes:
-        if node.op != "call_function":
-            continue
-        name = operator_name(node)
-        if name.startswith(("onednn.", "quantized.")) or _gives_integers(node):
-            counts[name] += 1
-        else:
-            floats[name] += 1
-        if is_dequantize(node) and node.args[0] in constants:
-            reader = next(iter(node.users)).name
-            report.islands.append(
-                Island(
-                    node=reader,
-                    what=_WEIGHT,
-                    reason="no fused operator takes it",
-                    cost="one pass over the weight in every call",
-                )
-            )
-    report.integer_ops, report.float_ops = dict(counts), dict(floats)
-    for record in report.provenance.tensors:
-        record.backends["cpu"] = f"{record.dtype} in oneDNN's operators"
-    pairs = counts["aten.int_repr"], floats["aten.dequantize"]
-    report.notes.append(f"{pairs[0]} quantize and {pairs[1]} dequantize passes left")
-
-
-def _gives_integers(node: Node) -> bool:
-    return getattr(node.meta.get("val"), "dtype", None) in FULL_RANGES

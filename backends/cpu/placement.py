@@ -7,12 +7,12 @@ costs a quantize before it and a dequantize behind it.
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.kernels.conditions import BETWEEN_INTEGERS, KEEP_FLOAT
 from pt2e_quant.backends.cpu.table import TABLE
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.kernels.conditions import BETWEEN_INTEGERS, KEEP_FLOAT
 
 __all__ = ["place_movers"]
 

@@ -7,13 +7,14 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.placement import place_movers
-from pt2e_quant.backends.cpu.table import TABLE
+from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
+from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.smooth_channels import smooth_channels
@@ -90,7 +91,7 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
-def make_quantizer(recipe: str = "int8") -> TableQuantizer:
+def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> TableQuantizer:
     """A fresh quantizer for a recipe.
 
     Raises:
@@ -103,7 +104,7 @@ def make_quantizer(recipe: str = "int8") -> TableQuantizer:
     scheme = found.scheme or (INT8_REDUCED if is_forced else INT8)
     transforms = (place_movers, note_reduced_range) if is_forced else (place_movers,)
     return TableQuantizer(
-        TABLE,
+        table_of(registry),
         scheme,
         observers=found.observers,
         transforms=transforms,

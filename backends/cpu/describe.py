@@ -1,0 +1,85 @@
+"""The report of a lowered program: operators counted, and every q/dq that no operator took."""
+
+from collections import Counter
+
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.cpu.fuse_kernels import KERNEL_KEY, REFUSED_KEY
+from pt2e_quant.backends.cpu.single_pass_qdq import FULL_RANGES
+from pt2e_quant.core.qdq import is_dequantize, is_qdq
+from pt2e_quant.flow.report import Island, Report
+from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.kernels.cost import moved_bytes
+from pt2e_quant.kernels.kernel import Kernel
+
+__all__ = ["LOOSE_WEIGHT", "describe"]
+
+LOOSE_WEIGHT = "dequantize of a weight"
+
+
+def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
+    """Count what runs, and say which q/dq are left, why, and what each moves in a call.
+
+    Args:
+        report: written to.
+        program: the fused graph, its q/dq as the canonical graph has them.
+        module: what runs, with those spelled for speed.
+    """
+    counts: Counter[str] = Counter()
+    floats: Counter[str] = Counter()
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        name = operator_name(node)
+        is_fused = name.startswith(("onednn.", "quantized.", "pt2e_quant."))
+        (counts if is_fused or _gives_integers(node) else floats)[name] += 1
+    report.integer_ops, report.float_ops = dict(counts), dict(floats)
+    report.islands.extend(_islands(program))
+    for record in report.provenance.tensors:
+        record.backends["cpu"] = f"{record.dtype} in oneDNN's operators"
+    lone = [n for n in program.graph.nodes if is_qdq(n)]
+    quantizes = sum(not is_dequantize(n) for n in lone)
+    moved = sum(_moved(n) for n in lone)
+    size = f"{moved:,} bytes" if type(moved) is int else f"{moved} bytes"
+    report.notes.append(
+        f"{quantizes} quantize and {len(lone) - quantizes} dequantize passes left: "
+        f"{size} in every call"
+    )
+    report.notes.extend(_slow_kernels(program))
+
+
+def _islands(program: GraphModule) -> list[Island]:
+    """A weight that is dequantized in every call."""
+    refused: dict[str, str] = program.meta.get(REFUSED_KEY, {})
+    constants = constant_nodes(program.graph)
+    return [
+        Island(
+            node=(reader := next(iter(node.users)).name),
+            what=LOOSE_WEIGHT,
+            reason=refused.get(reader, "no fused operator takes it"),
+            cost="one pass over the weight in every call",
+        )
+        for node in program.graph.nodes
+        if is_dequantize(node) and node.args[0] in constants and node.users
+    ]
+
+
+def _moved(node: Node) -> int:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return moved_bytes(source.meta["val"], node.meta["val"])
+
+
+def _slow_kernels(program: GraphModule) -> list[str]:
+    """Operators in use that were measured slower than float somewhere, or nowhere."""
+    found: Counter[str] = Counter()
+    for node in program.graph.nodes:
+        kernel: Kernel | None = node.meta.get(KERNEL_KEY)
+        if kernel is not None and not kernel.measured:
+            found[kernel.op] += 1
+    return [f"{op}: not measured on a CPU ({count} calls)" for op, count in found.items()]
+
+
+def _gives_integers(node: Node) -> bool:
+    return getattr(node.meta.get("val"), "dtype", None) in FULL_RANGES

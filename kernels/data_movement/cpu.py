@@ -1,0 +1,93 @@
+"""What only moves data, and max-pooling, on the uint8 of oneDNN's operators."""
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from pt2e_quant.core.schemes import UINT8_ACTIVATION, Role
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
+from pt2e_quant.graph.ops import Family, arguments
+from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
+from pt2e_quant.kernels.conditions import BETWEEN_INTEGERS, NO_INDICES
+from pt2e_quant.kernels.data_movement.entries import ONE_SCALE, build, node_cost
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.site import Site
+
+__all__ = ["KERNELS"]
+
+aten: Any = torch.ops.aten
+
+
+def _moves(
+    name: str, family: Family, lowers_to: str, *needs: Constraint, x: Var | Many | None = None
+) -> OpRow:
+    return OpRow(
+        name=name,
+        find=(Op(family, x or Var("x"), name="op"),),
+        slots=(
+            Slot(at="x", role=Role.INPUT, accepts=(UINT8_ACTIVATION,)),
+            Slot(at=OUT, role=Role.OUTPUT, accepts=(UINT8_ACTIVATION,)),
+        ),
+        share=(("x", OUT),),
+        constraints=(BETWEEN_INTEGERS, ONE_SCALE, *needs),
+        lowers_to=lowers_to,
+    )
+
+
+def _gives_one_value(match: Match) -> bool:
+    return match.anchor.target is not aten.max_pool2d_with_indices.default
+
+
+def build_max_pool(site: Site) -> Node:
+    """Torch's integer max-pool; in channels-last order it is vectorized over channels."""
+    pool = site.match.anchor
+    found = arguments(pool)
+    source = site.integers("x")
+    ordered = site.editor.call(
+        aten.contiguous.default,
+        source,
+        like=pool,
+        before=site.place,
+        val=source.meta["val"],
+        memory_format=torch.channels_last,
+    )
+    sizes = [_pair(found[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
+    sizes[1] = sizes[1] or sizes[0]
+    target: Any = torch.ops.quantized.max_pool2d.default
+    return site.call(target, ordered, *sizes, found["ceil_mode"])
+
+
+def _pair(given: Any) -> list[int]:
+    sizes = [given] if isinstance(given, int) else list(given)
+    return sizes * 2 if len(sizes) == 1 else sizes
+
+
+_MOVERS = (
+    _moves("reshape", one_of(ops.RESHAPE, ops.SQUEEZE, ops.UNSQUEEZE), "the same on uint8"),
+    _moves("permute", ops.PERMUTE, "the same on uint8"),
+    _moves("slice", one_of(ops.SLICE, ops.SELECT), "the same on uint8"),
+    _moves("cat", ops.CAT, "aten.cat on uint8", x=Many("x")),
+)
+_MAX_POOL = _moves(
+    "max_pool2d",
+    ops.MAX_POOL2D,
+    "quantized.max_pool2d",
+    NO_INDICES,
+    Constraint(text="values without indices", holds=_gives_one_value),
+)
+
+KERNELS = tuple(
+    Kernel(
+        row=row,
+        device=Device.CPU,
+        op="data_movement",
+        build=build_max_pool if row is _MAX_POOL else build,
+        shape_class=lambda match: "any",
+        # Not a kernel that could lose to float: a quarter of float32's bytes.
+        measured={"any": 1.0},
+        cost=node_cost,
+    )
+    for row in (*_MOVERS, _MAX_POOL)
+)

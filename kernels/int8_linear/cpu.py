@@ -1,0 +1,102 @@
+"""int8_linear on CPUs: oneDNN's fused product of uint8 activations by int8 weights."""
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.pattern import Match, one_of
+from pt2e_quant.kernels.cost import Cost, moved_bytes
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.measured import read_measured
+from pt2e_quant.kernels.onednn.operators import PackLinear, QLinear, QLinearSum, aten
+from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
+from pt2e_quant.kernels.onednn.rows import gemm_row, sum_row
+from pt2e_quant.kernels.onednn.site import (
+    CONSTANT_BIAS,
+    FLOAT,
+    Result,
+    finish,
+    known_sizes,
+    read_operands,
+)
+from pt2e_quant.kernels.site import Site
+
+__all__ = ["KERNELS", "shape_class"]
+
+POST_OPS = one_of(CONV_POST_OPS, ops.GELU, ops.LEAKY_RELU, ops.TANH)
+_ROWS = (1, 16, 128)
+
+
+def shape_class(match: Match) -> str:
+    """By the rows of the product and the size of the weight; "" if the rows are symbolic."""
+    rows = 1
+    for size in match.nodes["op"].meta["val"].shape[:-1]:
+        if not isinstance(size, int):
+            return ""
+        rows *= size
+    weight = match.node("w").meta["val"]
+    kind = "small" if weight.numel() < 64 * 64 else "large"
+    return f"{kind} weight, {next((f'M <= {m}' for m in _ROWS if rows <= m), f'M > {_ROWS[-1]}')}"
+
+
+def build(site: Site) -> Node:
+    """`qlinear_pointwise` on packed weights; what is added stays float."""
+    found, result = read_operands(site), Result.of(site)
+    op = site.match.nodes["op"]
+    x = site.editor.call(
+        aten.contiguous.default, found.x, like=op, before=site.place, val=found.x.meta["val"]
+    )
+    weight = site.constant("weight_q", found.weight.integers)
+    packed = site.editor.call(PackLinear, weight, known_sizes(x), like=op, before=site.place)
+    head = (
+        x,
+        found.affine.scale,
+        found.affine.zero_point,
+        packed,
+        site.constant("weight_scale", found.weight.scale),
+        site.constant("weight_zero_point", _zeros(found.weight.scale)),
+    )
+    if found.added is None:
+        return finish(site, QLinear, (*head, found.bias, *result.described, *result.unary), result)
+    summand = (FLOAT.scale, FLOAT.zero_point, "add", 1.0)
+    args = (*head, found.added, found.bias, *result.described, *summand, *result.unary)
+    return finish(site, QLinearSum, args, result)
+
+
+def _zeros(scale: Tensor) -> Tensor:
+    return torch.zeros(scale.shape, dtype=torch.int32)
+
+
+def node_cost(node: Node) -> Cost:
+    """Of a fused call in a graph."""
+    x, weight = (node.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
+    rows = x.numel() // max(1, x.shape[-1])
+    return Cost(
+        bytes=moved_bytes(x, weight, node.meta["val"]), operations=2 * rows * weight.numel()
+    )
+
+
+KERNELS = tuple(
+    Kernel(
+        row=row,
+        device=Device.CPU,
+        op="int8_linear",
+        build=build,
+        shape_class=shape_class,
+        measured=read_measured("int8_linear", "cpu"),
+        cost=node_cost,
+    )
+    for row in (
+        gemm_row("linear", ops.LINEAR, None, "onednn.qlinear_pointwise", CONSTANT_BIAS),
+        gemm_row("linear", ops.LINEAR, POST_OPS, "onednn.qlinear_pointwise", CONSTANT_BIAS),
+        sum_row(
+            "linear",
+            ops.LINEAR,
+            "onednn.qlinear_pointwise.binary",
+            CONSTANT_BIAS,
+            is_quantized=False,
+            note="what is added stays float: it is a transformer's residual stream",
+        ),
+    )
+)

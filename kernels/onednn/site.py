@@ -1,0 +1,135 @@
+"""What every fused call of oneDNN is made of, read off a match."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from pt2e_quant.graph.meta import fake_cast
+from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.onednn.post_ops import NO_POST_OP, PostOp, limited, post_op_of
+from pt2e_quant.kernels.quantized_values import Affine, PackedSource, affine_of, read_weight
+from pt2e_quant.kernels.site import Site
+
+__all__ = ["CONSTANT_BIAS", "FLOAT", "Operands", "Result", "finish", "known_sizes", "read_operands"]
+
+aten: Any = torch.ops.aten
+FLOAT = Affine(1.0, 0, 0, 0, torch.float32)
+"""What oneDNN wants to hear of a float result or summand."""
+_FULL_MAX = 255
+
+
+def _has_constant_bias(match: Match) -> bool:
+    bias = match.values.get("b")
+    return not isinstance(bias, Node) or match.is_constant("b")
+
+
+CONSTANT_BIAS = Constraint(text="a constant bias", holds=_has_constant_bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """What goes into a fused call.
+
+    Args:
+        x: uint8 activations.
+        affine: their qparams.
+        weight: int8 per output channel.
+        bias: its node, or None.
+        added: the other summand as the pattern has it: float, or a dequantize.
+    """
+
+    x: Node
+    affine: Affine
+    weight: PackedSource
+    bias: Node | None
+    added: Node | None
+
+
+def read_operands(site: Site) -> Operands:
+    """The operands of a match whose q/dq `fits` has looked at."""
+    affine = affine_of(site.match["x"])
+    weight = read_weight(site.gm, site.match["w"])
+    assert affine is not None
+    assert weight is not None
+    bias = site.match.values.get("b")
+    return Operands(
+        x=site.integers("x"),
+        affine=affine,
+        weight=weight,
+        bias=site.editor.now(bias) if isinstance(bias, Node) else None,
+        added=site.editor.now(site.match.node("y")) if "add" in site.match.nodes else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a fused call ends.
+
+    Args:
+        affine: qparams of the result, `FLOAT` for a float one.
+        post_op: the activation function.
+        limit: what integers are clamped to afterwards; None where the post-op keeps them below.
+    """
+
+    affine: Affine
+    post_op: PostOp
+    limit: int | None
+
+    @classmethod
+    def of(cls, site: Site) -> "Result":
+        """The ending of a match. oneDNN saturates at 255: less is kept by the post-op, or after."""
+        is_sum = "add" in site.match.nodes
+        post_op = _post_op(site.match, is_sum)
+        output = site.output
+        if output is None or output.dtype is not torch.uint8:
+            return cls(FLOAT, post_op, None)
+        if output.quant_max >= _FULL_MAX:
+            return cls(output, post_op, None)
+        high = (output.quant_max - output.zero_point) * output.scale
+        narrowed = None if is_sum else limited(post_op, high)
+        if narrowed is None:
+            return cls(output, post_op, output.quant_max)
+        return cls(output, narrowed, None)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the call gives float32."""
+        return self.affine.dtype is torch.float32
+
+    @property
+    def described(self) -> tuple[float, int, torch.dtype]:
+        """Scale, zero point and dtype, in oneDNN's order."""
+        return self.affine.scale, self.affine.zero_point, self.affine.dtype
+
+    @property
+    def unary(self) -> tuple[str, list[float], str]:
+        """The post-op, in oneDNN's order."""
+        return self.post_op.name, list(self.post_op.scalars), self.post_op.algorithm
+
+
+def _post_op(match: Match, is_sum: bool) -> PostOp:
+    last_product = match.nodes["add"] if is_sum else match.nodes["op"]
+    if match.anchor is last_product:
+        return NO_POST_OP
+    found = post_op_of(match.anchor)
+    assert found is not None  # the row's pattern takes no others
+    return found
+
+
+def finish(site: Site, target: Any, args: tuple[Any, ...], result: Result) -> Node:
+    """The call, and what quantizes or clamps its result where oneDNN cannot."""
+    value = fake_cast(site.match.anchor.meta["val"], result.affine.dtype)
+    place: dict[str, Any] = {"like": site.match.anchor, "before": site.place, "val": value}
+    node = site.editor.call(target, *args, **place)
+    if result.limit is not None:
+        node = site.editor.call(aten.clamp_max.default, node, result.limit, **place)
+    return node
+
+
+def known_sizes(node: Node) -> list[int] | None:
+    """The shape that packing is tuned for; None where a size is symbolic."""
+    shape = node.meta["val"].shape
+    return [int(size) for size in shape] if all(type(size) is int for size in shape) else None
