@@ -13,6 +13,7 @@ from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Epilogue
 __all__ = [
     "activate",
     "launch_arguments",
+    "output_launch_arguments",
     "real_values",
     "requantize",
     "round_half_even",
@@ -111,7 +112,6 @@ def write_result(
 
 def launch_arguments(end: Epilogue) -> dict[str, Any]:
     """An epilogue as arguments of a launch, by the names that kernels have for them."""
-    limits = (*end.limits, 0.0, 0.0)
     kind = "none"
     if end.residual is not None:
         kind = "integer" if end.residual.dtype in INTEGER_OUTPUTS else "float"
@@ -119,14 +119,22 @@ def launch_arguments(end: Epilogue) -> dict[str, Any]:
         "residual": None if end.residual is None else end.residual.contiguous(),
         "residual_scale": end.residual_scale,
         "residual_zero_point": end.residual_zero_point,
+        "HAS_BIAS": end.bias is not None,
+        "RESIDUAL": kind,
+        **output_launch_arguments(end),
+    }
+
+
+def output_launch_arguments(end: Epilogue) -> dict[str, Any]:
+    """The same from the activation on, for kernels without bias and residual."""
+    limits = (*end.limits, 0.0, 0.0)
+    return {
         "act_low": limits[0],
         "act_high": limits[1],
         "inverse_scale": end.inverse_scale,
         "out_zero_point": end.out_zero_point,
         "out_min": end.out_min,
         "out_max": end.out_max,
-        "HAS_BIAS": end.bias is not None,
-        "RESIDUAL": kind,
         "ACTIVATION": str(end.activation),
         "IS_INTEGER": end.is_integer,
     }
