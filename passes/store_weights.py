@@ -11,13 +11,13 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.affine_ops import is_affine_quantize
 from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.qdq import STATIC_KINDS, is_quantize, kind_of_qdq, read_qparams
-from pt2e_quant.core.qparams import quantize
+from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.held_constants import held_bytes, held_constant
 from pt2e_quant.graph.meta import attribute, constant_of, source_constant
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["store_weights"]
+__all__ = ["WeightStore", "store_weights"]
 
 
 @graph_pass()
@@ -31,23 +31,36 @@ def store_weights(gm: GraphModule) -> PassResult:
     from. Constants that share storage and qparams (tied weights) become one. A float constant goes
     as soon as nothing reads it.
     """
-    store = _Store(gm)
-    for node in [n for n in gm.graph.nodes if is_quantize(n) or is_affine_quantize(n)]:
+    found = [n for n in gm.graph.nodes if is_quantize(n) or is_affine_quantize(n)]
+    waiting = [n for n in found if _reads_constant(n)]
+    if not waiting:
+        return PassResult(changed=False)
+    store = WeightStore(gm, Editor(gm))
+    for node in waiting:
         store.fold(node)
     _note_sizes(provenance_of(gm), store.sizes)
     return PassResult(store.editor.finish(), tuple(store.notes))
 
 
-class _Store:
-    """Folds quantizes one by one; a float constant goes with the last that read it.
+def _reads_constant(node: Node) -> bool:
+    source = node.args[0]
+    return isinstance(source, Node) and source_constant(source) is not None
+
+
+class WeightStore:
+    """Stores constants as integers, one by one; a float constant goes with the last that read it.
 
     So no more than one of them is in use at a time, and memory falls from the first weight on where
     nobody else holds them.
+
+    Args:
+        gm: whose constants it stores.
+        editor: edits its graph; `finish` is the caller's.
     """
 
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, editor: Editor) -> None:
         self.gm = gm
-        self.editor = Editor(gm)
+        self.editor = editor
         self.made: dict[tuple[Any, ...], Node] = {}
         self.notes: list[Note] = []
         self.sizes: dict[str, tuple[int, int]] = {}
@@ -78,7 +91,29 @@ class _Store:
             self.sizes[name] = _bytes(value), after
             self.notes.append(Note(node.name, f"{name}: {_bytes(value)} -> {after} bytes"))
         self.editor.replace(node, self.made[key])
-        constant = source_constant(source)
+        self.let_go(node)
+
+    def put(self, source: Node, value: Tensor, qparams: QParams, *, like: Node) -> Node:
+        """The node of a constant's integers; one for all constants of equal bits and qparams.
+
+        Args:
+            source: the node that holds the constant.
+            value: what it holds.
+            qparams: to quantize it by.
+            like: the node whose module stack and stack trace the integers' node takes.
+        """
+        limits = qparams.quant_min, qparams.quant_max, qparams.dtype
+        layout = qparams.axis, qparams.group_size
+        numbers = _plain((qparams.scale, qparams.zero_point))
+        key = (self._place(source, value), *limits, *layout, *numbers)
+        if key not in self.made:
+            integers = quantize(value.contiguous(), qparams)
+            self.made[key] = self.editor.constant(f"{_name(source)}_q", integers, like=like)
+        return self.made[key]
+
+    def let_go(self, node: Node) -> None:
+        """Erase a node that nothing reads, its constant from the module too."""
+        constant = source_constant(node if node.op == "get_attr" else node.all_input_nodes[0])
         self.editor.erase_dead([node])
         if constant is not None and constant._erased:
             self._release(str(constant.target))

@@ -6,7 +6,12 @@ from torch.fx import GraphModule
 
 from pt2e_quant.command_line.describe_program import describe_program
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.prepared import PREPARED_KEY, observers_of, prepared_graphs
+from pt2e_quant.flow.prepared import (
+    PREPARED_KEY,
+    observers_of,
+    prepared_graphs,
+    prepared_state,
+)
 from pt2e_quant.flow.report import Report
 
 __all__ = ["describe_archive"]
@@ -30,7 +35,11 @@ def describe_archive(gm: GraphModule, path: Path) -> Report:
         report.backend = "prepared program"
         observers = {id(o): o for g in prepared_graphs(gm) for _, o in observers_of(g)}.values()
         seen = sum(bool(getattr(o, "seen", True)) for o in observers)
-        report.notes = [f"{len(observers)} observers, {seen} of them have seen data or need none"]
+        held = sum(len(prepared_state(g).constants) for g in prepared_graphs(gm))
+        report.notes = [
+            f"{len(observers)} observers, {seen} of them have seen data or need none",
+            f"{held} constants are quantized at convert",
+        ]
     else:
         report.backend = "converted program"
     return report

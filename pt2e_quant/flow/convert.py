@@ -1,26 +1,32 @@
 """convert: observers become q/dq, weights become integers, every tensor gets its record."""
 
+import copy
 import warnings
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.canonical import Form, verify_canonical
-from pt2e_quant.core.dtypes import DTYPES
 from pt2e_quant.core.errors import (
     CalibrationError,
     Pt2eQuantWarning,
     UnsupportedError,
-    module_path,
 )
 from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.emit_blocks import described, emit_blocks, emit_run_time_scales
 from pt2e_quant.flow.emit_qdq import Quantized, emit_casts, emit_dynamic, emit_static
+from pt2e_quant.flow.observed_qparams import (
+    has_seen,
+    qparams_of,
+    record_of,
+    recorded,
+    recorded_affine,
+)
 from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import (
     PREPARED_KEY,
@@ -29,17 +35,16 @@ from pt2e_quant.flow.prepared import (
     observers_of,
     prepared_state,
 )
+from pt2e_quant.flow.quantize_constants import HeldPlace, held_places, quantize_constants
 from pt2e_quant.flow.size_ledger import check_smaller, constant_bytes, take_ledger
 from pt2e_quant.flow.train_mode import set_training_flags
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.meta import constant_of, copy_trace
 from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
 from pt2e_quant.observers.block_weight import BlockWeightObserver
 from pt2e_quant.observers.float_activation import FloatActivationObserver
-from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.observers.run_time_scales import RunTimeScales
-from pt2e_quant.observers.trained_qparams import trained_qparams
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_trained_batch_norm import fold_trained_batch_norm
 from pt2e_quant.passes.lift_constants import lift_constants
@@ -47,7 +52,7 @@ from pt2e_quant.passes.pack_weights import pack_weights
 from pt2e_quant.passes.remove_dropout import remove_dropout
 from pt2e_quant.passes.store_weights import store_weights
 
-__all__ = ["convert_pt2e", "qparams_of"]
+__all__ = ["convert_pt2e"]
 
 END_OF_TRAINING = (fold_trained_batch_norm, remove_dropout)
 """What a trained graph goes through to be one for inference."""
@@ -101,7 +106,7 @@ def _convert_graph(gm: GraphModule, fold_quantize: bool) -> None:
         _log(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
         _log(provenance, run_passes(gm, state.algorithms))
         changes.append(True)
-        _Converter(gm, state, provenance).run()
+        _Converter(gm, state, provenance, fold_quantize).run()
         del gm.meta[PREPARED_KEY]
         run_passes(gm, (store_weights,) if fold_quantize else ())
         _log(provenance, run_passes(gm, state.finishing))
@@ -120,44 +125,24 @@ def _log(provenance: Provenance, records: tuple[PassRecord, ...]) -> None:
     provenance.notes += [f"{n.node}: {n.text}" for record in records for n in record.notes]
 
 
-def qparams_of(observer: Any) -> QParams:
-    """The qparams that an observer has come to."""
-    with warnings.catch_warnings():
-        # Of observers without data, which convert has already refused or warned of.
-        warnings.simplefilter("ignore")
-        scale, zero_point = trained_qparams(observer)
-    qscheme = getattr(observer, "qscheme", None)
-    is_float = qscheme == torch.per_channel_affine_float_qparams
-    group_size = getattr(observer, "group_size", None)
-    is_per_channel = qscheme in PER_CHANNEL and group_size is None
-    shape = (-1,) if group_size is None else tuple(scale.shape)
-    limits = None if observer.quant_min is not None else torch.iinfo(observer.dtype)
-    return QParams(
-        scale=scale.detach().to(torch.float32).reshape(shape),
-        zero_point=zero_point.detach()
-        .to(torch.float32 if is_float else torch.int32)
-        .reshape(shape),
-        quant_min=int(observer.quant_min if limits is None else limits.min),
-        quant_max=int(observer.quant_max if limits is None else limits.max),
-        dtype=observer.dtype,
-        axis=int(observer.ch_axis or 0) if is_per_channel else None,
-        group_size=group_size,
-    )
-
-
 class _Converter:
     """One walk over the observer nodes, one recompile."""
 
-    def __init__(self, gm: GraphModule, state: PreparedState, provenance: Provenance) -> None:
+    def __init__(
+        self, gm: GraphModule, state: PreparedState, provenance: Provenance, fold_quantize: bool
+    ) -> None:
         self.gm = gm
         self.state = state
+        self.slips = dict(state.slips)  # copies of the graph share the state
         self.provenance = provenance
+        self.fold_quantize = fold_quantize
         self.editor = Editor(gm)
         self.qparams: dict[int, QParams] = {}
         self.records: dict[tuple[int, str], TensorRecord] = {}
 
     def run(self) -> None:
         """Convert every observer, then drop them."""
+        self._convert_held()
         nodes = list(observers_of(self.gm))
         self._show_constants(nodes)
         _check_seen(nodes, self.state.is_strict)
@@ -172,13 +157,39 @@ class _Converter:
     def _show_constants(self, nodes: list[tuple[Node, Any]]) -> None:
         """Weights need no forward pass: show each constant to an observer that saw nothing."""
         for node, observer in nodes:
-            if self._slip(node).is_constant and not _has_seen(observer):
+            if self._slip(node).is_constant and not has_seen(observer):
                 value = constant_of(self.gm, _observed(node))
                 if value is not None:
                     observer(value)
 
+    def _convert_held(self) -> None:
+        """Convert the constants that no node observes; those of other forms get one first."""
+        plain: list[HeldPlace] = []
+        others: list[HeldPlace] = []
+        for place in held_places(self.gm, self.state.constants):
+            is_plain = self.fold_quantize and not hasattr(place.constant.observer, "block_qparams")
+            (plain if is_plain else others).append(place)
+        self.provenance.tensors += quantize_constants(self.gm, self.editor, plain)
+        observers: dict[int, nn.Module] = {}
+        for number, place in enumerate(others):
+            group = place.constant.slip.group
+            if group not in observers:
+                observers[group] = copy.deepcopy(place.constant.observer)
+            self._observe(f"constant_observer_{number}", place, observers[group])
+
+    def _observe(self, name: str, place: HeldPlace, observer: nn.Module) -> None:
+        """Give a held constant an observer node of its own."""
+        self.gm.add_submodule(name, observer)
+        with self.gm.graph.inserting_after(place.source):
+            node = self.gm.graph.call_module(name, (place.source,))
+        node.meta["val"] = place.source.meta["val"]
+        copy_trace(node, place.like)
+        for reader in place.readers:
+            reader.replace_input_with(place.source, node)
+        self.slips[name] = place.constant.slip
+
     def _slip(self, node: Node) -> Slip:
-        return self.state.slips[str(node.target)]
+        return self.slips[str(node.target)]
 
     def _convert(self, node: Node, observer: Any) -> None:
         if not node.users:
@@ -193,7 +204,7 @@ class _Converter:
             quantized = emit_dynamic(self.editor, node, source, observer)
         else:
             qparams = self._qparams(self._slip(node), observer)
-            self._record(node, observer, _recorded(qparams))
+            self._record(node, observer, recorded(qparams))
             quantized = emit_static(self.editor, node, source, qparams)
         self._hand_on(node, quantized)
 
@@ -218,7 +229,7 @@ class _Converter:
         if hasattr(observer, "convert"):
             # It brings operators of its own; it erases its node.
             if hasattr(observer, "target_dtype"):
-                self._record(node, observer, _recorded_affine(observer))
+                self._record(node, observer, recorded_affine(observer))
             observer.convert(self.gm, node)
         elif observer.dtype == torch.float32:
             # How Quantizers write "stays float": a bias, mostly.
@@ -247,7 +258,7 @@ class _Converter:
         own = [u for u in readers if Q_ANNOTATION_KEY in u.meta and u.op != "call_module"]
         rest = [u for u in readers if Q_ANNOTATION_KEY not in u.meta or u.op == "call_module"]
         for group in [*([u] for u in own), *([rest] if rest else [])]:
-            made = quantized.dequantize(self.editor, like=node)
+            made = quantized.dequantize(self.editor, of=node)
             for user in group:
                 user.replace_input_with(node, made)
 
@@ -258,50 +269,13 @@ class _Converter:
         if key in self.records:
             self.records[key].uses += slip.uses
             return
-        self.records[key] = TensorRecord(
-            name=slip.source,
-            role=slip.role,
-            module=module_path(node),
-            rule=slip.rule,
-            group=slip.group,
-            observer=f"{type(observer).__name__} {node.target}",
-            uses=list(slip.uses),
-            dtype=qparams.pop("dtype", None) or str(observer.dtype).removeprefix("torch."),
-            observed=_observed_range(observer),
-            steps=list(getattr(observer, "steps", ())),
-            **qparams,
-        )
+        name = f"{type(observer).__name__} {node.target}"
+        self.records[key] = record_of(slip, node, observer, name, qparams)
         self.provenance.tensors.append(self.records[key])
 
 
-def _recorded(qparams: QParams) -> dict[str, Any]:
-    """What a record says of qparams; those of groups are too many to say them twice."""
-    is_grouped = qparams.group_size is not None
-    return {
-        "quant_min": qparams.quant_min,
-        "quant_max": qparams.quant_max,
-        "axis": qparams.axis,
-        "group_size": qparams.group_size,
-        "scale": [] if is_grouped else qparams.scale.tolist(),
-        "zero_point": [] if is_grouped else qparams.zero_point.tolist(),
-    }
-
-
-def _recorded_affine(observer: Any) -> dict[str, Any]:
-    """What a record says of an observer with torchao's affine granularity, ours or theirs."""
-    row = DTYPES.get(observer.target_dtype)
-    least, most = (row.quant_min, row.quant_max) if row is not None else (0, 0)
-    return {
-        "dtype": str(observer.target_dtype).removeprefix("torch."),
-        "quant_min": least if observer.quant_min is None else int(observer.quant_min),
-        "quant_max": most if observer.quant_max is None else int(observer.quant_max),
-        "block": list(observer.block_size or ()),
-        "is_dynamic": bool(getattr(observer, "is_dynamic", False)),
-    }
-
-
 def _check_seen(nodes: list[tuple[Node, Any]], is_strict: bool) -> None:
-    blind = [node for node, observer in nodes if not _has_seen(observer)]
+    blind = [node for node, observer in nodes if not has_seen(observer)]
     if not blind:
         return
     names = ", ".join(f"{n.name} on {_observed(n).name}" for n in blind[:10])
@@ -320,23 +294,3 @@ def _observed(node: Node) -> Node:
     source = node.args[0]
     assert isinstance(source, Node)
     return source
-
-
-def _has_seen(observer: Any) -> bool:
-    if getattr(observer, "is_dynamic", False):
-        return True
-    # A fake-quantize of another library says nothing itself.
-    observer = getattr(observer, "activation_post_process", observer)
-    seen = getattr(observer, "seen", None)
-    if seen is not None:
-        return bool(seen)
-    low = getattr(observer, "min_val", None)
-    return not isinstance(low, Tensor) or (low.numel() > 0 and bool((low != torch.inf).any()))
-
-
-def _observed_range(observer: Any) -> tuple[float, float] | None:
-    observer = getattr(observer, "activation_post_process", observer)
-    low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
-    if not isinstance(low, Tensor) or not isinstance(high, Tensor) or low.numel() == 0:
-        return None
-    return float(low.min()), float(high.max())

@@ -22,12 +22,15 @@ def prepare_pt2e(
 ) -> GraphModule:
     """Annotate a captured graph and insert observers; see `flow.prepare.prepare_pt2e`.
 
+    Weights are observed in the graph, where scripts written for torchao's PT2E look for that.
+
     Args:
         model: of torch.export.export, or its `.module()`, which is edited in place.
         quantizer: any object with PT2E's `annotate` and `validate`.
         strict: refuse when nothing was annotated, instead of a warning.
     """
-    return prepare.prepare_pt2e(model, quantizer, strict=strict)
+    gm = prepare.captured(model)
+    return prepare.prepare_captured(gm, quantizer, strict=strict, observe_constants=True)
 
 
 def prepare_qat_pt2e(

@@ -24,7 +24,15 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_cast, source_constant
 
-__all__ = ["Quantized", "emit_casts", "emit_dynamic", "emit_static", "qdq_name"]
+__all__ = [
+    "Layout",
+    "Quantized",
+    "emit_casts",
+    "emit_dynamic",
+    "emit_static",
+    "qdq_name",
+    "static_layout",
+]
 
 _lib = torch.ops.quantized_decomposed
 
@@ -46,14 +54,21 @@ class Quantized:
     arguments: tuple[Any, ...]
     names_dtype: bool = False
 
-    def dequantize(self, editor: Editor, *, like: Node) -> Node:
-        """A dequantize of its own for one reader of the observer node `like`."""
-        value = like.meta["val"]
+    def dequantize(self, editor: Editor, *, of: Node, like: Node | None = None) -> Node:
+        """A dequantize of its own for one reader of a value.
+
+        Args:
+            editor: inserts it.
+            of: the observer node or constant that it stands for, and before which it stands.
+            like: the node whose module stack and stack trace it takes; `of` if None.
+        """
+        value = of.meta["val"]
         last = (value.dtype,) if self.names_dtype else ()
         keyword = not self.names_dtype and value.dtype is not torch.float32
         named = {"out_dtype": value.dtype} if keyword else {}
+        arguments = (*self.arguments, *last)
         return editor.call(
-            self.undo, self.node, *self.arguments, *last, like=like, before=like, val=value, **named
+            self.undo, self.node, *arguments, like=like or of, before=of, val=value, **named
         )
 
 
@@ -63,28 +78,50 @@ def qdq_name(source: Node) -> str:
     return source.name if constant is None else str(constant.target)
 
 
-def emit_static(editor: Editor, observer: Node, source: Node, qparams: QParams) -> Quantized:
-    """Insert the quantize of a static observer."""
-    storage = info(qparams.dtype).storage
-    limits = (qparams.quant_min, qparams.quant_max, storage)
-    value = editor.fake_like(observer.meta["val"], storage)
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The operators of static qparams, and what both take after their tensor."""
 
-    def call(target: Any, *arguments: Any) -> Node:
-        return editor.call(target, source, *arguments, like=observer, before=observer, val=value)
+    do: Any
+    undo: Any
+    arguments: tuple[Any, ...]
+    names_dtype: bool = False
 
+    def of(self, node: Node) -> Quantized:
+        """The same with the node of the integers."""
+        return Quantized(node, self.undo, self.arguments, self.names_dtype)
+
+
+def static_layout(editor: Editor, base: str, qparams: QParams, *, like: Node) -> Layout:
+    """The layout of qparams, with the constants that it needs.
+
+    Args:
+        editor: makes the constants.
+        base: their names begin with it.
+        qparams: of a tensor, its channels or groups.
+        like: the node whose module stack and stack trace the constants take.
+    """
+    limits = (qparams.quant_min, qparams.quant_max, info(qparams.dtype).storage)
     if qparams.is_per_tensor:
         plain = (qparams.scale_float, qparams.zero_point_int, *limits)
-        return Quantized(call(QuantizePerTensor, *plain), DequantizePerTensor, plain)
-    base = qdq_name(source)
-    scale = editor.constant(f"{base}_scale", qparams.scale, like=observer)
-    zero_point = editor.constant(f"{base}_zero_point", _held(qparams), like=observer)
+        return Layout(QuantizePerTensor, DequantizePerTensor, plain)
+    scale = editor.constant(f"{base}_scale", qparams.scale, like=like)
+    zero_point = editor.constant(f"{base}_zero_point", _held(qparams), like=like)
     if qparams.group_size is not None:
         grouped = (scale, zero_point, *limits, qparams.group_size)
-        return Quantized(
-            call(QuantizePerGroup, *grouped), DequantizePerGroup, grouped, names_dtype=True
-        )
+        return Layout(QuantizePerGroup, DequantizePerGroup, grouped, names_dtype=True)
     along = (scale, zero_point, qparams.axis, *limits)
-    return Quantized(call(QuantizePerChannel, *along), DequantizePerChannel, along)
+    return Layout(QuantizePerChannel, DequantizePerChannel, along)
+
+
+def emit_static(editor: Editor, observer: Node, source: Node, qparams: QParams) -> Quantized:
+    """Insert the quantize of a static observer."""
+    layout = static_layout(editor, qdq_name(source), qparams, like=observer)
+    value = editor.fake_like(observer.meta["val"], info(qparams.dtype).storage)
+    made = editor.call(
+        layout.do, source, *layout.arguments, like=observer, before=observer, val=value
+    )
+    return layout.of(made)
 
 
 def _held(qparams: QParams) -> Tensor:

@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,8 +13,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
-from pt2e_quant.core.schemes import Role
-from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
+from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.flow.check_specs import (
     check_annotations,
     check_groups,
@@ -21,23 +21,23 @@ from pt2e_quant.flow.check_specs import (
     watch_annotations,
 )
 from pt2e_quant.flow.groups import Group, collect_groups
+from pt2e_quant.flow.hold_constants import hold_constants, may_hold
 from pt2e_quant.flow.input_check import install_input_check
+from pt2e_quant.flow.insert_observers import Inserter
 from pt2e_quant.flow.make_observer import make_observer
 from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import (
     PREPARED_KEY,
     PreparedState,
-    Slip,
     prepared_graphs,
     prepared_state,
 )
-from pt2e_quant.flow.table_quantizer import MASKS_KEY, RULE_KEY
+from pt2e_quant.flow.table_quantizer import MASKS_KEY
 from pt2e_quant.flow.take_out import TakenOut, take_out
 from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.masks import MaskInfo, find_masks
-from pt2e_quant.graph.meta import constant_nodes, copy_trace
 from pt2e_quant.graph.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, one_recompile, run_passes
 from pt2e_quant.graph.recompile import recompile
@@ -77,6 +77,9 @@ def prepare_pt2e(
 ) -> GraphModule:
     """Annotate a captured graph and insert observers.
 
+    Constants get none where nothing but convert needs to know of them
+    (`hold_constants.may_hold`): convert looks at each once.
+
     Args:
         model: of torch.export.export, or its `.module()`, which is edited in place. The
             tensors of the user's model are shared and never written.
@@ -95,41 +98,57 @@ def prepare_pt2e(
 
 
 def prepare_captured(
-    gm: GraphModule, quantizer: Any, *, strict: bool, is_qat: bool = False
+    gm: GraphModule,
+    quantizer: Any,
+    *,
+    strict: bool,
+    is_qat: bool = False,
+    observe_constants: bool = False,
 ) -> GraphModule:
-    """Prepare a graph in place for calibration, or with is_qat for training."""
+    """Prepare a graph in place for calibration, or with is_qat for training.
+
+    With observe_constants the graph observes constants too, as that of torchao's PT2E does.
+    """
     if not callable(getattr(quantizer, "annotate", None)):
         raise ConfigError(
             f"a quantizer has an `annotate` method, {type(quantizer).__name__} has none",
             fix='pt2e_quant.backends.get("xnnpack").quantizer("int8")',
         )
     with pause_gc():
-        return _prepare(gm, quantizer, strict, is_qat)
+        return _prepare(gm, quantizer, _Options(strict, is_qat, observe_constants))
 
 
-def _prepare(gm: GraphModule, quantizer: Any, strict: bool, is_qat: bool) -> GraphModule:
+@dataclass(frozen=True, slots=True)
+class _Options:
+    strict: bool
+    is_qat: bool
+    observe_constants: bool
+
+
+def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
     capture = rebuild_capture(gm, mutated_buffers(gm))
-    gm = _prepare_graph(gm, quantizer, strict, is_qat)
+    gm = _prepare_graph(gm, quantizer, options)
     gm.meta[CAPTURE_KEY] = capture
     install_input_check(gm)
     allow_exported_model_train_eval(gm)
     for graph in prepared_graphs(gm):
         make_picklable(graph)
-    if not any(prepared_state(graph).slips for graph in prepared_graphs(gm)):
+    states = [prepared_state(graph) for graph in prepared_graphs(gm)]
+    if not any(state.slips or state.constants for state in states):
         error = AnnotationError(_nothing_annotated(gm), fix="see the reasons above")
-        if strict:
+        if options.strict:
             raise error
         warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
     return gm
 
 
-def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool, is_qat: bool) -> GraphModule:
+def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
     """Prepare one graph, then the bodies of its control flow, which have constants of their own."""
     with one_recompile(gm) as changes:
-        records = run_passes(gm, QAT_PASSES if is_qat else PREPARE_PASSES)
+        records = run_passes(gm, QAT_PASSES if options.is_qat else PREPARE_PASSES)
         gm = _transformed(gm, quantizer)
-        taken = take_out(gm) if is_qat else TakenOut()
-        with watch_annotations(gm, strict=strict):
+        taken = take_out(gm) if options.is_qat else TakenOut()
+        with watch_annotations(gm, strict=options.strict):
             quantizer.annotate(gm)
         quantizer.validate(gm)
         check_annotations(gm)
@@ -141,17 +160,18 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, strict: bool, is_qat: bool) 
     state = PreparedState(
         algorithms=tuple(getattr(quantizer, "algorithms", ())),
         finishing=tuple(getattr(quantizer, "finishing", ())),
-        is_strict=strict,
-        is_qat=is_qat,
+        is_strict=options.strict,
+        is_qat=options.is_qat,
     )
     gm.meta[PREPARED_KEY] = state
-    _insert_observers(gm, quantizer, state, taken.sources)
+    holds = may_hold(quantizer, state) and not options.observe_constants
+    _insert_observers(gm, quantizer, state, taken.sources, holds=holds)
     taken.put_dropouts_back(gm)
     recompile(gm)
     for body in direct_bodies(gm):
         body.gm.meta[BODY_KEY] = body.name
         owner, _, leaf = body.name.rpartition(".")
-        setattr(gm.get_submodule(owner), leaf, _prepare_graph(body.gm, quantizer, strict, is_qat))
+        setattr(gm.get_submodule(owner), leaf, _prepare_graph(body.gm, quantizer, options))
     return gm
 
 
@@ -187,7 +207,12 @@ def _nothing_annotated(gm: GraphModule) -> str:
 
 
 def _insert_observers(
-    gm: GraphModule, quantizer: Any, state: PreparedState, sources: Mapping[Node, Node]
+    gm: GraphModule,
+    quantizer: Any,
+    state: PreparedState,
+    sources: Mapping[Node, Node],
+    *,
+    holds: bool,
 ) -> None:
     groups = collect_groups(gm)
     found = gm.meta.pop(MASKS_KEY, None)
@@ -195,18 +220,26 @@ def _insert_observers(
     masks = find_masks(gm) if found is None or state.is_qat else found
     _drop_unobservable(gm, groups, masks)
     check_groups(groups)
-    observers = _make_observers(groups, is_qat=state.is_qat)
+    held = hold_constants(gm, groups, lambda group: make_observer(group, {})) if holds else {}
+    observers = _make_observers(groups, held, is_qat=state.is_qat)
     check_observers(groups, observers, strict=state.is_strict)
-    by_place: dict[EdgeOrNode, nn.Module] = {p: observers[g.index] for p, g in groups.items()}
+    by_place: dict[EdgeOrNode, nn.Module] = {
+        p: observers[g.index] for p, g in groups.items() if g.index not in held
+    }
     callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
     if callback is not None:
         callback(gm, by_place)
-    _Inserter(gm, by_place, groups, state, sources).run()
+    inserter = Inserter(gm, by_place, groups, state, sources)
+    inserter.hold(held)
+    inserter.run()
 
 
-def _make_observers(groups: dict[EdgeOrNode, Group], *, is_qat: bool) -> dict[int, nn.Module]:
-    made: dict[int, nn.Module] = {}
-    waiting = sorted({id(g): g for g in groups.values()}.values(), key=lambda g: g.index)
+def _make_observers(
+    groups: dict[EdgeOrNode, Group], held: Mapping[int, nn.Module], *, is_qat: bool
+) -> dict[int, nn.Module]:
+    made = dict(held)
+    by_index = {g.index: g for g in groups.values() if g.index not in held}
+    waiting = [by_index[index] for index in sorted(by_index)]
     while waiting:
         ready = [g for g in waiting if all(s.index in made for s in g.sources)]
         if not ready:
@@ -240,112 +273,3 @@ def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: 
             group.places.remove(place)
             user = "output" if isinstance(place, Node) else f"input of {place[1].name}"
             notes.append(f"{source.name} ({user}) left float: {reason}")
-
-
-class _Inserter:
-    """Puts observers on annotated edges and outputs: one walk, one new name per node."""
-
-    def __init__(
-        self,
-        gm: GraphModule,
-        observers: dict[EdgeOrNode, nn.Module],
-        groups: dict[EdgeOrNode, Group],
-        state: PreparedState,
-        sources: Mapping[Node, Node],
-    ) -> None:
-        self.gm = gm
-        self.sources = sources
-        self.observers = observers
-        self.groups = groups
-        self.state = state
-        self.constants = constant_nodes(gm.graph)
-        self.original: dict[Node, Node] = {}
-        self.hung: dict[tuple[Node, int], Node] = {}
-        self.count = 0
-
-    def run(self) -> None:
-        """Walk the graph once."""
-        for node in list(self.gm.graph.nodes):
-            if Q_ANNOTATION_KEY not in node.meta:
-                continue
-            self._observe_inputs(node)
-            if node in self.observers:
-                observed = self._insert(node, node, node)
-                node.replace_all_uses_with(observed, lambda user, new=observed: user is not new)
-
-    def _observe_inputs(self, node: Node) -> None:
-        swaps: dict[Node, Node] = {}
-        for arg in node.all_input_nodes:
-            source = arg
-            while source in self.original:
-                source = self.original[source]
-            edge = (source, node)
-            if edge not in self.observers or edge not in self.groups:
-                continue
-            if self.observers.get(source) is self.observers[edge]:
-                continue
-            swaps[arg] = self._insert(arg, source, edge)
-        for old, new in swaps.items():
-            node.replace_input_with(old, new)
-
-    def _insert(self, at: Node, source: Node, place: EdgeOrNode) -> Node:
-        observer: Any = self.observers[place]
-        key = at, id(observer)
-        if key in self.hung:
-            self._extend(self.hung[key], place)
-            return self.hung[key]
-        name = f"activation_post_process_{self.count}"
-        self.count += 1
-        self.gm.add_submodule(name, observer)
-        with self.gm.graph.inserting_after(at):
-            made = self.gm.graph.call_module(name, (at,))
-        made.meta["val"] = source.meta.get("val")
-        user = place if isinstance(place, Node) else place[1]
-        # At inputs and weights a q/dq belongs to its consumer, elsewhere to its producer.
-        is_bare = source.op in ("placeholder", "get_attr")
-        copy_trace(made, user if is_bare else source)
-        named = self.sources.get(source, source)
-        is_constant = named in self.constants
-        # What is trained is no constant to its observer.
-        if is_constant and not self.state.is_qat and hasattr(observer, "observes_constant"):
-            # One constant under one observer: seeing it once is enough.
-            places = self.groups[place].places
-            observer.observes_constant = all(_source_of(p) is source for p in places)
-        self.original[made] = at
-        self.hung[key] = made
-        self.state.slips[name] = Slip(
-            group=self.groups[place].index,
-            role=self._role(place, is_constant),
-            rule=str(user.meta.get(RULE_KEY, "")),
-            uses=(_shown(place),),
-            source=named.name if named.op != "get_attr" else str(named.target),
-            is_constant=is_constant,
-        )
-        return made
-
-    def _extend(self, observer_node: Node, place: EdgeOrNode) -> None:
-        slip = self.state.slips[str(observer_node.target)]
-        self.state.slips[str(observer_node.target)] = Slip(
-            group=slip.group,
-            role=slip.role,
-            rule=slip.rule,
-            uses=(*slip.uses, _shown(place)),
-            source=slip.source,
-            is_constant=slip.is_constant,
-        )
-
-    def _role(self, place: EdgeOrNode, is_constant: bool) -> Role:
-        if isinstance(place, Node):
-            return Role.OUTPUT
-        if not is_constant:
-            return Role.INPUT
-        spec = self.groups[place].spec
-        return Role.BIAS if hasattr(spec, "derived_from") else Role.WEIGHT
-
-
-def _source_of(place: EdgeOrNode) -> Node:
-    return place if isinstance(place, Node) else place[0]
-
-
-def _shown(place: EdgeOrNode) -> str:
-    return place.name if isinstance(place, Node) else f"{place[0].name} -> {place[1].name}"

@@ -1,7 +1,8 @@
 """What prepare remembers for calibrate and convert, kept in `gm.meta`."""
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -14,10 +15,12 @@ from pt2e_quant.graph.subgraphs import bodies
 
 __all__ = [
     "PREPARED_KEY",
+    "HeldConstant",
     "PreparedState",
     "Slip",
     "is_observer",
     "observers_of",
+    "own_observers",
     "prepared_graphs",
     "prepared_state",
 ]
@@ -47,11 +50,39 @@ class Slip:
     is_constant: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldConstant:
+    """A constant that no node of the prepared graph observes: convert looks at it.
+
+    Args:
+        slip: as an observer node's.
+        node: name of the node that holds it.
+        readers: names of the nodes that are to read it quantized.
+        observer: what finds its qparams. Constants of equal specs, and copies of the graph, share
+            it: it is never shown anything, a copy of it is.
+    """
+
+    slip: Slip
+    node: str
+    readers: tuple[str, ...]
+    observer: nn.Module
+
+
 @dataclass(slots=True, kw_only=True)
 class PreparedState:
-    """Every observer node's slip by node name, and what convert still has to run."""
+    """What each observer node and each held constant is for, and what convert still has to run.
+
+    Args:
+        slips: by name of the observer node.
+        constants: those that convert looks at.
+        algorithms: passes of the quantizer before q/dq are made.
+        finishing: passes of the quantizer on the q/dq graph.
+        is_strict: refuse an observer without data; otherwise warn.
+        is_qat: prepared for training.
+    """
 
     slips: dict[str, Slip] = field(default_factory=dict)
+    constants: list[HeldConstant] = field(default_factory=list)
     algorithms: tuple[GraphPass, ...] = ()
     finishing: tuple[GraphPass, ...] = ()
     is_strict: bool = True
@@ -71,6 +102,15 @@ def prepared_state(gm: GraphModule) -> PreparedState:
             fix="prepared = prepare_pt2e(torch.export.export(model, inputs), quantizer)",
         )
     return state
+
+
+def own_observers(state: PreparedState) -> None:
+    """Give the held constants of each group an observer that no other group shares."""
+    made: dict[int, nn.Module] = {}
+    for constant in state.constants:
+        if constant.slip.group not in made:
+            made[constant.slip.group] = copy.deepcopy(constant.observer)
+    state.constants = [replace(c, observer=made[c.slip.group]) for c in state.constants]
 
 
 def prepared_graphs(gm: GraphModule) -> Iterator[GraphModule]:

@@ -6,7 +6,7 @@ from torch.export import export
 
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.prepare import prepare_captured, prepare_pt2e
 from pt2e_quant.flow.prepared import observers_of
 from pt2e_quant.flow.sample import sample_of
 
@@ -79,7 +79,9 @@ def test_call_without_calibrate_is_kept_too(net, quantizer, images):
     torch.testing.assert_close(sample.float_outputs[0], model(x).detach())
 
 
-def test_weights_are_observed_once(prepared, images):
+def test_weights_are_observed_once(net, quantizer, images):
+    gm = export(net, (images[0],)).module()
+    prepared = prepare_captured(gm, quantizer(), strict=True, observe_constants=True)
     calibrate(prepared, images[:1], progress=False)
     weights = [o for n, o in observers_of(prepared) if o.observes_constant]
     assert len(weights) == 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pt2e_quant.core.qparams import QParams, fake_quantize
-from pt2e_quant.flow.convert import qparams_of
+from pt2e_quant.flow.observed_qparams import qparams_of
 from pt2e_quant.observers.derived import DerivedObserverOrFakeQuantize
 from pt2e_quant.observers.fake_quantize import FakeQuantize
 from pt2e_quant.observers.fused_fake_quantize import FusedMovingAvgObsFakeQuantize

@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.dtypes import DTYPES, info
 from pt2e_quant.core.errors import ArtifactError, ConfigError, near
@@ -17,7 +17,13 @@ from pt2e_quant.flow.encodings.aimet import read_dicts, read_lists
 from pt2e_quant.flow.encodings.encoding import Encoding
 from pt2e_quant.flow.encodings.export_file import width_of
 from pt2e_quant.flow.encodings.own import FORMAT, read_own
-from pt2e_quant.flow.prepared import observers_of, prepared_graphs, prepared_state
+from pt2e_quant.flow.prepared import (
+    PreparedState,
+    observers_of,
+    own_observers,
+    prepared_graphs,
+    prepared_state,
+)
 from pt2e_quant.graph.subgraphs import BODY_KEY
 from pt2e_quant.observers.imported_qparams import ImportedQParams
 from pt2e_quant.observers.qschemes import PER_CHANNEL, SYMMETRIC
@@ -106,16 +112,26 @@ def _places(prepared: GraphModule) -> dict[str, list[_Place]]:
     """The observers of each observed tensor by its name, as the records name it."""
     found: dict[str, list[_Place]] = {}
     for graph in prepared_graphs(prepared):
-        slips = prepared_state(graph).slips
+        state = prepared_state(graph)
+        own_observers(state)
         body = graph.meta.get(BODY_KEY)
-        for node, observer in observers_of(graph):
-            source = slips[str(node.target)].source
+        for source, observer, node in _observed(graph, state):
             value = node.meta.get("val")
             sizes = value.shape if isinstance(value, Tensor) else ()
             shape = tuple(s if isinstance(s, int) else None for s in sizes)
             name = source if body is None else f"{body}/{source}"
             found.setdefault(name, []).append(_Place(observer, shape))
     return found
+
+
+def _observed(graph: GraphModule, state: PreparedState) -> Iterator[tuple[str, Any, Node]]:
+    """(name, observer, a node of its shape) of each tensor with an observer, also held ones."""
+    for node, observer in observers_of(graph):
+        yield state.slips[str(node.target)].source, observer, node
+    names = {constant.node for constant in state.constants}
+    nodes = {node.name: node for node in graph.graph.nodes if node.name in names}
+    for constant in state.constants:
+        yield constant.slip.source, constant.observer, nodes[constant.node]
 
 
 def _take(
@@ -218,3 +234,7 @@ def _replace(prepared: GraphModule, made: Mapping[int, ImportedQParams]) -> None
                 setattr(graph, str(node.target), made[id(observer)])
             elif hasattr(observer, "obs_or_fqs"):
                 observer.obs_or_fqs = [made.get(id(o), o) for o in observer.obs_or_fqs]
+        state = prepared_state(graph)
+        state.constants = [
+            replace(c, observer=made.get(id(c.observer), c.observer)) for c in state.constants
+        ]

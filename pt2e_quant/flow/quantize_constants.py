@@ -1,0 +1,170 @@
+"""Quantize the constants that no node observes: look, choose qparams, store integers."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.provenance import TensorRecord
+from pt2e_quant.core.qparams import QParams
+from pt2e_quant.flow.emit_qdq import Layout, qdq_name, static_layout
+from pt2e_quant.flow.observed_qparams import qparams_of, record_of, recorded
+from pt2e_quant.flow.prepared import HeldConstant
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.held_constants import held_bytes
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.passes.store_weights import WeightStore
+
+__all__ = ["HeldPlace", "held_places", "quantize_constants"]
+
+
+class HeldPlace:
+    """A held constant found again in the graph.
+
+    Attributes:
+        constant: what prepare noted.
+        source: the node that holds it.
+        readers: the nodes that are to read it quantized.
+        value: what it holds.
+    """
+
+    def __init__(self, gm: GraphModule, constant: HeldConstant, nodes: Mapping[str, Node]) -> None:
+        self.constant = constant
+        self.source = _found(nodes, constant.node, constant)
+        self.readers = [_found(nodes, name, constant) for name in constant.readers]
+        value = constant_of(gm, self.source)
+        if value is None or any(self.source not in r.all_input_nodes for r in self.readers):
+            raise _edited(constant, self.source)
+        self.value: Tensor = value
+
+    @property
+    def like(self) -> Node:
+        """Whose module its q/dq belong to: its reader's, or that of a view of a constant."""
+        return self.readers[0] if self.source.op == "get_attr" else self.source
+
+
+def held_places(gm: GraphModule, constants: Sequence[HeldConstant]) -> list[HeldPlace]:
+    """Held constants in the graph.
+
+    Raises:
+        ConfigError: the graph was edited since prepare so that one is not there any more.
+    """
+    if not constants:
+        return []
+    nodes = {node.name: node for node in gm.graph.nodes}
+    return [HeldPlace(gm, constant, nodes) for constant in constants]
+
+
+def _found(nodes: Mapping[str, Node], name: str, constant: HeldConstant) -> Node:
+    if name not in nodes:
+        raise _edited(constant, None)
+    return nodes[name]
+
+
+def _edited(constant: HeldConstant, node: Node | None) -> ConfigError:
+    return ConfigError(
+        f'"{constant.slip.source}" is to be quantized for {", ".join(constant.readers)}, which '
+        "the graph does not say any more",
+        node=node,
+        fix="edit the graph before prepare_pt2e, or after convert_pt2e",
+    )
+
+
+def quantize_constants(
+    gm: GraphModule, editor: Editor, places: Sequence[HeldPlace]
+) -> list[TensorRecord]:
+    """Put integers and a dequantize for each reader in the place of each constant.
+
+    Before:  linear(x, weight)
+    After:   linear(x, dequantize(weight_q, weight_scale, weight_zero_point, …))
+
+    The float weight is let go at once where nothing else reads it.
+
+    Args:
+        gm: the graph module.
+        editor: edits its graph; `finish` is the caller's.
+        places: under observers whose qparams are static and of integers.
+
+    Returns:
+        The records of the constants.
+
+    Raises:
+        CalibrationError: NaN or infinity in a constant, which is named.
+        ConfigError: an observer cannot be for its constant.
+    """
+    store, observers = WeightStore(gm, editor), _Observers()
+    layouts: dict[Node, Layout] = {}
+    groups: dict[int, list[HeldPlace]] = {}
+    for place in places:
+        groups.setdefault(place.constant.slip.group, []).append(place)
+    records = []
+    for members in groups.values():
+        observer = observers.fresh(members[0].constant.observer)
+        qparams = _look(observer, members)
+        for place in members:
+            integers = store.put(place.source, place.value, qparams, like=place.like)
+            if integers not in layouts:
+                base = qdq_name(place.source)
+                layouts[integers] = static_layout(editor, base, qparams, like=place.like)
+            _hand_out(editor, place, integers, layouts[integers])
+            record = _record(place, observer, qparams)
+            record.size_before = place.value.numel() * place.value.element_size()
+            record.size_after = _stored_bytes(gm, integers, layouts[integers])
+            records.append(record)
+        for place in members:
+            del place.value
+            store.let_go(place.source)
+    return records
+
+
+class _Observers:
+    """Observers that have seen nothing, without making one for each constant where they reset."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, nn.Module] = {}
+
+    def fresh(self, shared: nn.Module) -> Any:
+        """A copy of an observer that constants share."""
+        if type(shared) not in (MinMaxObserver, PerChannelMinMaxObserver):
+            return copy.deepcopy(shared)
+        kept: Any = self._kept.get(id(shared))
+        if kept is None:
+            kept = self._kept[id(shared)] = copy.deepcopy(shared)
+        kept.reset_min_max_vals()
+        return kept
+
+
+def _look(observer: Any, members: Sequence[HeldPlace]) -> QParams:
+    """The qparams of the constants of a group."""
+    node = members[0].source
+    try:
+        for place in members:
+            node = place.source
+            observer(place.value)
+        return qparams_of(observer)
+    except (CalibrationError, ConfigError) as error:
+        if error.node_name:
+            raise
+        raise type(error)(error.what, node=node, fix=error.fix) from error
+
+
+def _hand_out(editor: Editor, place: HeldPlace, integers: Node, layout: Layout) -> None:
+    quantized = layout.of(integers)
+    for reader in place.readers:
+        like = reader if place.source.op == "get_attr" else place.source
+        made = quantized.dequantize(editor, of=place.source, like=like)
+        reader.replace_input_with(place.source, made)
+
+
+def _record(place: HeldPlace, observer: Any, qparams: QParams) -> TensorRecord:
+    name = type(observer).__name__
+    return record_of(place.constant.slip, place.like, observer, name, recorded(qparams))
+
+
+def _stored_bytes(gm: GraphModule, integers: Node, layout: Layout) -> int:
+    nodes = [integers, *(a for a in layout.arguments if isinstance(a, Node))]
+    return sum(held_bytes(gm, node) for node in nodes)
