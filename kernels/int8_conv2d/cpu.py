@@ -6,11 +6,11 @@ import torch
 from torch.fx import Node
 
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import argument
 from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.conditions import BATCHED_1D, BATCHED_2D
 from pt2e_quant.kernels.cost import Cost, moved_bytes
+from pt2e_quant.kernels.int8_conv2d.read_conv import EVEN_PADDING, even_padding, per_axis
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.measured import read_measured
 from pt2e_quant.kernels.onednn.operators import ConvSum, PackConv, QConv, aten
@@ -28,27 +28,7 @@ from pt2e_quant.kernels.onednn.site import (
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "even_padding", "shape_class"]
-
-
-def even_padding(conv: Node) -> list[int] | None:
-    """Padding in numbers, None where "same" pads unevenly."""
-    padding = argument(conv, "padding")
-    if not isinstance(padding, str):
-        return list(padding)
-    weight: Any = conv.args[1]
-    kernel = weight.meta["val"].shape[2:]
-    if padding == "valid":
-        return [0] * len(kernel)
-    dilation = list(argument(conv, "dilation")) * len(kernel)
-    spans = [d * (k - 1) for d, k in zip(dilation, kernel, strict=False)]
-    return None if any(span % 2 for span in spans) else [span // 2 for span in spans]
-
-
-EVEN_PADDING = Constraint(
-    text="padding that is the same on both sides",
-    holds=lambda match: even_padding(match.nodes["op"]) is not None,
-)
+__all__ = ["KERNELS", "shape_class"]
 
 
 def shape_class(match: Match) -> str:
@@ -68,9 +48,9 @@ def build(site: Site) -> Node:
     conv = site.match.nodes["op"]
     x = _channels_last(site, found.x)
     geometry = (
-        _per_axis(conv, "stride"),
+        per_axis(conv, "stride"),
         even_padding(conv),
-        _per_axis(conv, "dilation"),
+        per_axis(conv, "dilation"),
         argument(conv, "groups"),
     )
     scale = site.constant("weight_scale", found.weight.scale)
@@ -138,14 +118,6 @@ def _channels_last(site: Site, value: Node) -> Node:
         val=value.meta["val"],
         memory_format=torch.channels_last,
     )
-
-
-def _per_axis(conv: Node, name: str) -> list[int]:
-    """Stride or dilation with a number for each spatial axis."""
-    given = list(argument(conv, name))
-    weight: Any = conv.args[1]
-    axes = weight.meta["val"].dim() - 2
-    return given * axes if len(given) == 1 else given
 
 
 def node_cost(node: Node) -> Cost:
