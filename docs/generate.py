@@ -1,4 +1,4 @@
-"""Write the generated parts of the docs: backends' op tables, scheme names, and the results.
+"""Write the generated parts of the docs: op tables, kernels, scheme names, and the results.
 
 Run `python docs/generate.py` after a change of a table or of `benchmarks/results`; with `--check`
 it writes nothing and exits with 1 where a page is out of date.
@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from kernel_page import kernels_page
 
 from pt2e_quant.backends import get, names
 from pt2e_quant.backends.artifact import Backend
@@ -171,6 +173,7 @@ def pages() -> dict[Path, str]:
     }
     readme = ROOT / "README.md"
     found[readme] = _filled(readme, BEGIN, END, results_table())
+    found[ROOT / "docs" / "kernels.md"] = kernels_page(RESULTS.parent)
     found[SCHEMES] = _filled(SCHEMES, SCHEMES_BEGIN, SCHEMES_END, schemes_table())
     return found
 
