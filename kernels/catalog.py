@@ -4,12 +4,27 @@ from typing import Any
 
 from pt2e_quant.kernels.bench_case import Bench
 from pt2e_quant.kernels.compile_case import CompileCase
+from pt2e_quant.kernels.int8_add.bench import BENCH as INT8_ADD_BENCH
+from pt2e_quant.kernels.int8_add.compile_cases import CASES as INT8_ADD
 from pt2e_quant.kernels.int8_linear.bench import BENCH as INT8_LINEAR_BENCH
 from pt2e_quant.kernels.int8_linear.compile_cases import CASES as INT8_LINEAR
+from pt2e_quant.kernels.quantize.bench import BENCH as QUANTIZE_BENCH
+from pt2e_quant.kernels.quantize.compile_cases import CASES as QUANTIZE
+from pt2e_quant.kernels.quantize_per_token.bench import BENCH as QUANTIZE_PER_TOKEN_BENCH
 from pt2e_quant.kernels.quantize_per_token.compile_cases import CASES as QUANTIZE_PER_TOKEN
 
 __all__ = ["BENCHES", "COMPILE_CASES"]
 
-COMPILE_CASES: tuple[CompileCase, ...] = (*INT8_LINEAR, *QUANTIZE_PER_TOKEN)
+COMPILE_CASES: tuple[CompileCase, ...] = (
+    *INT8_LINEAR,
+    *QUANTIZE_PER_TOKEN,
+    *QUANTIZE,
+    *INT8_ADD,
+)
 
-BENCHES: tuple[Bench[Any], ...] = (INT8_LINEAR_BENCH,)
+BENCHES: tuple[Bench[Any], ...] = (
+    INT8_LINEAR_BENCH,
+    QUANTIZE_PER_TOKEN_BENCH,
+    QUANTIZE_BENCH,
+    INT8_ADD_BENCH,
+)

@@ -6,6 +6,7 @@ from torch.fx import Node
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import MAX_POOL2D, argument, arguments, is_getitem
 from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.quantized_values import requantized
 
 __all__ = [
     "ADDS_EQUAL_SHAPES",
@@ -16,6 +17,8 @@ __all__ = [
     "KEEP_FLOAT",
     "LIMITS_ARE_NUMBERS",
     "NO_INDICES",
+    "QUANTIZED_RESULT",
+    "rank_of",
 ]
 
 KEEP_FLOAT = "pt2e_quant.cpu.keep_float"
@@ -66,4 +69,8 @@ BETWEEN_INTEGERS = Constraint(
     text="a convolution or linear before it and one behind it",
     holds=lambda match: KEEP_FLOAT not in match.anchor.meta,
     fix="leave it float: integers would only add a quantize and a dequantize",
+)
+QUANTIZED_RESULT = Constraint(
+    text="a result that all its readers quantize alike",
+    holds=lambda match: requantized(match.anchor) is not None,
 )

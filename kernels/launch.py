@@ -8,7 +8,10 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import InputError, UnsupportedError
 
-__all__ = ["MINIMUM_CAPABILITY", "check_operands", "launching"]
+__all__ = ["ELEMENTS", "MINIMUM_CAPABILITY", "check_operands", "launching"]
+
+ELEMENTS = (torch.int8, torch.uint8, torch.float32, torch.float16, torch.bfloat16)
+"""What an elementwise kernel reads: integers with qparams, or floats."""
 
 MINIMUM_CAPABILITY = (8, 0)
 """Triton's int8 products need mma of the second version: Ampere and later."""

@@ -19,6 +19,7 @@ __all__ = [
     "TileConfig",
     "columns_class",
     "device_slug",
+    "elements_class",
     "read_tiles",
     "rows_class",
     "tiles_for",
@@ -67,6 +68,15 @@ def columns_class(columns: int) -> str:
     """
     bounds = (("narrow", 128), ("row", 1024), ("wide", 4096))
     return next((name for name, most in bounds if columns <= most), "long")
+
+
+def elements_class(elements: int) -> str:
+    """The shape class of an elementwise kernel: whether large tiles leave processors idle.
+
+    >>> [elements_class(n) for n in (1, 2**18, 2**18 + 1)]
+    ['small', 'small', 'large']
+    """
+    return "small" if elements <= 2**18 else "large"
 
 
 def device_slug(name: str) -> str:

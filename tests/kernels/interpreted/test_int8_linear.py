@@ -6,24 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pt2e_quant.core.errors import InputError
-from pt2e_quant.kernels.epilogue.epilogue import Activation
 from pt2e_quant.kernels.int8_linear.gpu import int8_linear
 from pt2e_quant.kernels.int8_linear.op import Int8Linear
 from pt2e_quant.kernels.int8_linear.reference import int8_linear as reference
 from pt2e_quant.kernels.tiles import TileConfig
-from tests.kernels.operands import epilogues, linear_operands
+from tests.kernels.operands import EXACT_ACTIVATIONS, epilogues, linear_operands
 
 SMALL = TileConfig(
     (("BLOCK_M", 16), ("BLOCK_N", 16), ("BLOCK_K", 32), ("GROUP_M", 2)), num_warps=4, num_stages=2
 )
-# Nothing but exp and erf is rounded otherwise than in the definition.
-EXACT = {a for a in Activation} - {
-    Activation.GELU,
-    Activation.GELU_TANH,
-    Activation.SILU,
-    Activation.SIGMOID,
-    Activation.TANH,
-}
 
 
 @settings(max_examples=40, deadline=None)
@@ -36,7 +27,7 @@ def test_equals_the_definition_for_ragged_shapes(data, M, N, K, per_row):
     assert made.dtype is wanted.dtype
     assert made.shape == wanted.shape
     if made.dtype is torch.int8:
-        bound_lsb = 0 if epilogue["activation"] in EXACT else 1
+        bound_lsb = 0 if epilogue["activation"] in EXACT_ACTIVATIONS else 1
         assert (made.int() - wanted.int()).abs().max() <= bound_lsb
     elif made.dtype is torch.bfloat16:  # the interpreter truncates to bfloat16
         torch.testing.assert_close(made, wanted, rtol=2**-7, atol=1e-6)

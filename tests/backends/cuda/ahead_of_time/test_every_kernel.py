@@ -1,4 +1,4 @@
-"""Every kernel, tile row and GPU generation: compiled, and its instructions held to the baseline."""
+"""Every kernel, tile row and GPU generation: compiled, its instructions held to the baseline."""
 
 import pytest
 
@@ -15,6 +15,9 @@ TARGETS = {target.name: target for target in targets(COMPILE_CASES)}
 IN_EVERY_RUN = (
     "int8_linear/int8_linear_kernel/decode/per token, gelu, residual, bf16 @ default sm_80",
     "int8_linear/int8_linear_kernel/large/static, relu, int8 @ default sm_90",
+    "quantize/quantize_kernel/large/bf16, gelu, int8 @ default sm_90",
+    "quantize_per_token/quantize_per_token_kernel/wide/bf16 @ default sm_90",
+    "int8_add/int8_add_kernel/large/two int8, relu @ default sm_80",
 )
 
 

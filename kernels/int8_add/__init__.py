@@ -1,0 +1,1 @@
+"""The sum, difference or product of two quantized tensors, activated and requantized."""

@@ -1,0 +1,1 @@
+"""Quantize, dequantize, and an activation function between them, in one launch."""

@@ -1,0 +1,46 @@
+"""The variants of quantize that are compiled ahead of time."""
+
+from pt2e_quant.kernels.compile_case import CompileCase
+
+__all__ = ["CASES"]
+
+_SIGNATURE = {
+    "x": "*bf16",
+    "out": "*i8",
+    "size": "i32",
+    "x_scale": "fp32",
+    "x_zero_point": "i32",
+    "act_low": "fp32",
+    "act_high": "fp32",
+    "inverse_scale": "fp32",
+    "out_zero_point": "i32",
+    "out_min": "i32",
+    "out_max": "i32",
+}
+_VARIANTS: dict[str, tuple[dict[str, str], dict[str, bool | str]]] = {
+    "bf16 to int8": ({}, {"FROM_INTEGER": False, "ACTIVATION": "none", "IS_INTEGER": True}),
+    "bf16, gelu, int8": ({}, {"FROM_INTEGER": False, "ACTIVATION": "gelu", "IS_INTEGER": True}),
+    "int8, silu, int8": (
+        {"x": "*i8"},
+        {"FROM_INTEGER": True, "ACTIVATION": "silu", "IS_INTEGER": True},
+    ),
+    "int8 to bf16": (
+        {"x": "*i8", "out": "*bf16"},
+        {"FROM_INTEGER": True, "ACTIVATION": "none", "IS_INTEGER": False},
+    ),
+}
+
+CASES = tuple(
+    CompileCase(
+        op="quantize",
+        kernel="quantize_kernel",
+        variant=variant,
+        shape_class=shape_class,
+        signature={**_SIGNATURE, **types},
+        constants=constants,
+        aligned=("x", "out", "size"),
+        matrix_units={},
+    )
+    for variant, (types, constants) in _VARIANTS.items()
+    for shape_class in ("small", "large")
+)

@@ -1,0 +1,57 @@
+"""The quantizes and dequantizes that no kernel took become one launch each."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import module_path
+from pt2e_quant.core.qdq import QuantizePerTensor
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS
+from pt2e_quant.kernels.quantize.op import Quantize
+from pt2e_quant.kernels.quantized_values import Affine, affine_of
+
+__all__ = ["fuse_lone_qdq"]
+
+
+@graph_pass()
+def fuse_lone_qdq(gm: GraphModule) -> PassResult:
+    """Replace every static per-tensor quantize and dequantize by `pt2e_quant::quantize`.
+
+    Before:  quantize_per_tensor(x, s, z, -128, 127, int8)
+    After:   pt2e_quant.quantize(x, out_dtype=int8, out_scale=s, out_zero_point=z, …)
+
+    To run after everything that looks for q/dq. torch's own operators are five launches a
+    quantize and three a dequantize.
+    """
+    editor = Editor(gm)
+    notes: list[Note] = []
+    for node in list(gm.graph.nodes):
+        affine = affine_of(node)
+        if affine is None or affine.dtype not in INTEGER_OUTPUTS:
+            continue
+        editor.replace(node, _launch(editor, node, affine))
+        notes.append(Note(node.name, "one launch"))
+    return PassResult(changed=editor.finish(), notes=tuple(notes))
+
+
+def _launch(editor: Editor, node: Node, affine: Affine) -> Node:
+    value: Tensor = node.meta["val"]
+    named: dict[str, Any] = {"label": f"{module_path(node)} {node.name}".strip()}
+    if node.target is QuantizePerTensor:
+        named |= {
+            "out_dtype": affine.dtype,
+            "out_scale": affine.scale,
+            "out_zero_point": affine.zero_point,
+            "out_min": affine.quant_min,
+            "out_max": affine.quant_max,
+        }
+    else:
+        named |= {
+            "x_scale": affine.scale,
+            "x_zero_point": affine.zero_point,
+            "out_dtype": value.dtype,
+        }
+    return editor.call(Quantize, node.args[0], like=node, before=node, val=value, **named)

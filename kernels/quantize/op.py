@@ -1,0 +1,41 @@
+"""The operator `pt2e_quant::quantize`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.kernels.cost import Cost, moved_bytes
+from pt2e_quant.kernels.epilogue.epilogue import OUTPUT_SCHEMA
+from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.quantize import reference
+
+__all__ = ["Quantize", "cost"]
+
+
+def _fake(x: Tensor, *, out_dtype: torch.dtype = torch.float32, **named: Any) -> Tensor:
+    return torch.empty_like(x, dtype=out_dtype)
+
+
+Quantize = define(
+    f"quantize(Tensor x, *, float x_scale=1.0, int x_zero_point=0, {OUTPUT_SCHEMA}, "
+    'str label="") -> Tensor',
+    reference=reference.quantize,
+    triton=triton_kernel("pt2e_quant.kernels.quantize.gpu", "quantize"),
+    fake=_fake,
+)
+"""y = q(activation(dq(x))): what is between is float32, and each end may be float instead.
+
+    x: int8 or uint8 with the qparams x_scale and x_zero_point, or a float dtype; any shape.
+    out_dtype: int8 or uint8 with the qparams out_scale and so on, or a float dtype.
+    label: the node, for the profiler.
+
+Without an activation equal to the last bit to quantized_decomposed's quantize_per_tensor and
+dequantize_per_tensor; with one, to the operators in float32 but for the last bit of exp and erf.
+The result has x's strides.
+"""
+
+
+def cost(x: Tensor, out: Tensor) -> Cost:
+    """Bytes of one call, and about ten operations an element."""
+    return Cost(bytes=moved_bytes(x, out), operations=10 * x.numel())

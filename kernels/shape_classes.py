@@ -1,0 +1,39 @@
+"""The shape class of a match by one of its sizes: the row of the tile and measured tables."""
+
+import math
+from collections.abc import Sequence
+
+from torch.fx import Node
+
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.tiles import columns_class, elements_class, rows_class
+
+__all__ = ["by_columns", "by_elements", "by_rows", "static_product"]
+
+
+def static_product(sizes: Sequence[object]) -> int | None:
+    """The product of sizes; None if one is symbolic."""
+    known = [size for size in sizes if isinstance(size, int)]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+def by_elements(match: Match) -> str:
+    """By the elements of a match's result; "" if a size is symbolic."""
+    elements = static_product(_result(match).meta["val"].shape)
+    return "" if elements is None else elements_class(elements)
+
+
+def by_columns(match: Match) -> str:
+    """By the last size of a match's result; "" if it is symbolic."""
+    columns = static_product(_result(match).meta["val"].shape[-1:])
+    return "" if columns is None else columns_class(columns)
+
+
+def by_rows(match: Match) -> str:
+    """By the rows of the product that a match named "op"; "" if one is symbolic."""
+    rows = static_product(match.nodes["op"].meta["val"].shape[:-1])
+    return "" if rows is None else rows_class(rows)
+
+
+def _result(match: Match) -> Node:
+    return match.anchor
