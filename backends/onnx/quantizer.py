@@ -32,6 +32,7 @@ def make_quantizer(recipe: str = "int8") -> TableQuantizer:
         ],
         transforms=found.transforms,
         algorithms=found.algorithms,
+        balances_channels=found.balances_channels,
     )
 
 

@@ -45,6 +45,7 @@ class Recipe:
         observers: which observers gather ranges.
         transforms: passes on the exported graph.
         algorithms: passes that convert runs on the calibrated graph.
+        balances_channels: even out the channels of linears' inputs, from weights alone.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Recipe:
     observers: ObserverChoice = field(default_factory=ObserverChoice)
     transforms: tuple[GraphPass, ...] = ()
     algorithms: tuple[GraphPass, ...] = ()
+    balances_channels: bool = False
 
 
 INT8 = Scheme(
@@ -91,6 +93,7 @@ def _without_data(name: str, text: str, *, symmetric: bool = True) -> Recipe:
         ),
         observers=_SEARCHED,
         transforms=_ATTENTION,
+        balances_channels=True,
     )
 
 

@@ -35,6 +35,7 @@ def make_quantizer(recipe: str) -> TableQuantizer:
         rules=found.rules,
         transforms=TRANSFORMS,
         algorithms=found.algorithms,
+        balances_channels=found.balances_channels,
         # The delegate takes biases in float and rounds them to the accumulator's step itself.
         finishing=(snap_biases,),
     )

@@ -38,6 +38,7 @@ class Recipe:
         scheme: what every node gets.
         observers: which observers gather ranges.
         algorithms: passes that convert runs on the calibrated graph.
+        balances_channels: even out the channels of linears' inputs, from weights alone.
         rules: what some nodes get instead.
     """
 
@@ -45,6 +46,7 @@ class Recipe:
     scheme: Scheme
     observers: ObserverChoice = field(default_factory=ObserverChoice)
     algorithms: tuple[GraphPass, ...] = ()
+    balances_channels: bool = False
     rules: tuple[QuantRule, ...] = ()
 
 
@@ -69,6 +71,7 @@ def _without_data(name: str, text: str) -> Recipe:
         scheme=scheme,
         observers=ObserverChoice(search=search),
         rules=(_TABLES, head) if is_small else (_TABLES,),
+        balances_channels=True,
     )
 
 

@@ -40,7 +40,7 @@ from pt2e_quant.flow.size_ledger import check_smaller, constant_bytes, take_ledg
 from pt2e_quant.flow.train_mode import set_training_flags
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, copy_trace
-from pt2e_quant.graph.pipeline import PassRecord, one_recompile, run_passes
+from pt2e_quant.graph.pipeline import log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
 from pt2e_quant.observers.block_weight import BlockWeightObserver
 from pt2e_quant.observers.float_activation import FloatActivationObserver
@@ -103,13 +103,13 @@ def _convert_graph(gm: GraphModule, fold_quantize: bool) -> None:
         _take_over(provenance, provenance_of(body.gm), body.name)
     state = prepared_state(gm)
     with one_recompile(gm) as changes:
-        _log(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
-        _log(provenance, run_passes(gm, state.algorithms))
+        log_passes(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
+        log_passes(provenance, run_passes(gm, state.algorithms))
         changes.append(True)
         _Converter(gm, state, provenance, fold_quantize).run()
         del gm.meta[PREPARED_KEY]
         run_passes(gm, (store_weights,) if fold_quantize else ())
-        _log(provenance, run_passes(gm, state.finishing))
+        log_passes(provenance, run_passes(gm, state.finishing))
         run_passes(gm, (drop_dead_constants,))
 
 
@@ -118,11 +118,6 @@ def _take_over(table: Provenance, inner: Provenance, body: str) -> None:
     table.tensors += [replace(r, name=f"{body}/{r.name}") for r in inner.tensors]
     table.floats += [replace(r, node=f"{body}/{r.node}") for r in inner.floats]
     table.notes += [f"{body}/{note}" for note in inner.notes]
-
-
-def _log(provenance: Provenance, records: tuple[PassRecord, ...]) -> None:
-    provenance.passes += [record.name for record in records if record.changed]
-    provenance.notes += [f"{n.node}: {n.text}" for record in records for n in record.notes]
 
 
 class _Converter:

@@ -26,8 +26,9 @@ from pt2e_quant.flow.train_ranges import for_training
 from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot, operator_name
 from pt2e_quant.graph.pattern import Match, Op, find_matches
-from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.graph.pipeline import GraphPass, log_passes, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
+from pt2e_quant.passes.balance_channels import balance_channels
 from pt2e_quant.passes.pad_linears import pad_linears
 
 __all__ = ["MASKS_KEY", "RULE_KEY", "TableQuantizer"]
@@ -61,6 +62,9 @@ class TableQuantizer(Quantizer):
         transforms: passes that `transform_for_annotation` runs.
         algorithms: passes that convert runs on the calibrated graph, before q/dq are made.
         finishing: passes that convert runs on the q/dq graph.
+        balances_channels: divide inputs of linears by a factor per channel and multiply their
+            weights where that lowers the rounding error expected of weights and of inputs rounded
+            at run time (`balance_channels`); exact in float. May also be set afterwards.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class TableQuantizer(Quantizer):
         transforms: Sequence[GraphPass] = (),
         algorithms: Sequence[GraphPass] = (),
         finishing: Sequence[GraphPass] = (),
+        balances_channels: bool = False,
     ) -> None:
         self.table = table
         self.scheme = scheme
@@ -81,6 +86,7 @@ class TableQuantizer(Quantizer):
         self.transforms = tuple(transforms)
         self.algorithms = tuple(algorithms)
         self.finishing = tuple(finishing)
+        self.balances_channels = balances_channels
         self.pads_groups = False
 
     def set_global(self, scheme: Scheme | None) -> "TableQuantizer":
@@ -139,10 +145,14 @@ class TableQuantizer(Quantizer):
         made.rules = list(self.rules)
         made.observers = for_training(self.observers)
         made.algorithms = made.finishing = ()
+        made.balances_channels = False  # training starts from the weights that the user gave
         return made
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Run the table's own passes."""
+        if self.balances_channels:
+            records = run_passes(model, (balance_channels(RuleBook(self.rules).scheme_for),))
+            log_passes(provenance_of(model), records)
         run_passes(model, self.transforms)
         if self.pads_groups:
             book = RuleBook(self.rules)

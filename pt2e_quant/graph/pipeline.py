@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.meta import attribute
@@ -29,6 +30,7 @@ __all__ = [
     "Sample",
     "absent",
     "graph_pass",
+    "log_passes",
     "one_recompile",
     "run_passes",
 ]
@@ -177,6 +179,12 @@ def run_passes(
             records.append(PassRecord(entry.name, result.changed, result.notes, elapsed))
         changes[place] = any(record.changed for record in records)
     return tuple(records)
+
+
+def log_passes(provenance: Provenance, records: Sequence[PassRecord]) -> None:
+    """Add to a graph's table which passes changed it, and all that they noted."""
+    provenance.passes += [record.name for record in records if record.changed]
+    provenance.notes += [f"{n.node}: {n.text}" for record in records for n in record.notes]
 
 
 @contextmanager
