@@ -7,11 +7,13 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.data_movement.cpu import KERNELS as DATA_MOVEMENT_CPU
 from pt2e_quant.kernels.data_movement.entries import KERNELS as DATA_MOVEMENT
+from pt2e_quant.kernels.int4_linear.entries import KERNELS as INT4_LINEAR
 from pt2e_quant.kernels.int8_add.entries import KERNELS as INT8_ADD
 from pt2e_quant.kernels.int8_conv2d.cpu import KERNELS as INT8_CONV2D_CPU
 from pt2e_quant.kernels.int8_conv2d.entries import KERNELS as INT8_CONV2D
 from pt2e_quant.kernels.int8_linear.cpu import KERNELS as INT8_LINEAR_CPU
 from pt2e_quant.kernels.int8_linear.entries import KERNELS as INT8_LINEAR
+from pt2e_quant.kernels.int8_matmul.entries import KERNELS as INT8_MATMUL
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantize.entries import KERNELS as QUANTIZE
 
@@ -19,7 +21,9 @@ __all__ = ["KERNELS", "Registry"]
 
 KERNELS: tuple[Kernel, ...] = (
     *INT8_LINEAR,
+    *INT4_LINEAR,
     *INT8_CONV2D,
+    *INT8_MATMUL,
     *DATA_MOVEMENT,
     *INT8_ADD,
     *QUANTIZE,
