@@ -4,6 +4,8 @@ from typing import Any
 
 from pt2e_quant.kernels.bench_case import Bench
 from pt2e_quant.kernels.compile_case import CompileCase
+from pt2e_quant.kernels.int4_linear.bench import BENCH as INT4_LINEAR_BENCH
+from pt2e_quant.kernels.int4_linear.compile_cases import CASES as INT4_LINEAR
 from pt2e_quant.kernels.int8_add.bench import BENCH as INT8_ADD_BENCH
 from pt2e_quant.kernels.int8_add.compile_cases import CASES as INT8_ADD
 from pt2e_quant.kernels.int8_linear.bench import BENCH as INT8_LINEAR_BENCH
@@ -17,6 +19,7 @@ __all__ = ["BENCHES", "COMPILE_CASES"]
 
 COMPILE_CASES: tuple[CompileCase, ...] = (
     *INT8_LINEAR,
+    *INT4_LINEAR,
     *QUANTIZE_PER_TOKEN,
     *QUANTIZE,
     *INT8_ADD,
@@ -24,6 +27,7 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
 
 BENCHES: tuple[Bench[Any], ...] = (
     INT8_LINEAR_BENCH,
+    INT4_LINEAR_BENCH,
     QUANTIZE_PER_TOKEN_BENCH,
     QUANTIZE_BENCH,
     INT8_ADD_BENCH,

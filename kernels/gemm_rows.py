@@ -40,7 +40,8 @@ def gemm_rows(
     """
     product = Op(family, _X, _W, _B, name="op")
     slots = (
-        *((Slot(at="x", role=Role.INPUT, accepts=x),) if x else ()),
+        # With nothing to accept it says that x is float, which tells rows of equal weights apart.
+        Slot(at="x", role=Role.INPUT, accepts=x),
         Slot(at="w", role=Role.WEIGHT, accepts=w),
     )
     note = "the result is quantized where what reads it takes that, else float"

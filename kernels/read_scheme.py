@@ -23,12 +23,13 @@ from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.graph.op_table import OpRow, Slot
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
+from pt2e_quant.kernels.read_format import scheme_of_blocks, scheme_of_floats
 
 __all__ = ["scheme_of", "slots_fit"]
 
 
 def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
-    """What a dequantize says of its tensor; None of anything else, and of formats of our own.
+    """What a dequantize says of its tensor; None of anything else, and of code books.
 
     A 4-bit weight has the dtype that its bytes are packed as.
     """
@@ -37,6 +38,10 @@ def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
     kind = kind_of_qdq(node)
     if kind is QdqKind.PER_TOKEN:
         return _per_token(node)
+    if kind is QdqKind.BLOCK:
+        return scheme_of_blocks(gm, node)
+    if kind is QdqKind.FLOAT:
+        return scheme_of_floats(node)
     if kind not in STATIC_KINDS:
         return None
     qparams = read_qparams(gm, node)

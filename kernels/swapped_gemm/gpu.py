@@ -1,0 +1,82 @@
+"""The order of tiles, and the kernel that adds what splits of K left in memory."""
+
+import triton
+import triton.language as tl
+
+from pt2e_quant.kernels.epilogue.gpu import write_result
+
+__all__ = ["add_splits_kernel", "tile_of_program"]
+
+
+@triton.jit
+def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Row and column of a program's tile: in stripes of GROUP_M, so that weights stay in L2."""
+    program = tl.program_id(0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    stripe = program // (GROUP_M * tiles_n)
+    first_m = stripe * GROUP_M
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - first_m, GROUP_M)
+    within = program % (GROUP_M * tiles_n)
+    return first_m + within % height, within // height
+
+
+@triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
+def add_splits_kernel(
+    partial,
+    row_scale,
+    bias,
+    residual,
+    out,
+    SPLITS,
+    size,
+    N,
+    residual_scale,
+    residual_zero_point,
+    act_low,
+    act_high,
+    inverse_scale,
+    out_zero_point,
+    out_min,
+    out_max,
+    PER_ROW: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IS_INTEGER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """BLOCK elements of the result: sums of SPLITS parts in ascending order, then the epilogue.
+
+    partial is float32[SPLITS, M, N], row_scale float32[M] or [1].
+    """
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    real = tl.load(partial + place, mask=inside, other=0.0)
+    for split in range(1, SPLITS):
+        real += tl.load(partial + split * size.to(tl.int64) + place, mask=inside, other=0.0)
+    if HAS_SCALE:
+        if PER_ROW:
+            real *= tl.load(row_scale + place // N, mask=inside, other=0.0)
+        else:
+            real *= tl.load(row_scale)
+    if HAS_BIAS:
+        real += tl.load(bias + place % N, mask=inside, other=0.0).to(tl.float32)
+    write_result(
+        real,
+        place,
+        inside,
+        residual,
+        out,
+        residual_scale,
+        residual_zero_point,
+        act_low,
+        act_high,
+        inverse_scale,
+        out_zero_point,
+        out_min,
+        out_max,
+        RESIDUAL,
+        ACTIVATION,
+        IS_INTEGER,
+    )

@@ -1,0 +1,41 @@
+"""Into how many runs of K a product is cut, so that small ones occupy the whole device."""
+
+import torch
+
+__all__ = ["processors_of", "splits"]
+
+_PROGRAMS_PER_PROCESSOR = 3
+"""So many programs keep enough loads in flight to fill a processor's share of the bandwidth."""
+_LEAST_STEPS = 4
+"""A run has at least so many steps: fewer would not fill the software pipeline."""
+_PROCESSORS = 132
+"""Of an H100 or H200; for tensors that are on no GPU."""
+
+
+def splits(tiles: int, steps: int, *, most: int, processors: int) -> int:
+    """How many runs of steps along K each tile of the result is computed in.
+
+    The same for the same shape on the same device, so that results do not vary from run to run.
+
+    Args:
+        tiles: of the result.
+        steps: along K.
+        most: of the tile table; 1 for no split.
+        processors: multiprocessors of the device.
+
+    >>> splits(64, 64, most=8, processors=132), splits(224, 64, most=8, processors=132)
+    (7, 2)
+    >>> splits(64, 6, most=8, processors=132), splits(64, 64, most=1, processors=132)
+    (1, 1)
+    """
+    wanted = -(-_PROGRAMS_PER_PROCESSOR * processors // max(1, tiles))
+    count = max(1, min(wanted, most, steps // _LEAST_STEPS))
+    each = -(-steps // count)
+    return -(-steps // each)
+
+
+def processors_of(device: torch.device) -> int:
+    """Multiprocessors of a device."""
+    if device.type != "cuda":
+        return _PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
