@@ -8,8 +8,12 @@ from pt2e_quant.kernels.int4_linear.bench import BENCH as INT4_LINEAR_BENCH
 from pt2e_quant.kernels.int4_linear.compile_cases import CASES as INT4_LINEAR
 from pt2e_quant.kernels.int8_add.bench import BENCH as INT8_ADD_BENCH
 from pt2e_quant.kernels.int8_add.compile_cases import CASES as INT8_ADD
+from pt2e_quant.kernels.int8_conv2d.bench import BENCH as INT8_CONV2D_BENCH
+from pt2e_quant.kernels.int8_conv2d.compile_cases import CASES as INT8_CONV2D
 from pt2e_quant.kernels.int8_linear.bench import BENCH as INT8_LINEAR_BENCH
 from pt2e_quant.kernels.int8_linear.compile_cases import CASES as INT8_LINEAR
+from pt2e_quant.kernels.int8_matmul.bench import BENCH as INT8_MATMUL_BENCH
+from pt2e_quant.kernels.int8_matmul.compile_cases import CASES as INT8_MATMUL
 from pt2e_quant.kernels.quantize.bench import BENCH as QUANTIZE_BENCH
 from pt2e_quant.kernels.quantize.compile_cases import CASES as QUANTIZE
 from pt2e_quant.kernels.quantize_per_token.bench import BENCH as QUANTIZE_PER_TOKEN_BENCH
@@ -19,6 +23,8 @@ __all__ = ["BENCHES", "COMPILE_CASES"]
 
 COMPILE_CASES: tuple[CompileCase, ...] = (
     *INT8_LINEAR,
+    *INT8_CONV2D,
+    *INT8_MATMUL,
     *INT4_LINEAR,
     *QUANTIZE_PER_TOKEN,
     *QUANTIZE,
@@ -27,6 +33,8 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
 
 BENCHES: tuple[Bench[Any], ...] = (
     INT8_LINEAR_BENCH,
+    INT8_CONV2D_BENCH,
+    INT8_MATMUL_BENCH,
     INT4_LINEAR_BENCH,
     QUANTIZE_PER_TOKEN_BENCH,
     QUANTIZE_BENCH,
