@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.dtypes import DTYPES, DTypeInfo
 from pt2e_quant.core.packing import pack
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.core.qdq import QdqKind, is_dequantize, kind_of_qdq
 from pt2e_quant.core.unpack_op import Unpack
 from pt2e_quant.graph.alias import mutated_roots, region_operands, subgraph_of
 from pt2e_quant.graph.editor import Editor
@@ -27,6 +27,9 @@ PACKED_SUFFIX = "_packed"
 
 _BYTES = (torch.int8, torch.uint8)
 
+_BYTE_RANGE = 128
+"""From this many steps on, integers need all 8 bits."""
+
 
 @graph_pass()
 def pack_weights(gm: GraphModule) -> PassResult:
@@ -39,6 +42,8 @@ def pack_weights(gm: GraphModule) -> PassResult:
     weights, take the bits of their own values: one each where all are zero. Constants of one
     storage become one. `unpack_weights` is the inverse.
     """
+    if not any(_may_pack(node) for node in gm.graph.nodes):
+        return PassResult(changed=False)
     editor = Editor(gm)
     written = mutated_roots(gm.graph)
     packer = _Packer(gm, editor)
@@ -50,6 +55,17 @@ def pack_weights(gm: GraphModule) -> PassResult:
         if row is not None:
             packer.pack(node, value, row)
     return PassResult(editor.finish(), tuple(packer.notes))
+
+
+def _may_pack(node: Node) -> bool:
+    """Whether a node may read something to be packed: asked before any constant is looked at."""
+    kind = kind_of_qdq(node)
+    if kind is None:
+        return isinstance(node.target, HigherOrderOperator)
+    if kind not in (QdqKind.PER_TENSOR, QdqKind.PER_CHANNEL):
+        return True
+    low, high = node.args[3 + (kind is QdqKind.PER_CHANNEL) :][:2]
+    return not isinstance(low, int) or not isinstance(high, int) or high - low < _BYTE_RANGE
 
 
 class _Packer:

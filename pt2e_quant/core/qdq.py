@@ -95,6 +95,12 @@ DEQUANTIZE_OPS = {
 OWN_KINDS = frozenset({QdqKind.BLOCK, QdqKind.FLOAT, QdqKind.CODE_BOOK})
 """The layouts of our own operators, that quantized_decomposed cannot say."""
 QDQ_OPS = QUANTIZE_OPS | DEQUANTIZE_OPS
+
+# Asked of every node many times over: an overload's hash is a Python call, its id is not.
+_QUANTIZE_IDS = frozenset(map(id, QUANTIZE_OPS))
+_DEQUANTIZE_IDS = frozenset(map(id, DEQUANTIZE_OPS))
+_KINDS = {id(op): kind for op, kind in QDQ_OPS.items()}
+
 CHOOSE_QPARAMS_OPS = frozenset(
     {
         _lib.choose_qparams.tensor,
@@ -129,22 +135,22 @@ STATIC_KINDS = frozenset(_LAYOUTS)
 
 def is_quantize(node: Node) -> bool:
     """Whether a node is a quantize op of the canonical form."""
-    return node.op == "call_function" and node.target in QUANTIZE_OPS
+    return id(node.target) in _QUANTIZE_IDS
 
 
 def is_dequantize(node: Node) -> bool:
     """Whether a node is a dequantize op of the canonical form."""
-    return node.op == "call_function" and node.target in DEQUANTIZE_OPS
+    return id(node.target) in _DEQUANTIZE_IDS
 
 
 def is_qdq(node: Node) -> bool:
     """Whether a node is a quantize or dequantize op of the canonical form."""
-    return node.op == "call_function" and node.target in QDQ_OPS
+    return id(node.target) in _KINDS
 
 
 def kind_of_qdq(node: Node) -> QdqKind | None:
     """The layout of a q/dq node's scales, None for any other node."""
-    return QDQ_OPS.get(node.target) if node.op == "call_function" else None  # type: ignore[call-overload]  # target is a union of callables and text
+    return _KINDS.get(id(node.target))
 
 
 def required_attribute(gm: GraphModule, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,10 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.emit_blocks import described, emit_blocks, emit_run_time_scales
 from pt2e_quant.flow.emit_qdq import Quantized, emit_casts, emit_dynamic, emit_static
+from pt2e_quant.flow.joint_qparams import qparams_by_observer
 from pt2e_quant.flow.observed_qparams import (
     has_seen,
+    observed_range,
     qparams_of,
     record_of,
     recorded,
@@ -133,6 +136,7 @@ class _Converter:
         self.fold_quantize = fold_quantize
         self.editor = Editor(gm)
         self.qparams: dict[int, QParams] = {}
+        self.joint: dict[int, QParams] = {}
         self.records: dict[tuple[int, str], TensorRecord] = {}
 
     def run(self) -> None:
@@ -140,7 +144,8 @@ class _Converter:
         self._convert_held()
         nodes = list(observers_of(self.gm))
         self._show_constants(nodes)
-        _check_seen(nodes, self.state.is_strict)
+        self.joint = qparams_by_observer(observer for _, observer in nodes)
+        _check_seen(nodes, self.joint, self.state.is_strict)
         for node, observer in nodes:
             self._convert(node, observer)
         for node, _ in reversed(nodes):
@@ -244,7 +249,7 @@ class _Converter:
 
     def _qparams(self, slip: Slip, observer: Any) -> QParams:
         if slip.group not in self.qparams:
-            self.qparams[slip.group] = qparams_of(observer)
+            self.qparams[slip.group] = self.joint.get(id(observer)) or qparams_of(observer)
         return self.qparams[slip.group]
 
     def _hand_on(self, node: Node, quantized: Quantized) -> None:
@@ -265,12 +270,15 @@ class _Converter:
             self.records[key].uses += slip.uses
             return
         name = f"{type(observer).__name__} {node.target}"
-        self.records[key] = record_of(slip, node, observer, name, qparams)
+        seen = observed_range(observer)
+        self.records[key] = record_of(slip, node, observer, name, qparams, seen)
         self.provenance.tensors.append(self.records[key])
 
 
-def _check_seen(nodes: list[tuple[Node, Any]], is_strict: bool) -> None:
-    blind = [node for node, observer in nodes if not has_seen(observer)]
+def _check_seen(
+    nodes: list[tuple[Node, Any]], known: Mapping[int, QParams], is_strict: bool
+) -> None:
+    blind = [node for node, o in nodes if id(o) not in known and not has_seen(o)]
     if not blind:
         return
     names = ", ".join(f"{n.name} on {_observed(n).name}" for n in blind[:10])

@@ -15,7 +15,14 @@ from pt2e_quant.flow.prepared import Slip
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.observers.trained_qparams import trained_qparams
 
-__all__ = ["has_seen", "qparams_of", "record_of", "recorded", "recorded_affine"]
+__all__ = [
+    "has_seen",
+    "observed_range",
+    "qparams_of",
+    "record_of",
+    "recorded",
+    "recorded_affine",
+]
 
 
 def qparams_of(observer: Any) -> QParams:
@@ -44,7 +51,12 @@ def qparams_of(observer: Any) -> QParams:
 
 
 def record_of(
-    slip: Slip, node: Node, observer: Any, name: str, fields: dict[str, Any]
+    slip: Slip,
+    node: Node,
+    observer: Any,
+    name: str,
+    fields: dict[str, Any],
+    observed: tuple[float, float] | None,
 ) -> TensorRecord:
     """The record of a tensor.
 
@@ -54,6 +66,7 @@ def record_of(
         observer: its observer.
         name: of the observer.
         fields: those about its qparams.
+        observed: least and greatest value.
     """
     return TensorRecord(
         name=slip.source,
@@ -64,7 +77,7 @@ def record_of(
         observer=name,
         uses=list(slip.uses),
         dtype=fields.pop("dtype", None) or str(observer.dtype).removeprefix("torch."),
-        observed=_observed_range(observer),
+        observed=observed,
         steps=list(getattr(observer, "steps", ())),
         **fields,
     )
@@ -109,9 +122,12 @@ def has_seen(observer: Any) -> bool:
     return not isinstance(low, Tensor) or (low.numel() > 0 and bool((low != torch.inf).any()))
 
 
-def _observed_range(observer: Any) -> tuple[float, float] | None:
+def observed_range(observer: Any) -> tuple[float, float] | None:
+    """The least and greatest value that an observer saw, None if it keeps none."""
     observer = getattr(observer, "activation_post_process", observer)
     low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
     if not isinstance(low, Tensor) or not isinstance(high, Tensor) or low.numel() == 0:
         return None
+    if low.numel() == 1:  # the same, in half the time
+        return low.item(), high.item()
     return float(low.min()), float(high.max())

@@ -2,21 +2,22 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.provenance import TensorRecord
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.flow.emit_qdq import Layout, qdq_name, static_layout
-from pt2e_quant.flow.observed_qparams import qparams_of, record_of, recorded
+from pt2e_quant.flow.joint_qparams import is_min_max, joint_qparams, range_of
+from pt2e_quant.flow.observed_qparams import observed_range, qparams_of, record_of, recorded
 from pt2e_quant.flow.prepared import HeldConstant
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.held_constants import held_bytes
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.passes.store_weights import WeightStore
 
 __all__ = ["HeldPlace", "held_places", "quantize_constants"]
@@ -96,22 +97,22 @@ def quantize_constants(
         CalibrationError: NaN or infinity in a constant, which is named.
         ConfigError: an observer cannot be for its constant.
     """
-    store, observers = WeightStore(gm, editor), _Observers()
+    store = WeightStore(gm, editor)
     layouts: dict[Node, Layout] = {}
     groups: dict[int, list[HeldPlace]] = {}
     for place in places:
         groups.setdefault(place.constant.slip.group, []).append(place)
+    known = _look_jointly(groups)
     records = []
-    for members in groups.values():
-        observer = observers.fresh(members[0].constant.observer)
-        qparams = _look(observer, members)
+    for group, members in groups.items():
+        found = known[group] if group in known else _look(members)
         for place in members:
-            integers = store.put(place.source, place.value, qparams, like=place.like)
+            integers = store.put(place.source, place.value, found.qparams, like=place.like)
             if integers not in layouts:
                 base = qdq_name(place.source)
-                layouts[integers] = static_layout(editor, base, qparams, like=place.like)
+                layouts[integers] = static_layout(editor, base, found.qparams, like=place.like)
             _hand_out(editor, place, integers, layouts[integers])
-            record = _record(place, observer, qparams)
+            record = found.record(place)
             record.size_before = place.value.numel() * place.value.element_size()
             record.size_after = _stored_bytes(gm, integers, layouts[integers])
             records.append(record)
@@ -121,31 +122,50 @@ def quantize_constants(
     return records
 
 
-class _Observers:
-    """Observers that have seen nothing, without making one for each constant where they reset."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What an observer has come to at the constants of one group."""
 
-    def __init__(self) -> None:
-        self._kept: dict[int, nn.Module] = {}
+    observer: Any
+    qparams: QParams
+    observed: tuple[float, float] | None
 
-    def fresh(self, shared: nn.Module) -> Any:
-        """A copy of an observer that constants share."""
-        if type(shared) not in (MinMaxObserver, PerChannelMinMaxObserver):
-            return copy.deepcopy(shared)
-        kept: Any = self._kept.get(id(shared))
-        if kept is None:
-            kept = self._kept[id(shared)] = copy.deepcopy(shared)
-        kept.reset_min_max_vals()
-        return kept
+    def record(self, place: HeldPlace) -> TensorRecord:
+        slip, name = place.constant.slip, type(self.observer).__name__
+        fields = recorded(self.qparams)
+        return record_of(slip, place.like, self.observer, name, fields, self.observed)
 
 
-def _look(observer: Any, members: Sequence[HeldPlace]) -> QParams:
-    """The qparams of the constants of a group."""
+def _look_jointly(groups: Mapping[int, Sequence[HeldPlace]]) -> dict[int, _Found]:
+    """What min-max observers come to, those of equal settings together."""
+    ranges: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
+    observers: dict[int, Any] = {}
+    for group, members in groups.items():
+        observer = members[0].constant.observer
+        if len(members) > 1 or not is_min_max(observer):
+            continue
+        ends = range_of(observer, members[0].value)
+        if ends is not None:
+            observers[id(observer)] = observer
+            ranges.setdefault(id(observer), {})[group] = ends
+    found: dict[int, _Found] = {}
+    for key, own in ranges.items():
+        made = joint_qparams(observers[key], list(own.values()))
+        for (group, (low, high)), qparams in zip(own.items(), made or (), strict=False):
+            observed = low.min().item(), high.max().item()
+            found[group] = _Found(observers[key], qparams, observed)
+    return found
+
+
+def _look(members: Sequence[HeldPlace]) -> _Found:
+    """What the observer of a group comes to, shown one constant after another."""
+    observer: Any = copy.deepcopy(members[0].constant.observer)
     node = members[0].source
     try:
         for place in members:
             node = place.source
             observer(place.value)
-        return qparams_of(observer)
+        return _Found(observer, qparams_of(observer), observed_range(observer))
     except (CalibrationError, ConfigError) as error:
         if error.node_name:
             raise
@@ -158,11 +178,6 @@ def _hand_out(editor: Editor, place: HeldPlace, integers: Node, layout: Layout) 
         like = reader if place.source.op == "get_attr" else place.source
         made = quantized.dequantize(editor, of=place.source, like=like)
         reader.replace_input_with(place.source, made)
-
-
-def _record(place: HeldPlace, observer: Any, qparams: QParams) -> TensorRecord:
-    name = type(observer).__name__
-    return record_of(place.constant.slip, place.like, observer, name, recorded(qparams))
 
 
 def _stored_bytes(gm: GraphModule, integers: Node, layout: Layout) -> int:
