@@ -14,6 +14,8 @@ from pt2e_quant.kernels.int8_linear.bench import BENCH as INT8_LINEAR_BENCH
 from pt2e_quant.kernels.int8_linear.compile_cases import CASES as INT8_LINEAR
 from pt2e_quant.kernels.int8_matmul.bench import BENCH as INT8_MATMUL_BENCH
 from pt2e_quant.kernels.int8_matmul.compile_cases import CASES as INT8_MATMUL
+from pt2e_quant.kernels.norm_quantize.bench import BENCH as NORM_QUANTIZE_BENCH
+from pt2e_quant.kernels.norm_quantize.compile_cases import CASES as NORM_QUANTIZE
 from pt2e_quant.kernels.quantize.bench import BENCH as QUANTIZE_BENCH
 from pt2e_quant.kernels.quantize.compile_cases import CASES as QUANTIZE
 from pt2e_quant.kernels.quantize_per_token.bench import BENCH as QUANTIZE_PER_TOKEN_BENCH
@@ -29,6 +31,7 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
     *QUANTIZE_PER_TOKEN,
     *QUANTIZE,
     *INT8_ADD,
+    *NORM_QUANTIZE,
 )
 
 BENCHES: tuple[Bench[Any], ...] = (
@@ -39,4 +42,5 @@ BENCHES: tuple[Bench[Any], ...] = (
     QUANTIZE_PER_TOKEN_BENCH,
     QUANTIZE_BENCH,
     INT8_ADD_BENCH,
+    NORM_QUANTIZE_BENCH,
 )

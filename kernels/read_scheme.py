@@ -22,10 +22,14 @@ from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.graph.op_table import OpRow, Slot
 from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 from pt2e_quant.kernels.read_format import scheme_of_blocks, scheme_of_floats
 
 __all__ = ["scheme_of", "slots_fit"]
+
+_CHOOSERS = (ChoosePerToken, QuantizeRows, NormQuantizePerToken)
+"""What gives the scales of rows at run time."""
 
 
 def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
@@ -67,7 +71,7 @@ def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
 def _per_token(node: Node) -> TensorScheme | None:
     scale, low, high, dtype = (node.args[i] for i in (1, 3, 4, 5))
     chooser = scale.args[0] if isinstance(scale, Node) and scale.args else None
-    if not isinstance(chooser, Node) or chooser.target not in (ChoosePerToken, QuantizeRows):
+    if not isinstance(chooser, Node) or chooser.target not in _CHOOSERS:
         return None
     assert isinstance(dtype, torch.dtype)
     return TensorScheme(

@@ -15,6 +15,7 @@ from pt2e_quant.kernels.int8_linear.cpu import KERNELS as INT8_LINEAR_CPU
 from pt2e_quant.kernels.int8_linear.entries import KERNELS as INT8_LINEAR
 from pt2e_quant.kernels.int8_matmul.entries import KERNELS as INT8_MATMUL
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.norm_quantize.entries import KERNELS as NORM_QUANTIZE
 from pt2e_quant.kernels.quantize.entries import KERNELS as QUANTIZE
 
 __all__ = ["KERNELS", "Registry"]
@@ -27,6 +28,7 @@ KERNELS: tuple[Kernel, ...] = (
     *DATA_MOVEMENT,
     *INT8_ADD,
     *QUANTIZE,
+    *NORM_QUANTIZE,
     *INT8_CONV2D_CPU,
     *INT8_LINEAR_CPU,
     *DATA_MOVEMENT_CPU,

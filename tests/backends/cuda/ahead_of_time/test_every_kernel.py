@@ -18,6 +18,7 @@ IN_EVERY_RUN = (
     "quantize/quantize_kernel/large/bf16, gelu, int8 @ default sm_90",
     "quantize_per_token/quantize_per_token_kernel/wide/bf16 @ default sm_90",
     "int8_add/int8_add_kernel/large/two int8, relu @ default sm_80",
+    "norm_quantize/norm_quantize_kernel/wide/rms, per token @ default sm_90",
 )
 
 
