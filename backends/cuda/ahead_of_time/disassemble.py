@@ -16,6 +16,7 @@ _LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([
 _TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _MATRIX = re.compile(r"(?:[IHQDO]G?MMA|UTC\w*MMA)(?:\.|$)")
+_WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 _GLOBAL_LOADS = ("LDG", "LDGSTS", "UTMALDG", "UBLKCP")
 
 
@@ -49,9 +50,16 @@ class Instruction:
         return self.name in _GLOBAL_LOADS
 
     @property
+    def loaded_bytes(self) -> int:
+        """What a load takes of a thread; 16 for a copy of a whole tile."""
+        if self.name in _GLOBAL_LOADS[2:]:
+            return 16
+        return next((_WIDTHS[s] for s in self.opcode.split(".") if s in _WIDTHS), 4)
+
+    @property
     def is_wide(self) -> bool:
         """Whether a load takes 16 bytes a thread or more."""
-        return ".128" in self.opcode or ".256" in self.opcode or self.name in _GLOBAL_LOADS[2:]
+        return self.loaded_bytes >= 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,8 @@ class KernelFacts:
         blocks_per_sm: resident at once.
         matrix: the loop's matrix instruction, "IGMMA.64x128x32"; empty if it has none.
         loop_instructions: of one thread, in one turn of the main loop.
-        wide_loads: share of the loop's global loads that take 16 bytes; 1.0 if it has none.
+        wide_loads: share of the bytes of the loop's global loads that are loaded 16 at a time;
+            1.0 if it has none.
         issue_share: time to issue the loop's instructions over that of its matrix products, at the
             published rates: below 1 the matrix units are the limit. None where either is unknown.
         half_arithmetic: operations on bfloat16 or float16 values other than casts, loads, stores
@@ -77,7 +78,9 @@ def kernel_facts(
     loads = [i for i in loop if i.is_global_load]
     kinds = Counter(i.opcode for i in loop if i.is_matrix)
     shared = max(compiled.shared_bytes, listing.shared_bytes)
-    weights = prod(tiles[name] for name in case.packed_weights) if case.packed_weights else 0
+    sizes = {**case.constants, **dict(tiles.blocks)}
+    packed = [int(sizes[name]) for name in case.packed_weights]
+    weights = prod(packed) if packed else 0
     threads = 32 * compiled.warps
     return KernelFacts(
         registers=listing.registers,
@@ -88,11 +91,17 @@ def kernel_facts(
         ),
         matrix=max(kinds, key=lambda kind: kinds[kind]) if kinds else "",
         loop_instructions=len(loop),
-        wide_loads=round(sum(i.is_wide for i in loads) / len(loads), 3) if loads else 1.0,
+        wide_loads=_wide_share(loads),
         half_arithmetic=len(_HALF_ARITHMETIC.findall(compiled.ttir)),
         issue_share=_issue_share(loop, generation),
         per_weight=round(len(loop) * threads / weights, 2) if weights else None,
     )
+
+
+def _wide_share(loads: Sequence[Instruction]) -> float:
+    """By bytes: a scale of 2 beside weights of 16 leaves the bandwidth to the weights."""
+    total = sum(i.loaded_bytes for i in loads)
+    return round(sum(i.loaded_bytes for i in loads if i.is_wide) / total, 3) if total else 1.0
 
 
 def _issue_share(loop: Sequence[Instruction], generation: Generation) -> float | None:

@@ -57,7 +57,7 @@ def test_facts_are_counted():
     loads = ["LDG.E.128 R1", "LDGSTS.E.BYPASS.128 [R1]", "LDG.E R1"]
     found = facts_of([*loads, "LDL R1", "STL R1", "IGMMA.64x128x32.S8.S8 R1", "MOV R1"])
     assert found.spills == 2
-    assert found.wide_loads == pytest.approx(2 / 3, abs=1e-3)
+    assert found.wide_loads == pytest.approx(32 / 36, abs=1e-3)
     assert found.loop_instructions == 8
     assert found.matrix == "IGMMA.64x128x32.S8.S8"
     assert found.shared_bytes == 65536
@@ -100,7 +100,7 @@ def test_a_good_kernel_breaks_no_rule():
         ({"blocks_per_sm": 0}, "no block fits: 98304 bytes"),
         ({"matrix": "IMMA.16832.S8.S8"}, "multiplies by IMMA.16832.S8.S8, not by IGMMA"),
         ({"matrix": ""}, "multiplies by nothing, not by IGMMA"),
-        ({"wide_loads": 0.5}, "only 50% of its loop's loads take 16 bytes"),
+        ({"wide_loads": 0.5}, "only 50% of its loop's bytes are loaded 16 at a time"),
         ({"half_arithmetic": 3}, "3 operations on 16-bit floats"),
     ],
 )
