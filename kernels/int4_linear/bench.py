@@ -87,7 +87,7 @@ def _floats(operands: Operands) -> FloatLinear:
 
 
 def _tile_packed(operands: Operands) -> Callable[[], object]:
-    """Tile-packed int4 as torchao packs it: (code - 8) * scale + zero, with even k's in the high half."""
+    """In tiles as torchao packs: (code - 8) * scale + zero, even k's in the high half."""
     x, weight, scale, zero_point, group_size = operands
     codes = unpack_codes(weight, x.shape[1])
     packed = torch.ops.aten._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], 8)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.granularity import PerChannel, PerGroup
+from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
@@ -28,7 +28,7 @@ GROUP_SIZES = (32, 64, 128)
 """Those that recipes make; the operator takes any multiple of 128 too."""
 
 _INT4, _UINT4 = (getattr(torch, name) for name in ("int4", "uint4"))  # torch's stubs list neither
-_GRANULARITIES = (PerChannel(0), *(PerGroup(size) for size in GROUP_SIZES))
+_GRANULARITIES: tuple[Granularity, ...] = (PerChannel(0), *(PerGroup(size) for size in GROUP_SIZES))
 _HALF_SCALES = tuple(ScaleFormat(dtype=d) for d in (torch.float16, torch.bfloat16))
 _WEIGHTS = tuple(
     TensorScheme(dtype=dtype, granularity=granularity, symmetric=False, scales=scales)

@@ -46,7 +46,7 @@ def add_splits_cases(op: str, *, has_scale: bool) -> Iterator[CompileCase]:
         op: the unit's folder.
         has_scale: whether sums are multiplied by a scale of their row.
     """
-    full = {"HAS_BIAS": True, "RESIDUAL": "float", "ACTIVATION": "silu", "IS_INTEGER": False}
+    full = {**PLAIN_END, "HAS_BIAS": True, "RESIDUAL": "float", "ACTIVATION": "silu"}
     for variant, end in (("plain", PLAIN_END), ("residual, silu", full)):
         yield CompileCase(
             op=op,
