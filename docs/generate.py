@@ -15,6 +15,7 @@ from kernel_page import kernels_page
 
 from pt2e_quant.backends import get, names
 from pt2e_quant.backends.artifact import Backend
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.granularity import PerBlock, PerGroup
 from pt2e_quant.core.scale_format import FLOAT32_SCALES
@@ -120,7 +121,7 @@ def _cell(row: Mapping[str, Any]) -> str:
 
 
 def schemes_table() -> str:
-    """The schemes by name, what they take, and which backends have a recipe of that name."""
+    """The schemes by name, what they take, and what each backend makes of the name."""
     backends = [get(name) for name in names() if type(get(name)).__module__.startswith("pt2e_")]
     heads = ["name", "activations", "weights", "bits per weight"]
     heads += [backend.table.backend for backend in backends]
@@ -134,10 +135,20 @@ def schemes_table() -> str:
             "float" if scheme.input is None else _described(scheme.input),
             _described(weight),
             f"{bits_per_weight(weight):.2f}",
-            *("yes" if name in backend.recipes else "" for backend in backends),
+            *(_support(backend, name) for backend in backends),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _support(backend: Backend, name: str) -> str:
+    """Say "yes" where a backend has a recipe of the name, else the nearest one that it offers."""
+    try:
+        backend.quantizer(name)
+    except ConfigError as error:
+        nearest = re.search(r'the nearest (?:recipe )?it runs is "([^"]+)"', error.fix or "")
+        return f"as `{nearest[1]}`" if nearest else ""
+    return "yes"
 
 
 def _described(scheme: TensorScheme) -> str:

@@ -1,6 +1,7 @@
 """Store packed constants as one integer per element again, as foreign tools read them."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
 
@@ -11,7 +12,7 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import Invariant, Note, PassResult, graph_pass
 from pt2e_quant.passes.pack_weights import PACKED_SUFFIX
 
-__all__ = ["nothing_packed", "unpack_weights"]
+__all__ = ["nothing_packed", "unpack_nodes", "unpack_weights"]
 
 
 def _check(gm: GraphModule) -> str | None:
@@ -33,10 +34,15 @@ def unpack_weights(gm: GraphModule) -> PassResult:
     Before:  dequantize(unpack(weight_q_packed, 4, True, …), …)
     After:   dequantize(weight_q, …)
     """
+    return unpack_nodes(gm, [n for n in gm.graph.nodes if is_unpack(n)])
+
+
+def unpack_nodes(gm: GraphModule, nodes: Sequence[Node]) -> PassResult:
+    """`unpack_weights` for some of the nodes that unpack."""
     editor = Editor(gm)
     reads = Counter(str(n.target) for n in gm.graph.nodes if n.op == "get_attr")
     notes = []
-    for node in [n for n in gm.graph.nodes if is_unpack(n)]:
+    for node in nodes:
         packed = node.args[0]
         value = constant_of(gm, node)
         if value is None or not isinstance(packed, Node):

@@ -10,10 +10,12 @@ from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
 from pt2e_quant.backends.onnx.carry_state import carry_state
 from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
+from pt2e_quant.backends.onnx.keep_codes import keep_codes, powers_as_bytes
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.report import make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import optimize
+from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.read_capture import capture_of
@@ -21,7 +23,6 @@ from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.unpack_weights import unpack_weights
 from pt2e_quant.passes.widen_scales import widen_scales
 
 __all__ = ["lower"]
@@ -48,7 +49,8 @@ def lower(
     capture = capture_of(gm)
     flat, results = split_results(gm)
     state = carry_state(flat)
-    run_passes(flat, (unpack_weights, widen_scales, drop_dead_constants))
+    run_passes(flat, (widen_scales, keep_codes, powers_as_bytes, drop_dead_constants))
+    refuse_formats(flat, "ONNX Runtime", _nearest, has_weights=True)
     names = [*result_names(gm, results), *(tensor.output_name for tensor in state)]
     model, origins = export_model(export_again(flat), names, portable=portable)
     name_inputs(model.graph, [tensor.input_name for tensor in state])
@@ -74,6 +76,13 @@ def lower(
     metadata.report.size_bytes = len(data)
     check_file_smaller(metadata.report, is_strict=strict)
     return OnnxArtifact(data, metadata, session=session)
+
+
+def _nearest(wanted: Wanted) -> str:
+    """The recipe for activations that ONNX Runtime cannot round; weights it all decodes."""
+    if not wanted.is_dynamic:
+        return "int8"
+    return "int8_dynamic" if wanted.bits > 4 else "a8w4_g32"
 
 
 def _serialize(model: ir.Model) -> bytes:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
+from pt2e_quant.backends.onnx.code_rows import WEIGHT_FORMATS
 from pt2e_quant.backends.onnx.placement import place_light
 from pt2e_quant.backends.onnx.shuffle_upsampling import shuffle_upsampling
 from pt2e_quant.core.scheme_names import scheme_named
@@ -81,7 +82,8 @@ def _without_data(name: str, text: str, *, symmetric: bool = True) -> Recipe:
     """
     scheme = scheme_named(name, symmetric=symmetric)
     head = scheme_named("w8" if scheme.input is None else "int8_dynamic")
-    is_small = scheme.weight is not None and scheme.weight.bits < 8
+    weight = scheme.weight
+    is_small = weight is not None and (weight.bits < 8 or weight.format is not None)
     return Recipe(
         name=name,
         text=text,
@@ -113,6 +115,19 @@ def _four_bit() -> list[Recipe]:
     return found
 
 
+def _codes() -> list[Recipe]:
+    """Weights in any codes: for small files; ONNX Runtime computes with what they decode to."""
+    integers = [f"w{bits}{group}" for bits in (2, 3, 5, 6, 7) for group in ("", "_g32", "_g128")]
+    return [
+        _without_data(
+            name,
+            f"{scheme_named(name).weight} in the file, decoded once at load; int8 embeddings; "
+            "computed in float32",
+        )
+        for name in (*integers, *WEIGHT_FORMATS)
+    ]
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -140,5 +155,6 @@ RECIPES = {
             "w8", "int8 weights per output channel in the file, dequantized once at load"
         ),
         *_four_bit(),
+        *_codes(),
     )
 }

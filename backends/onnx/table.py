@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pt2e_quant.backends.onnx.code_rows import CODE_ROWS
 from pt2e_quant.backends.onnx.conditions import (
     BOTH_ARE_COMPUTED,
     IS_A_CALL,
@@ -264,4 +265,6 @@ STATIC_TABLE = OpTable(
     reasons=_REASONS,
 )
 """The rows of scheme int8: between such operators integers flow."""
-TABLE = OpTable(backend="ONNX Runtime", rows=(*STATIC_TABLE.rows, *LOW_BIT_ROWS), reasons=_REASONS)
+TABLE = OpTable(
+    backend="ONNX Runtime", rows=(*STATIC_TABLE.rows, *LOW_BIT_ROWS, *CODE_ROWS), reasons=_REASONS
+)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset21
 
+from pt2e_quant.backends.onnx.translate_formats import format_translations
 from pt2e_quant.backends.onnx.translate_per_token import per_token_translations
 
 __all__ = ["translation_table"]
@@ -43,6 +44,7 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         decomposed.choose_qparams.tensor: choose_qparams,
         torch.ops.aten.mean.dim: mean,
         **per_token_translations(),
+        **format_translations(),
     }
 
 

@@ -8,33 +8,17 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx.defs import OpSchema
-from onnxscript.values import Op, Opset
 
-__all__ = ["CHOOSE", "DEQUANTIZE", "MARKS", "QUANTIZE", "per_token_translations"]
+from pt2e_quant.backends.onnx.marks import mark
 
-MARKS = "pt2e_quant"
-"""The domain of the marks."""
+__all__ = ["CHOOSE", "DEQUANTIZE", "QUANTIZE", "per_token_translations"]
+
 CHOOSE, QUANTIZE, DEQUANTIZE = "ChoosePerToken", "QuantizePerToken", "DequantizePerToken"
 
 
-def _mark(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Any:
-    """What an onnxscript operator is called through; the schema is known to nothing else."""
-    schema = OpSchema(
-        name,
-        MARKS,
-        1,
-        inputs=[OpSchema.FormalParameter(each, f"T_{each}") for each in inputs],
-        outputs=[OpSchema.FormalParameter(each, f"T_{each}") for each in outputs],
-        type_constraints=[(f"T_{each}", _TYPES, "") for each in dict.fromkeys((*inputs, *outputs))],
-    )
-    return Op(Opset(MARKS, 1), name, schema)
-
-
-_TYPES = ["tensor(float)", "tensor(double)", "tensor(int8)", "tensor(int64)"]
-_choose = _mark(CHOOSE, ("x",), ("scales", "zero_points"))
-_quantize = _mark(QUANTIZE, ("x", "scales", "zero_points"), ("x_q",))
-_dequantize = _mark(DEQUANTIZE, ("x_q", "scales", "zero_points"), ("x",))
+_choose = mark(CHOOSE, ("x",), ("scales", "zero_points"))
+_quantize = mark(QUANTIZE, ("x", "scales", "zero_points"), ("x_q",))
+_dequantize = mark(DEQUANTIZE, ("x_q", "scales", "zero_points"), ("x",))
 
 
 def per_token_translations() -> dict[Any, Any]:

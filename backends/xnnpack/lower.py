@@ -13,6 +13,7 @@ from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
 from pt2e_quant.backends.xnnpack.buffer_writes import writes_whole_rows
 from pt2e_quant.backends.xnnpack.contents import read_named_data
@@ -24,6 +25,7 @@ from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
+from pt2e_quant.backends.xnnpack.recipes import nearest_recipe
 from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
 from pt2e_quant.backends.xnnpack.rework import less_rework
 from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row, has_per_tensor
@@ -40,7 +42,7 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report import Island, Report
 from pt2e_quant.flow.size_ledger import check_file_smaller
-from pt2e_quant.graph.pipeline import GraphPass, PassRecord, run_passes
+from pt2e_quant.graph.pipeline import GraphPass, PassRecord, PassResult, graph_pass, run_passes
 from pt2e_quant.passes.decompose_attention import decompose_attention
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
@@ -49,7 +51,7 @@ from pt2e_quant.passes.split_as_slices import split_as_slices
 from pt2e_quant.passes.unpack_weights import unpack_weights
 from pt2e_quant.passes.widen_scales import widen_scales
 
-__all__ = ["Options", "lower", "lowering_passes"]
+__all__ = ["Options", "lower", "lowering_passes", "refuse_codes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     return (
         unpack_weights,
         widen_scales,
+        refuse_codes,
         decompose_attention,
         group_heads,
         remove_noop_expand,
@@ -94,8 +97,8 @@ def lower(
 
     Raises:
         InvariantError: the graph is not canonical.
-        UnsupportedError: an operator of the table went back to float under `strict`, or the file
-            is no smaller than the float constants.
+        UnsupportedError: codes that XNNPACK has no kernel for; an operator of the table went
+            back to float under `strict`; or the file is no smaller than the float constants.
         ArtifactError: the artifact fails its check.
     """
     verify_canonical(gm)
@@ -114,6 +117,7 @@ def lower(
         worst = report.islands[0]
         raise UnsupportedError(
             f"XNNPACK cannot keep {worst.node} quantized: {worst.reason}",
+            node=next((n for n in gm.graph.nodes if n.name == worst.node), None),
             fix="lower(..., strict=False) to run it in float",
         )
     held = held_scales(work)
@@ -128,6 +132,23 @@ def lower(
         check_artifact(artifact, gm, choose_sample(gm, example_inputs), options.margin_db)
         artifact.reset()
     return artifact
+
+
+@graph_pass()
+def refuse_codes(gm: GraphModule) -> PassResult:
+    """Stop at codes that XNNPACK has no kernel for, before a later pass folds them into floats.
+
+    Raises:
+        UnsupportedError: naming the first.
+    """
+    refuse_formats(gm, "XNNPACK", _nearest)
+    return PassResult(changed=False)
+
+
+def _nearest(wanted: Wanted) -> str:
+    if wanted.is_activation and not wanted.is_dynamic:
+        return "int8"
+    return nearest_recipe(wanted.is_activation, wanted.bits, wanted.group_size)
 
 
 def _copy_of(gm: GraphModule) -> GraphModule:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from pt2e_quant.backends.xnnpack.gemm_rows import BFLOAT16_SCALES, GROUP_SIZES
 from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.format_schemes import format_scheme_named
+from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
@@ -19,7 +21,7 @@ from pt2e_quant.observers.weight_search import WeightSearch
 from pt2e_quant.passes.scale_outputs import scale_outputs
 from pt2e_quant.passes.smooth_channels import smooth_channels
 
-__all__ = ["INT8", "RECIPES", "Recipe", "recipe_named"]
+__all__ = ["INT8", "RECIPES", "Recipe", "nearest_recipe", "recipe_named"]
 
 INT8 = Scheme(
     name="int8",
@@ -110,7 +112,6 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 _SCHEME = re.compile(r"(?:a(?P<a>\d+))?w(?P<w>\d+)(?:_g(?P<g>[1-9]\d*))?")
-_FLOATS = re.compile(r"(?P<kind>fp|mxfp|nvfp|nf)(?P<bits>\d+).*")
 
 
 def recipe_named(name: str) -> Recipe:
@@ -136,17 +137,17 @@ def _refusal(name: str) -> tuple[str, str] | None:
     """Why a scheme has no recipe, and the nearest that has one; None if the name says none."""
     if name == "int8_dynamic_per_tensor":
         return "its linears find the qparams of each row, not of the tensor", "int8_dynamic"
-    if floats := _FLOATS.fullmatch(name):
-        is_small = int(floats["bits"]) <= 4
-        return "it multiplies integers or floats of 32 bits", (
-            "a8w4_g32" if is_small else "int8_dynamic"
-        )
+    if (coded := format_scheme_named(name)) is not None and coded.weight is not None:
+        granularity = coded.weight.granularity
+        size = granularity.group_size if isinstance(granularity, PerGroup) else None
+        nearest = nearest_recipe(coded.input is not None, coded.weight.bits, size)
+        return "it multiplies integers of 4 or 8 bits or floats of 32 bits", nearest
     found = _SCHEME.fullmatch(name)
     if found is None:
         return None
     bits = int(found["w"])
     group = int(found["g"]) if found["g"] else None
-    return _why(found["a"], bits, group), _nearest(found["a"] is not None, bits, group)
+    return _why(found["a"], bits, group), nearest_recipe(found["a"] is not None, bits, group)
 
 
 def _why(activation: str | None, bits: int, group: int | None) -> str:
@@ -163,7 +164,14 @@ def _why(activation: str | None, bits: int, group: int | None) -> str:
     return f"groups are of {', '.join(map(str, GROUP_SIZES))}"
 
 
-def _nearest(is_dynamic: bool, bits: int, group: int | None) -> str:
+def nearest_recipe(is_dynamic: bool, bits: int, group: int | None) -> str:
+    """The recipe nearest to weights of so many bits, with activations of run time or without.
+
+    Args:
+        is_dynamic: activations are quantized at run time.
+        bits: of a weight.
+        group: elements of a row that share a scale; None for rows.
+    """
     if bits > 4:
         return "int8_dynamic" if is_dynamic else "w8"
     if group is None:

@@ -55,14 +55,30 @@ class Slot:
                 return aligned
         if self.is_optional:
             return None
-        kinds = " or ".join(str(a) for a in self.accepts) or "float alone"
-        raise ValueError(f'its {self.role} "{self.at}" takes {kinds}, not {wanted}')
+        raise ValueError(f'its {self.role} "{self.at}" takes {self._kinds(wanted)}, not {wanted}')
+
+    def _kinds(self, wanted: TensorScheme) -> str:
+        """What it accepts; of many, those most like what was wanted."""
+        if len(self.accepts) <= _MOST_NAMED:
+            return " or ".join(str(a) for a in self.accepts) or "float alone"
+        alike = sorted(self.accepts, key=lambda a: _is_unlike(a, wanted))[:_MOST_NAMED]
+        rest = len(self.accepts) - len(alike)
+        return " or ".join([*(str(a) for a in alike), f"{rest} others"])
 
     def places(self, match: Match) -> list[EdgeOrNode]:
         """The edges or the node of this slot in a match; none for an argument that is not there."""
         if self.role is Role.OUTPUT:
             return [match.anchor if self.at == OUT else match.nodes[self.at]]
         return list(match.edges(self.at))
+
+
+_MOST_NAMED = 12
+"""Of the schemes that a slot accepts, so many are named in a refusal."""
+
+
+def _is_unlike(accepted: TensorScheme, wanted: TensorScheme) -> tuple[bool, bool]:
+    """Orders schemes by what they share with another: the dtype first, then the granularity."""
+    return accepted.dtype != wanted.dtype, accepted.granularity != wanted.granularity
 
 
 def _with_axis_of(wanted: TensorScheme, accepted: TensorScheme) -> TensorScheme:

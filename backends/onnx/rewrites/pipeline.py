@@ -7,6 +7,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from pt2e_quant.backends.onnx.marks import MARKS
 from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips
 from pt2e_quant.backends.onnx.rewrites.block_kernels import look_up_blocks, multiply_blocks
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once
@@ -29,7 +30,7 @@ from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
 )
 from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
 from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
-from pt2e_quant.backends.onnx.translate_per_token import MARKS
+from pt2e_quant.backends.onnx.rewrites.write_formats import write_formats
 from pt2e_quant.backends.onnx.values import MICROSOFT
 
 __all__ = ["PORTABLE_REWRITES", "REWRITES", "apply_rewrites"]
@@ -48,6 +49,7 @@ _STATIC: tuple[Rewrite, ...] = (
     cancel_requantize,
 )
 _LAST: tuple[Rewrite, ...] = (
+    write_formats,
     expand_per_token,
     gather_integers,
     dequantize_once,

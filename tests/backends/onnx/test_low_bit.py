@@ -270,15 +270,14 @@ def test_file_when_saved_and_loaded_then_the_same_results_and_records(
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("w3_g32", "w4_g32"),
-        ("w2", "w4"),
-        ("w6_g64", "w8"),
         ("w4_g256", "w4_g128"),
         ("w4_g48", "w4_g32"),
         ("a8w8_g32", "int8_dynamic"),
         ("a8w3_g32", "a8w4_g32"),
+        ("w3_g48", "w4_g32"),
+        ("fp8", "int8"),
+        ("mxfp4", "a8w4_g32"),
         ("a16w8", "int8"),
-        ("nf4", "w4_g64"),
         ("mxfp8", "int8_dynamic"),
     ],
 )
@@ -290,7 +289,7 @@ def test_scheme_when_no_recipe_has_it_then_the_nearest_is_named(name: str, neare
 
 
 def test_scheme_when_no_row_takes_it_then_the_record_says_what_would_fit() -> None:
-    quantizer = BACKEND.quantizer("w4_g32").set_module_name("wide", scheme_named("w3_g32"))
+    quantizer = BACKEND.quantizer("w4_g32").set_module_name("wide", scheme_named("a8w3_g32"))
     gm = converted(Model(), quantizer)
     left = [f for f in pq.provenance_of(gm).floats if f.module == "wide"]
     assert len(left) == 1

@@ -148,7 +148,11 @@ def test_groups_when_recipe_is_lowered_then_the_graph_has_the_scales_that_run():
         ("a16w8", "activations of 8 bits, not 16", "int8_dynamic"),
         ("int8_dynamic_per_tensor", "qparams of each row", "int8_dynamic"),
         ("fp8", "floats of 32 bits", "int8_dynamic"),
-        ("nf4", "floats of 32 bits", "a8w4_g32"),
+        ("nf4", "floats of 32 bits", "a8w4_g64"),
+        ("nvfp4", "floats of 32 bits", "a8w4_g32"),
+        ("fp6_weight_only", "floats of 32 bits", "w8"),
+        ("lut4", "floats of 32 bits", "w4"),
+        ("w1.58", "floats of 32 bits", "w4"),
         ("mxfp4", "floats of 32 bits", "a8w4_g32"),
     ],
 )

@@ -1,0 +1,89 @@
+"""Every scheme by name on the runtimes' backends: it runs near its graph, or is refused by name.
+
+Nothing may come out that is far from the canonical graph without a word.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pt2e_quant as pq
+from pt2e_quant.backends.artifact import Backend, is_installed
+from pt2e_quant.core.errors import ArtifactError, ConfigError, UnsupportedError
+from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
+from pt2e_quant.core.scheme_names import scheme_named
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
+
+from toy_formats import converted, sqnr
+
+NAMES = ("onnx", "xnnpack")
+INTEGERS = ["int8_dynamic", "int8_dynamic_per_tensor", "a16w8", "a16w4", "w8", "w4_g32", "w3", "w2"]
+INTEGERS += ["a8w4", "a8w4_g32", "a8w3_g32", "w5_g64"]
+SCHEMES = [*INTEGERS, *FORMAT_SCHEMES]
+
+
+def backend_named(name: str) -> Backend:
+    backend = pq.backends.get(name)
+    for package in backend.packages:
+        if not is_installed(package):
+            pytest.skip(f"needs {package}")
+    return backend
+
+
+def nearest_in(text: str) -> str:
+    """The recipe that a refusal names."""
+    found = re.search(r'nearest (?:recipe )?it runs is "([^"]+)"', text)
+    assert found is not None, text
+    return found[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quantizer_when_asked_for_a_scheme_then_made_or_refused_with_one_that_runs(name):
+    backend = backend_named(name)
+    for scheme in SCHEMES:
+        if scheme in backend.recipes:
+            assert backend.quantizer(scheme).scheme is not None
+            continue
+        with pytest.raises(ConfigError, match=f'"{re.escape(scheme)}"') as refused:
+            backend.quantizer(scheme)
+        assert nearest_in(str(refused.value.fix)) in backend.recipes, scheme
+
+
+RUN = [("onnx", "nf4"), ("xnnpack", "nf4"), ("xnnpack", "fp8_weight_only"), ("onnx", "mxfp8")]
+RUN += [("onnx", "fp8_dynamic"), ("xnnpack", "w3"), ("xnnpack", "w1"), ("xnnpack", "mxfp4")]
+SLOW = [(name, scheme) for name in NAMES for scheme in SCHEMES if (name, scheme) not in RUN]
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"), [*RUN, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]
+)
+def test_graph_when_lowered_then_near_it_or_refused_with_node_module_source_and_fix(name, scheme):
+    backend = backend_named(name)
+    if scheme in ("lut7", "lut8"):
+        pytest.skip("tables of this toy model's rows take more than the rows: convert refuses")
+    _, gm = converted(scheme_named(scheme))
+    x = torch.randn(3, 5, 128)
+    refused: Exception | None = None
+    try:
+        artifact = backend.lower(gm, (x,))
+    except (UnsupportedError, ArtifactError) as error:
+        refused = error
+    if refused is None:
+        other = torch.randn(3, 5, 128)
+        assert sqnr(gm(other), artifact.run(other)) > 36
+        return
+    assert scheme not in backend.recipes
+    text = str(refused)
+    if isinstance(refused, ArtifactError):  # static 16 bits on ONNX Runtime: counted in the file
+        assert scheme in ("a16w8", "a16w4")
+        assert "runs in float what the op table says" in text
+        return
+    assert re.search(r"node +\S+.*\s+module +[02]\s", text), text
+    assert re.search(r"source +\S+:\d+", text), text
+    assert "fix" in text
+    # Integers that torch's own operators say can be run in float with strict=False.
+    assert scheme not in FORMAT_SCHEMES or nearest_in(text) in backend.recipes
