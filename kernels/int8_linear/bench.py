@@ -10,8 +10,9 @@ from pt2e_quant.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, Pee
 from pt2e_quant.kernels.bench_peers import FloatLinear, float_linear_peers
 from pt2e_quant.kernels.fused_op import triton_kernel
 from pt2e_quant.kernels.int8_linear.op import cost
+from pt2e_quant.kernels.int8_linear.product_class import product_class
 from pt2e_quant.kernels.int8_linear.reference import int8_linear as reference
-from pt2e_quant.kernels.tiles import TileConfig, rows_class
+from pt2e_quant.kernels.tiles import TileConfig
 
 __all__ = ["BENCH"]
 
@@ -114,7 +115,7 @@ def _case(
     kinds = ("per token" if per_row else "static", "int8" if to_int8 else "bf16")
     return BenchCase(
         name=f"{M}x{N}x{K} {kinds[0]} to {kinds[1]}",
-        shape_class=rows_class(M),
+        shape_class=product_class(M, N),
         make=make,
         cost=cost(x, weight, out),
         unit=MathUnit.INT8,
@@ -141,6 +142,7 @@ BENCH = Bench(
         _case(64, 8192, 8192, per_row=True, to_int8=False, targets={}),
         _case(1, 8192, 8192, per_row=True, to_int8=False, targets={"cuBLAS bf16": 1.0}),
         _case(16, 4096, 4096, per_row=True, to_int8=False, targets={}),
+        _case(1, 1024, 4096, per_row=True, to_int8=False, targets={"cuBLAS bf16": 1.0}),
     ),
     sweep={
         "decode": tile_grid(
@@ -150,6 +152,16 @@ BENCH = Bench(
             BLOCK_N=(16, 32, 64),
             BLOCK_K=(128, 256, 512),
             GROUP_M=(1,),
+            SPLIT_K=(1, 4),
+        ),
+        "decode_narrow": tile_grid(
+            num_warps=(2, 4),
+            num_stages=(3, 4),
+            BLOCK_M=(16,),
+            BLOCK_N=(16, 32, 64),
+            BLOCK_K=(128, 256, 512),
+            GROUP_M=(1,),
+            SPLIT_K=(1, 4, 8, 16),
         ),
         "skinny": tile_grid(
             num_warps=(4, 8),
@@ -158,6 +170,7 @@ BENCH = Bench(
             BLOCK_N=(32, 64, 128),
             BLOCK_K=(128, 256),
             GROUP_M=(1,),
+            SPLIT_K=(1,),
         ),
         "medium": tile_grid(
             num_warps=(4, 8),
@@ -166,6 +179,7 @@ BENCH = Bench(
             BLOCK_N=(64, 128, 256),
             BLOCK_K=(64, 128),
             GROUP_M=(1, 4),
+            SPLIT_K=(1,),
         ),
         "large": tile_grid(
             num_warps=(4, 8),
@@ -174,6 +188,7 @@ BENCH = Bench(
             BLOCK_N=(128, 256),
             BLOCK_K=(64, 128),
             GROUP_M=(4, 8),
+            SPLIT_K=(1,),
         ),
     },
 )

@@ -16,6 +16,7 @@ _SIGNATURE = {
     "bias": "*fp32",
     "residual": "*i8",
     "out": "*i8",
+    "partial": "*i32",
     "M": "i32",
     "N": "i32",
     "K": "i32",
@@ -28,11 +29,17 @@ _SIGNATURE = {
     "out_min": "i32",
     "out_max": "i32",
 }
-_ALIGNED = (*list(_SIGNATURE)[:9], "N", "K")
+_ALIGNED = (*list(_SIGNATURE)[:10], "N", "K")
 _IMMA = {80: "IMMA", 89: "IMMA", 90: "IMMA", 100: "IMMA"}
 # wgmma needs 64 rows; Triton 3.7 has no int8 form of Blackwell's tcgen05.
 _WGMMA = {**_IMMA, 90: "IGMMA"}
-_CLASSES = {"decode": _IMMA, "skinny": _WGMMA, "medium": _WGMMA, "large": _WGMMA}
+_CLASSES = {
+    "decode": _IMMA,
+    "decode_narrow": _IMMA,
+    "skinny": _WGMMA,
+    "medium": _WGMMA,
+    "large": _WGMMA,
+}
 _VARIANTS: dict[str, dict[str, bool | str]] = {
     "static, relu, int8": {
         "PER_ROW": False,
@@ -51,12 +58,15 @@ _VARIANTS: dict[str, dict[str, bool | str]] = {
 }
 
 
+_OF_PRODUCTS = ("x", "weight", "M", "K")
+
+
 def _signature(constants: Mapping[str, bool | str]) -> dict[str, str]:
     floats = {} if constants["IS_INTEGER"] else {"out": "*bf16", "residual": "*bf16"}
     return {**_SIGNATURE, **floats}
 
 
-CASES = tuple(
+_PRODUCTS = tuple(
     CompileCase(
         op="int8_linear",
         kernel="int8_linear_kernel",
@@ -70,3 +80,22 @@ CASES = tuple(
     for variant, constants in _VARIANTS.items()
     for shape_class, units in _CLASSES.items()
 )
+_ADDS = tuple(
+    CompileCase(
+        op="int8_linear",
+        kernel="add_integer_splits_kernel",
+        variant=variant,
+        shape_class="add_splits",
+        signature={
+            **{n: t for n, t in _signature(constants).items() if n not in _OF_PRODUCTS},
+            "SPLITS": "i32",
+            "size": "i32",
+        },
+        constants=constants,
+        aligned=(*(n for n in _ALIGNED if n not in _OF_PRODUCTS), "size"),
+        matrix_units={},
+    )
+    for variant, constants in _VARIANTS.items()
+)
+
+CASES = (*_PRODUCTS, *_ADDS)

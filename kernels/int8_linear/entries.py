@@ -13,10 +13,10 @@ from pt2e_quant.kernels.cost import Cost
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
 from pt2e_quant.kernels.gemm_rows import gemm_rows
 from pt2e_quant.kernels.int8_linear.op import Int8Linear, cost
+from pt2e_quant.kernels.int8_linear.product_class import product_class
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import affine_of, read_weight
 from pt2e_quant.kernels.site import Site
-from pt2e_quant.kernels.tiles import rows_class
 
 __all__ = ["KERNELS"]
 
@@ -36,14 +36,14 @@ _SUMS_FIT = Constraint(text=f"at most {_LONGEST} input features", holds=_sums_fi
 
 
 def shape_class(match: Match) -> str:
-    """By the rows of the product; "" if one is symbolic."""
-    shape = match.nodes["op"].meta["val"].shape[:-1]
+    """By the rows and columns of the product; "" if one is symbolic."""
+    *shape, columns = match.nodes["op"].meta["val"].shape
     rows = 1
     for size in shape:
         if not isinstance(size, int):
             return ""
         rows *= size
-    return rows_class(rows)
+    return product_class(rows, columns)
 
 
 def build(site: Site) -> Node:

@@ -12,9 +12,9 @@ from pt2e_quant.kernels.int8_linear.reference import int8_linear as reference
 from pt2e_quant.kernels.tiles import TileConfig
 from tests.kernels.operands import EXACT_ACTIVATIONS, epilogues, linear_operands
 
-SMALL = TileConfig(
-    (("BLOCK_M", 16), ("BLOCK_N", 16), ("BLOCK_K", 32), ("GROUP_M", 2)), num_warps=4, num_stages=2
-)
+BLOCKS = (("BLOCK_M", 16), ("BLOCK_N", 16), ("BLOCK_K", 32), ("GROUP_M", 2))
+SMALL = TileConfig((*BLOCKS, ("SPLIT_K", 1)), num_warps=4, num_stages=2)
+CUT = TileConfig((*BLOCKS, ("SPLIT_K", 8)), num_warps=4, num_stages=2)
 
 
 @settings(max_examples=40, deadline=None)
@@ -36,11 +36,21 @@ def test_equals_the_definition_for_ragged_shapes(data, M, N, K, per_row):
         torch.testing.assert_close(made, wanted, rtol=rtol, atol=2e-6)
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.data(), st.integers(1, 20), st.integers(1, 20), st.integers(250, 600), st.booleans())
+def test_a_product_that_is_cut_along_k_equals_the_definition(data, M, N, K, per_row):
+    operands = data.draw(linear_operands(M, N, K, per_row=per_row))
+    epilogue = {**data.draw(epilogues((M, N))), "activation": "relu", "limits": []}
+    epilogue["out_dtype"] = data.draw(st.sampled_from([torch.int8, torch.float32]))
+    made = int8_linear(*operands, tiles=CUT, **epilogue)
+    assert torch.equal(made, reference(*operands, **epilogue))
+
+
 def test_equals_the_definition_with_the_shipped_tiles():
     generator = torch.Generator().manual_seed(0)
-    for M in (1, 33, 200, 300):
-        x = torch.randint(-128, 128, (M, 130), dtype=torch.int8, generator=generator)
-        weight = torch.randint(-128, 128, (70, 130), dtype=torch.int8, generator=generator)
+    for M, K in ((1, 130), (1, 4100), (33, 130), (200, 130), (300, 130)):
+        x = torch.randint(-128, 128, (M, K), dtype=torch.int8, generator=generator)
+        weight = torch.randint(-128, 128, (70, K), dtype=torch.int8, generator=generator)
         operands = (
             x,
             torch.tensor([0.02]),

@@ -1,0 +1,17 @@
+"""The shape class of a linear: the row of its tile and measured tables."""
+
+from pt2e_quant.kernels.tiles import rows_class
+
+__all__ = ["product_class"]
+
+_NARROW = 2048
+
+
+def product_class(rows: int, columns: int) -> str:
+    """By the rows of the product; with few rows and columns, its tiles leave processors idle.
+
+    >>> [product_class(1, 1024), product_class(1, 4096), product_class(300, 1024)]
+    ['decode_narrow', 'decode', 'large']
+    """
+    name = rows_class(rows)
+    return "decode_narrow" if name == "decode" and columns <= _NARROW else name
