@@ -23,9 +23,9 @@ class CompileCase:
             the loop must have ("IGMMA"); empty for a kernel bound by memory.
         fp_fusion: whether the launch lets multiply-adds be fused.
         lowest_capability: 89 for a kernel with fp8 in it, which older GPUs have no instruction for.
-        packed_weights: names of the blocks, or constants, whose product is how many packed (4-bit) weights one
-            turn of the loop unpacks, ("BLOCK_N", "BLOCK_K"): the gate counts instructions per
-            weight; empty where none are.
+        packed_weights: names of the blocks, or constants, whose product is how many packed (4-bit)
+            weights one turn of the loop unpacks, ("BLOCK_N", "BLOCK_K"): the gate counts
+            instructions per weight; empty where none are.
     """
 
     op: str
