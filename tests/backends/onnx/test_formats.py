@@ -112,17 +112,20 @@ def test_file_when_codes_are_few_bits_then_so_is_the_file(name: str, most: float
     assert math.isclose(artifact.size_bytes, stored, abs_tol=40_000)
 
 
-def test_convolution_when_in_codes_then_exact() -> None:
+@pytest.mark.parametrize(
+    ("rank", "name"), [(1, "w3"), (2, "fp4_weight_only"), (3, "lut2")], ids=lambda v: str(v)
+)
+def test_convolution_when_in_codes_then_exact(rank: int, name: str) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 9, 3, groups=1)).eval()
-    x = torch.randn(2, 3, 9, 9)
-    for name in ("w3", "fp4_weight_only", "lut2"):
-        quantizer = make_quantizer("w8").set_global(scheme_named(name))
-        gm = pq.convert_pt2e(pq.prepare_pt2e(torch.export.export(model, (x,)), quantizer))
-        artifact = BACKEND.lower(gm, (x,))
-        assert sqnr_db(gm(x), artifact.run(x)) > EXACT_DB
-        quantized = [r for r in artifact.report.provenance.sizes if r.readers]
-        assert len(quantized) == 2
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    model = nn.Sequential(kind(3, 8, 3), nn.ReLU(), kind(8, 9, 3)).eval()
+    x = torch.randn(2, 3, *[6] * rank)
+    quantizer = make_quantizer("w8").set_global(scheme_named(name))
+    gm = pq.convert_pt2e(pq.prepare_pt2e(torch.export.export(model, (x,)), quantizer))
+    artifact = BACKEND.lower(gm, (x,))
+    assert sqnr_db(gm(x), artifact.run(x)) > EXACT_DB
+    rules = [record.rule for record in artifact.report.provenance.tensors]
+    assert [f"(row conv{rank}d_codes)" in rule for rule in rules] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["w3_g32", "mxfp6_weight_only"])

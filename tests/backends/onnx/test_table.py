@@ -15,6 +15,7 @@ from torch.nn import functional as F
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 import pt2e_quant as pq
+from pt2e_quant.backends.onnx.code_rows import CODE_ROWS
 from pt2e_quant.backends.onnx.low_bit_rows import LOW_BIT_ROWS
 from pt2e_quant.backends.onnx.table import TABLE
 
@@ -225,5 +226,7 @@ def test_embedding_when_lowered_then_rows_are_found_in_integers() -> None:
 
 def test_table_when_listed_then_every_row_is_proven_here() -> None:
     proven = {name.split()[0] for rows in GROUPS.values() for name in rows} | {"embedding"}
-    elsewhere = {row.name for row in LOW_BIT_ROWS}  # test_low_bit.py
+    elsewhere = {
+        row.name for row in (*LOW_BIT_ROWS, *CODE_ROWS)
+    }  # test_low_bit.py, test_formats.py
     assert {row.name for row in TABLE} == proven | elsewhere
