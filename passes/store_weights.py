@@ -62,6 +62,7 @@ class WeightStore:
         self.gm = gm
         self.editor = editor
         self.made: dict[tuple[Any, ...], Node] = {}
+        self.put_at: dict[object, list[tuple[QParams, Node]]] = {}
         self.notes: list[Note] = []
         self.sizes: dict[str, tuple[int, int]] = {}
         reads = [str(n.target) for n in gm.graph.nodes if n.op == "get_attr"]
@@ -102,14 +103,14 @@ class WeightStore:
             qparams: to quantize it by.
             like: the node whose module stack and stack trace the integers' node takes.
         """
-        limits = qparams.quant_min, qparams.quant_max, qparams.dtype
-        layout = qparams.axis, qparams.group_size
-        numbers = _plain((qparams.scale, qparams.zero_point))
-        key = (self._place(source, value), *limits, *layout, *numbers)
-        if key not in self.made:
-            integers = quantize(value.contiguous(), qparams)
-            self.made[key] = self.editor.constant(f"{_name(source)}_q", integers, like=like)
-        return self.made[key]
+        found = self.put_at.setdefault(self._place(source, value), [])
+        for known, node in found:
+            if _are_equal(known, qparams):
+                return node
+        integers = quantize(value.contiguous(), qparams)
+        made = self.editor.constant(f"{_name(source)}_q", integers, like=like)
+        found.append((qparams, made))
+        return made
 
     def let_go(self, node: Node) -> None:
         """Erase a node that nothing reads, its constant from the module too."""
@@ -134,6 +135,14 @@ class WeightStore:
         owner, _, leaf = target.rpartition(".")
         if not self.readers[target]:
             delattr(self.gm.get_submodule(owner), leaf)
+
+
+def _are_equal(a: QParams, b: QParams) -> bool:
+    """Whether two qparams map every value to the same integer."""
+    plain = ("quant_min", "quant_max", "dtype", "axis", "group_size")
+    if any(getattr(a, name) != getattr(b, name) for name in plain):
+        return False
+    return torch.equal(a.scale, b.scale) and torch.equal(a.zero_point, b.zero_point)
 
 
 def _name(source: Node) -> str:

@@ -87,8 +87,8 @@ def convert_pt2e(
     with pause_gc(), torch.no_grad():
         _convert_graph(prepared, fold_quantize)
         run_passes(prepared, (lift_constants,))
-        if fold_quantize and pack:
-            run_passes(prepared, (pack_weights, drop_dead_constants))
+        if fold_quantize and pack and run_passes(prepared, (pack_weights,))[0].changed:
+            run_passes(prepared, (drop_dead_constants,))
     verify_canonical(prepared, form=form)
     for body in bodies(prepared):
         verify_canonical(body.gm, form=form)

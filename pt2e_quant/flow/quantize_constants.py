@@ -16,7 +16,6 @@ from pt2e_quant.flow.joint_qparams import is_min_max, joint_qparams, range_of
 from pt2e_quant.flow.observed_qparams import observed_range, qparams_of, record_of, recorded
 from pt2e_quant.flow.prepared import HeldConstant
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.held_constants import held_bytes
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.passes.store_weights import WeightStore
 
@@ -114,7 +113,7 @@ def quantize_constants(
             _hand_out(editor, place, integers, layouts[integers])
             record = found.record(place)
             record.size_before = place.value.numel() * place.value.element_size()
-            record.size_after = _stored_bytes(gm, integers, layouts[integers])
+            record.size_after = _stored_bytes(integers, layouts[integers])
             records.append(record)
         for place in members:
             del place.value
@@ -180,6 +179,7 @@ def _hand_out(editor: Editor, place: HeldPlace, integers: Node, layout: Layout) 
         reader.replace_input_with(place.source, made)
 
 
-def _stored_bytes(gm: GraphModule, integers: Node, layout: Layout) -> int:
+def _stored_bytes(integers: Node, layout: Layout) -> int:
     nodes = [integers, *(a for a in layout.arguments if isinstance(a, Node))]
-    return sum(held_bytes(gm, node) for node in nodes)
+    values: list[Tensor] = [node.meta["val"] for node in nodes]
+    return sum(value.numel() * value.element_size() for value in values)

@@ -96,10 +96,11 @@ class _Weight:
 def _note_weight(
     gm: GraphModule, node: Node, weights: dict[str, _Weight], qparams: set[str]
 ) -> None:
-    integers, *others = node.all_input_nodes
-    source = _constant(integers)
-    if source is None:
-        return
+    integers = node.args[0]
+    source = _constant(integers) if isinstance(integers, Node) else None
+    if source is None or not isinstance(integers, Node):
+        return  # an activation's, mostly
+    others = node.all_input_nodes[1:]
     target = str(source.target)
     if target not in weights:
         value, made = integers.meta["val"], node.meta["val"]

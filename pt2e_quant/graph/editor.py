@@ -1,6 +1,7 @@
 """Batch edits of one graph: new nodes carry metadata, names are unique, one recompile ends it."""
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -80,13 +81,15 @@ class Editor:
                 computed on the arguments' fake values otherwise.
             kwargs: its keyword arguments.
         """
-        args = map_arg(args, self.now)
-        kwargs = map_arg(kwargs, self.now)
+        if self._replaced:
+            args, kwargs = map_arg(args, self.now), map_arg(kwargs, self.now)
         place = before or (after and _after(after)) or self.cursor or self.now(like)
         with self.graph.inserting_before(place):
-            node = self.graph.create_node(
-                "call_function", target, args, kwargs, name=operator_name(target)
-            )
+            node = self.graph.create_node("call_function", target, name=operator_name(target))
+        # Not at creation: torch.fx looks for symbols in a flattened copy there.
+        node.args = args
+        if kwargs:
+            node.kwargs = kwargs
         copy_trace(node, like)
         node.meta["val"] = val if val is not _UNSET else self._value(target, args, kwargs)
         self._created.append(node)
@@ -202,7 +205,7 @@ class Editor:
 
     def unique_name(self, name: str) -> str:
         """The dotted name, with a numbered suffix if it is taken; constant time on average."""
-        if attribute(self.gm, name) is None and not self._is_reserved(name):
+        if not self._is_taken(name):
             return name
         suffix = self._next_suffix.get(name, 1)
         while attribute(self.gm, f"{name}_{suffix}") is not None:
@@ -217,18 +220,21 @@ class Editor:
             recompile(self.gm)
         return self.changed
 
-    def _is_reserved(self, name: str) -> bool:
-        """Whether a name is a registered attribute that holds None (a missing bias)."""
+    def _is_taken(self, name: str) -> bool:
+        """Whether a name is an attribute, also one that holds None (a missing bias)."""
         owner_name, _, leaf = name.rpartition(".")
         owner = attribute(self.gm, owner_name) if owner_name else self.gm
-        return isinstance(owner, nn.Module) and hasattr(owner, leaf)
+        if not isinstance(owner, nn.Module):
+            return owner is not None and getattr(owner, leaf, None) is not None
+        tables = (vars(owner), owner._parameters, owner._buffers, owner._modules)
+        return any(leaf in table for table in tables) or hasattr(type(owner), leaf)
 
     def _owner(self, target: str) -> tuple[nn.Module, str]:
         """The module that holds a dotted name, made if absent, and the last part of the name."""
         owner: nn.Module = self.gm
         *path, leaf = target.split(".")
         for part in path:
-            child = getattr(owner, part, None)
+            child = attribute(owner, part)
             if child is None:
                 child = nn.Module()
                 owner.add_module(part, child)
@@ -263,6 +269,7 @@ class Editor:
         return self._names_of_target[target]
 
 
+@cache
 def operator_name(target: Any) -> str:
     """What a call's node is named after: the operator without namespace and overload."""
     if isinstance(target, OpOverload):
