@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pt2e_quant.kernels.a8w4_linear.bench import BENCH as A8W4_LINEAR_BENCH
+from pt2e_quant.kernels.a8w4_linear.compile_cases import CASES as A8W4_LINEAR
 from pt2e_quant.kernels.bench_case import Bench
 from pt2e_quant.kernels.compile_case import CompileCase
 from pt2e_quant.kernels.int4_linear.bench import BENCH as INT4_LINEAR_BENCH
@@ -28,6 +30,7 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
     *INT8_CONV2D,
     *INT8_MATMUL,
     *INT4_LINEAR,
+    *A8W4_LINEAR,
     *QUANTIZE_PER_TOKEN,
     *QUANTIZE,
     *INT8_ADD,
@@ -39,6 +42,7 @@ BENCHES: tuple[Bench[Any], ...] = (
     INT8_CONV2D_BENCH,
     INT8_MATMUL_BENCH,
     INT4_LINEAR_BENCH,
+    A8W4_LINEAR_BENCH,
     QUANTIZE_PER_TOKEN_BENCH,
     QUANTIZE_BENCH,
     INT8_ADD_BENCH,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.op_table import OpTable
+from pt2e_quant.kernels.a8w4_linear.entries import KERNELS as A8W4_LINEAR
 from pt2e_quant.kernels.data_movement.cpu import KERNELS as DATA_MOVEMENT_CPU
 from pt2e_quant.kernels.data_movement.entries import KERNELS as DATA_MOVEMENT
 from pt2e_quant.kernels.int4_linear.entries import KERNELS as INT4_LINEAR
@@ -23,6 +24,7 @@ __all__ = ["KERNELS", "Registry"]
 KERNELS: tuple[Kernel, ...] = (
     *INT8_LINEAR,
     *INT4_LINEAR,
+    *A8W4_LINEAR,
     *INT8_CONV2D,
     *INT8_MATMUL,
     *DATA_MOVEMENT,

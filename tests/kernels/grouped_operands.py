@@ -3,10 +3,11 @@
 import torch
 from hypothesis import strategies as st
 
+from pt2e_quant.kernels.a8w4_linear.pack import half_of, pack_halves, run_of, run_sums
 from pt2e_quant.kernels.int4_linear.pack import pack_codes
-from tests.kernels.operands import FLOATS, float_rows, integers
+from tests.kernels.operands import FLOATS, float_rows, integers, scales
 
-__all__ = ["group_sizes", "int4_operands"]
+__all__ = ["a8w4_operands", "group_sizes", "int4_operands"]
 
 
 @st.composite
@@ -32,5 +33,23 @@ def int4_operands(draw, M, N, most_k):
         pack_codes(draw(integers((N, K), 0, 15, torch.uint8))),
         scale.to(draw(st.sampled_from(FLOATS))),
         zero_point if draw(st.booleans()) else None,
+        size,
+    )
+
+
+@st.composite
+def a8w4_operands(draw, M, N, most_k, *, per_row):
+    """The tensors of a8w4_linear before its epilogue."""
+    K, size = draw(group_sizes(most_k))
+    weight = draw(integers((N, K), -8, 7))
+    count = M if per_row else 1
+    scale = draw(scales((K // size, N), 0.1))
+    return (
+        draw(integers((M, K))),
+        draw(scales(count, 0.05)),
+        draw(integers((count,), dtype=torch.int32)),
+        pack_halves(weight, half_of(size, K)),
+        scale.to(draw(st.sampled_from(FLOATS))),
+        run_sums(weight, run_of(size, K)),
         size,
     )

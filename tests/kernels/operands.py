@@ -13,6 +13,7 @@ __all__ = [
     "integers",
     "linear_operands",
     "outputs",
+    "scales",
 ]
 
 # Nothing but exp and erf is rounded otherwise than in the definition.

@@ -1,0 +1,70 @@
+"""The variants of a8w4_linear that are compiled ahead of time."""
+
+from pt2e_quant.kernels.compile_case import CompileCase
+from pt2e_quant.kernels.swapped_gemm.compile_parts import ENDING, PLAIN_END, add_splits_cases
+
+__all__ = ["CASES"]
+
+_SIGNATURE = {
+    "x": "*i8",
+    "x_scale": "*fp32",
+    "x_zero_point": "*i32",
+    "weight": "*i8",
+    "weight_scale": "*fp32",
+    "weight_sum": "*i16",
+    "bias": "*fp32",
+    "residual": "*bf16",
+    "out": "*bf16",
+    "M": "i32",
+    "N": "i32",
+    "K": "i32",
+    "group_runs": "i32",
+    **ENDING,
+}
+_ALIGNED = (*list(_SIGNATURE)[:9], "N", "K")
+# Triton 3.7 has no int8 form of Blackwell's tcgen05.
+_UNITS = {80: "IMMA", 89: "IMMA", 90: "IGMMA", 100: "IMMA"}
+_PLAIN: dict[str, int | bool | str] = {
+    "BLOCK_K": 128,
+    "TWO_RUNS": False,
+    "PER_ROW": True,
+    "EVEN_K": True,
+    "EMULATE": False,
+    **PLAIN_END,
+}
+_FULL = {**_PLAIN, "HAS_BIAS": True, "RESIDUAL": "float", "ACTIVATION": "silu"}
+_VARIANTS: dict[str, tuple[str, dict[str, int | bool | str], tuple[str, ...]]] = {
+    "g128, bf16": ("*bf16", _PLAIN, ("decode", "skinny", "medium", "large")),
+    "g64, fp16, residual, silu": ("*fp16", {**_FULL, "TWO_RUNS": True}, ("decode", "medium")),
+    "g32, ragged K, fp16": (
+        "*fp16",
+        {**_PLAIN, "BLOCK_K": 64, "TWO_RUNS": True, "EVEN_K": False},
+        ("skinny",),
+    ),
+}
+
+
+def _signature(floats: str, shape_class: str) -> dict[str, str]:
+    # Splits of K leave float32 parts.
+    parts = shape_class in ("decode", "skinny")
+    named = {"residual": floats, "weight_scale": floats, "out": "*fp32" if parts else floats}
+    return {**_SIGNATURE, **named}
+
+
+_PRODUCTS = tuple(
+    CompileCase(
+        op="a8w4_linear",
+        kernel="a8w4_linear_kernel",
+        variant=variant,
+        shape_class=shape_class,
+        signature=_signature(floats, shape_class),
+        constants=constants,
+        aligned=_ALIGNED,
+        matrix_units=_UNITS,
+        packed_weights=("BLOCK_N", "BLOCK_K"),
+    )
+    for variant, (floats, constants, classes) in _VARIANTS.items()
+    for shape_class in classes
+)
+
+CASES = (*_PRODUCTS, *add_splits_cases("a8w4_linear", has_scale=True))

@@ -1,0 +1,55 @@
+"""The layout in which a8w4_linear reads its weights, made from integers and undone to them.
+
+K is cut in blocks of 2 h, where h is 32 for groups of 32 and 64 for others. A block is N x h
+bytes, a channel's byte j holding k = j in its low half and k = h + j in its high half, in two's
+complement. Four bytes are four int8 sixteen times too large after one shift and one mask (low) or
+one mask (high), which the scale makes good: times 16 is exact, and so is scale / 16.
+
+Groups of 32 and 64 are runs of h: a half each; groups of 128 and more, and whole rows, are runs of
+128: a block each. A run is summed in int32 and then scaled. K is filled up with zeros.
+"""
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.kernels.int4_linear.pack import check_group_size
+
+__all__ = ["check_group_size", "half_of", "pack_halves", "run_of", "run_sums", "unpack_halves"]
+
+
+def half_of(group_size: int, K: int) -> int:
+    """h, for a group size of K."""
+    return 32 if group_size == 32 and group_size != K else 64
+
+
+def run_of(group_size: int, K: int) -> int:
+    """How many k's are summed in int32 before they are scaled: 32, 64 or 128."""
+    return group_size if group_size in (32, 64) and group_size != K else 128
+
+
+def pack_halves(weight: Tensor, half: int) -> Tensor:
+    """Integers int8[N, K] from -8 to 7 as int8[ceil(K / 2 h), N, h].
+
+    >>> pack_halves(torch.tensor([[1, -1]], dtype=torch.int8), 32)[0, 0, :3].tolist()
+    [1, 15, 0]
+    """
+    N, K = weight.shape
+    blocks = -(-K // (2 * half))
+    padded = torch.nn.functional.pad(weight, (0, blocks * 2 * half - K))
+    low, high = padded.view(N, blocks, 2, half).unbind(2)
+    return ((low & 15) | (high << 4)).transpose(0, 1).contiguous()
+
+
+def unpack_halves(packed: Tensor, K: int) -> Tensor:
+    """What `pack_halves` was given: int8[N, K]."""
+    blocks, N, half = packed.shape
+    both = torch.stack([packed << 4 >> 4, packed >> 4], dim=2)
+    return both.transpose(0, 1).reshape(N, blocks * 2 * half)[:, :K].contiguous()
+
+
+def run_sums(weight: Tensor, run: int) -> Tensor:
+    """The sums of a weight int8[N, K] over each run of k's: int16[ceil(K / run), N]."""
+    N, K = weight.shape
+    runs = -(-K // run)
+    padded = torch.nn.functional.pad(weight, (0, runs * run - K))
+    return padded.view(N, runs, run).sum(2, dtype=torch.int16).t().contiguous()

@@ -1,0 +1,46 @@
+"""The packed layout loses nothing; four of its bytes are eight int8 after three instructions."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pt2e_quant.core.packing import pack, unpack
+from pt2e_quant.kernels.a8w4_linear.pack import (
+    half_of,
+    pack_halves,
+    run_of,
+    run_sums,
+    unpack_halves,
+)
+from tests.kernels.operands import integers
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(0, 9), st.integers(0, 300), st.sampled_from([32, 64]))
+def test_packing_is_undone(data, N, K, half):
+    weight = data.draw(integers((N, K), -8, 7))
+    packed = pack_halves(weight, half)
+    assert packed.shape == (-(-K // (2 * half)), N, half)
+    assert torch.equal(unpack_halves(packed, K), weight)
+    stored = pack(weight, torch.int4)
+    assert torch.equal(pack(unpack_halves(packed, K), torch.int4), stored)
+    assert torch.equal(unpack(stored, torch.int4, (N, K)), weight)
+
+
+def test_a_mask_and_a_shift_give_both_halves_sixteen_times_too_large():
+    weight = torch.arange(-64, 64).remainder(16).sub(8).to(torch.int8).reshape(1, 128)
+    word = pack_halves(weight, 64).view(torch.int32)[0, 0]
+    low, high = (word << 4) & -252645136, word & -252645136
+    assert torch.equal(low.view(torch.int8), 16 * weight[0, :64])
+    assert torch.equal(high.view(torch.int8), 16 * weight[0, 64:])
+
+
+def test_runs_are_groups_of_at_most_128():
+    wanted = {(32, 96): (32, 32), (64, 64): (64, 128), (64, 128): (64, 64), (256, 512): (64, 128)}
+    found = {(size, K): (half_of(size, K), run_of(size, K)) for size, K in wanted}
+    assert found == wanted
+    assert run_sums(torch.ones(2, 300, dtype=torch.int8), 128).tolist() == [
+        [128, 128],
+        [128, 128],
+        [44, 44],
+    ]
