@@ -12,6 +12,7 @@ from pt2e_quant.flow.rules import QuantRule, RuleKind
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.tied_tables import is_embedding, is_tied_linear
+from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
@@ -33,6 +34,7 @@ class Recipe:
         observers: which observers gather ranges.
         algorithms: passes that convert runs on the calibrated graph.
         rules: what some nodes get instead.
+        balances_channels: even out the channels of linears' inputs, from weights alone.
     """
 
     text: str
@@ -40,6 +42,7 @@ class Recipe:
     observers: ObserverChoice = field(default_factory=ObserverChoice)
     algorithms: tuple[GraphPass, ...] = ()
     rules: tuple[QuantRule, ...] = ()
+    balances_channels: bool = False
 
 
 _TABLES = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_embedding)
@@ -59,6 +62,7 @@ def _without_data(name: str, text: str) -> Recipe:
         scheme=scheme,
         observers=ObserverChoice(search=WeightSearch.MSE if is_small else WeightSearch.MIN_MAX),
         rules=(_TABLES, head) if is_small else (_TABLES,),
+        balances_channels=True,
     )
 
 
@@ -77,6 +81,13 @@ RECIPES: Mapping[str, Recipe] = {
     "int8_dynamic": _without_data(
         "int8_dynamic", "linears: int8 activations per token at run time, int8 weights per row"
     ),
+    "w4": _without_data("w4", "linears: float activations, int4 weights per row"),
+    **{
+        f"w4_g{size}": _without_data(
+            f"w4_g{size}", f"linears: float activations, int4 weights in groups of {size}"
+        )
+        for size in GROUP_SIZES
+    },
 }
 
 
@@ -95,4 +106,5 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         observers=found.observers,
         algorithms=found.algorithms,
         rules=found.rules,
+        balances_channels=found.balances_channels,
     )
