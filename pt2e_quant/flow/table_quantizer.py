@@ -2,14 +2,14 @@
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import AnnotationError, module_path
-from pt2e_quant.core.provenance import FloatRecord, provenance_of
+from pt2e_quant.core.errors import AnnotationError
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import (
     Q_ANNOTATION_KEY,
@@ -18,14 +18,15 @@ from pt2e_quant.core.specs import (
     QuantizationSpecBase,
     SharedQuantizationSpec,
 )
-from pt2e_quant.flow.group_sizes import check_groups, group_size_of
+from pt2e_quant.flow.group_sizes import group_size_of
+from pt2e_quant.flow.match_reader import MatchReader, Plan
 from pt2e_quant.flow.observer_choice import ObserverChoice, derived_spec
 from pt2e_quant.flow.quantizer import Quantizer
 from pt2e_quant.flow.rules import ALL_ROLES, QuantRule, RuleBook, RuleKind
 from pt2e_quant.flow.train_ranges import for_training
-from pt2e_quant.graph.masks import MaskInfo, find_masks
-from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot, operator_name
-from pt2e_quant.graph.pattern import Match, Op, find_matches
+from pt2e_quant.graph.masks import find_masks
+from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
+from pt2e_quant.graph.pattern import Op, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
 from pt2e_quant.passes.balance_channels import balance_channels
@@ -39,16 +40,9 @@ RULE_KEY = "pt2e_quant.rule"
 MASKS_KEY = "pt2e_quant.masks"
 """The key of `gm.meta` under which annotate leaves the masks it found, for prepare to take."""
 
-_MASK = "it carries an attention mask, whose most negative values would set the range"
 
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """One accepted match with the scheme of each of its slots."""
-
-    row: OpRow
-    match: Match
-    schemes: tuple[tuple[Slot, TensorScheme], ...]
+_Specs: TypeAlias = dict[tuple[str, str, int], tuple[TensorScheme, QuantizationSpecBase]]
+"""The spec of a slot of a row under a scheme (by its id, so that it is kept): one for all nodes."""
 
 
 class TableQuantizer(Quantizer):
@@ -173,16 +167,17 @@ class TableQuantizer(Quantizer):
             book.check_all_matched([*nodes, *(n for n in inner if _computes_float(n))])
         masks = find_masks(model)
         model.meta[MASKS_KEY] = masks
-        reader = _Reader(self.table, book, masks)
+        reader = MatchReader(self.table, book, masks)
         matches = find_matches(model.graph, self._patterns(), reader.accept)
         done: set[Node] = set()
         quantized: set[Node] = set()
+        made: _Specs = {}
         for row, match in matches:
             plan = reader.plans[row.name, match.anchor, match.covered]
             if row.is_passive and not _inputs_quantized(plan, quantized):
                 reader.refuse(match, "it only moves data, and its input is float")
                 continue
-            self._write(plan, book)
+            self._write(plan, book, made)
             done.update(match.covered)
             quantized.update(_outputs(plan))
         provenance = provenance_of(model)
@@ -212,11 +207,11 @@ class TableQuantizer(Quantizer):
             if row.name in suited or not any(m.target in served for m in op.members)
         ]
 
-    def _write(self, plan: _Plan, book: RuleBook) -> None:
+    def _write(self, plan: Plan, book: RuleBook, made: _Specs) -> None:
         for node in plan.match.covered:
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
         first = plan.match.covered[0]
-        specs = self._specs(plan)
+        specs = self._specs(plan, made)
         for place, (spec, role) in specs.items():
             node = place if isinstance(place, Node) else place[1]
             annotation: QuantizationAnnotation = node.meta[Q_ANNOTATION_KEY]
@@ -226,7 +221,9 @@ class TableQuantizer(Quantizer):
                 annotation.input_qspec_map[place[0]] = spec
             node.meta[RULE_KEY] = f"{book.rule_for(first, role)} (row {plan.row.name})"
 
-    def _specs(self, plan: _Plan) -> dict[EdgeOrNode, tuple[QuantizationSpecBase, Role]]:
+    def _specs(
+        self, plan: Plan, made: _Specs
+    ) -> dict[EdgeOrNode, tuple[QuantizationSpecBase, Role]]:
         slots = {slot.at: slot for slot, _ in plan.schemes}
         found: dict[EdgeOrNode, tuple[QuantizationSpecBase, Role]] = {}
         for slot, scheme in plan.schemes:
@@ -235,7 +232,10 @@ class TableQuantizer(Quantizer):
                 sources = [slots[at].places(plan.match)[0] for at in slot.derived_from]
                 found |= {p: (derived_spec(scheme, sources), slot.role) for p in places}
                 continue
-            spec = self.observers.spec(plan.row, slot, scheme)
+            key = plan.row.name, slot.at, id(scheme)
+            if key not in made:
+                made[key] = scheme, self.observers.spec(plan.row, slot, scheme)
+            spec = made[key][1]
             found |= {p: (spec, slot.role) for p in places}
         for group in plan.row.share:
             places = [p for at in group if at in slots for p in slots[at].places(plan.match)]
@@ -265,99 +265,6 @@ class TableQuantizer(Quantizer):
                     )
 
 
-class _Reader:
-    """Decides about matches, and remembers the reason for each node it turns down."""
-
-    def __init__(self, table: OpTable, book: RuleBook, masks: MaskInfo) -> None:
-        self.table = table
-        self.book = book
-        self.masks = masks.masks | masks.masked_scores
-        self.reasons: dict[Node, tuple[int, str]] = {}
-        self.resolved: dict[tuple[int, int], TensorScheme | None] = {}
-        self.plans: dict[tuple[str, Node, tuple[Node, ...]], _Plan] = {}
-
-    def accept(self, row: OpRow, match: Match) -> bool:
-        """Whether the row runs the match under the rules; the reason is kept if not."""
-        scheme = self.book.scheme_for(match.covered[0])
-        if scheme is None:
-            self.refuse(match, f"rule: {self.book.rule_for(match.covered[0], Role.INPUT)}")
-            return False
-        found: dict[str, tuple[Slot, TensorScheme | None]] = {}
-        for slot in row.slots:
-            try:
-                found[slot.at] = slot, self._scheme_of(slot, match, scheme)
-            except ValueError as error:
-                self.refuse(match, f"{self.table.backend} {row.name}: {error}", len(found))
-                return False
-        if (broken := row.refusal(match)) is not None:
-            reason = f"{self.table.backend} {row.name} needs: {broken.text}"
-            self.refuse(match, reason, len(found))
-            return False
-        present = {at for at, (_, chosen) in found.items() if chosen is not None}
-        schemes = tuple(
-            (slot, chosen)
-            for slot, chosen in found.values()
-            if chosen is not None and all(at in present for at in slot.derived_from)
-        )
-        self.plans[row.name, match.anchor, match.covered] = _Plan(row, match, schemes)
-        return True
-
-    def _scheme_of(self, slot: Slot, match: Match, scheme: Scheme) -> TensorScheme | None:
-        places = slot.places(match)
-        self._check_places(slot, match, places)
-        chosen = self._resolve(slot, scheme) if places else None
-        if chosen is not None:
-            check_groups(chosen, places)
-        return chosen
-
-    def _resolve(self, slot: Slot, scheme: Scheme) -> TensorScheme | None:
-        """`Slot.resolve`, once for each slot and scheme: the table and the book hold both."""
-        key = id(slot), id(scheme)
-        if key not in self.resolved:
-            self.resolved[key] = slot.resolve(scheme)
-        return self.resolved[key]
-
-    def _check_places(self, slot: Slot, match: Match, places: Sequence[EdgeOrNode]) -> None:
-        values = [p if isinstance(p, Node) else p[0] for p in places]
-        if any(v in self.masks for v in values):
-            raise ValueError(_MASK)
-        if slot.role is Role.WEIGHT and not match.is_constant(slot.at):
-            raise ValueError(f'its weight "{slot.at}" is computed at run time')
-        for value in values:
-            val = value.meta.get("val")
-            if isinstance(val, (tuple, list)) and slot.role is Role.OUTPUT:
-                continue
-            if not isinstance(val, Tensor) or not val.is_floating_point():
-                raise ValueError(f'its {slot.role} "{value.name}" is no floating-point tensor')
-
-    def refuse(self, match: Match, reason: str, fitting: int = 0) -> None:
-        """Keep a reason for every node of a match: that of the row with most fitting tensors.
-
-        Among rows with equally many the first one stays.
-        """
-        for node in match.covered:
-            if node not in self.reasons or self.reasons[node][0] < fitting:
-                self.reasons[node] = fitting, reason
-
-    def record(self, node: Node) -> FloatRecord:
-        """Why a node is left float."""
-        _, reason = self.reasons.get(node, (0, None))
-        if reason is None:
-            denied = self.book.scheme_for(node) is None
-            reason = (
-                f"rule: {self.book.rule_for(node, Role.INPUT)}"
-                if denied
-                else self.table.why_not(node)
-            )
-        return FloatRecord(
-            node=node.name,
-            op=operator_name(node),
-            module=module_path(node),
-            reason=reason,
-            size=sum(_constant_bytes(n) for n in node.all_input_nodes),
-        )
-
-
 def _takes(slot: Slot, wanted: TensorScheme | None) -> bool:
     alone = Scheme(name="", input=wanted, output=wanted, weight=wanted, bias=wanted)
     try:
@@ -367,12 +274,12 @@ def _takes(slot: Slot, wanted: TensorScheme | None) -> bool:
     return True
 
 
-def _outputs(plan: _Plan) -> list[Node]:
+def _outputs(plan: Plan) -> list[Node]:
     places = (place for slot, _ in plan.schemes for place in slot.places(plan.match))
     return [place for place in places if isinstance(place, Node)]
 
 
-def _inputs_quantized(plan: _Plan, quantized: set[Node]) -> bool:
+def _inputs_quantized(plan: Plan, quantized: set[Node]) -> bool:
     sources = [
         place[0]
         for slot, _ in plan.schemes
@@ -388,10 +295,3 @@ def _computes_float(node: Node) -> bool:
     value = node.meta.get("val")
     first = value[0] if isinstance(value, (tuple, list)) and value else value
     return isinstance(first, Tensor) and first.is_floating_point()
-
-
-def _constant_bytes(node: Node) -> int:
-    value = node.meta.get("val")
-    if node.op != "get_attr" or not isinstance(value, Tensor):
-        return 0
-    return int(value.numel() * value.element_size())

@@ -1,0 +1,130 @@
+"""Which matches of a table the rules ask for and the tensors allow, and why not the others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import Node
+
+from pt2e_quant.core.errors import module_path
+from pt2e_quant.core.provenance import FloatRecord
+from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
+from pt2e_quant.core.specs import EdgeOrNode
+from pt2e_quant.flow.group_sizes import check_groups
+from pt2e_quant.flow.rules import RuleBook
+from pt2e_quant.graph.masks import MaskInfo
+from pt2e_quant.graph.op_table import OpRow, OpTable, Slot, operator_name
+from pt2e_quant.graph.pattern import Match
+
+__all__ = ["MatchReader", "Plan"]
+
+_MASK = "it carries an attention mask, whose most negative values would set the range"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One accepted match with the scheme of each of its slots."""
+
+    row: OpRow
+    match: Match
+    schemes: tuple[tuple[Slot, TensorScheme], ...]
+
+
+class MatchReader:
+    """Decides about matches, and remembers the reason for each node it turns down."""
+
+    def __init__(self, table: OpTable, book: RuleBook, masks: MaskInfo) -> None:
+        self.table = table
+        self.book = book
+        self.masks = masks.masks | masks.masked_scores
+        self.reasons: dict[Node, tuple[int, str]] = {}
+        self.resolved: dict[tuple[int, int], TensorScheme | None] = {}
+        self.plans: dict[tuple[str, Node, tuple[Node, ...]], Plan] = {}
+
+    def accept(self, row: OpRow, match: Match) -> bool:
+        """Whether the row runs the match under the rules; the reason is kept if not."""
+        scheme = self.book.scheme_for(match.covered[0])
+        if scheme is None:
+            self.refuse(match, f"rule: {self.book.rule_for(match.covered[0], Role.INPUT)}")
+            return False
+        found: dict[str, tuple[Slot, TensorScheme | None]] = {}
+        for slot in row.slots:
+            try:
+                found[slot.at] = slot, self._scheme_of(slot, match, scheme)
+            except ValueError as error:
+                self.refuse(match, f"{self.table.backend} {row.name}: {error}", len(found))
+                return False
+        if (broken := row.refusal(match)) is not None:
+            reason = f"{self.table.backend} {row.name} needs: {broken.text}"
+            self.refuse(match, reason, len(found))
+            return False
+        present = {at for at, (_, chosen) in found.items() if chosen is not None}
+        schemes = tuple(
+            (slot, chosen)
+            for slot, chosen in found.values()
+            if chosen is not None and all(at in present for at in slot.derived_from)
+        )
+        self.plans[row.name, match.anchor, match.covered] = Plan(row, match, schemes)
+        return True
+
+    def _scheme_of(self, slot: Slot, match: Match, scheme: Scheme) -> TensorScheme | None:
+        places = slot.places(match)
+        self._check_places(slot, match, places)
+        chosen = self._resolve(slot, scheme) if places else None
+        if chosen is not None:
+            check_groups(chosen, places)
+        return chosen
+
+    def _resolve(self, slot: Slot, scheme: Scheme) -> TensorScheme | None:
+        """`Slot.resolve`, once for each slot and scheme: the table and the book hold both."""
+        key = id(slot), id(scheme)
+        if key not in self.resolved:
+            self.resolved[key] = slot.resolve(scheme)
+        return self.resolved[key]
+
+    def _check_places(self, slot: Slot, match: Match, places: Sequence[EdgeOrNode]) -> None:
+        values = [p if isinstance(p, Node) else p[0] for p in places]
+        if any(v in self.masks for v in values):
+            raise ValueError(_MASK)
+        if slot.role is Role.WEIGHT and not match.is_constant(slot.at):
+            raise ValueError(f'its weight "{slot.at}" is computed at run time')
+        for value in values:
+            val = value.meta.get("val")
+            if isinstance(val, (tuple, list)) and slot.role is Role.OUTPUT:
+                continue
+            if not isinstance(val, Tensor) or not val.is_floating_point():
+                raise ValueError(f'its {slot.role} "{value.name}" is no floating-point tensor')
+
+    def refuse(self, match: Match, reason: str, fitting: int = 0) -> None:
+        """Keep a reason for every node of a match: that of the row with most fitting tensors.
+
+        Among rows with equally many the first one stays.
+        """
+        for node in match.covered:
+            if node not in self.reasons or self.reasons[node][0] < fitting:
+                self.reasons[node] = fitting, reason
+
+    def record(self, node: Node) -> FloatRecord:
+        """Why a node is left float."""
+        _, reason = self.reasons.get(node, (0, None))
+        if reason is None:
+            denied = self.book.scheme_for(node) is None
+            reason = (
+                f"rule: {self.book.rule_for(node, Role.INPUT)}"
+                if denied
+                else self.table.why_not(node)
+            )
+        return FloatRecord(
+            node=node.name,
+            op=operator_name(node),
+            module=module_path(node),
+            reason=reason,
+            size=sum(_constant_bytes(n) for n in node.all_input_nodes),
+        )
+
+
+def _constant_bytes(node: Node) -> int:
+    value = node.meta.get("val")
+    if node.op != "get_attr" or not isinstance(value, Tensor):
+        return 0
+    return int(value.numel() * value.element_size())
