@@ -2,13 +2,14 @@
 
 import io
 import json
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from rich.console import Console
 from rich.table import Table
 
 from pt2e_quant.core.provenance import FloatRecord, Provenance, SizeRecord, TensorRecord
+from pt2e_quant.flow.report_rows import alike, float_rows, joined_notes, kind_of, shared_name
 
 __all__ = ["Island", "Report"]
 
@@ -67,7 +68,7 @@ class Report:
         console = Console(file=stream, width=120, no_color=True)
         for table in self.tables():
             console.print(table)
-        for note in [*self.notes, *self.provenance.notes]:
+        for note in joined_notes([*self.notes, *self.provenance.notes]):
             console.print(f"note: {note}", soft_wrap=True)
         return stream.getvalue()
 
@@ -77,7 +78,7 @@ class Report:
         if self.provenance.tensors:
             found.append(_tensors(self.provenance.tensors))
         if self.provenance.floats:
-            found.append(_floats(self.provenance.floats))
+            found.append(_floats(self.provenance.floats, self.backend))
         if self.provenance.sizes:
             found.append(_sizes(self.provenance.sizes))
         if self.islands:
@@ -119,36 +120,70 @@ def _counts(ops: dict[str, int]) -> str:
 
 
 def _tensors(records: list[TensorRecord]) -> Table:
-    table = Table(title="quantized tensors")
-    for column in ("tensor", "role", "type", "scale", "range seen", "bytes", "rule"):
-        table.add_column(column, overflow="fold")
-    for record in records:
-        kind = f"{record.dtype}[{record.quant_min},{record.quant_max}]"
-        if record.axis is not None:
-            kind += f" axis {record.axis}"
-        seen = (
-            "" if record.observed is None else f"{record.observed[0]:.4g}…{record.observed[1]:.4g}"
+    """Quantized tensors; those of repeated layers that differ in numbers alone on one line."""
+    columns = ("tensor", "count", "role", "type", "scale", "range seen", "bytes", "rule")
+    rows = []
+    for group in alike(records, _sameness):
+        first = group[0]
+        name = first.name if len(group) == 1 else shared_name(first.name)
+        size = f"{_total(group, 'size_before'):,} -> {_total(group, 'size_after'):,}"
+        rule = "; ".join([first.rule, *first.steps])
+        cells = (
+            name,
+            _count(group),
+            first.role,
+            kind_of(first),
+            _scales([scale for record in group for scale in record.scale]),
+            _seen(group),
+            size if first.size_after else "",
+            rule,
         )
-        scale = f"{record.scale[0]:.4g}" if record.scale else ""
-        if len(record.scale) > 1:
-            scale = f"{min(record.scale):.3g}…{max(record.scale):.3g} x{len(record.scale)}"
-        size = f"{record.size_before:,} -> {record.size_after:,}" if record.size_after else ""
-        rule = "; ".join([record.rule, *record.steps])
-        table.add_row(record.name, record.role, kind, scale, seen, size, rule)
+        rows.append(cells)
+    return _table("quantized tensors", columns, rows)
+
+
+def _count(group: Sequence[object]) -> str:
+    return str(len(group)) if len(group) > 1 else ""
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table without the columns that are empty in every row."""
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    table = Table(title=title)
+    for i in kept:
+        table.add_column(columns[i], overflow="fold")
+    for row in rows:
+        table.add_row(*(row[i] for i in kept))
     return table
 
 
-def _floats(records: list[FloatRecord]) -> Table:
-    """Nodes left float, those of one operator and reason on one line."""
-    table = Table(title="left float")
-    for column in ("operator", "count", "reason", "nodes"):
-        table.add_column(column, overflow="fold")
-    counts = Counter((r.op, r.reason) for r in records)
-    for (op, reason), count in counts.most_common():
-        names = [r.node for r in records if (r.op, r.reason) == (op, reason)]
-        shown = ", ".join(names[:4]) + (f", … ({count - 4} more)" if count > 4 else "")
-        table.add_row(op, str(count), reason, shown)
-    return table
+def _sameness(record: TensorRecord) -> object:
+    name = shared_name(record.name)
+    return name, record.role, kind_of(record), record.rule, tuple(record.steps), record.size_after
+
+
+def _total(group: Sequence[TensorRecord | SizeRecord], field: str) -> int:
+    return sum(int(getattr(record, field)) for record in group)
+
+
+def _scales(scales: list[float]) -> str:
+    if len(scales) < 2:
+        return "".join(f"{scale:.4g}" for scale in scales)
+    return f"{min(scales):.3g}…{max(scales):.3g} x{len(scales)}"
+
+
+def _seen(group: list[TensorRecord]) -> str:
+    observed = [record.observed for record in group if record.observed is not None]
+    if not observed:
+        return ""
+    return f"{min(low for low, _ in observed):.4g}…{max(high for _, high in observed):.4g}"
+
+
+def _floats(records: list[FloatRecord], backend: str) -> Table:
+    """Nodes left float, those of one reason on one line."""
+    found = float_rows(records, backend)
+    rows = [(row.reason, str(row.count), row.operators, row.nodes) for row in found]
+    return _table("left float", ("reason", "count", "operators", "nodes"), rows)
 
 
 def _size_facts(records: list[SizeRecord]) -> list[tuple[str, str]]:
@@ -169,30 +204,45 @@ def _size_facts(records: list[SizeRecord]) -> list[tuple[str, str]]:
 
 
 def _sizes(records: list[SizeRecord]) -> Table:
-    """The size ledger, largest first."""
-    table = Table(title="constants")
-    for column in ("constant", "stored as", "elements", "bytes", "qparams", "bits each", "note"):
-        table.add_column(column, overflow="fold")
-    for record in sorted(records, key=lambda r: -r.size_before):
-        note = f"{record.readers} readers" if record.readers > 1 else ""
-        if record.same_as:
-            note = f"the same values as {record.same_as}"
-        table.add_row(
-            record.name,
-            record.dtype,
-            f"{record.elements:,}",
-            f"{record.size_before:,} -> {record.size_after:,}" if record.readers else "unchanged",
-            f"{record.qparams:,}" if record.qparams else "",
-            f"{record.bits_per_element:.2f}",
+    """The size ledger, largest first; repeated layers on one line."""
+    columns = (
+        "constant",
+        "count",
+        "stored as",
+        "elements",
+        "bytes",
+        "qparams",
+        "bits each",
+        "note",
+    )
+    rows = []
+    for group in alike(sorted(records, key=lambda r: -r.size_before), _same_size):
+        first = group[0]
+        note = f"{first.readers} readers" if first.readers > 1 else ""
+        if first.same_as:
+            note = f"the same values as {first.same_as}"
+        before, after = _total(group, "size_before"), _total(group, "size_after")
+        qparams = _total(group, "qparams")
+        cells = (
+            first.name if len(group) == 1 else shared_name(first.name),
+            _count(group),
+            first.dtype,
+            f"{_total(group, 'elements'):,}",
+            f"{before:,} -> {after:,}" if first.readers else f"{before:,}",
+            f"{qparams:,}" if qparams else "",
+            f"{first.bits_per_element:.2f}",
             note,
         )
-    return table
+        rows.append(cells)
+    return _table("constants", columns, rows)
+
+
+def _same_size(record: SizeRecord) -> object:
+    name = shared_name(record.name)
+    return name, record.dtype, record.elements, record.qparams, record.readers, record.same_as
 
 
 def _islands(islands: list[Island]) -> Table:
-    table = Table(title="not run in integers by the backend")
-    for column in ("node", "what", "reason", "cost"):
-        table.add_column(column, overflow="fold")
-    for island in islands:
-        table.add_row(island.node, island.what, island.reason, island.cost)
-    return table
+    rows = [(island.node, island.what, island.reason, island.cost) for island in islands]
+    columns = ("node", "what", "reason", "cost")
+    return _table("not run in integers by the backend", columns, rows)
