@@ -205,16 +205,8 @@ def _size_facts(records: list[SizeRecord]) -> list[tuple[str, str]]:
 
 def _sizes(records: list[SizeRecord]) -> Table:
     """The size ledger, largest first; repeated layers on one line."""
-    columns = (
-        "constant",
-        "count",
-        "stored as",
-        "elements",
-        "bytes",
-        "qparams",
-        "bits each",
-        "note",
-    )
+    numbers = ("elements", "bytes", "qparams", "bits each")
+    columns = ("constant", "count", "stored as", *numbers, "note")
     rows = []
     for group in alike(sorted(records, key=lambda r: -r.size_before), _same_size):
         first = group[0]

@@ -96,7 +96,7 @@ def shared_name(name: str) -> str:
 def kind_of(record: TensorRecord) -> str:
     """The type of a quantized tensor: "int8[-127,127] axis 0", "int8 at run time"."""
     blocks = f" in blocks of {record.block}" if record.block else ""
-    if record.is_dynamic:
+    if record.is_dynamic or record.quant_min == record.quant_max:  # ranges of run time are not kept
         return f"{record.dtype} at run time{blocks}"
     kind = f"{record.dtype}[{record.quant_min},{record.quant_max}]{blocks}"
     if record.axis is not None:

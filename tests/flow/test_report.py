@@ -113,7 +113,8 @@ def test_text_when_a_scheme_leaves_inputs_float_then_one_line_for_all_operators(
 
 
 def test_text_when_tensors_are_quantized_at_run_time_then_it_says_so():
-    record = TensorRecord(name="x", role=Role.INPUT, dtype="int8", is_dynamic=True)
-    text = str(Report(backend="B", provenance=Provenance(tensors=[record])))
-    assert "int8 at run time" in text
-    assert "[0,0]" not in text
+    for is_dynamic in (True, False):  # per token, records say no more than the dtype
+        record = TensorRecord(name="x", role=Role.INPUT, dtype="int8", is_dynamic=is_dynamic)
+        text = str(Report(backend="B", provenance=Provenance(tensors=[record])))
+        assert "int8 at run time" in text
+        assert "[0,0]" not in text
