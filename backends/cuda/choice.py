@@ -34,6 +34,14 @@ class Measures:
         measured = read_measured(kernel.op, self.device) if self.device else {}
         return measured.get(shape_class, kernel.measured.get(shape_class))
 
+    def allows(self, op: str) -> bool:
+        """Whether a fused operator that has no pattern of its own may be used.
+
+        It takes the place of several launches over the same bytes, for any shape.
+        """
+        measured = read_measured(op, self.device) if self.device else {}
+        return min(measured.values()) >= 1.0 if measured else self.allow_unmeasured
+
     def objection(self, kernel: Kernel, match: Match) -> str | None:
         """Why a kernel is not used for a match as far as speed goes; None if it is."""
         ratio = self.ratio(kernel, match)

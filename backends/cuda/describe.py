@@ -14,8 +14,18 @@ from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.measured import read_measured
+from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken
+from pt2e_quant.kernels.quantize.op import Quantize
+from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 
 __all__ = ["describe"]
+
+_OPS: dict[object, str] = {
+    QuantizeRows: "quantize_per_token",
+    NormQuantizePerToken: "norm_quantize",
+    Quantize: "quantize",
+}
+"""What passes of their own insert, without an entry of the registry."""
 
 
 def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
@@ -25,9 +35,9 @@ def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
     refused: dict[str, str] = lowered.meta.get(REFUSED_KEY, {})
     constants = constant_nodes(lowered.graph)
     for node in lowered.graph.nodes:
-        kernel: Kernel | None = node.meta.get(KERNEL_KEY)
-        if kernel is not None:
-            kernels[kernel.op] += 1
+        op = _fused_op(node)
+        if op is not None:
+            kernels[op] += 1
         elif node.op == "call_function" and not is_getitem(node):
             floats[operator_name(node)] += 1
             if is_qdq(node):
@@ -39,6 +49,14 @@ def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
     if unmeasured:
         where = measures.device or "a GPU"
         report.notes.append(f"not measured on {where}: {', '.join(unmeasured)}")
+
+
+def _fused_op(node: Node) -> str | None:
+    """The unit whose kernel a node calls, by its entry or by its operator; None for any other."""
+    kernel: Kernel | None = node.meta.get(KERNEL_KEY)
+    if kernel is not None:
+        return kernel.op
+    return _OPS.get(node.target) if node.op == "call_function" else None
 
 
 def _was_measured(op: str, measures: Measures) -> bool:

@@ -20,6 +20,9 @@ from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import fuse_norm_per_token
+from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_qdq
+from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.tiles import device_slug
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
@@ -31,14 +34,23 @@ __all__ = ["SUFFIX", "load", "lower", "lower_graph", "lowering_passes"]
 
 SUFFIX = ".qcuda"
 
+_PER_TOKEN = (
+    ("quantize_per_token", fuse_choose_quantize),
+    ("norm_quantize", fuse_norm_per_token),
+)
+
 
 def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, ...]:
-    """What lowering runs, in order."""
+    """What lowering runs, in order: what gives integers per token goes before what takes them."""
+    before = [p for op, p in _PER_TOKEN if measures.allows(op)]
+    after = [fuse_lone_qdq] if measures.allows("quantize") else []
     return (
         strip_guards,
         signed_activations,
+        *before,
         duplicate_dequantize,
         fuse_kernels(registry, measures),
+        *after,
         drop_dead_constants,
     )
 
