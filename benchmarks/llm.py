@@ -15,10 +15,18 @@ from rich.table import Table
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from benchmarks import llm_peers as peers
+from benchmarks import peers_low_bit as peers
 from benchmarks.count_ops import OpCount, count_ops
 from benchmarks.llama_model import BRIEF, TINY, trained_llama
-from benchmarks.llm_ours import FLOAT_TABLE, PROMPT, context_of, quantize_llama, step_of
+from benchmarks.llm_ours import (
+    FLOAT_TABLE,
+    PROMPT,
+    context_of,
+    exporter,
+    quantize_llama,
+    step_of,
+    untied,
+)
 from benchmarks.llm_quality import LanguageQuality, float_logits, judge
 from benchmarks.llm_text import draw_windows
 from benchmarks.measure import Latency, interleave
@@ -74,25 +82,31 @@ def makers(
 
     found = {f"{LABEL} {recipe}": ours(recipe, False) for recipe in recipes}
     if runtime is Runtime.EXECUTORCH:
-        found["XNNPACKQuantizer dynamic"] = peer(peers.executorch_int8_dynamic, model)
+        how = exporter(with_state=True)
+        found["XNNPACKQuantizer dynamic"] = peer(peers.executorch_int8_dynamic, model, how)
         for size in (32, 128):
-            found[f"torchao 8da4w g{size}"] = peer(peers.executorch_8da4w, model, size)
+            label = f"torchao 8da4w g{size}"
+            found[label] = peer(peers.executorch_quantize, model, how, size)
         return found
     found |= {f"{LABEL} {r}{FLOAT_TABLE}": ours(r, True) for r in recipes if "w4" in r}
     found["quantize_dynamic"] = peer(peers.onnx_dynamic, floating.data)
-    untied = peers.onnx_float(peers.untied(model)).data
+    alone = peers.onnx_float(untied(model), exporter(with_state=False)).data
     for size in (32, 128):
         for level, kind in peers.ACCURACY_LEVELS.items():
             label = f"MatMulNBits g{size} {kind}"
-            tied = peer(peers.onnx_matmul_nbits, floating.data, size, level)
-            found[f"{label}{FLOAT_TABLE}"] = tied
-            found[label] = make_untied(untied, size, level)
+            found[label + FLOAT_TABLE] = matmul_nbits(floating.data, size, level, label)
+            found[label] = matmul_nbits(alone, size, level, label, with_tables=True)
     return found
 
 
-def make_untied(data: bytes, size: int, level: int) -> Callable[[], Entry]:
-    """Return a maker of MatMulNBits with the table in 4 bits too."""
-    return lambda: Entry(peers.onnx_matmul_nbits(data, size, level, is_untied=True))
+def matmul_nbits(
+    data: bytes, size: int, level: int, label: str, *, with_tables: bool = False
+) -> Callable[[], Entry]:
+    """Return a maker of MatMulNBits: of a tied model's file, or with the table in 4 bits too."""
+    label += "" if with_tables else FLOAT_TABLE
+    return lambda: Entry(
+        peers.onnx_matmul_nbits(data, size, level, with_tables=with_tables, label=label)
+    )
 
 
 def build(
@@ -100,7 +114,8 @@ def build(
 ) -> tuple[list[Entry], list[Row]]:
     """Return the programs of one runtime, the float one first, and rows of what failed."""
     is_executorch = runtime is Runtime.EXECUTORCH
-    floating = (peers.executorch_float if is_executorch else peers.onnx_float)(subject.model)
+    make_float = peers.executorch_float if is_executorch else peers.onnx_float
+    floating = make_float(subject.model, exporter(with_state=is_executorch))
     entries, failures = [Entry(floating, 32.0)], []
     for label, make in makers(subject, runtime, recipes, floating).items():
         console.print(f"{runtime}: building {label}")
@@ -226,6 +241,7 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=64, help="tokens one by one in each window")
     parser.add_argument("--rounds", type=int, default=200, help="timed rounds of each program")
     parser.add_argument("--tiny", action="store_true", help="a model trained in seconds")
+    parser.add_argument("--no-write", action="store_true", help="leave the results file alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     trained = trained_llama(TINY, BRIEF) if options.tiny else trained_llama()
@@ -235,7 +251,8 @@ def main() -> None:
         recipes = options.recipes or RECIPES[runtime]
         rows = measure_runtime(subject, runtime, recipes, options.rounds)
         show(rows)
-        write_results("llm", rows, ("model", "runtime", "program"))
+        if not options.no_write:
+            write_results("llm", rows, ("model", "runtime", "program"))
 
 
 if __name__ == "__main__":

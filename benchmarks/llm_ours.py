@@ -1,17 +1,18 @@
 """This project's road for a Llama with its KV cache, and the exports that everybody starts from."""
 
-import tempfile
-from pathlib import Path
+import copy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from transformers import LlamaForCausalLM
 
 import pt2e_quant as pq
 from benchmarks.measure import Stopwatch
-from benchmarks.ours import BACKENDS, LABEL
-from benchmarks.runtimes import Program, Runtime, load_program
+from benchmarks.ours import BACKENDS, LABEL, through_file
+from benchmarks.peers_low_bit import Exporter
+from benchmarks.runtimes import Program, Runtime
 from examples.cached_llama import Step, carry_cache, empty_cache, export_llama
 
 PROMPT = 64
@@ -38,6 +39,29 @@ def export_without_state(model: LlamaForCausalLM) -> ExportedProgram:
 def prompt_of_zeros() -> tuple[Tensor, Tensor]:
     """Return ids and positions of a full prompt; the ids do not matter."""
     return torch.zeros(1, PROMPT, dtype=torch.int64), torch.arange(PROMPT)
+
+
+def exporter(*, with_state: bool) -> Exporter:
+    """Return how the peers' tools export a Llama: as this project's do."""
+
+    def again(gm: GraphModule) -> ExportedProgram:
+        tokens = torch.export.Dim("tokens", min=1, max=PROMPT)
+        shapes = {"input_ids": {1: tokens}, "positions": {0: tokens}}
+        return torch.export.export(gm, prompt_of_zeros(), dynamic_shapes=shapes)
+
+    return Exporter(
+        float_model=export_with_state if with_state else export_without_state,
+        quantized=again,
+        sample=prompt_of_zeros(),
+    )
+
+
+def untied(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Return a copy whose output layer is a matrix of its own: peers quantize no tied one."""
+    changed = copy.deepcopy(model)
+    changed.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    changed.config.tie_word_embeddings = False
+    return changed
 
 
 def quantize_llama(
@@ -79,12 +103,8 @@ def quantize_llama(
     constants = [record for record in artifact.report.provenance.tensors if record.size_before]
     weights = sum(record.size_before for record in constants) / 4
     bits = 8 * sum(record.size_after for record in constants) / weights
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"model{suffix}"
-        artifact.save(path)
-        data = path.read_bytes()
     label = f"{LABEL} {recipe}{FLOAT_TABLE if keep_table else ''}"
-    return load_program(label, runtime, data, watch.stages), bits
+    return through_file(label, runtime, artifact, suffix, watch), bits
 
 
 def step_of(program: Program, model: LlamaForCausalLM) -> Step:
