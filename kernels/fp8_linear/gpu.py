@@ -1,0 +1,231 @@
+"""fp8_linear in Triton, out^T = W x^T so that few rows fill the matrix units; or by cuBLAS."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.kernels.epilogue.epilogue import Activation, Epilogue
+from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
+from pt2e_quant.kernels.fp8_linear.scaled_mm import scaled_mm, takes_scaled_mm
+from pt2e_quant.kernels.fused_op import is_interpreting
+from pt2e_quant.kernels.launch import check_operands, launching
+from pt2e_quant.kernels.swapped_gemm.gpu import add_splits_kernel, tile_of_program
+from pt2e_quant.kernels.swapped_gemm.splits import processors_of, splits
+from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
+
+__all__ = ["fp8_linear", "fp8_linear_kernel"]
+
+
+@triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
+def fp8_linear_kernel(
+    x,
+    x_scale,
+    weight,
+    weight_scale,
+    bias,
+    residual,
+    out,
+    M,
+    N,
+    K,
+    residual_scale,
+    residual_zero_point,
+    act_low,
+    act_high,
+    inverse_scale,
+    out_zero_point,
+    out_min,
+    out_max,
+    PER_ROW: tl.constexpr,
+    PER_CHANNEL: tl.constexpr,
+    EMULATE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IS_INTEGER: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+):
+    """One tile of the result, or of its sum over a part of K where SPLIT_K > 1."""
+    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_rows, in_columns = rows < M, columns < N
+    each = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
+    first = tl.program_id(1) * each
+    depth = tl.arange(0, BLOCK_K)
+    # Rows times K passes 2**31 for long batches.
+    x_at = x + first + rows.to(tl.int64)[None, :] * K + depth[:, None]
+    weight_at = weight + first + columns.to(tl.int64)[:, None] * K + depth[None, :]
+    total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for start in range(first, tl.minimum(first + each, K), BLOCK_K):
+        inside = depth < K - start
+        left = tl.load(weight_at, mask=in_columns[:, None] & inside[None, :], other=0.0)
+        right = tl.load(x_at, mask=inside[:, None] & in_rows[None, :], other=0.0)
+        if EMULATE:
+            total = tl.dot(left.to(tl.float32), right.to(tl.float32), total)
+        else:
+            # Hopper adds fp8 products in about 14 bits: a run of 128, then float32.
+            total = tl.dot(left, right, total, max_num_imprecise_acc=128)
+        x_at += BLOCK_K
+        weight_at += BLOCK_K
+
+    if PER_CHANNEL:
+        total *= tl.load(weight_scale + columns, mask=in_columns, other=0.0)[:, None]
+    else:
+        total *= tl.load(weight_scale)
+    place = rows.to(tl.int64)[None, :] * N + columns[:, None]
+    inside_out = in_rows[None, :] & in_columns[:, None]
+    if SPLIT_K > 1:
+        at = out + tl.program_id(1).to(tl.int64) * M * N
+        tl.store(at + place, total, mask=inside_out)
+    else:
+        if PER_ROW:
+            total *= tl.load(x_scale + rows, mask=in_rows, other=0.0)[None, :]
+        else:
+            total *= tl.load(x_scale)
+        if HAS_BIAS:
+            added = tl.load(bias + columns, mask=in_columns, other=0.0)
+            total += added.to(tl.float32)[:, None]
+        write_result(
+            total,
+            place,
+            inside_out,
+            residual,
+            out,
+            residual_scale,
+            residual_zero_point,
+            act_low,
+            act_high,
+            inverse_scale,
+            out_zero_point,
+            out_min,
+            out_max,
+            RESIDUAL,
+            ACTIVATION,
+            IS_INTEGER,
+        )
+
+
+def fp8_linear(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    *,
+    label: str = "",
+    tiles: TileConfig | None = None,
+    **epilogue: Any,
+) -> Tensor:
+    """Launch the kernel; see `op.Fp8Linear` for the arguments, `tiles` replaces the tables'.
+
+    What is not contiguous is copied first. Without `tiles`, more than 64 rows with nothing fused
+    behind them go to `torch._scaled_mm`. A product that is cut along K is finished by a second
+    launch, which adds the parts in ascending order: results are the same in every run.
+
+    Raises:
+        InputError: dtypes or devices that the kernel does not take.
+        UnsupportedError: the GPU has no fp8 products.
+    """
+    end = Epilogue(**epilogue)
+    _check(x, x_scale, weight, weight_scale)
+    x, weight = x.contiguous(), weight.contiguous()
+    N, K = weight.shape
+    M = x.numel() // K if K else 0
+    if M * N == 0:
+        return torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
+    is_plain = end.activation == Activation.NONE and end.bias is None and end.residual is None
+    capability = _capability(x.device)
+    if tiles is None and is_plain and not end.is_integer:
+        if takes_scaled_mm(M, N, K, x_scale, weight_scale, end.out_dtype, capability):
+            with launching("fp8_linear", label, x.device):
+                return scaled_mm(x, x_scale, weight, weight_scale, end.out_dtype)
+    chosen = tiles or tiles_for("fp8_linear", x.device, rows_class(M))
+    with launching("fp8_linear", label, x.device):
+        return _launch(x, x_scale, weight, weight_scale, end, chosen)
+
+
+def _launch(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    end: Epilogue,
+    chosen: TileConfig,
+) -> Tensor:
+    N, K = weight.shape
+    M = x.numel() // K
+    out = torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
+    programs = triton.cdiv(M, chosen["BLOCK_M"]) * triton.cdiv(N, chosen["BLOCK_N"])
+    steps = triton.cdiv(K, chosen["BLOCK_K"])
+    most = chosen["SPLIT_K"]
+    count = splits(programs, steps, most=most, processors=processors_of(x.device))
+    written = x.new_empty((count, M, N), dtype=torch.float32) if count > 1 else out
+    ending = launch_arguments(end)
+    fp8_linear_kernel[(programs, count)](
+        x=x,
+        x_scale=x_scale,
+        weight=weight,
+        weight_scale=weight_scale,
+        bias=end.bias,
+        out=written,
+        M=M,
+        N=N,
+        K=K,
+        PER_ROW=x_scale.numel() > 1,
+        PER_CHANNEL=weight_scale.numel() > 1,
+        EMULATE=is_interpreting(),
+        enable_fp_fusion=True,
+        **ending,
+        **{**chosen.options(), "SPLIT_K": count},
+    )
+    if count > 1:
+        adding = tiles_for("fp8_linear", x.device, "add_splits")
+        add_splits_kernel[(triton.cdiv(out.numel(), adding["BLOCK"]),)](
+            partial=written,
+            row_scale=x_scale,
+            bias=end.bias,
+            out=out,
+            SPLITS=count,
+            size=out.numel(),
+            N=N,
+            PER_ROW=x_scale.numel() > 1,
+            HAS_SCALE=True,
+            enable_fp_fusion=False,
+            **ending,
+            **adding.options(),
+        )
+    return out
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Of the GPU; (0, 0) where Triton interprets."""
+    if device.type != "cuda":
+        return 0, 0
+    found = torch.cuda.get_device_capability(device)
+    if found < (8, 9):
+        raise UnsupportedError(
+            "fp8_linear needs a GPU of compute capability 8.9 (Ada) or later, found "
+            f"{torch.cuda.get_device_name(device)}",
+            fix="quantize to int8, which GPUs from 8.0 on multiply",
+        )
+    return found
+
+
+def _check(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
+    check_operands(
+        "fp8_linear",
+        {
+            "x": (x, (torch.float8_e4m3fn,)),
+            "x_scale": (x_scale, (torch.float32,)),
+            "weight": (weight, (torch.float8_e4m3fn,)),
+            "weight_scale": (weight_scale, (torch.float32,)),
+        },
+    )
