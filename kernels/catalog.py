@@ -6,6 +6,8 @@ from pt2e_quant.kernels.a8w4_linear.bench import BENCH as A8W4_LINEAR_BENCH
 from pt2e_quant.kernels.a8w4_linear.compile_cases import CASES as A8W4_LINEAR
 from pt2e_quant.kernels.bench_case import Bench
 from pt2e_quant.kernels.compile_case import CompileCase
+from pt2e_quant.kernels.fp8_linear.bench import BENCH as FP8_LINEAR_BENCH
+from pt2e_quant.kernels.fp8_linear.compile_cases import CASES as FP8_LINEAR
 from pt2e_quant.kernels.int4_linear.bench import BENCH as INT4_LINEAR_BENCH
 from pt2e_quant.kernels.int4_linear.compile_cases import CASES as INT4_LINEAR
 from pt2e_quant.kernels.int8_add.bench import BENCH as INT8_ADD_BENCH
@@ -31,6 +33,7 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
     *INT8_MATMUL,
     *INT4_LINEAR,
     *A8W4_LINEAR,
+    *FP8_LINEAR,
     *QUANTIZE_PER_TOKEN,
     *QUANTIZE,
     *INT8_ADD,
@@ -43,6 +46,7 @@ BENCHES: tuple[Bench[Any], ...] = (
     INT8_MATMUL_BENCH,
     INT4_LINEAR_BENCH,
     A8W4_LINEAR_BENCH,
+    FP8_LINEAR_BENCH,
     QUANTIZE_PER_TOKEN_BENCH,
     QUANTIZE_BENCH,
     INT8_ADD_BENCH,

@@ -8,6 +8,7 @@ from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.a8w4_linear.entries import KERNELS as A8W4_LINEAR
 from pt2e_quant.kernels.data_movement.cpu import KERNELS as DATA_MOVEMENT_CPU
 from pt2e_quant.kernels.data_movement.entries import KERNELS as DATA_MOVEMENT
+from pt2e_quant.kernels.fp8_linear.entries import KERNELS as FP8_LINEAR
 from pt2e_quant.kernels.int4_linear.entries import KERNELS as INT4_LINEAR
 from pt2e_quant.kernels.int8_add.entries import KERNELS as INT8_ADD
 from pt2e_quant.kernels.int8_conv2d.cpu import KERNELS as INT8_CONV2D_CPU
@@ -25,6 +26,7 @@ KERNELS: tuple[Kernel, ...] = (
     *INT8_LINEAR,
     *INT4_LINEAR,
     *A8W4_LINEAR,
+    *FP8_LINEAR,
     *INT8_CONV2D,
     *INT8_MATMUL,
     *DATA_MOVEMENT,
