@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,49 +11,82 @@ import torch
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.export import ExportedProgram
-from torch.fx import Graph
+from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
-from pt2e_quant.kernels.onednn.operators import ConvSum, QConvSum, aten
+from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum, QConvSum, QLinear, aten
 
 __all__ = ["compile_program"]
 
-_SUMMAND = 6
+_SUMMAND, _UNARY = 6, 15
+_CAST: Any = torch.ops.prims.convert_element_type.default
 
 
-class SumsInPlace(CustomGraphPass):
-    """Sums write into their summand, which Inductor sees and orders reads before.
+class SumsForInductor(CustomGraphPass):
+    """Sums in the forms that Inductor compiles best, put in after its own fusions.
 
-    Its own fusions do the same, at the same point of its pipeline: before it, a graph must not
-    write. A summand that is read later is copied.
+    A convolution's writes into its summand, which Inductor sees and orders reads before; a summand
+    that is read later is copied. A linear's becomes an add, which is fused with what follows:
+    oneDNN's costs more, and torch 2.13 leaks a handle of its summand in every call (its C++
+    wrapper writes the argument out twice and frees one).
     """
 
     def __call__(self, graph: Graph) -> None:
         """Edit the graph that Inductor is about to generate code for."""
         order = {node: i for i, node in enumerate(graph.nodes)}
         for node in list(graph.nodes):
-            if node.target is not ConvSum:
-                continue
-            summand = node.args[_SUMMAND]
-            readers = [order.get(reader, -1) for reader in summand.users]
-            is_own = summand.op == "call_function" and not _is_view(summand)
-            if not is_own or max(readers) > order[node] or node.args.count(summand) > 1:
-                with graph.inserting_before(node):
-                    copied = graph.call_function(aten.clone.default, (summand,))
-                copied.meta.update(summand.meta)
-                node.args = (*node.args[:_SUMMAND], copied, *node.args[_SUMMAND + 1 :])
-            node.target = QConvSum
+            if node.target is ConvSum:
+                _write_summand(graph, node, order)
+            elif node.target is LinearSum:
+                _add_summand(graph, node)
 
     def uuid(self) -> str:
         """What Inductor's cache of compiled graphs knows the pass by."""
-        return "pt2e_quant.sums_in_place.1"
+        return "pt2e_quant.sums_for_inductor.1"
 
 
-def _is_view(node: Any) -> bool:
+def _write_summand(graph: Graph, node: Node, order: Mapping[Node, int]) -> None:
+    summand: Any = node.args[_SUMMAND]
+    readers = [order.get(reader, -1) for reader in summand.users]
+    is_own = summand.op == "call_function" and not _is_view(summand)
+    if not is_own or max(readers) > order[node] or node.args.count(summand) > 1:
+        with graph.inserting_before(node):
+            copied = graph.call_function(aten.clone.default, (summand,))
+        copied.meta.update(summand.meta)
+        node.args = (*node.args[:_SUMMAND], copied, *node.args[_SUMMAND + 1 :])
+    node.target = QConvSum
+
+
+def _is_view(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     returns = schema.returns if schema is not None else ()
     return any(result.alias_info is not None for result in returns)
+
+
+def _add_summand(graph: Graph, node: Node) -> None:
+    """qlinear(x, …) + summand, then perhaps relu, then perhaps a quantize."""
+    scale, zero_point, dtype = node.args[8:11]
+    real = node.meta["val"].to(torch.float32)
+
+    def call(target: Any, *args: Any, value: Any = real) -> Node:
+        made = graph.call_function(target, args)
+        made.meta.update(node.meta)
+        made.meta["val"] = value
+        return made
+
+    with graph.inserting_before(node):
+        head = (*node.args[:_SUMMAND], node.args[_SUMMAND + 1])
+        made = call(QLinear, *head, 1.0, 0, torch.float32, "none", [], "")
+        made = call(aten.add.Tensor, made, node.args[_SUMMAND])
+        if node.args[_UNARY] == "relu":
+            made = call(aten.relu.default, made)
+        if dtype is torch.uint8:
+            made = call(aten.round.default, call(aten.mul.Tensor, made, 1.0 / scale))  # type: ignore[operator]  # a float by schema
+            made = call(aten.clamp.default, call(aten.add.Tensor, made, zero_point), 0, 255)
+            made = call(_CAST, made, dtype, value=node.meta["val"])
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
 
 
 def compile_program(
@@ -77,8 +110,9 @@ def compile_program(
             "compile() needs a C++ compiler, and finds none on the PATH",
             fix="install g++ or clang, or run the artifact as it is",
         )
-    settings = {"freezing": True, "post_grad_custom_post_pass": SumsInPlace()}
-    with _target(path) as target:
+    settings = {"freezing": True, "post_grad_custom_post_pass": SumsForInductor()}
+    # Inductor freezes constants only where no gradient is asked for.
+    with torch.no_grad(), _target(path) as target:
         package = torch._inductor.aoti_compile_and_package(
             program, package_path=str(target), inductor_configs=settings
         )

@@ -7,6 +7,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.kernels.onednn.operators import (
     ConvSum,
+    LinearSum,
     QConvSum,
     QLinear,
     QLinearSum,
@@ -75,9 +76,9 @@ def write_sums_in_place(gm: GraphModule) -> PassResult:
     for node in list(gm.graph.nodes):
         if node.target is ConvSum:
             notes.append(Note(node.name, _write_conv(editor, storage, node)))
-        elif node.target is QLinearSum and _write_linear(storage, node):
+        elif node.target is LinearSum:
             editor.changed = True
-            notes.append(Note(node.name, "in place"))
+            notes.append(Note(node.name, _write_linear(storage, node)))
     return PassResult(changed=editor.finish(), notes=tuple(notes))
 
 
@@ -101,13 +102,14 @@ def _write_conv(editor: Editor, storage: Storage, node: Node) -> str:
     return "the summand is copied: it is read again"
 
 
-def _write_linear(storage: Storage, node: Node) -> bool:
+def _write_linear(storage: Storage, node: Node) -> str:
     summand = _summand(node)
+    node.target = QLinearSum
     found, made = summand.meta["val"], node.meta["val"]
     same_shape = [str(size) for size in found.shape] == [str(size) for size in made.shape]
-    fits = node.args[_HOW] == "add" and found.dtype == made.dtype and same_shape
+    fits = found.dtype == made.dtype and same_shape
     if not fits or summand.target not in _CONTIGUOUS or not storage.may_be_written(node, summand):
-        return False
+        return "the summand is kept: it is read again, or of another kind"
     node.args = (*node.args[:_HOW], "sum", *node.args[_HOW + 1 :])
     storage.share(node, summand)
-    return True
+    return "in place"

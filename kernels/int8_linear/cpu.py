@@ -9,7 +9,7 @@ from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.measured import read_measured
-from pt2e_quant.kernels.onednn.operators import PackLinear, QLinear, QLinearSum, aten
+from pt2e_quant.kernels.onednn.operators import LinearSum, PackLinear, QLinear, aten
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
 from pt2e_quant.kernels.onednn.rows import gemm_row, sum_row
 from pt2e_quant.kernels.onednn.site import (
@@ -61,7 +61,7 @@ def build(site: Site) -> Node:
         return finish(site, QLinear, (*head, found.bias, *result.described, *result.unary), result)
     summand = (FLOAT.scale, FLOAT.zero_point, "add", 1.0)
     args = (*head, found.added, found.bias, *result.described, *summand, *result.unary)
-    return finish(site, QLinearSum, args, result)
+    return finish(site, LinearSum, args, result)
 
 
 def _zeros(scale: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "ConvSum",
+    "LinearSum",
     "PackConv",
     "PackLinear",
     "QConv",
@@ -41,10 +42,11 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
     "pack_onednn_conv(Tensor weight, Tensor scale, float x_scale, int x_zero_point, "
     "int[] stride, int[] padding, int[] dilation, int groups, SymInt[]? x_shape) -> Tensor"
 )
-_SUMMED = str(QConvSum._schema).partition("(")[2].rpartition(") ->")[0]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    f"onednn_conv_sum({_SUMMED.replace('Tensor(a!)', 'Tensor')}) -> Tensor"
-)
+for _own, _theirs in (("onednn_conv_sum", QConvSum), ("onednn_linear_sum", QLinearSum)):
+    _arguments = str(_theirs._schema).partition("(")[2].rpartition(") ->")[0]
+    _LIBRARY.define(  # type: ignore[no-untyped-call]
+        f"{_own}({_arguments.replace('Tensor(a!)', 'Tensor')}) -> Tensor"
+    )
 
 
 def _pack_linear(weight: Tensor, x_shape: Sequence[int] | None) -> Tensor:
@@ -70,14 +72,24 @@ def _conv_sum(*args: Any) -> Tensor:
     return summed
 
 
-def _fake_sum(*args: Any) -> Tensor:
+def _fake_conv_sum(*args: Any) -> Tensor:
     return torch.empty_like(args[6])
+
+
+def _linear_sum(*args: Any) -> Tensor:
+    summed: Tensor = QLinearSum(*args)
+    return summed
+
+
+def _fake_linear_sum(*args: Any) -> Tensor:
+    return args[0].new_empty((*args[0].shape[:-1], args[3].shape[1]), dtype=args[10])
 
 
 for _name, _run, _fake in (
     ("pack_onednn_linear", _pack_linear, _fake_linear),
     ("pack_onednn_conv", _pack_conv, _fake_conv),
-    ("onednn_conv_sum", _conv_sum, _fake_sum),
+    ("onednn_conv_sum", _conv_sum, _fake_conv_sum),
+    ("onednn_linear_sum", _linear_sum, _fake_linear_sum),
 ):
     torch.library.impl(_LIBRARY, _name, "CompositeExplicitAutograd")(_run)
     torch.library.register_fake(f"pt2e_quant::{_name}", lib=_LIBRARY)(_fake)
@@ -88,3 +100,5 @@ PackConv = torch.ops.pt2e_quant.pack_onednn_conv.default
 """int8[N, C / groups, …] to oneDNN's layout; scales and geometry are those of the call."""
 ConvSum = torch.ops.pt2e_quant.onednn_conv_sum.default
 """`QConvSum` that leaves its summand as it was."""
+LinearSum = torch.ops.pt2e_quant.onednn_linear_sum.default
+"""`QLinearSum` with "add", under a name that Inductor's own fusions do not know."""
