@@ -12,12 +12,16 @@ from pt2e_quant.kernels.int4_linear.bench import BENCH as INT4_LINEAR_BENCH
 from pt2e_quant.kernels.int4_linear.compile_cases import CASES as INT4_LINEAR
 from pt2e_quant.kernels.int8_add.bench import BENCH as INT8_ADD_BENCH
 from pt2e_quant.kernels.int8_add.compile_cases import CASES as INT8_ADD
+from pt2e_quant.kernels.int8_cat.bench import BENCH as INT8_CAT_BENCH
+from pt2e_quant.kernels.int8_cat.compile_cases import CASES as INT8_CAT
 from pt2e_quant.kernels.int8_conv2d.bench import BENCH as INT8_CONV2D_BENCH
 from pt2e_quant.kernels.int8_conv2d.compile_cases import CASES as INT8_CONV2D
 from pt2e_quant.kernels.int8_linear.bench import BENCH as INT8_LINEAR_BENCH
 from pt2e_quant.kernels.int8_linear.compile_cases import CASES as INT8_LINEAR
 from pt2e_quant.kernels.int8_matmul.bench import BENCH as INT8_MATMUL_BENCH
 from pt2e_quant.kernels.int8_matmul.compile_cases import CASES as INT8_MATMUL
+from pt2e_quant.kernels.int8_pool.bench import BENCH as INT8_POOL_BENCH
+from pt2e_quant.kernels.int8_pool.compile_cases import CASES as INT8_POOL
 from pt2e_quant.kernels.norm_quantize.bench import BENCH as NORM_QUANTIZE_BENCH
 from pt2e_quant.kernels.norm_quantize.compile_cases import CASES as NORM_QUANTIZE
 from pt2e_quant.kernels.quantize.bench import BENCH as QUANTIZE_BENCH
@@ -38,6 +42,8 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
     *QUANTIZE,
     *INT8_ADD,
     *NORM_QUANTIZE,
+    *INT8_CAT,
+    *INT8_POOL,
 )
 
 BENCHES: tuple[Bench[Any], ...] = (
@@ -51,4 +57,6 @@ BENCHES: tuple[Bench[Any], ...] = (
     QUANTIZE_BENCH,
     INT8_ADD_BENCH,
     NORM_QUANTIZE_BENCH,
+    INT8_CAT_BENCH,
+    INT8_POOL_BENCH,
 )

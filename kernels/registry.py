@@ -11,11 +11,13 @@ from pt2e_quant.kernels.data_movement.entries import KERNELS as DATA_MOVEMENT
 from pt2e_quant.kernels.fp8_linear.entries import KERNELS as FP8_LINEAR
 from pt2e_quant.kernels.int4_linear.entries import KERNELS as INT4_LINEAR
 from pt2e_quant.kernels.int8_add.entries import KERNELS as INT8_ADD
+from pt2e_quant.kernels.int8_cat.entries import KERNELS as INT8_CAT
 from pt2e_quant.kernels.int8_conv2d.cpu import KERNELS as INT8_CONV2D_CPU
 from pt2e_quant.kernels.int8_conv2d.entries import KERNELS as INT8_CONV2D
 from pt2e_quant.kernels.int8_linear.cpu import KERNELS as INT8_LINEAR_CPU
 from pt2e_quant.kernels.int8_linear.entries import KERNELS as INT8_LINEAR
 from pt2e_quant.kernels.int8_matmul.entries import KERNELS as INT8_MATMUL
+from pt2e_quant.kernels.int8_pool.entries import KERNELS as INT8_POOL
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.norm_quantize.entries import KERNELS as NORM_QUANTIZE
 from pt2e_quant.kernels.quantize.entries import KERNELS as QUANTIZE
@@ -33,6 +35,8 @@ KERNELS: tuple[Kernel, ...] = (
     *INT8_ADD,
     *QUANTIZE,
     *NORM_QUANTIZE,
+    *INT8_CAT,
+    *INT8_POOL,
     *INT8_CONV2D_CPU,
     *INT8_LINEAR_CPU,
     *DATA_MOVEMENT_CPU,

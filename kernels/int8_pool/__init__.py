@@ -1,0 +1,1 @@
+"""Pooling of images in integers: max, average, adaptive and global average."""
