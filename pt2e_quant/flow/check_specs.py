@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -224,7 +225,7 @@ def check_observers(
                 node=node,
                 fix="derive it from pt2e_quant.pt2e.observer.ObserverBase",
             )
-        library = _library(observer)
+        library = _library(type(observer))
         if library:
             seen.setdefault(library, (node, observer))
     if len(seen) > 1:
@@ -240,9 +241,10 @@ def check_observers(
         )
 
 
-def _library(observer: object) -> str:
+@cache
+def _library(observer: type) -> str:
     """Which of the two libraries an observer, or what it derives from, belongs to."""
-    for kind in type(observer).__mro__:
+    for kind in observer.__mro__:
         for name in _LIBRARIES:
             if kind.__module__.startswith(f"{name}."):
                 return name

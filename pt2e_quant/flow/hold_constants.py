@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.specs import EdgeOrNode, SpecKind, kind_of
 from pt2e_quant.flow.groups import Group
 from pt2e_quant.flow.prepared import PreparedState
-from pt2e_quant.graph.meta import attribute, constant_nodes, source_constant
+from pt2e_quant.graph.meta import attribute, source_constant
 from pt2e_quant.observers.trained_qparams import is_fake_quantize
 
 __all__ = ["hold_constants", "may_hold"]
@@ -37,6 +37,7 @@ def may_hold(quantizer: Any, state: PreparedState) -> bool:
 def hold_constants(
     gm: GraphModule,
     groups: Mapping[EdgeOrNode, Group],
+    constants: frozenset[Node],
     make: Callable[[Group], nn.Module],
 ) -> dict[int, nn.Module]:
     """The groups that hold constants only, with their observers; groups of one spec share one.
@@ -48,12 +49,12 @@ def hold_constants(
     Args:
         gm: annotated.
         groups: by place.
+        constants: the nodes whose value is fixed.
         make: the observer of a group.
 
     Returns:
         The observers by the number of the group.
     """
-    constants = constant_nodes(gm.graph)
     found = {id(g): g for g in groups.values()}
     sources = {id(s) for g in found.values() for s in g.sources}
     shared: dict[object, nn.Module] = {}

@@ -12,7 +12,7 @@ from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
 from pt2e_quant.flow.groups import Group
 from pt2e_quant.flow.prepared import HeldConstant, PreparedState, Slip
 from pt2e_quant.flow.table_quantizer import RULE_KEY
-from pt2e_quant.graph.meta import constant_nodes, copy_trace
+from pt2e_quant.graph.meta import copy_trace
 
 __all__ = ["Inserter"]
 
@@ -27,13 +27,14 @@ class Inserter:
         groups: dict[EdgeOrNode, Group],
         state: PreparedState,
         sources: Mapping[Node, Node],
+        constants: frozenset[Node],
     ) -> None:
         self.gm = gm
         self.sources = sources
         self.observers = observers
         self.groups = groups
         self.state = state
-        self.constants = constant_nodes(gm.graph)
+        self.constants = constants
         self.original: dict[Node, Node] = {}
         self.hung: dict[tuple[Node, int], Node] = {}
         self.count = 0
@@ -87,9 +88,10 @@ class Inserter:
             return self.hung[key]
         name = f"activation_post_process_{self.count}"
         self.count += 1
-        self.gm.add_submodule(name, observer)
+        self.gm.add_module(name, observer)
         with self.gm.graph.inserting_after(at):
-            made = self.gm.graph.call_module(name, (at,))
+            made = self.gm.graph.create_node("call_module", name)
+        made.args = (at,)
         made.meta["val"] = source.meta.get("val")
         # At inputs and weights a q/dq belongs to its consumer, elsewhere to its producer.
         is_bare = source.op in ("placeholder", "get_attr")

@@ -38,6 +38,7 @@ from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.masks import MaskInfo, find_masks
+from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, one_recompile, run_passes
 from pt2e_quant.graph.recompile import recompile
@@ -220,7 +221,10 @@ def _insert_observers(
     masks = find_masks(gm) if found is None or state.is_qat else found
     _drop_unobservable(gm, groups, masks)
     check_groups(groups)
-    held = hold_constants(gm, groups, lambda group: make_observer(group, {})) if holds else {}
+    constants = constant_nodes(gm.graph)
+    held: dict[int, nn.Module] = {}
+    if holds:
+        held = hold_constants(gm, groups, constants, lambda group: make_observer(group, {}))
     observers = _make_observers(groups, held, is_qat=state.is_qat)
     check_observers(groups, observers, strict=state.is_strict)
     by_place: dict[EdgeOrNode, nn.Module] = {
@@ -229,7 +233,7 @@ def _insert_observers(
     callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
     if callback is not None:
         callback(gm, by_place)
-    inserter = Inserter(gm, by_place, groups, state, sources)
+    inserter = Inserter(gm, by_place, groups, state, sources, constants)
     inserter.hold(held)
     inserter.run()
 

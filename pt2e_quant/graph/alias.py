@@ -32,23 +32,30 @@ def aliased_argument(node: Node) -> Node | None:
         return None
     if not isinstance(node.target, OpOverload):
         return None
-    schema = node.target._schema
+    names = _aliased_names(node.target)
+    if names:
+        values = arguments(node)
+        for name in names:
+            value = values[name]
+            if isinstance(value, Node):
+                return value
+    return None
+
+
+@cache
+def _aliased_names(target: OpOverload) -> tuple[str, ...]:
+    """The arguments whose storage an operator's result may share."""
     returned: set[str] = set()
-    for result in schema.returns:
+    for result in target._schema.returns:
         if result.alias_info is not None:
             # the sets of a list of tensors are not told: any aliased argument may be meant
             returned |= set(result.alias_info.before_set) or {"*"}
-    if not returned:
-        return None
-    values = arguments(node)
-    for argument in schema.arguments:
-        info = argument.alias_info
-        if info is None or not returned & (set(info.before_set) | set(info.after_set)):
-            continue
-        value = values[argument.name]
-        if isinstance(value, Node):
-            return value
-    return None
+    return tuple(
+        argument.name
+        for argument in target._schema.arguments
+        if (info := argument.alias_info) is not None
+        and returned & (set(info.before_set) | set(info.after_set))
+    )
 
 
 def roots(graph: Graph) -> dict[Node, Node]:

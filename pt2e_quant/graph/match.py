@@ -23,6 +23,14 @@ class Walk:
         self.graph = graph
         self.order = {node: i for i, node in enumerate(graph.nodes)}
         self._constants: frozenset[Node] | None = None
+        self._values: dict[Node, tuple[Any, ...]] = {}
+
+    def values(self, call: Node) -> tuple[Any, ...]:
+        """A call's arguments in schema order, read once however many patterns ask."""
+        found = self._values.get(call)
+        if found is None:
+            found = self._values[call] = tuple(arguments(call).values())
+        return found
 
     def is_constant(self, node: Node) -> bool:
         """Whether a node's value is fixed; found for all nodes at the first question."""
@@ -119,7 +127,7 @@ class Attempt:
         self.covered |= {call, value}
         if not op.args:
             return True
-        values = list(arguments(call).values())
+        values = self.match.walk.values(call)
         if len(op.args) > len(values):
             return False
         return all(self.value(p, v, call) for p, v in zip(op.args, values, strict=False))

@@ -51,23 +51,36 @@ __all__ = [
 K = TypeVar("K")
 
 
-def _try(row: int, key: K, op: Op, anchor: Node, walk: Walk) -> "_Candidate[K] | None":
+@dataclass(frozen=True, slots=True)
+class _Row(Generic[K]):
+    """A pattern with its place among the others, and its rank before conditions that vary."""
+
+    place: int
+    key: K
+    op: Op
+    width: int
+    conditions: int
+
+
+def _try(row: _Row[K], anchor: Node, walk: Walk) -> "_Candidate[K] | None":
     attempt = Attempt(anchor, walk)
-    if not attempt.op(op, anchor, inside=False):
+    if not attempt.op(row.op, anchor, inside=False):
         return None
     match = attempt.match
     match.covered = tuple(sorted(attempt.covered, key=walk.order.__getitem__))
-    place = tuple(walk.order[n] for n in match.covered)
-    return _Candidate((-op.width, -op.conditions - attempt.conditions), place, row, key, match)
+    place = tuple([walk.order[n] for n in match.covered])
+    rank = -row.width, -row.conditions - attempt.conditions
+    return _Candidate(rank, place, row.place, row.key, match)
 
 
-def _index(patterns: Sequence[tuple[K, Op]]) -> dict[Target, list[tuple[int, K, Op]]]:
+def _index(patterns: Sequence[tuple[K, Op]]) -> dict[Target, list[_Row[K]]]:
     """The patterns by the operators that their anchors may call."""
-    found: dict[Target, list[tuple[int, K, Op]]] = {}
-    for i, (key, op) in enumerate(patterns):
+    found: dict[Target, list[_Row[K]]] = {}
+    for place, (key, op) in enumerate(patterns):
         check_names(op)
+        row = _Row(place, key, op, op.width, op.conditions)
         for target in {s.target for s in op.members}:
-            found.setdefault(target, []).append((i, key, op))
+            found.setdefault(target, []).append(row)
     return found
 
 
@@ -92,9 +105,9 @@ def _candidates(
         if node.op != "call_function" or isinstance(node.meta.get("val"), (list, tuple)):
             continue  # a call with several results is matched at the getitem of the first
         target: Any = call_behind(node).target
-        for row, key, op in index.get(target, ()):
-            candidate = _try(row, key, op, node, walk)
-            if candidate is not None and (accept is None or accept(key, candidate.match)):
+        for row in index.get(target, ()):
+            candidate = _try(row, node, walk)
+            if candidate is not None and (accept is None or accept(row.key, candidate.match)):
                 found.append(candidate)
     return found
 

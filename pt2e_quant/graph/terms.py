@@ -98,8 +98,12 @@ class Op:
 
     def spelling_of(self, call: Node) -> Spelling | None:
         """The member of the family that a node calls, the one with most fixed arguments."""
-        found = [s for s in self.members if call.target is s.target and s.accepts(call)]
-        return max(found, key=lambda s: len(s.fixed), default=None)
+        best: Spelling | None = None
+        for member in self.members:
+            if call.target is member.target and member.accepts(call):
+                if best is None or len(member.fixed) > len(best.fixed):
+                    best = member
+        return best
 
     def ops(self) -> Iterator["Op"]:
         """This operator and those in its arguments, outermost first."""
