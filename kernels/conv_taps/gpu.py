@@ -11,6 +11,12 @@ __all__ = ["multiply_rows_of_taps", "multiply_taps", "take_off_zero_point"]
 
 
 @triton.jit
+def _is_below(place, size):
+    """0 <= place < size in one comparison: as unsigned numbers, negative ones are the largest."""
+    return place.to(tl.uint32, bitcast=True) < size
+
+
+@triton.jit
 def multiply_taps(
     total,
     x_at,
@@ -30,14 +36,17 @@ def multiply_taps(
     KW: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Sum over taps, and over the channels of each tap in steps of BLOCK_K."""
+    """Sum over taps, and over the channels of each tap in steps of BLOCK_K.
+
+    Pixels that do not exist begin far above the image (h0) where there is padding.
+    """
     steps = tl.arange(0, BLOCK_K)
     tap_h, tap_w, channel = 0, 0, 0
     for _ in range(0, KH * KW * tl.cdiv(depth_of_group, BLOCK_K)):
         in_image = in_pixels
         if IS_PADDED:
             h, w = h0 + tap_h * dilation_h, w0 + tap_w * dilation_w
-            in_image = in_image & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+            in_image = _is_below(h, H) & _is_below(w, W)
         in_depth = steps < depth_of_group - channel
         moved = (tap_h * dilation_h * W + tap_w * dilation_w) * C + channel
         along = (tap_h * KW + tap_w) * depth_of_group + channel
@@ -75,18 +84,21 @@ def multiply_rows_of_taps(
     H,
     W,
     C,
+    tap_rows,
     dilation_h,
     dilation_w,
     IS_PADDED: tl.constexpr,
-    KH: tl.constexpr,
     KW: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Sum over rows of taps: few channels are folded with the taps of a row into one axis."""
+    """Sum over rows of taps: few channels are folded with the taps of a row into one axis.
+
+    Pixels that do not exist begin far above the image (h0) where there is padding.
+    """
     LENGTH: tl.constexpr = KW * DEPTH
     STEPS: tl.constexpr = (LENGTH + BLOCK_K - 1) // BLOCK_K
-    for step in range(0, KH * STEPS):
+    for step in range(0, tap_rows * STEPS):
         tap_h = step // STEPS
         along = (step % STEPS) * BLOCK_K + tl.arange(0, BLOCK_K)
         tap_w, channel = along // DEPTH, along % DEPTH
@@ -95,7 +107,7 @@ def multiply_rows_of_taps(
         if IS_PADDED:
             h = h0 + tap_h * dilation_h
             w = w0[:, None] + (tap_w * dilation_w)[None, :]
-            in_image = in_image & ((h >= 0) & (h < H))[:, None] & (w >= 0) & (w < W)
+            in_image = _is_below(h, H)[:, None] & _is_below(w, W) & in_length[None, :]
         moved = tap_h * dilation_h * W * C + tap_w * dilation_w * C + channel
         left = tl.load(
             x_at[:, None] + moved[None, :],

@@ -63,7 +63,6 @@ def _case(
 ) -> CompileCase:
     out = {} if constants["IS_INTEGER"] else {"out": "*bf16"}
     given = {name: kind for name, kind in {**signature, **out}.items() if name not in constants}
-    aligned = (*_TENSORS, "outputs", *(("depth_units",) if constants.get("UNIT") == 16 else ()))
     return CompileCase(
         op="int8_conv2d",
         kernel=kernel,
@@ -71,7 +70,7 @@ def _case(
         shape_class=shape_class,
         signature=given,
         constants=constants,
-        aligned=aligned,
+        aligned=(*_TENSORS, "outputs"),
         matrix_units=matrix_units,
     )
 

@@ -28,7 +28,9 @@ from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 __all__ = ["depthwise_kernel", "int8_conv2d", "int8_conv2d_kernel"]
 
 
-@triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
+@triton.jit(
+    do_not_specialize=["depth_units", "residual_zero_point", "out_zero_point", "out_min", "out_max"]
+)
 def int8_conv2d_kernel(
     x,
     x_scale,
@@ -99,11 +101,13 @@ def int8_conv2d_kernel(
     # image has an address there too, which is masked.
     x_at = x + image.to(tl.int64) * H * W * C + (h0 * W + w0) * C + group * depth_of_group
     weight_at = weight + columns.to(tl.int64) * (KH * KW * depth_of_group)
+    h0 = tl.where(in_pixels, h0, -(1 << 30))
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
     if IS_FOLDED:
+        # depth_units is 1, but only at run time: else the compiler would unroll the whole loop.
         total = multiply_rows_of_taps(
             total, x_at, weight_at, h0, w0, in_pixels, in_columns,
-            H, W, C, dilation_h, dilation_w, IS_PADDED, KH, KW, UNIT, BLOCK_K,
+            H, W, C, KH * depth_units, dilation_h, dilation_w, IS_PADDED, KW, UNIT, BLOCK_K,
         )  # fmt: skip
     else:
         total = multiply_taps(

@@ -9,8 +9,9 @@ from torch import Tensor
 from pt2e_quant.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, Peer, tile_grid
 from pt2e_quant.kernels.fused_op import triton_kernel
 from pt2e_quant.kernels.int8_matmul.op import cost
+from pt2e_quant.kernels.int8_matmul.product_class import product_class
 from pt2e_quant.kernels.int8_matmul.reference import int8_matmul as reference
-from pt2e_quant.kernels.tiles import TileConfig, read_tiles, rows_class
+from pt2e_quant.kernels.tiles import TileConfig, read_tiles
 
 __all__ = ["BENCH"]
 
@@ -124,7 +125,7 @@ def _case(product: Product) -> BenchCase[Operands]:
     out = torch.empty((batch, heads, M, N), dtype=dtype, device=meta)
     return BenchCase(
         name=f"{'scores' if is_scores else 'values'} {batch}x{heads}/{shared} {M}x{N}x{K}",
-        shape_class=rows_class(M),
+        shape_class=product_class(M, N),
         make=_operands(product),
         cost=cost(left, right, out),
         unit=MathUnit.INT8,
@@ -146,13 +147,14 @@ BENCH = Bench(
         for product in (
             Product(8, 32, 8, M, rows, 128, True),
             Product(8, 32, 8, M, 128, rows, False),
+            Product(8, 12, 12, M, 64, rows, False),
         )
     ),
     sweep={
         name: tile_grid(
             num_warps=(2, 4) if name == "decode" else (4, 8),
             num_stages=(2, 3, 4),
-            BLOCK_M=(16,) if name == "decode" else (64, 128),
+            BLOCK_M=(16,) if name == "decode" else (64, 128, 256),
             BLOCK_N=(32, 64, 128),
             BLOCK_K=(64, 128),
         )

@@ -39,7 +39,13 @@ _END = {
 _SIGNATURE = {**_TENSORS, **_SIZES, **_END}
 _IMMA = {80: "IMMA", 89: "IMMA", 90: "IMMA", 100: "IMMA"}
 _WGMMA = {**_IMMA, 90: "IGMMA"}
-_CLASSES = {"decode": _IMMA, "skinny": _WGMMA, "medium": _WGMMA, "large": _WGMMA}
+_CLASSES = {
+    "decode": _IMMA,
+    "skinny": _WGMMA,
+    "medium": _WGMMA,
+    "large": _WGMMA,
+    "large_narrow": _WGMMA,
+}
 _ALWAYS: dict[str, int | bool | str] = {
     "left_depth": 1,
     "repeats": 1,

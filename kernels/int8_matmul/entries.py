@@ -10,11 +10,11 @@ from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.kernels.cost import Cost
 from pt2e_quant.kernels.epilogue.read_graph import output_arguments
 from pt2e_quant.kernels.int8_matmul.op import Int8Matmul, cost
+from pt2e_quant.kernels.int8_matmul.product_class import product_class
 from pt2e_quant.kernels.int8_matmul.read_matmul import repeats_heads, swaps_last_axes
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.site import Site
-from pt2e_quant.kernels.tiles import rows_class
 
 __all__ = ["KERNELS"]
 
@@ -45,9 +45,11 @@ def _find() -> tuple[Op, ...]:
 
 
 def shape_class(match: Match) -> str:
-    """By the rows of one matrix; "" if that is symbolic."""
-    rows = match.nodes["op"].meta["val"].shape[-2]
-    return rows_class(rows) if isinstance(rows, int) else ""
+    """By the rows and columns of one matrix; "" if one is symbolic."""
+    rows, columns = match.nodes["op"].meta["val"].shape[-2:]
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return ""
+    return product_class(rows, columns)
 
 
 def build(site: Site) -> Node:

@@ -10,8 +10,9 @@ from torch import Tensor
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
 from pt2e_quant.kernels.int8_matmul.batches import Batches, read_batches
+from pt2e_quant.kernels.int8_matmul.product_class import product_class
 from pt2e_quant.kernels.launch import check_operands, launching
-from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
+from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
 __all__ = ["int8_matmul", "int8_matmul_kernel"]
 
@@ -85,7 +86,10 @@ def int8_matmul_kernel(
     right_at += (columns.to(tl.int64) * right_column)[None, :]
     right_at += (depth.to(tl.int64) * right_depth)[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
-    left_sums = tl.zeros((BLOCK_M,), dtype=tl.int32)
+    # Sums of rows are a product too: adding bytes up one by one takes more time than the matrix
+    # units need for the whole step. (Sums of columns would be one of 64 rows: too many.)
+    left_sums = tl.zeros((BLOCK_M, 16), dtype=tl.int32)
+    ones = tl.full((BLOCK_K, 16), 1, dtype=tl.int8)
     right_sums = tl.zeros((BLOCK_N,), dtype=tl.int32)
     for start in range(0, K, BLOCK_K):
         inside = depth < K - start
@@ -93,7 +97,7 @@ def int8_matmul_kernel(
         b = tl.load(right_at, mask=inside[:, None] & in_columns[None, :], other=0)
         total = tl.dot(a, b, total, out_dtype=tl.int32)
         if HAS_RIGHT_ZERO:
-            left_sums += tl.sum(a.to(tl.int32), axis=1)
+            left_sums = tl.dot(a, ones, left_sums, out_dtype=tl.int32)
         if HAS_LEFT_ZERO:
             right_sums += tl.sum(b.to(tl.int32), axis=0)
         left_at += left_depth * BLOCK_K
@@ -101,7 +105,7 @@ def int8_matmul_kernel(
 
     # sum (a - za) (b - zb) = sum ab - zb sum a - za sum b + K za zb; what is masked is 0 in all.
     if HAS_RIGHT_ZERO:
-        total -= right_zero_point * left_sums[:, None]
+        total -= right_zero_point * tl.max(left_sums, axis=1)[:, None]
     if HAS_LEFT_ZERO:
         total -= left_zero_point * right_sums[None, :]
     if HAS_LEFT_ZERO and HAS_RIGHT_ZERO:
@@ -144,7 +148,7 @@ def int8_matmul(
     out = torch.empty((*batches.shape, M, N), dtype=end.out_dtype, device=left.device)
     if out.numel() == 0:
         return out
-    chosen = tiles or tiles_for("int8_matmul", left.device, rows_class(M))
+    chosen = tiles or tiles_for("int8_matmul", left.device, product_class(M, N))
     programs = triton.cdiv(M, chosen["BLOCK_M"]) * triton.cdiv(N, chosen["BLOCK_N"])
     with launching("int8_matmul", label, left.device):
         int8_matmul_kernel[(programs * batches.count,)](
