@@ -33,6 +33,9 @@ _PLAIN: dict[str, int | bool | str] = {
     **PLAIN_END,
 }
 _FULL = {**_PLAIN, "HAS_BIAS": True, "RESIDUAL": "float", "ACTIVATION": "silu"}
+# Weights are loaded 16 bytes at a time; beside them lie activations of 16 rows, which are 8 bytes a
+# thread, and scales and sums of 2 bytes, two of each in a turn where a block has two runs.
+_LEAST_WIDE = {"g128, bf16": 0.75, "g64, fp16, residual, silu": 0.7, "g32, ragged K, fp16": 0.3}
 _VARIANTS: dict[str, tuple[str, dict[str, int | bool | str], tuple[str, ...]]] = {
     "g128, bf16": ("*bf16", _PLAIN, ("decode", "skinny", "medium", "large")),
     "g64, fp16, residual, silu": ("*fp16", {**_FULL, "TWO_RUNS": True}, ("decode", "medium")),
@@ -60,8 +63,10 @@ _PRODUCTS = tuple(
         signature=_signature(floats, shape_class),
         constants=constants,
         aligned=_ALIGNED,
-        matrix_units=_UNITS,
+        # A small group's activations are a tile of 32 k's, which is loaded 8 bytes at a time.
+        matrix_units={} if constants["BLOCK_K"] == 64 else _UNITS,
         packed_weights=("BLOCK_N", "BLOCK_K"),
+        least_wide=_LEAST_WIDE[variant],
     )
     for variant, (floats, constants, classes) in _VARIANTS.items()
     for shape_class in classes

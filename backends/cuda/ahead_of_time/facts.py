@@ -37,7 +37,7 @@ class KernelFacts:
         matrix: the loop's matrix instruction, "IGMMA.64x128x32"; empty if it has none.
         loop_instructions: of one thread, in one turn of the main loop.
         wide_loads: share of the bytes of the loop's global loads that are loaded 16 at a time;
-            1.0 if it has none.
+            1.0 if it has none. Qparams of groups do not count.
         issue_share: time to issue the loop's instructions over that of its matrix products, at the
             published rates: below 1 the matrix units are the limit. None where either is unknown.
         half_arithmetic: operations on bfloat16 or float16 values other than casts, loads, stores
@@ -91,7 +91,8 @@ def kernel_facts(
         ),
         matrix=max(kinds, key=lambda kind: kinds[kind]) if kinds else "",
         loop_instructions=len(loop),
-        wide_loads=_wide_share(loads),
+        # Beside packed weights the loads of one and two bytes are scales and zero points of groups.
+        wide_loads=_wide_share([i for i in loads if not packed or i.loaded_bytes > 2]),
         half_arithmetic=len(_HALF_ARITHMETIC.findall(compiled.ttir)),
         issue_share=_issue_share(loop, generation),
         per_weight=round(len(loop) * threads / weights, 2) if weights else None,
@@ -99,7 +100,7 @@ def kernel_facts(
 
 
 def _wide_share(loads: Sequence[Instruction]) -> float:
-    """By bytes: a scale of 2 beside weights of 16 leaves the bandwidth to the weights."""
+    """By bytes: what is narrow weighs little beside what is wide."""
     total = sum(i.loaded_bytes for i in loads)
     return round(sum(i.loaded_bytes for i in loads if i.is_wide) / total, 3) if total else 1.0
 

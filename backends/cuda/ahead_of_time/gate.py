@@ -3,10 +3,7 @@
 from pt2e_quant.backends.cuda.ahead_of_time.facts import KernelFacts
 from pt2e_quant.kernels.compile_case import CompileCase
 
-__all__ = ["WIDE_LOADS", "broken_rules", "regressions"]
-
-WIDE_LOADS = 0.9
-"""Least share of bytes loaded 16 at a time, in the loop of a kernel that multiplies matrices."""
+__all__ = ["broken_rules", "regressions"]
 
 _SLACK = 1.05
 """A loop may grow by this before it counts as a regression: compilers shuffle a few moves."""
@@ -22,7 +19,7 @@ def broken_rules(case: CompileCase, capability: int, facts: KernelFacts) -> list
     wanted = case.matrix_units.get(capability)
     if wanted is not None and not facts.matrix.startswith(wanted):
         found.append(f"its loop multiplies by {facts.matrix or 'nothing'}, not by {wanted}")
-    if wanted is not None and facts.wide_loads < WIDE_LOADS:
+    if wanted is not None and facts.wide_loads < case.least_wide:
         found.append(f"only {facts.wide_loads:.0%} of its loop's bytes are loaded 16 at a time")
     if facts.half_arithmetic:
         found.append(f"{facts.half_arithmetic} operations on 16-bit floats: cast to float32 first")
