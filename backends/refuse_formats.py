@@ -40,6 +40,7 @@ class Wanted:
         is_dynamic: and so are its scales.
         group_size: elements of a row that share a scale, None for whole rows and larger blocks.
         text: what it is, for people.
+        format: of a small float, its name.
     """
 
     bits: int
@@ -47,6 +48,7 @@ class Wanted:
     is_dynamic: bool
     group_size: int | None
     text: str
+    format: str = ""
 
 
 def refuse_formats(
@@ -103,7 +105,7 @@ def _wanted(node: Node, *, is_activation: bool) -> Wanted:
     is_dynamic = is_activation and isinstance(scales, Node) and _is_chosen(scales)
     group = block[-1] if block and block[-1] not in (1, WHOLE) else None
     text = f"{text}, blocks of {' x '.join(lengths)}{' with scales of run time' * is_dynamic}"
-    return Wanted(bits, is_activation, is_dynamic, group, text)
+    return Wanted(bits, is_activation, is_dynamic, group, text, named.get("format", ""))
 
 
 def _is_chosen(scales: Node) -> bool:

@@ -12,12 +12,14 @@ from pt2e_quant.backends.onnx.carry_state import carry_state
 from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
 from pt2e_quant.backends.onnx.keep_codes import keep_codes, powers_as_bytes
 from pt2e_quant.backends.onnx.metadata import Metadata
+from pt2e_quant.backends.onnx.quantizer import weight_only_of
 from pt2e_quant.backends.onnx.report import make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import optimize
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.core.number_formats import float_format
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.size_ledger import check_file_smaller
@@ -80,6 +82,8 @@ def lower(
 
 def _nearest(wanted: Wanted) -> str:
     """The recipe for activations that ONNX Runtime cannot round; weights it all decodes."""
+    if wanted.format:
+        return weight_only_of(float_format(wanted.format))
     if not wanted.is_dynamic:
         return "int8"
     return "int8_dynamic" if wanted.bits > 4 else "a8w4_g32"

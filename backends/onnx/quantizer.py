@@ -5,12 +5,13 @@ from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.granularity import PerGroup
+from pt2e_quant.core.number_formats import NumberFormat
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.core.schemes import Scheme
+from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.flow.rules import QuantRule, RuleKind
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 
-__all__ = ["make_quantizer"]
+__all__ = ["make_quantizer", "weight_only_of"]
 
 
 def make_quantizer(recipe: str = "int8") -> TableQuantizer:
@@ -36,6 +37,13 @@ def make_quantizer(recipe: str = "int8") -> TableQuantizer:
     )
 
 
+def weight_only_of(form: NumberFormat, weight: TensorScheme | None = None) -> str:
+    """The recipe that keeps weights in a format, in this very form if there is one."""
+    found = {r.name: r.scheme.weight for r in RECIPES.values() if r.scheme.weight is not None}
+    same = [name for name, scheme in found.items() if scheme.format == form]
+    return next((name for name in same if found[name] == weight), same[0])
+
+
 def _unknown(recipe: str) -> ConfigError:
     """What to say of a name that is no recipe: a scheme without kernels, or no scheme at all."""
     try:
@@ -50,7 +58,12 @@ def _unknown(recipe: str) -> ConfigError:
 
 
 def _nearest(scheme: Scheme) -> str:
-    """The recipe with as many bits or more, and groups as small or smaller where there are any."""
+    """The recipe with as many bits or more, and groups as small or smaller where there are any.
+
+    To activations in small floats it is that of the same weights with float activations.
+    """
+    if scheme.weight is not None and scheme.weight.format is not None:
+        return weight_only_of(scheme.weight.format, scheme.weight)
     if scheme.input is not None and not scheme.input.is_dynamic:
         return "int8"
     weight = scheme.weight

@@ -275,10 +275,12 @@ def test_file_when_saved_and_loaded_then_the_same_results_and_records(
         ("a8w8_g32", "int8_dynamic"),
         ("a8w3_g32", "a8w4_g32"),
         ("w3_g48", "w4_g32"),
-        ("fp8", "int8"),
-        ("mxfp4", "a8w4_g32"),
+        ("fp8", "fp8_weight_only"),
+        ("fp8_e5m2_blocks", "fp8_e5m2_weight_only"),
+        ("mxfp4", "mxfp4_weight_only"),
+        ("nf4_g32", "nf4"),
         ("a16w8", "int8"),
-        ("mxfp8", "int8_dynamic"),
+        ("mxfp8", "mxfp8_weight_only"),
     ],
 )
 def test_scheme_when_no_recipe_has_it_then_the_nearest_is_named(name: str, nearest: str) -> None:
