@@ -225,7 +225,7 @@ def check_observers(
                 node=node,
                 fix="derive it from pt2e_quant.pt2e.observer.ObserverBase",
             )
-        library = _library(type(observer))
+        library = _library(type(observer).__mro__)
         if library:
             seen.setdefault(library, (node, observer))
     if len(seen) > 1:
@@ -242,9 +242,9 @@ def check_observers(
 
 
 @cache
-def _library(observer: type) -> str:
-    """Which of the two libraries an observer, or what it derives from, belongs to."""
-    for kind in observer.__mro__:
+def _library(kinds: tuple[type, ...]) -> str:
+    """Which of the two libraries an observer's class, or what it derives from, belongs to."""
+    for kind in kinds:
         for name in _LIBRARIES:
             if kind.__module__.startswith(f"{name}."):
                 return name

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.specs import EdgeOrNode, SpecKind, kind_of
 from pt2e_quant.flow.groups import Group
+from pt2e_quant.flow.make_observer import spec_key
 from pt2e_quant.flow.prepared import PreparedState
 from pt2e_quant.graph.meta import attribute, source_constant
 from pt2e_quant.observers.trained_qparams import is_fake_quantize
@@ -64,22 +65,13 @@ def hold_constants(
             continue
         if not all(_is_held(place, constants, groups) for place in group.places):
             continue
-        key = _identity(group.spec)
+        key = spec_key(group.spec)
         if key not in shared:
             shared[key] = make(group)
         if _only_looks(shared[key]):
             held[group.index] = group
     _let_go_of_tied(gm, found.values(), held, constants)
-    return {index: shared[_identity(group.spec)] for index, group in held.items()}
-
-
-def _identity(spec: object) -> object:
-    """Equal for specs that make equal observers."""
-    try:
-        hash(spec)
-    except TypeError:
-        return id(spec)
-    return spec
+    return {index: shared[spec_key(group.spec)] for index, group in held.items()}
 
 
 def _is_held(

@@ -2,11 +2,12 @@
 
 import copy
 import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-import torch
 from torch import nn
+from torch.fx import Node
 
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import AnnotationError, ConfigError
@@ -15,11 +16,61 @@ from pt2e_quant.flow.groups import Group
 from pt2e_quant.observers.derived import DerivedObserverOrFakeQuantize
 from pt2e_quant.observers.fixed import FixedQParamsObserver
 from pt2e_quant.observers.fixed_fake_quantize import FixedQParamsFakeQuantize
+from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.observers.trained_qparams import TrainedSource
 
-__all__ = ["make_observer"]
+__all__ = ["make_observer", "make_observers", "spec_key"]
+
+_TWINS = (MinMaxObserver, PerChannelMinMaxObserver)
+"""Observers that are made from another of the same spec."""
 
 _DERIVED = ("dtype", "derive_qparams_fn", "quant_min", "quant_max", "qscheme", "ch_axis")
+
+
+def make_observers(
+    groups: Iterable[Group], known: Mapping[int, nn.Module], *, is_qat: bool = False
+) -> dict[int, nn.Module]:
+    """The observers of groups by their number, sources before what derives from them.
+
+    Args:
+        groups: in any order, also several times.
+        known: observers that are there already, which the result has too.
+        is_qat: see `make_observer`.
+
+    Raises:
+        AnnotationError: a constructor refuses, or specs derive from each other in a circle.
+    """
+    made = dict(known)
+    by_index = {g.index: g for g in groups if g.index not in known}
+    waiting = [by_index[index] for index in sorted(by_index)]
+    first: dict[object, Any] = {}
+    while waiting:
+        ready = [g for g in waiting if all(s.index in made for s in g.sources)]
+        if not ready:
+            place = waiting[0].places[0]
+            raise AnnotationError(
+                "derived specs derive from each other in a circle",
+                node=place if isinstance(place, Node) else place[1],
+            )
+        for group in ready:
+            if getattr(group.spec, "observer_or_fake_quant_ctr", None) not in _TWINS:
+                made[group.index] = make_observer(group, made, is_qat=is_qat)
+                continue
+            key = spec_key(group.spec)
+            twin = first.get(key)
+            made[group.index] = twin.twin() if twin is not None else make_observer(group, made)
+            first.setdefault(key, made[group.index])
+        waiting = [g for g in waiting if g.index not in made]
+    return made
+
+
+def spec_key(spec: object) -> object:
+    """Equal for specs that make equal observers."""
+    try:
+        hash(spec)
+    except TypeError:
+        return id(spec)
+    return spec
 
 
 def make_observer(group: Group, made: dict[int, nn.Module], *, is_qat: bool = False) -> nn.Module:
@@ -108,7 +159,7 @@ def _class_name(constructor: Any) -> str:
 
 def _call(constructor: Any, keywords: dict[str, Any], group: Group) -> nn.Module:
     place = group.places[0]
-    node = place if isinstance(place, torch.fx.Node) else place[1]
+    node = place if isinstance(place, Node) else place[1]
     try:
         made = constructor(**keywords)
     except (TypeError, ValueError, AssertionError, ConfigError) as error:

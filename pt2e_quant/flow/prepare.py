@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from pt2e_quant.flow.groups import Group, collect_groups
 from pt2e_quant.flow.hold_constants import hold_constants, may_hold
 from pt2e_quant.flow.input_check import install_input_check
 from pt2e_quant.flow.insert_observers import Inserter
-from pt2e_quant.flow.make_observer import make_observer
+from pt2e_quant.flow.make_observer import make_observer, make_observers
 from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import (
     PREPARED_KEY,
@@ -32,7 +33,7 @@ from pt2e_quant.flow.prepared import (
     prepared_graphs,
     prepared_state,
 )
-from pt2e_quant.flow.table_quantizer import MASKS_KEY
+from pt2e_quant.flow.table_quantizer import MASKS_KEY, TableQuantizer
 from pt2e_quant.flow.take_out import TakenOut, take_out
 from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
 from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
@@ -149,7 +150,9 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
         records = run_passes(gm, QAT_PASSES if options.is_qat else PREPARE_PASSES)
         gm = _transformed(gm, quantizer)
         taken = take_out(gm) if options.is_qat else TakenOut()
-        with watch_annotations(gm, strict=options.strict):
+        # A table's matches do not overlap.
+        is_table = type(quantizer) is TableQuantizer
+        with nullcontext() if is_table else watch_annotations(gm, strict=options.strict):
             quantizer.annotate(gm)
         quantizer.validate(gm)
         check_annotations(gm)
@@ -225,7 +228,7 @@ def _insert_observers(
     held: dict[int, nn.Module] = {}
     if holds:
         held = hold_constants(gm, groups, constants, lambda group: make_observer(group, {}))
-    observers = _make_observers(groups, held, is_qat=state.is_qat)
+    observers = make_observers(groups.values(), held, is_qat=state.is_qat)
     check_observers(groups, observers, strict=state.is_strict)
     by_place: dict[EdgeOrNode, nn.Module] = {
         p: observers[g.index] for p, g in groups.items() if g.index not in held
@@ -236,26 +239,6 @@ def _insert_observers(
     inserter = Inserter(gm, by_place, groups, state, sources, constants)
     inserter.hold(held)
     inserter.run()
-
-
-def _make_observers(
-    groups: dict[EdgeOrNode, Group], held: Mapping[int, nn.Module], *, is_qat: bool
-) -> dict[int, nn.Module]:
-    made = dict(held)
-    by_index = {g.index: g for g in groups.values() if g.index not in held}
-    waiting = [by_index[index] for index in sorted(by_index)]
-    while waiting:
-        ready = [g for g in waiting if all(s.index in made for s in g.sources)]
-        if not ready:
-            place = waiting[0].places[0]
-            raise AnnotationError(
-                "derived specs derive from each other in a circle",
-                node=place if isinstance(place, Node) else place[1],
-            )
-        for group in ready:
-            made[group.index] = make_observer(group, made, is_qat=is_qat)
-        waiting = [g for g in waiting if g.index not in made]
-    return made
 
 
 def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo) -> None:

@@ -92,3 +92,20 @@ def test_constructor_that_makes_no_module_is_refused(node):
     spec = QuantizationSpec(torch.int8, lambda **_: 3)
     with pytest.raises(AnnotationError, match="made a int, not a module"):
         make_observer(_group(spec, node), {})
+
+
+@pytest.mark.parametrize("kind", [MinMaxObserver, PerChannelMinMaxObserver])
+def test_twins_are_as_constructed_and_share_nothing(kind):
+    made = kind(dtype=torch.int8, quant_min=-127, quant_max=127)
+    twin, fresh = made.twin(), kind(dtype=torch.int8, quant_min=-127, quant_max=127)
+    assert type(twin) is kind
+    assert vars(twin).keys() == vars(fresh).keys()
+    assert str(twin) == str(fresh)
+    twin.register_forward_hook(lambda *args: None)
+    twin.observes_constant = True
+    twin(torch.randn(3, 4))
+    assert not made.seen
+    assert not made.observes_constant
+    assert not made._forward_hooks
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(made.state_dict()[name], value)
