@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import InputError, UnsupportedError
 
-__all__ = ["ELEMENTS", "MINIMUM_CAPABILITY", "check_operands", "launching"]
+__all__ = ["ELEMENTS", "MINIMUM_CAPABILITY", "check_operands", "check_shapes", "launching"]
 
 ELEMENTS = (torch.int8, torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 """What an elementwise kernel reads: integers with qparams, or floats."""
@@ -38,6 +38,21 @@ def check_operands(op: str, dtypes: dict[str, tuple[Tensor, tuple[torch.dtype, .
                 f"{name} on {tensor.device}",
                 fix="move the module and its inputs to one device",
             )
+
+
+def check_shapes(op: str, shapes: dict[str, tuple[Tensor | None, tuple[int, ...]]]) -> None:
+    """Refuse tensors that a kernel would read past their end, or not to it.
+
+    Args:
+        op: the operator's name.
+        shapes: argument name to its tensor, or None where it is left out, and the shape it needs.
+
+    Raises:
+        InputError: a shape is another.
+    """
+    for name, (tensor, shape) in shapes.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise InputError(f"{op} takes {name} of shape {shape}, found {tuple(tensor.shape)}")
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from pt2e_quant.kernels.conv_taps.gpu import (
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
 from pt2e_quant.kernels.int8_conv2d.window import ConvSizes, conv_sizes
-from pt2e_quant.kernels.launch import check_operands, launching
+from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
 __all__ = ["depthwise_kernel", "int8_conv2d", "int8_conv2d_kernel"]
@@ -128,7 +128,7 @@ def int8_conv2d_kernel(
     channel_scale = tl.load(weight_scale + columns, mask=in_columns, other=0.0)
     real = total.to(tl.float32) * (tl.load(x_scale) * channel_scale[None, :])
     if HAS_BIAS:
-        real += tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
+        real += tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
     place = pixels.to(tl.int64)[:, None] * outputs + columns[None, :]
     write_result(
         real, place, inside, residual, out, residual_scale, residual_zero_point,
@@ -215,7 +215,7 @@ def depthwise_kernel(
     channel_scale = tl.load(weight_scale + columns, mask=in_columns, other=0.0)
     real = total.to(tl.float32) * (tl.load(x_scale) * channel_scale[None, :])
     if HAS_BIAS:
-        real += tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
+        real += tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
     inside = in_pixels[:, None] & in_columns[None, :]
     place = pixels.to(tl.int64)[:, None] * outputs + columns[None, :]
     write_result(
@@ -257,6 +257,18 @@ def int8_conv2d(
     sizes = conv_sizes(x.shape, weight.shape, stride, padding, dilation, groups)
     rows = x.permute(0, 2, 3, 1).contiguous()
     shape = (sizes.batch, *sizes.out, sizes.outputs)
+    window = (sizes.kernel[0] + 1, sizes.kernel[1] + 1, sizes.outputs)
+    check_shapes(
+        "int8_conv2d",
+        {
+            "x_scale": (x_scale, (1,)),
+            "x_zero_point": (x_zero_point, (1,)),
+            "weight_scale": (weight_scale, (sizes.outputs,)),
+            "weight_sums": (weight_sums, window),
+            "bias": (end.bias, (sizes.outputs,)),
+            "residual": (end.residual, shape),
+        },
+    )
     out = torch.empty(shape, dtype=end.out_dtype, device=x.device)
     if out.numel() == 0:
         return out.permute(0, 3, 1, 2)
@@ -265,9 +277,9 @@ def int8_conv2d(
         "x_scale": x_scale,
         "x_zero_point": x_zero_point,
         "weight": weight.contiguous(),
-        "weight_scale": weight_scale,
-        "weight_sums": weight_sums,
-        "bias": end.bias,
+        "weight_scale": weight_scale.contiguous(),
+        "weight_sums": weight_sums.contiguous(),
+        "bias": None if end.bias is None else end.bias.contiguous(),
         "out": out,
         **_geometry(sizes),
         **launch_arguments(end),

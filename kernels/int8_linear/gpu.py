@@ -10,7 +10,7 @@ from torch import Tensor
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
 from pt2e_quant.kernels.int8_linear.product_class import product_class
-from pt2e_quant.kernels.launch import check_operands, launching
+from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
 from pt2e_quant.kernels.swapped_gemm.gpu import tile_of_program
 from pt2e_quant.kernels.swapped_gemm.splits import processors_of, splits
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
@@ -96,7 +96,7 @@ def int8_linear_kernel(
             total -= tl.load(x_zero_point) * sums[None, :]
             real = total.to(tl.float32) * (tl.load(x_scale) * channel_scale[None, :])
         if HAS_BIAS:
-            real += tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
+            real += tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
         write_result(
             real, place, inside_out, residual, out, residual_scale, residual_zero_point,
             act_low, act_high, inverse_scale, out_zero_point, out_min, out_max,
@@ -154,7 +154,7 @@ def add_integer_splits_kernel(
         total -= tl.load(x_zero_point) * sums
         real = total.to(tl.float32) * (tl.load(x_scale) * channel_scale)
     if HAS_BIAS:
-        real += tl.load(bias + column, mask=inside, other=0.0)
+        real += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     write_result(
         real, place, inside, residual, out, residual_scale, residual_zero_point,
         act_low, act_high, inverse_scale, out_zero_point, out_min, out_max,
@@ -185,10 +185,25 @@ def int8_linear(
     """
     end = Epilogue(**epilogue)
     _check(x, x_scale, x_zero_point, weight, weight_scale, weight_sum)
+    # Scales of rows come as [..., 1], as the operator that chooses them gives them.
+    x_scale, x_zero_point = x_scale.reshape(-1), x_zero_point.reshape(-1)
     x, weight = x.contiguous(), weight.contiguous()
     N, K = weight.shape
     M = x.numel() // K if K else 0
-    out = torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
+    shape, per = (*x.shape[:-1], N), (M if x_scale.numel() > 1 else 1,)
+    check_shapes(
+        "int8_linear",
+        {
+            "x": (x, (*x.shape[:-1], K)),
+            "x_scale": (x_scale, per),
+            "x_zero_point": (x_zero_point, per),
+            "weight_scale": (weight_scale, (N,)),
+            "weight_sum": (weight_sum, (N,)),
+            "bias": (end.bias, (N,)),
+            "residual": (end.residual, shape),
+        },
+    )
+    out = torch.empty(shape, dtype=end.out_dtype, device=x.device)
     if out.numel() == 0:
         return out
     chosen = tiles or tiles_for("int8_linear", x.device, product_class(M, N))
@@ -197,11 +212,11 @@ def int8_linear(
     count = splits(programs, steps, most=chosen["SPLIT_K"], processors=processors)
     partial = x.new_empty((count, M, N), dtype=torch.int32) if count > 1 else None
     named = {
-        "x_scale": x_scale,
-        "x_zero_point": x_zero_point,
-        "weight_scale": weight_scale,
-        "weight_sum": weight_sum,
-        "bias": end.bias,
+        "x_scale": x_scale.contiguous(),
+        "x_zero_point": x_zero_point.contiguous(),
+        "weight_scale": weight_scale.contiguous(),
+        "weight_sum": weight_sum.contiguous(),
+        "bias": None if end.bias is None else end.bias.contiguous(),
         "out": out,
         "partial": partial,
         "N": N,

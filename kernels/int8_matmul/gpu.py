@@ -11,7 +11,7 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
 from pt2e_quant.kernels.int8_matmul.batches import Batches, read_batches
 from pt2e_quant.kernels.int8_matmul.product_class import product_class
-from pt2e_quant.kernels.launch import check_operands, launching
+from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
 __all__ = ["int8_matmul", "int8_matmul_kernel"]
@@ -112,7 +112,7 @@ def int8_matmul_kernel(
         total += K * left_zero_point * right_zero_point
     real = total.to(tl.float32) * scale
     if HAS_BIAS:
-        real += tl.load(bias + columns, mask=in_columns, other=0.0)[None, :]
+        real += tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
     place = batch.to(tl.int64) * M * N + rows.to(tl.int64)[:, None] * N + columns[None, :]
     inside_out = in_rows[:, None] & in_columns[None, :]
     write_result(
@@ -145,7 +145,9 @@ def int8_matmul(
     check_operands("int8_matmul", {"left": (left, (torch.int8,)), "right": (right, (torch.int8,))})
     batches = read_batches(left.shape, right.shape)
     M, K, N = left.shape[-2], left.shape[-1], right.shape[-1]
-    out = torch.empty((*batches.shape, M, N), dtype=end.out_dtype, device=left.device)
+    shape = (*batches.shape, M, N)
+    check_shapes("int8_matmul", {"bias": (end.bias, (N,)), "residual": (end.residual, shape)})
+    out = torch.empty(shape, dtype=end.out_dtype, device=left.device)
     if out.numel() == 0:
         return out
     chosen = tiles or tiles_for("int8_matmul", left.device, product_class(M, N))
@@ -153,7 +155,7 @@ def int8_matmul(
     with launching("int8_matmul", label, left.device):
         int8_matmul_kernel[(programs * batches.count,)](
             **_operands(batches, left, right),
-            bias=end.bias,
+            bias=None if end.bias is None else end.bias.contiguous(),
             out=out,
             M=M,
             N=N,

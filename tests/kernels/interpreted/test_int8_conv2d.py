@@ -93,3 +93,7 @@ def test_refuses_what_does_not_go_together():
         int8_conv2d(operands[0][:, :65], *operands[1:])
     with pytest.raises(InputError, match=r"takes x as \[N, C, H, W\]"):
         int8_conv2d(operands[0][0], *operands[1:])
+    with pytest.raises(
+        InputError, match=r"takes residual of shape .2, 5, 4, 20., found .2, 5, 4, 1."
+    ):
+        int8_conv2d(*operands, residual=torch.zeros(2, 1, 5, 4))

@@ -63,11 +63,29 @@ def test_equals_the_definition_with_the_shipped_tiles():
         assert torch.equal(Int8Linear(*operands, **end), reference(*operands, **end))
 
 
+def test_takes_scales_of_rows_as_a_column():
+    weight = torch.arange(-6, 6, dtype=torch.int8).reshape(3, 4)
+    x = torch.arange(-12, 12, dtype=torch.int8).reshape(2, 3, 4)
+    scale, zero = torch.rand(2, 3, 1), torch.arange(6, dtype=torch.int32).reshape(2, 3, 1)
+    rest = (weight, torch.ones(3), weight.sum(1, dtype=torch.int32))
+    made = int8_linear(x, scale, zero, *rest, tiles=SMALL)
+    assert torch.equal(made, reference(x, scale, zero, *rest))
+
+
 def test_refuses_other_dtypes():
     one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
     weight = torch.zeros(3, 4, dtype=torch.int8)
     with pytest.raises(InputError, match=r"takes x in torch.int8, found torch.float32"):
         int8_linear(torch.zeros(2, 4), one, zero, weight, torch.ones(3), zero.expand(3))
+
+
+def test_refuses_shapes_that_do_not_go_together():
+    weight, one = torch.zeros(3, 4, dtype=torch.int8), torch.ones(1)
+    zero, sums = torch.zeros(1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(InputError, match=r"takes x of shape \(2, 4\), found \(2, 6\)"):
+        int8_linear(torch.zeros(2, 6, dtype=torch.int8), one, zero, weight, torch.ones(3), sums)
+    with pytest.raises(InputError, match=r"takes weight_scale of shape \(3,\), found \(2,\)"):
+        int8_linear(torch.zeros(2, 4, dtype=torch.int8), one, zero, weight, torch.ones(2), sums)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
