@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from pt2e_quant.backends.cuda.table import REGISTRY, table_of
 from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
@@ -88,6 +89,29 @@ RECIPES: Mapping[str, Recipe] = {
         )
         for size in GROUP_SIZES
     },
+    "a8w4": _without_data(
+        "a8w4", "linears: int8 activations per token at run time, int4 weights per row"
+    ),
+    **{
+        f"a8w4_g{size}": _without_data(
+            f"a8w4_g{size}",
+            f"linears: int8 activations per token at run time, int4 weights in groups of {size}",
+        )
+        for size in GROUP_SIZES
+    },
+    "fp8": Recipe(
+        text="linears: float8 e4m3 activations per tensor, calibrated, and weights per row",
+        scheme=scheme_named("fp8"),
+    ),
+    "fp8_dynamic": Recipe(
+        text="linears: float8 e4m3 activations per token at run time, and weights per row; no "
+        "calibration",
+        scheme=scheme_named("fp8_dynamic"),
+    ),
+    "fp8_dynamic_per_tensor": Recipe(
+        text="linears: float8 e4m3 activations and weights per tensor, at run time; no calibration",
+        scheme=scheme_named("fp8_dynamic_per_tensor"),
+    ),
 }
 
 
@@ -95,10 +119,10 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
     """A fresh quantizer for a recipe.
 
     Raises:
-        ConfigError: no recipe has that name; near names are offered.
+        ConfigError: no recipe has that name; the nearest one is offered.
     """
     if recipe not in RECIPES:
-        raise ConfigError(f'the CUDA backend has no recipe "{recipe}": {near(recipe, RECIPES)}')
+        raise _unknown(recipe)
     found = RECIPES[recipe]
     return TableQuantizer(
         table_of(registry),
@@ -108,3 +132,41 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         rules=found.rules,
         balances_channels=found.balances_channels,
     )
+
+
+def _unknown(recipe: str) -> ConfigError:
+    """What to say of a name that is no recipe: a scheme without kernels, or no scheme at all."""
+    try:
+        scheme = scheme_named(recipe)
+    except ConfigError:
+        return ConfigError(f'the CUDA backend has no recipe "{recipe}": {near(recipe, RECIPES)}')
+    nearest = min(RECIPES, key=lambda name: _distance(RECIPES[name].scheme, scheme))
+    return ConfigError(
+        f'the CUDA backend has no kernel for scheme "{recipe}"',
+        fix=f'the nearest it runs is "{nearest}": {RECIPES[nearest].text}',
+    )
+
+
+def _distance(ours: Scheme, wanted: Scheme) -> tuple[int, bool, int, bool, int]:
+    """How far a recipe's scheme is: activations first, then bits, not fewer, then groups."""
+    kinds = [_activation_kind(scheme) for scheme in (ours, wanted)]
+    a, b = ours.weight, wanted.weight
+    assert a is not None  # every recipe has weights
+    assert b is not None
+    groups = [
+        w.granularity.group_size if isinstance(w.granularity, PerGroup) else 0 for w in (a, b)
+    ]
+    return (
+        abs(kinds[0] - kinds[1]),
+        a.bits < b.bits,
+        abs(a.bits - b.bits),
+        (a.format is None) != (b.format is None),
+        abs(groups[0] - groups[1]),
+    )
+
+
+def _activation_kind(scheme: Scheme) -> int:
+    """0 for float activations, 1 for those quantized at run time, 2 for calibrated ones."""
+    if scheme.input is None:
+        return 0
+    return 1 if scheme.input.is_dynamic else 2

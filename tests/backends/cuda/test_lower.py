@@ -215,3 +215,20 @@ def test_one_call_takes_a_backend_itself():
     model, x = Residual().eval(), torch.randn(4, 24)
     artifact = quantize(model, (x,), calibration_data=[x], backend=ALLOWING, progress=False)
     assert artifact.report.integer_ops == {"int8_linear": 4, "quantize": 2}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "nearest"),
+    [
+        ("a16w8", "int8"),
+        ("w3_g64", "w4_g64"),
+        ("w8", "w4"),
+        ("int8_dynamic_per_tensor", "int8_dynamic"),
+        ("mxfp8", "fp8_dynamic"),
+        ("nf4", "w4_g64"),
+    ],
+)
+def test_a_scheme_without_kernels_is_refused_with_the_nearest(scheme, nearest):
+    with pytest.raises(ConfigError, match=f'no kernel for scheme "{scheme}"') as caught:
+        BACKEND.quantizer(scheme)
+    assert f'the nearest it runs is "{nearest}"' in str(caught.value)
