@@ -15,7 +15,7 @@ from pt2e_quant.flow.report import Report
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 
-__all__ = ["Artifact", "Backend", "is_installed", "write_artifact"]
+__all__ = ["Artifact", "Backend", "is_installed", "read_file", "write_artifact"]
 
 
 class Artifact(ABC):
@@ -144,6 +144,21 @@ def write_artifact(path: str | Path, data: bytes) -> None:
         raise ArtifactError(
             f'cannot write "{path}": {error.strerror or error}',
             fix="give a path in a folder that exists and can be written",
+        ) from error
+
+
+def read_file(path: str | Path) -> bytes:
+    """The bytes of a file that an artifact wrote.
+
+    Raises:
+        ArtifactError: it is missing or cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f'cannot read "{path}": {error.strerror or error}',
+            fix="give the path of a file that an artifact saved",
         ) from error
 
 

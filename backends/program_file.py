@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.artifact import read_file
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
 from pt2e_quant.core.provenance import Provenance, provenance_of
@@ -55,10 +56,7 @@ def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
     Raises:
         ArtifactError: the file is missing, damaged or not one of ours.
     """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ArtifactError(f'cannot read "{path}": {error.strerror or error}') from error
+    data = read_file(path)
     name = _RECORD.format(backend)
     extra = {name: ""}
     try:

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from pt2e_quant.backends.artifact import Artifact, write_artifact
+from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.runtime import open_session, run_session, run_with_state, to_ort
 from pt2e_quant.core.errors import ArtifactError
@@ -87,10 +87,7 @@ def read_artifact(path: Path, *, threads: int = 0) -> OnnxArtifact:
     Raises:
         ArtifactError: the file is missing, damaged or not one of ours.
     """
-    try:
-        model = path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"cannot read {path}: {error}") from error
+    model = read_file(path)
     try:
         session = open_session(model, threads=threads)
     except ArtifactError as error:

@@ -7,7 +7,7 @@ from typing import Any
 from executorch.runtime import Program, Runtime
 from torch import Tensor
 
-from pt2e_quant.backends.artifact import Artifact, write_artifact
+from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
 from pt2e_quant.backends.xnnpack.contents import ProgramContents, read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.metadata import (
     METADATA_METHODS,
@@ -82,10 +82,7 @@ def load(path: str | Path) -> XnnpackArtifact:
     Raises:
         ArtifactError: the file is missing, damaged or not one of ours.
     """
-    try:
-        pte = Path(path).read_bytes()
-    except OSError as error:
-        raise ArtifactError(f'cannot read "{path}": {error.strerror or error}') from error
+    pte = read_file(path)
     try:
         program = _load_program(pte)
         names = set(program.method_names)

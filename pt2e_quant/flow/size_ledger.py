@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import SizeRecord, provenance_of
 from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.meta import attribute
@@ -49,7 +50,8 @@ def constant_bytes(gm: GraphModule) -> int:
 def take_ledger(gm: GraphModule) -> tuple[SizeRecord, ...]:
     """One record for each constant of a converted graph, in graph order.
 
-    The scales and zero points that a weight's dequantize reads count with the weight.
+    The scales and zero points that a weight's dequantize reads count with the weight. Buffers that
+    a call writes are no duplicates of each other, though all hold zeros at first.
     """
     weights: dict[str, _Weight] = {}
     qparams: set[str] = set()
@@ -64,7 +66,9 @@ def take_ledger(gm: GraphModule) -> tuple[SizeRecord, ...]:
         if isinstance(value, Tensor) and name not in weights and name not in qparams:
             rest[name] = node
     records += [_plain(gm, name) for name in rest]
-    _note_duplicates(gm, records, [*weights, *rest])
+    written = set(capture_of(gm).mutated_buffers)
+    kept = [(r, t) for r, t in zip(records, [*weights, *rest], strict=True) if t not in written]
+    _note_duplicates(gm, [r for r, _ in kept], [t for _, t in kept])
     return tuple(records)
 
 

@@ -87,6 +87,25 @@ def test_ledger_when_two_constants_are_alike_then_the_second_names_the_first(qua
     assert "stored twice" in text
 
 
+def test_ledger_when_calls_write_buffers_then_they_are_no_duplicates(quantizer):
+    class Caches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+            self.register_buffer("keys", torch.zeros(64, 64))
+            self.register_buffer("values", torch.zeros(64, 64))
+            self.register_buffer("table", torch.zeros(64, 64))
+
+        def forward(self, x):
+            self.keys.add_(1)
+            self.values.add_(2)
+            return self.fc(x) @ (self.keys + self.values + self.table)
+
+    gm = pq.convert_pt2e(prepared(Caches(), quantizer))
+    assert [r.name for r in take_ledger(gm) if r.same_as] == []
+    assert {"keys", "values", "table"} <= {r.name for r in take_ledger(gm)}
+
+
 def test_ledger_when_left_float_then_unchanged(net, quantizer, images):
     gm = pq.prepare_pt2e(torch.export.export(net, (images[0],)), quantizer())
     gm(images[0])
