@@ -63,8 +63,7 @@ _PRODUCTS = tuple(
         signature=_signature(floats, shape_class),
         constants=constants,
         aligned=_ALIGNED,
-        # A small group's activations are a tile of 32 k's, which is loaded 8 bytes at a time.
-        matrix_units={} if constants["BLOCK_K"] == 64 else _UNITS,
+        matrix_units=_UNITS,
         packed_weights=("BLOCK_N", "BLOCK_K"),
         least_wide=_LEAST_WIDE[variant],
     )
