@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from pt2e_quant.core.errors import MissingExtraError
+from pt2e_quant.kernels.profiler_range import profiler_range
 
 __all__ = ["define", "is_interpreting", "triton_kernel"]
 
@@ -38,7 +39,10 @@ def define(
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
 
     def on_cpu(*args: Any, **kwargs: Any) -> Any:
-        return (triton if is_interpreting() else reference)(*args, **kwargs)
+        if is_interpreting():
+            return triton(*args, **kwargs)
+        with profiler_range(name, str(kwargs.get("label", ""))):
+            return reference(*args, **kwargs)
 
     torch.library.impl(_LIBRARY, name, "CPU")(on_cpu)
     torch.library.impl(_LIBRARY, name, "CUDA")(triton)

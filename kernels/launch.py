@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import InputError, UnsupportedError
+from pt2e_quant.kernels.profiler_range import profiler_range
 
 __all__ = ["ELEMENTS", "MINIMUM_CAPABILITY", "check_operands", "check_shapes", "launching"]
 
@@ -63,10 +64,7 @@ def launching(op: str, label: str, device: torch.device) -> Iterator[None]:
         UnsupportedError: the GPU is older than the kernels.
     """
     with contextlib.ExitStack() as stack:
-        if torch._C._autograd._profiler_enabled():
-            stack.enter_context(
-                torch.profiler.record_function(f"pt2e_quant::{op} {label}".rstrip())
-            )
+        stack.enter_context(profiler_range(op, label))
         if device.type == "cuda":
             if torch.cuda.get_device_capability(device) < MINIMUM_CAPABILITY:
                 raise UnsupportedError(

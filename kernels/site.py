@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.errors import module_path
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_cast
+from pt2e_quant.graph.ops import CONV1D, CONV2D, is_call
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.quantized_values import Affine
 
@@ -46,8 +47,9 @@ class Site:
 
     @property
     def label(self) -> str:
-        """The module path and node, for the profiler."""
-        return f"{module_path(self.source)} {self.source.name}".strip()
+        """The module path, node and layout of the result, for the profiler."""
+        layout = "channels_last" if is_call(self.source, CONV1D + CONV2D) else "contiguous"
+        return f"{module_path(self.source)} {self.source.name} {layout}".strip()
 
     def integers(self, name: str) -> Node:
         """The integers behind the dequantize that a variable of the pattern stands for."""

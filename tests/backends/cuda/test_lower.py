@@ -67,7 +67,7 @@ def test_every_linear_is_one_call_and_integers_stay_integers():
     assert "residual=int8_linear," in third
     assert "residual_scale" not in third
     assert "activation=relu, out_dtype=i8" in third
-    assert "out_dtype=f32, label=last linear_3" in last
+    assert "out_dtype=f32, label=last linear_3 contiguous" in last
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int8_dynamic"])
@@ -232,3 +232,11 @@ def test_a_scheme_without_kernels_is_refused_with_the_nearest(scheme, nearest):
     with pytest.raises(ConfigError, match=f'no kernel for scheme "{scheme}"') as caught:
         BACKEND.quantizer(scheme)
     assert f'the nearest it runs is "{nearest}"' in str(caught.value)
+
+
+def test_each_launch_is_a_range_of_the_profiler():
+    artifact = ALLOWING.lower(canonical()[0])
+    with torch.profiler.profile() as found:
+        artifact.run(torch.randn(4, 24))
+    names = {event.name for event in found.events()}
+    assert "pt2e_quant::int8_linear last linear_3 contiguous" in names
