@@ -85,7 +85,7 @@ def target_of(
         readers: as `readers_of_storage` gives them.
     """
     is_alone = set(source.users) == set(linears)
-    constants = _norm_constants(gm, source)
+    constants = _norm_constants(gm, source, readers)
     if constants is not None:
         return Constants(source, constants) if is_alone and constants else Multiplication(source)
     rows = _rows_behind(source)
@@ -97,16 +97,25 @@ def target_of(
     if isinstance(own, str):
         return own
     bias = argument(rows.linear, "bias")
-    if bias is not None and (bias.op != "get_attr" or constant_of(gm, bias) is None):
-        return f"the bias of {rows.linear.name} is no constant"
+    if bias is not None and _own_constant(gm, bias, readers) is None:
+        return f"the bias of {rows.linear.name} is no constant of its own"
     return rows
 
 
-def _norm_constants(gm: GraphModule, source: Node) -> tuple[Node, ...] | None:
+def _own_constant(gm: GraphModule, node: Node, readers: Mapping[int, int]) -> Tensor | None:
+    """A tensor that one node alone reads; what a call writes has the write as another reader."""
+    value = constant_of(gm, node) if node.op == "get_attr" else None
+    is_own = value is not None and readers[value.untyped_storage().data_ptr()] == 1
+    return value if is_own else None
+
+
+def _norm_constants(
+    gm: GraphModule, source: Node, readers: Mapping[int, int]
+) -> tuple[Node, ...] | None:
     """The constants of a norm, empty if they cannot take factors; None if this is no norm."""
     width = source.meta["val"].shape[-1]
     if is_call(source, MUL):
-        return _spelled_weight(gm, source, width)
+        return _spelled_weight(gm, source, width, readers)
     if not is_call(source, (aten.layer_norm.default, aten.rms_norm.default)):
         return None
     names = ("weight", "bias") if is_call(source, (aten.layer_norm.default,)) else ("weight",)
@@ -114,15 +123,17 @@ def _norm_constants(gm: GraphModule, source: Node) -> tuple[Node, ...] | None:
     if held[0] is None or len(argument(source, "normalized_shape")) != 1:
         return ()
     found = tuple(node for node in held if node is not None)
-    return found if all(_is_vector(gm, node, width) for node in found) else ()
+    return found if all(_is_vector(gm, node, width, readers) for node in found) else ()
 
 
-def _spelled_weight(gm: GraphModule, source: Node, width: int) -> tuple[Node, ...] | None:
+def _spelled_weight(
+    gm: GraphModule, source: Node, width: int, readers: Mapping[int, int]
+) -> tuple[Node, ...] | None:
     """The weight of an RMS norm that is spelled out as weight * (x * rsqrt(…))."""
     operands = source.all_input_nodes
     if len(operands) != 2 or not any(is_normalised(_uncast(node)) for node in operands):
         return None
-    return tuple(n for n in operands if _is_vector(gm, n, width))
+    return tuple(n for n in operands if _is_vector(gm, n, width, readers))
 
 
 def _uncast(node: Node) -> Node:
@@ -131,8 +142,8 @@ def _uncast(node: Node) -> Node:
     return node
 
 
-def _is_vector(gm: GraphModule, node: Node, width: int) -> bool:
-    value = constant_of(gm, node) if node.op == "get_attr" else None
+def _is_vector(gm: GraphModule, node: Node, width: int, readers: Mapping[int, int]) -> bool:
+    value = _own_constant(gm, node, readers)
     return value is not None and value.numel() == width == value.shape[-1]
 
 

@@ -140,6 +140,45 @@ def test_factors_when_a_residual_reads_the_norm_then_a_multiplication(program):
     assert torch.equal(found.gm.norm.weight, found.model.norm.weight)
 
 
+class WrittenNorm(nn.Module):
+    """A norm whose weight each call changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", OUTLIERS.clone())
+        self.linear = nn.Linear(WIDTH, 8)
+        with torch.no_grad():
+            self.linear.weight.div_(OUTLIERS)
+
+    def forward(self, x):
+        y = F.layer_norm(x, (WIDTH,), self.weight)
+        self.weight.add_(1.0)
+        return self.linear(y)
+
+
+class SharedNorm(nn.Module):
+    """One norm's weight before two linears: neither may change it for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Normed().norm
+        self.first, self.second = Normed().linears[0], Normed().linears[0]
+
+    def forward(self, x):
+        return self.second(self.norm(self.first(self.norm(x))))
+
+
+@pytest.mark.parametrize(("model", "expected"), [(WrittenNorm(), 1), (SharedNorm(), 2)])
+def test_factors_when_a_norms_weight_is_written_or_shared_then_a_multiplication(
+    program, model, expected
+):
+    found = program(model, (X,)).apply(ALL_DYNAMIC)
+    assert found.targets()["aten.mul.Tensor"] == expected
+    twin = copy.deepcopy(found.gm)  # of the same buffers before either call writes them
+    expected_calls = [copy.deepcopy(model)(X)]
+    torch.testing.assert_close([twin(X)], expected_calls, rtol=1e-4, atol=1e-4)
+
+
 def test_factors_when_two_linears_read_one_norm_then_they_share_them(program):
     found = program(Normed("spelled", readers=2), (X,)).apply(ALL_DYNAMIC).matches()
     shared = [factors(found.gm, found.model, f"linears.{i}.weight", f"linears.{i}") for i in (0, 1)]
