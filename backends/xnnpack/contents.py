@@ -51,6 +51,11 @@ class DelegateOp:
         """Whether every tensor it touches is an integer tensor."""
         return FLOAT not in (*self.inputs, self.output)
 
+    @property
+    def multiplies_integers(self) -> bool:
+        """Whether it is an integer operator, or a product of two integer tensors."""
+        return self.is_integer or (len(self.inputs) > 1 and FLOAT not in self.inputs[:2])
+
     def __str__(self) -> str:
         fused = f" clamp{list(self.clamp)}" if self.clamp else ""
         return f"{self.name}({', '.join(self.inputs)}) -> {self.output}{fused}"
@@ -73,12 +78,14 @@ class ProgramContents:
         return [op for delegate in self.delegates for op in delegate]
 
     def integer_ops(self) -> Counter[str]:
-        """Computing operators that run in integers, by name."""
-        return Counter(o.name for o in self.ops() if o.is_integer and o.name not in MOVERS)
+        """Computing operators that run in integers, by name: products with a float result too."""
+        found = (o for o in self.ops() if o.name not in MOVERS)
+        return Counter(o.name for o in found if o.multiplies_integers)
 
     def float_ops(self) -> Counter[str]:
         """Computing operators that run in float, by name."""
-        return Counter(o.name for o in self.ops() if not o.is_integer and o.name not in MOVERS)
+        found = (o for o in self.ops() if o.name not in MOVERS)
+        return Counter(o.name for o in found if not o.multiplies_integers)
 
     def undelegated_qdq(self) -> Counter[str]:
         """q/dq operators that ExecuTorch itself runs, one tensor pass each."""

@@ -87,6 +87,8 @@ def test_recipe_when_lowered_without_data_then_one_partition_of_its_kernels(reci
     # q and k read one quantized tensor.
     converts = [op for op in contents.ops() if op.name == "Convert"]
     assert len(converts) == (3 if is_dynamic else 0)
+    in_integers = {"FullyConnected": 4} if is_dynamic else {}
+    assert artifact.report.integer_ops == in_integers
     assert len(contents.delegates) == 1
     assert contents.kernels == {BYTE_LOOKUP: 1}
 
