@@ -52,9 +52,11 @@ def add_splits_kernel(
     """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
-    real = tl.load(partial + place, mask=inside, other=0.0)
-    for split in range(1, SPLITS):
-        real += tl.load(partial + split * size.to(tl.int64) + place, mask=inside, other=0.0)
+    at = partial + place
+    real = tl.load(at, mask=inside, other=0.0)
+    for _ in range(1, SPLITS):
+        at += size
+        real += tl.load(at, mask=inside, other=0.0)
     if HAS_SCALE:
         if PER_ROW:
             real *= tl.load(row_scale + place // N, mask=inside, other=0.0)
