@@ -6,6 +6,8 @@ from pt2e_quant.kernels.a8w4_linear.bench import BENCH as A8W4_LINEAR_BENCH
 from pt2e_quant.kernels.a8w4_linear.compile_cases import CASES as A8W4_LINEAR
 from pt2e_quant.kernels.bench_case import Bench
 from pt2e_quant.kernels.compile_case import CompileCase
+from pt2e_quant.kernels.embedding_gather.bench import BENCH as EMBEDDING_GATHER_BENCH
+from pt2e_quant.kernels.embedding_gather.compile_cases import CASES as EMBEDDING_GATHER
 from pt2e_quant.kernels.fp8_linear.bench import BENCH as FP8_LINEAR_BENCH
 from pt2e_quant.kernels.fp8_linear.compile_cases import CASES as FP8_LINEAR
 from pt2e_quant.kernels.int4_linear.bench import BENCH as INT4_LINEAR_BENCH
@@ -42,6 +44,7 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
     *QUANTIZE,
     *INT8_ADD,
     *NORM_QUANTIZE,
+    *EMBEDDING_GATHER,
     *INT8_CAT,
     *INT8_POOL,
 )
@@ -57,6 +60,7 @@ BENCHES: tuple[Bench[Any], ...] = (
     QUANTIZE_BENCH,
     INT8_ADD_BENCH,
     NORM_QUANTIZE_BENCH,
+    EMBEDDING_GATHER_BENCH,
     INT8_CAT_BENCH,
     INT8_POOL_BENCH,
 )

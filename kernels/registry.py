@@ -8,6 +8,7 @@ from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.a8w4_linear.entries import KERNELS as A8W4_LINEAR
 from pt2e_quant.kernels.data_movement.cpu import KERNELS as DATA_MOVEMENT_CPU
 from pt2e_quant.kernels.data_movement.entries import KERNELS as DATA_MOVEMENT
+from pt2e_quant.kernels.embedding_gather.entries import KERNELS as EMBEDDING_GATHER
 from pt2e_quant.kernels.fp8_linear.entries import KERNELS as FP8_LINEAR
 from pt2e_quant.kernels.int4_linear.entries import KERNELS as INT4_LINEAR
 from pt2e_quant.kernels.int8_add.entries import KERNELS as INT8_ADD
@@ -35,6 +36,7 @@ KERNELS: tuple[Kernel, ...] = (
     *INT8_ADD,
     *QUANTIZE,
     *NORM_QUANTIZE,
+    *EMBEDDING_GATHER,
     *INT8_CAT,
     *INT8_POOL,
     *INT8_CONV2D_CPU,

@@ -1,0 +1,1 @@
+"""Rows of a quantized embedding table, dequantized as they are looked up."""
