@@ -74,6 +74,20 @@ def minilm_case(image: int) -> Case:
     )
 
 
+def llama_case(image: int) -> Case:
+    """Return a small random Llama (4 layers of 512) on 64 tokens; `image` is not used."""
+    del image
+    from benchmarks.text_models import llama, token_batches
+
+    return Case(
+        name="llama",
+        model=llama(layers=4, width=512),
+        calibration=[(ids,) for ids, _ in token_batches(8, 64, 1024, CALIBRATION_SEED)],
+        held_out=[(ids,) for ids, _ in token_batches(16, 64, 1024, HELD_OUT_SEED)],
+        is_transformer=True,
+    )
+
+
 CASES: dict[str, Callable[..., Case]] = {
     "digits": digits_case,
     "resnet18": functools.partial(image_case, "resnet18", models.resnet18),

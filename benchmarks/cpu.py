@@ -1,13 +1,15 @@
 """How fast is int8 on this CPU: the cpu backend, Inductor's x86 path, ONNX Runtime and XNNPACK?
 
 Run `python -m benchmarks.cpu --models digits resnet18 --threads 1`, and once more with
-`--threads 2`: the thread pools are set up once a process.
+`--threads 2`: the thread pools are set up once a process. Times are wall times, or with
+`--cpu-time` of the process's CPUs, which a loaded machine disturbs less.
 """
 
 import argparse
 import copy
 import logging
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from torch._inductor import config as inductor_config
 
 import pt2e_quant as pq
 from benchmarks import ours
-from benchmarks.cases import CASES, Case
+from benchmarks.cases import CASES, Case, llama_case
 from benchmarks.measure import Latency, interleave, mean_cosine, sqnr_db
 from benchmarks.peers import feed
 from benchmarks.results import write_results
@@ -29,7 +31,9 @@ from benchmarks.runtimes import Runtime
 console = Console(width=130)
 Row = dict[str, object]
 Call = Callable[..., Sequence[Tensor]]
-FLOAT, INDUCTOR, OURS = "float, torch.compile", "X86Inductor, torch.compile", "pt2e_quant cpu"
+FLOAT, BF16 = "float, torch.compile", "bfloat16, torch.compile"
+INDUCTOR, OURS = "X86Inductor, torch.compile", "pt2e_quant cpu"
+CPU_CASES = {**CASES, "llama": llama_case}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,35 @@ def compiled(module: nn.Module, example: tuple[Tensor, ...]) -> Call:
     return run
 
 
+def bfloat16(case: Case) -> Call:
+    """The float model in bfloat16, compiled with prepacked weights."""
+    model = copy.deepcopy(case.model).bfloat16()
+
+    def cast(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(x.bfloat16() if x.is_floating_point() else x for x in inputs)
+
+    call = compiled(model, cast(case.example))
+    return lambda *inputs: [value.float() for value in call(*cast(inputs))]
+
+
+class OwnRelu(nn.Module):
+    """A relu that counts as another one wherever it is called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return relu(x)."""
+        return nn.functional.relu(x)
+
+
+def with_own_relus(model: nn.Module) -> nn.Module:
+    """A copy whose relus X86InductorQuantizer can tell apart: a shared nn.ReLU ends its prepare."""
+    made = copy.deepcopy(model)
+    for module in list(made.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, OwnRelu())
+    return made
+
+
 def x86_inductor(case: Case) -> Call:
     """Torchao's X86InductorQuantizer as its tutorial has it: its own prepare and convert."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -60,7 +93,7 @@ def x86_inductor(case: Case) -> Call:
 
     made = x86.get_default_x86_inductor_quantization_config()
     quantizer = x86.X86InductorQuantizer().set_global(made)
-    exported = torch.export.export(copy.deepcopy(case.model), case.example)
+    exported = torch.export.export(with_own_relus(case.model), case.example)
     prepared = prepare_pt2e(exported.module(), quantizer)
     feed(prepared, case.calibration)
     return compiled(convert_pt2e(prepared), case.example)
@@ -75,14 +108,16 @@ def quantized(case: Case, backend: pq.backends.artifact.Backend) -> pq.backends.
 
 
 def cpu(case: Case) -> Call:
-    """This package's fused oneDNN module."""
-    module = quantized(case, pq.backends.get("cpu")).module  # type: ignore[attr-defined]
+    """This package's fused oneDNN module, which needs no compiler."""
+    artifact = quantized(case, pq.backends.get("cpu"))
+    return lambda *inputs: artifact.run_leaves(inputs)
 
-    def run(*inputs: Tensor) -> Sequence[Tensor]:
-        with torch.no_grad():
-            return torch.utils._pytree.tree_leaves(module(*inputs))
 
-    return run
+def cpu_compiled(case: Case) -> Call:
+    """The same program compiled ahead of time."""
+    artifact = quantized(case, pq.backends.get("cpu"))
+    artifact.compile()  # type: ignore[attr-defined]
+    return lambda *inputs: artifact.run_leaves(inputs)
 
 
 def onnx(case: Case, threads: int) -> Call:
@@ -106,8 +141,10 @@ def contenders(case: Case, threads: int) -> tuple[list[Contender], dict[str, str
     """Every program that can be built, the float one first, and why the others cannot."""
     makers: dict[str, Callable[[], Call]] = {
         FLOAT: lambda: compiled(case.model, case.example),
+        BF16: lambda: bfloat16(case),
         INDUCTOR: lambda: x86_inductor(case),
         OURS: lambda: cpu(case),
+        f"{OURS}, compiled": lambda: cpu_compiled(case),
         "pt2e_quant on ONNX Runtime": lambda: onnx(case, threads),
         "pt2e_quant on XNNPACK": lambda: xnnpack(case, threads),
     }
@@ -122,13 +159,15 @@ def contenders(case: Case, threads: int) -> tuple[list[Contender], dict[str, str
     return found, failures
 
 
-def measure(case: Case, threads: int, rounds: int) -> list[Row]:
+def measure(
+    case: Case, threads: int, rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> list[Row]:
     """One row for each program of a case."""
     found, failures = contenders(case, threads)
     with torch.no_grad():
         reference = [case.model(*batch) for batch in case.held_out]
     calls = {c.label: lambda c=c: c.run(*case.example) for c in found}
-    latencies = interleave(calls, rounds=rounds)
+    latencies = interleave(calls, rounds=rounds, clock=clock)
     same = {"model": case.name, "threads": threads, "input_size": case.example[0].shape[-1]}
     rows: list[Row] = [{**same, "program": k, "failure": why} for k, why in failures.items()]
     for contender in found:
@@ -170,15 +209,18 @@ def show(rows: list[Row]) -> None:
 def main() -> None:
     """Measure the asked models on so many threads."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--models", nargs="+", choices=CPU_CASES, default=list(CPU_CASES))
     parser.add_argument("--image", type=int, default=224, help="side of the square images")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=50, help="timed rounds of each program")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time instead of wall time")
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    clock = time.process_time if options.cpu_time else time.perf_counter
     for name in options.models:
-        rows = measure(CASES[name](image=options.image), options.threads, options.rounds)
+        case = CPU_CASES[name](image=options.image)
+        rows = measure(case, options.threads, options.rounds, clock)
         show(rows)
         if not options.no_write:
             write_results("cpu", rows, ("model", "threads", "program", "input_size"))

@@ -15,12 +15,12 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum, QConvSum, QLinear, aten
 
 __all__ = ["compile_program"]
 
 _SUMMAND, _UNARY = 6, 15
-_CAST: Any = torch.ops.prims.convert_element_type.default
 
 
 class SumsForInductor(CustomGraphPass):
@@ -82,9 +82,9 @@ def _add_summand(graph: Graph, node: Node) -> None:
         if node.args[_UNARY] == "relu":
             made = call(aten.relu.default, made)
         if dtype is torch.uint8:
-            made = call(aten.round.default, call(aten.mul.Tensor, made, 1.0 / scale))  # type: ignore[operator]  # a float by schema
-            made = call(aten.clamp.default, call(aten.add.Tensor, made, zero_point), 0, 255)
-            made = call(_CAST, made, dtype, value=node.meta["val"])
+            limits = 0, 255, dtype
+            value = node.meta["val"]
+            made = call(QuantizePerTensor, made, scale, zero_point, *limits, value=value)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
 

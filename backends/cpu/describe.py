@@ -32,7 +32,7 @@ def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
         if node.op != "call_function":
             continue
         name = operator_name(node)
-        is_fused = name.startswith(("onednn.", "quantized.", "pt2e_quant."))
+        is_fused = KERNEL_KEY in node.meta or name.startswith("quantized.")
         (counts if is_fused or _gives_integers(node) else floats)[name] += 1
     report.integer_ops, report.float_ops = dict(counts), dict(floats)
     report.islands.extend(_islands(program))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
@@ -48,7 +49,8 @@ def build(site: Site) -> Node:
 def node_cost(node: Node) -> Cost:
     """A view moves nothing; what copies reads and writes each element once, which this counts."""
     values = [source.meta["val"] for source in node.all_input_nodes]
-    return Cost(bytes=moved_bytes(node.meta["val"], *values), operations=0)
+    tensors = [value for value in values if isinstance(value, Tensor)]  # sizes are inputs too
+    return Cost(bytes=moved_bytes(node.meta["val"], *tensors), operations=0)
 
 
 def _row(name: str, family: Family, x: Var | Many) -> OpRow:
