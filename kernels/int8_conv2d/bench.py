@@ -233,7 +233,7 @@ def _sweep(shape_class: str) -> tuple[TileConfig, ...]:
         num_stages=(2, 3, 4),
         BLOCK_M=(64, 128) if is_large else (32, 64),
         BLOCK_N=(32, 64) if is_narrow else (64, 128, 256) if is_large else (32, 64, 128),
-        BLOCK_K=(32, 64) if "folded" in shape_class else (64, 128),
+        BLOCK_K=(64, 128) if shape_class.startswith(("dense", "pointwise")) else (32, 64),
     )
 
 

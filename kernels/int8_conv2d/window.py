@@ -10,6 +10,7 @@ __all__ = ["ConvSizes", "conv_sizes", "output_size"]
 _NARROW = 64
 _SMALL = 4096
 _SHALLOW = 64
+_STEM = 16
 
 
 def output_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -83,13 +84,18 @@ class ConvSizes:
         return self.depth < _SHALLOW
 
     @property
+    def _kind(self) -> str:
+        if self.is_folded:
+            return "stem" if self.depth < _STEM else "folded"
+        return "pointwise" if self.is_pointwise else "dense"
+
+    @property
     def shape_class(self) -> str:
         """The row of the tile tables: kind, number of pixels, number of output channels."""
         if self.is_depthwise:
             return "depthwise"
-        kind = "folded" if self.is_folded else "pointwise" if self.is_pointwise else "dense"
         size = "small" if self.pixels <= _SMALL else "large"
-        return f"{kind}_{size}_{'narrow' if self.columns <= _NARROW else 'wide'}"
+        return f"{self._kind}_{size}_{'narrow' if self.columns <= _NARROW else 'wide'}"
 
 
 def conv_sizes(

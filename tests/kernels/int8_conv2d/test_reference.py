@@ -112,7 +112,8 @@ def test_cost_counts_each_tensor_once():
 @pytest.mark.parametrize(
     ("drawn", "name"),
     [
-        (Drawn(64, 3, 64, (224, 224), (7, 7), (2, 2), (3, 3), (1, 1), 1), "folded_large_narrow"),
+        (Drawn(64, 3, 64, (224, 224), (7, 7), (2, 2), (3, 3), (1, 1), 1), "stem_large_narrow"),
+        (Drawn(64, 24, 144, (56, 56), (1, 1), (1, 1), (0, 0), (1, 1), 1), "folded_large_wide"),
         (Drawn(1, 256, 256, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1), 1), "dense_small_wide"),
         (Drawn(64, 64, 256, (56, 56), (1, 1), (1, 1), (0, 0), (1, 1), 1), "pointwise_large_wide"),
         (Drawn(64, 96, 96, (56, 56), (3, 3), (1, 1), (1, 1), (1, 1), 96), "depthwise"),
