@@ -30,6 +30,8 @@ from pt2e_quant.kernels.quantize.bench import BENCH as QUANTIZE_BENCH
 from pt2e_quant.kernels.quantize.compile_cases import CASES as QUANTIZE
 from pt2e_quant.kernels.quantize_per_token.bench import BENCH as QUANTIZE_PER_TOKEN_BENCH
 from pt2e_quant.kernels.quantize_per_token.compile_cases import CASES as QUANTIZE_PER_TOKEN
+from pt2e_quant.kernels.softmax_quantize.bench import BENCH as SOFTMAX_QUANTIZE_BENCH
+from pt2e_quant.kernels.softmax_quantize.compile_cases import CASES as SOFTMAX_QUANTIZE
 
 __all__ = ["BENCHES", "COMPILE_CASES"]
 
@@ -44,6 +46,7 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
     *QUANTIZE,
     *INT8_ADD,
     *NORM_QUANTIZE,
+    *SOFTMAX_QUANTIZE,
     *EMBEDDING_GATHER,
     *INT8_CAT,
     *INT8_POOL,
@@ -60,6 +63,7 @@ BENCHES: tuple[Bench[Any], ...] = (
     QUANTIZE_BENCH,
     INT8_ADD_BENCH,
     NORM_QUANTIZE_BENCH,
+    SOFTMAX_QUANTIZE_BENCH,
     EMBEDDING_GATHER_BENCH,
     INT8_CAT_BENCH,
     INT8_POOL_BENCH,

@@ -22,6 +22,7 @@ from pt2e_quant.kernels.int8_pool.entries import KERNELS as INT8_POOL
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.norm_quantize.entries import KERNELS as NORM_QUANTIZE
 from pt2e_quant.kernels.quantize.entries import KERNELS as QUANTIZE
+from pt2e_quant.kernels.softmax_quantize.entries import KERNELS as SOFTMAX_QUANTIZE
 
 __all__ = ["KERNELS", "Registry"]
 
@@ -36,6 +37,7 @@ KERNELS: tuple[Kernel, ...] = (
     *INT8_ADD,
     *QUANTIZE,
     *NORM_QUANTIZE,
+    *SOFTMAX_QUANTIZE,
     *EMBEDDING_GATHER,
     *INT8_CAT,
     *INT8_POOL,

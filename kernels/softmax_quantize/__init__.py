@@ -1,0 +1,1 @@
+"""Softmax of scaled and masked scores, written as integers."""
