@@ -190,20 +190,8 @@ def int8_linear(
     x, weight = x.contiguous(), weight.contiguous()
     N, K = weight.shape
     M = x.numel() // K if K else 0
-    shape, per = (*x.shape[:-1], N), (M if x_scale.numel() > 1 else 1,)
-    check_shapes(
-        "int8_linear",
-        {
-            "x": (x, (*x.shape[:-1], K)),
-            "x_scale": (x_scale, per),
-            "x_zero_point": (x_zero_point, per),
-            "weight_scale": (weight_scale, (N,)),
-            "weight_sum": (weight_sum, (N,)),
-            "bias": (end.bias, (N,)),
-            "residual": (end.residual, shape),
-        },
-    )
-    out = torch.empty(shape, dtype=end.out_dtype, device=x.device)
+    _check_shapes(x, x_scale, x_zero_point, weight, weight_scale, weight_sum, end)
+    out = torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
     if out.numel() == 0:
         return out
     chosen = tiles or tiles_for("int8_linear", x.device, product_class(M, N))
@@ -244,6 +232,32 @@ def int8_linear(
                 **adding.options(),
             )
     return out
+
+
+def _check_shapes(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_sum: Tensor,
+    end: Epilogue,
+) -> None:
+    N, K = weight.shape
+    rows = x.numel() // K if K else 0
+    per = (rows if x_scale.numel() > 1 else 1,)
+    check_shapes(
+        "int8_linear",
+        {
+            "x": (x, (*x.shape[:-1], K)),
+            "x_scale": (x_scale, per),
+            "x_zero_point": (x_zero_point, per),
+            "weight_scale": (weight_scale, (N,)),
+            "weight_sum": (weight_sum, (N,)),
+            "bias": (end.bias, (N,)),
+            "residual": (end.residual, (*x.shape[:-1], N)),
+        },
+    )
 
 
 def _check(
