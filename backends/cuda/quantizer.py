@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pt2e_quant.backends.cuda.table import REGISTRY, table_of
-from pt2e_quant.core.errors import ConfigError, near
-from pt2e_quant.core.granularity import PerGroup
+from pt2e_quant.backends.no_recipe import no_recipe
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
@@ -122,7 +121,7 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         ConfigError: no recipe has that name; the nearest one is offered.
     """
     if recipe not in RECIPES:
-        raise _unknown(recipe)
+        raise no_recipe("CUDA", recipe, {name: made.scheme for name, made in RECIPES.items()})
     found = RECIPES[recipe]
     return TableQuantizer(
         table_of(registry),
@@ -132,41 +131,3 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         rules=found.rules,
         balances_channels=found.balances_channels,
     )
-
-
-def _unknown(recipe: str) -> ConfigError:
-    """What to say of a name that is no recipe: a scheme without kernels, or no scheme at all."""
-    try:
-        scheme = scheme_named(recipe)
-    except ConfigError:
-        return ConfigError(f'the CUDA backend has no recipe "{recipe}": {near(recipe, RECIPES)}')
-    nearest = min(RECIPES, key=lambda name: _distance(RECIPES[name].scheme, scheme))
-    return ConfigError(
-        f'the CUDA backend has no kernel for scheme "{recipe}"',
-        fix=f'the nearest it runs is "{nearest}": {RECIPES[nearest].text}',
-    )
-
-
-def _distance(ours: Scheme, wanted: Scheme) -> tuple[int, bool, int, bool, int]:
-    """How far a recipe's scheme is: activations first, then bits, not fewer, then groups."""
-    kinds = [_activation_kind(scheme) for scheme in (ours, wanted)]
-    a, b = ours.weight, wanted.weight
-    assert a is not None  # every recipe has weights
-    assert b is not None
-    groups = [
-        w.granularity.group_size if isinstance(w.granularity, PerGroup) else 0 for w in (a, b)
-    ]
-    return (
-        abs(kinds[0] - kinds[1]),
-        a.bits < b.bits,
-        abs(a.bits - b.bits),
-        (a.format is None) != (b.format is None),
-        abs(groups[0] - groups[1]),
-    )
-
-
-def _activation_kind(scheme: Scheme) -> int:
-    """0 for float activations, 1 for those quantized at run time, 2 for calibrated ones."""
-    if scheme.input is None:
-        return 0
-    return 1 if scheme.input.is_dynamic else 2

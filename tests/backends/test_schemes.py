@@ -41,7 +41,7 @@ def nearest_in(text: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "cuda"])
 def test_quantizer_when_asked_for_a_scheme_then_made_or_refused_with_one_that_runs(name):
     backend = backend_named(name)
     for scheme in SCHEMES:

@@ -217,23 +217,6 @@ def test_one_call_takes_a_backend_itself():
     assert artifact.report.integer_ops == {"int8_linear": 4, "quantize": 2}
 
 
-@pytest.mark.parametrize(
-    ("scheme", "nearest"),
-    [
-        ("a16w8", "int8"),
-        ("w3_g64", "w4_g64"),
-        ("w8", "w4"),
-        ("int8_dynamic_per_tensor", "int8_dynamic"),
-        ("mxfp8", "fp8_dynamic"),
-        ("nf4", "w4_g64"),
-    ],
-)
-def test_a_scheme_without_kernels_is_refused_with_the_nearest(scheme, nearest):
-    with pytest.raises(ConfigError, match=f'no kernel for scheme "{scheme}"') as caught:
-        BACKEND.quantizer(scheme)
-    assert f'the nearest it runs is "{nearest}"' in str(caught.value)
-
-
 def test_each_launch_is_a_range_of_the_profiler():
     artifact = ALLOWING.lower(canonical()[0])
     with torch.profiler.profile() as found:
