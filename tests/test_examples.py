@@ -58,6 +58,12 @@ def test_qat_trains_four_bit_weights_and_saves_a_file(tmp_path):
     assert (tmp_path / "digits_w4.pte").stat().st_size < 600_000
 
 
+def test_own_cpu_kernel_is_used_and_reported():
+    done = run_example("own_cpu_kernel.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "pool_uint8" in done.stdout
+
+
 def test_every_example_is_short():
     for path in (ROOT / "examples").glob("*.py"):
         assert len(path.read_text().splitlines()) <= 120, path.name
