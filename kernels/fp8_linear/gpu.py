@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.kernels.epilogue.epilogue import Activation, Epilogue
-from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
+from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fp8_linear.scaled_mm import scaled_mm, takes_scaled_mm
 from pt2e_quant.kernels.fused_op import is_interpreting
 from pt2e_quant.kernels.launch import check_operands, launching
-from pt2e_quant.kernels.swapped_gemm.gpu import add_splits_kernel, tile_of_program
+from pt2e_quant.kernels.swapped_gemm.gpu import add_splits_kernel, tile_of_program, write_tile
 from pt2e_quant.kernels.swapped_gemm.splits import processors_of, splits
 from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
 
@@ -81,37 +81,12 @@ def fp8_linear_kernel(
         total *= tl.load(weight_scale + columns, mask=in_columns, other=0.0)[:, None]
     else:
         total *= tl.load(weight_scale)
-    place = rows.to(tl.int64)[None, :] * N + columns[:, None]
-    inside_out = in_rows[None, :] & in_columns[:, None]
-    if SPLIT_K > 1:
-        at = out + tl.program_id(1).to(tl.int64) * M * N
-        tl.store(at + place, total, mask=inside_out)
-    else:
-        if PER_ROW:
-            total *= tl.load(x_scale + rows, mask=in_rows, other=0.0)[None, :]
-        else:
-            total *= tl.load(x_scale)
-        if HAS_BIAS:
-            added = tl.load(bias + columns, mask=in_columns, other=0.0)
-            total += added.to(tl.float32)[:, None]
-        write_result(
-            total,
-            place,
-            inside_out,
-            residual,
-            out,
-            residual_scale,
-            residual_zero_point,
-            act_low,
-            act_high,
-            inverse_scale,
-            out_zero_point,
-            out_min,
-            out_max,
-            RESIDUAL,
-            ACTIVATION,
-            IS_INTEGER,
-        )
+    write_tile(
+        total, rows, columns, x_scale, bias, residual, out, M, N,
+        residual_scale, residual_zero_point, act_low, act_high,
+        inverse_scale, out_zero_point, out_min, out_max,
+        True, PER_ROW, HAS_BIAS, RESIDUAL, ACTIVATION, IS_INTEGER, SPLIT_K,
+    )  # fmt: skip
 
 
 def fp8_linear(
@@ -168,7 +143,6 @@ def _launch(
     most = chosen["SPLIT_K"]
     count = splits(programs, steps, most=most, processors=processors_of(x.device))
     written = x.new_empty((count, M, N), dtype=torch.float32) if count > 1 else out
-    ending = launch_arguments(end)
     fp8_linear_kernel[(programs, count)](
         x=x,
         x_scale=x_scale,
@@ -183,26 +157,31 @@ def _launch(
         PER_CHANNEL=weight_scale.numel() > 1,
         EMULATE=is_interpreting(),
         enable_fp_fusion=True,
-        **ending,
+        **launch_arguments(end),
         **{**chosen.options(), "SPLIT_K": count},
     )
     if count > 1:
-        adding = tiles_for("fp8_linear", x.device, "add_splits")
-        add_splits_kernel[(triton.cdiv(out.numel(), adding["BLOCK"]),)](
-            partial=written,
-            row_scale=x_scale,
-            bias=end.bias,
-            out=out,
-            SPLITS=count,
-            size=out.numel(),
-            N=N,
-            PER_ROW=x_scale.numel() > 1,
-            HAS_SCALE=True,
-            enable_fp_fusion=False,
-            **ending,
-            **adding.options(),
-        )
+        _add_splits(written, x_scale, end, out)
     return out
+
+
+def _add_splits(partial: Tensor, x_scale: Tensor, end: Epilogue, out: Tensor) -> None:
+    """Add and finish the parts of a product that is cut along K."""
+    chosen = tiles_for("fp8_linear", out.device, "add_splits")
+    add_splits_kernel[(triton.cdiv(out.numel(), chosen["BLOCK"]),)](
+        partial=partial,
+        row_scale=x_scale,
+        bias=end.bias,
+        out=out,
+        SPLITS=partial.shape[0],
+        size=out.numel(),
+        N=out.shape[-1],
+        PER_ROW=x_scale.numel() > 1,
+        HAS_SCALE=True,
+        enable_fp_fusion=False,
+        **launch_arguments(end),
+        **chosen.options(),
+    )
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
-from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
+from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fused_op import is_interpreting
 from pt2e_quant.kernels.int4_linear.pack import BLOCK, check_group_size
 from pt2e_quant.kernels.launch import check_operands, launching
-from pt2e_quant.kernels.swapped_gemm.gpu import add_splits_kernel, tile_of_program
+from pt2e_quant.kernels.swapped_gemm.gpu import add_splits_kernel, tile_of_program, write_tile
 from pt2e_quant.kernels.swapped_gemm.splits import processors_of, splits
 from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
 
@@ -180,33 +180,12 @@ def int4_linear_kernel(
         x_at += BLOCK_K
         weight_at += N * 16
 
-    place = rows.to(tl.int64)[None, :] * N + columns[:, None]
-    inside_out = in_rows[None, :] & in_columns[:, None]
-    if SPLIT_K > 1:
-        at = out + tl.program_id(1).to(tl.int64) * M * N
-        tl.store(at + place, total, mask=inside_out)
-    else:
-        if HAS_BIAS:
-            added = tl.load(bias + columns, mask=in_columns, other=0.0)
-            total += added.to(tl.float32)[:, None]
-        write_result(
-            total,
-            place,
-            inside_out,
-            residual,
-            out,
-            residual_scale,
-            residual_zero_point,
-            act_low,
-            act_high,
-            inverse_scale,
-            out_zero_point,
-            out_min,
-            out_max,
-            RESIDUAL,
-            ACTIVATION,
-            IS_INTEGER,
-        )
+    write_tile(
+        total, rows, columns, None, bias, residual, out, M, N,
+        residual_scale, residual_zero_point, act_low, act_high,
+        inverse_scale, out_zero_point, out_min, out_max,
+        False, False, HAS_BIAS, RESIDUAL, ACTIVATION, IS_INTEGER, SPLIT_K,
+    )  # fmt: skip
 
 
 def int4_linear(
@@ -245,7 +224,6 @@ def int4_linear(
     most = chosen["SPLIT_K"]
     count = splits(programs, steps, most=most, processors=processors_of(x.device))
     written = x.new_empty((count, M, N), dtype=torch.float32) if count > 1 else out
-    ending = launch_arguments(end)
     with launching("int4_linear", label, x.device):
         int4_linear_kernel[(programs, count)](
             x=x,
@@ -263,26 +241,31 @@ def int4_linear(
             EVEN_K=K % BLOCK == 0,
             EMULATE=is_interpreting(),
             enable_fp_fusion=True,
-            **ending,
+            **launch_arguments(end),
             **{**chosen.options(), "SPLIT_K": count},
         )
         if count > 1:
-            adding = tiles_for("int4_linear", x.device, "add_splits")
-            add_splits_kernel[(triton.cdiv(out.numel(), adding["BLOCK"]),)](
-                partial=written,
-                row_scale=None,
-                bias=end.bias,
-                out=out,
-                SPLITS=count,
-                size=out.numel(),
-                N=N,
-                PER_ROW=False,
-                HAS_SCALE=False,
-                enable_fp_fusion=False,
-                **ending,
-                **adding.options(),
-            )
+            _add_splits(written, end, out)
     return out
+
+
+def _add_splits(partial: Tensor, end: Epilogue, out: Tensor) -> None:
+    """Add and finish the parts of a product that is cut along K."""
+    chosen = tiles_for("int4_linear", out.device, "add_splits")
+    add_splits_kernel[(triton.cdiv(out.numel(), chosen["BLOCK"]),)](
+        partial=partial,
+        row_scale=None,
+        bias=end.bias,
+        out=out,
+        SPLITS=partial.shape[0],
+        size=out.numel(),
+        N=out.shape[-1],
+        PER_ROW=False,
+        HAS_SCALE=False,
+        enable_fp_fusion=False,
+        **launch_arguments(end),
+        **chosen.options(),
+    )
 
 
 def _group_blocks(group_size: int, K: int) -> int:

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from pt2e_quant.kernels.epilogue.gpu import write_result
 
-__all__ = ["add_splits_kernel", "tile_of_program"]
+__all__ = ["add_splits_kernel", "tile_of_program", "write_tile"]
 
 
 @triton.jit
@@ -18,6 +18,72 @@ def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M:
     height = tl.minimum(tl.cdiv(M, BLOCK_M) - first_m, GROUP_M)
     within = program % (GROUP_M * tiles_n)
     return first_m + within % height, within // height
+
+
+@triton.jit
+def write_tile(
+    total,
+    rows,
+    columns,
+    x_scale,
+    bias,
+    residual,
+    out,
+    M,
+    N,
+    residual_scale,
+    residual_zero_point,
+    act_low,
+    act_high,
+    inverse_scale,
+    out_zero_point,
+    out_min,
+    out_max,
+    HAS_SCALE: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IS_INTEGER: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+):
+    """Finish and store sums float32[BLOCK_N, BLOCK_M], or store them as a part of a split product.
+
+    x_scale is what they are multiplied by, float32[M] or [1].
+    """
+    in_rows, in_columns = rows < M, columns < N
+    place = rows.to(tl.int64)[None, :] * N + columns[:, None]
+    inside = in_rows[None, :] & in_columns[:, None]
+    if SPLIT_K > 1:
+        at = out + tl.program_id(1).to(tl.int64) * M * N
+        tl.store(at + place, total, mask=inside)
+    else:
+        if HAS_SCALE:
+            if PER_ROW:
+                total *= tl.load(x_scale + rows, mask=in_rows, other=0.0)[None, :]
+            else:
+                total *= tl.load(x_scale)
+        if HAS_BIAS:
+            added = tl.load(bias + columns, mask=in_columns, other=0.0)
+            total += added.to(tl.float32)[:, None]
+        write_result(
+            total,
+            place,
+            inside,
+            residual,
+            out,
+            residual_scale,
+            residual_zero_point,
+            act_low,
+            act_high,
+            inverse_scale,
+            out_zero_point,
+            out_min,
+            out_max,
+            RESIDUAL,
+            ACTIVATION,
+            IS_INTEGER,
+        )
 
 
 @triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
