@@ -10,14 +10,15 @@ import torch
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
+from pt2e_quant.backends.cpu.choice import decide
 from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
 from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.fold_packing import fold_packing
-from pt2e_quant.backends.cpu.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.cpu.reshape_views import reshape_views
 from pt2e_quant.backends.cpu.single_pass_qdq import single_pass_qdq
 from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.cpu.write_sums_in_place import write_sums_in_place
+from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.core.canonical import verify_canonical
@@ -55,7 +56,7 @@ def lowering_passes(registry: Registry) -> tuple[GraphPass, ...]:
         strip_guards,
         unsigned_activations,
         duplicate_dequantize,
-        fuse_kernels(registry),
+        fuse_kernels(registry, decide, output=torch.uint8),
         reshape_views,
         drop_dead_constants,
     )

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from pt2e_quant.backends.cpu.fuse_kernels import KERNEL_KEY
+from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
 from pt2e_quant.core.errors import module_path
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.kernels.cost import Cost, moved_bytes

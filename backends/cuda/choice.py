@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.fuse_kernels import Decide
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.op_table import OUT
 from pt2e_quant.graph.pattern import Match
@@ -13,7 +14,7 @@ from pt2e_quant.kernels.measured import read_measured
 from pt2e_quant.kernels.quantized_values import requantized
 from pt2e_quant.kernels.read_scheme import slots_fit
 
-__all__ = ["Measures", "decide"]
+__all__ = ["Measures", "decide_by"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +56,29 @@ class Measures:
         return None
 
 
-def decide(
-    gm: GraphModule, measures: Measures, refused: dict[str, str]
-) -> Callable[[Kernel, Match], bool]:
-    """A predicate for the matcher; why a match that fits is left goes to `refused`, by node."""
+def decide_by(measures: Measures) -> Decide:
+    """Of a graph: whether a kernel takes a match, as far as its q/dq, its row and speed go."""
 
-    def fits(kernel: Kernel, match: Match) -> bool:
-        if not slots_fit(gm, kernel.row, match) or not _output_fits(kernel, match):
-            return False
-        broken = kernel.row.refusal(match)
-        reason = broken.text if broken is not None else measures.objection(kernel, match)
-        if broken is not None:
-            reason = f"{kernel.op} needs {broken.text}"
-        if reason is None:
-            return True
-        refused.setdefault(match.anchor.name, reason)
+    def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match], bool]:
+        return lambda kernel, match: _takes(gm, measures, kernel, match, refused)
+
+    return decide
+
+
+def _takes(
+    gm: GraphModule, measures: Measures, kernel: Kernel, match: Match, refused: dict[str, str]
+) -> bool:
+    if not slots_fit(gm, kernel.row, match) or not _output_fits(kernel, match):
         return False
-
-    return fits
+    broken = kernel.row.refusal(match)
+    if broken is not None:
+        reason: str | None = f"{kernel.op} needs {broken.text}"
+    else:
+        reason = measures.objection(kernel, match)
+    if reason is None:
+        return True
+    refused.setdefault(match.anchor.name, reason)
+    return False
 
 
 def _output_fits(kernel: Kernel, match: Match) -> bool:

@@ -9,9 +9,9 @@ import torch
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
-from pt2e_quant.backends.cuda.choice import Measures
+from pt2e_quant.backends.cuda.choice import Measures, decide_by
 from pt2e_quant.backends.cuda.describe import describe
-from pt2e_quant.backends.cuda.fuse_kernels import fuse_kernels
+from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.core.canonical import verify_canonical
@@ -49,7 +49,7 @@ def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, 
         signed_activations,
         *before,
         duplicate_dequantize,
-        fuse_kernels(registry, measures),
+        fuse_kernels(registry, decide_by(measures), output=torch.int8),
         *after,
         drop_dead_constants,
     )

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from pt2e_quant.backends.cuda.choice import Measures
-from pt2e_quant.backends.cuda.fuse_kernels import REFUSED_KEY, fuse_kernels
+from pt2e_quant.backends.cuda.choice import Measures, decide_by
 from pt2e_quant.backends.cuda.table import TABLE
+from pt2e_quant.backends.fuse_kernels import REFUSED_KEY, fuse_kernels
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.flow.table_quantizer import TableQuantizer
@@ -39,6 +39,7 @@ def quantized(scheme, dtype=torch.float32):
 def fused(gm):
     """The fused graph's calls by name, in order, and why others stayed; gm is edited."""
     measures = Measures(device="", allow_unmeasured=True)
-    run_passes(gm, (duplicate_dequantize, fuse_kernels(Registry.of(Device.CUDA), measures)))
+    kernels = fuse_kernels(Registry.of(Device.CUDA), decide_by(measures), output=torch.int8)
+    run_passes(gm, (duplicate_dequantize, kernels))
     names = [str(n.target).split(".")[1] for n in gm.graph.nodes if "pt2e_quant." in str(n.target)]
     return names, gm.meta[REFUSED_KEY]

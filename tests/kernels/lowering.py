@@ -2,8 +2,8 @@
 
 import torch
 
-from pt2e_quant.backends.cuda.choice import Measures
-from pt2e_quant.backends.cuda.fuse_kernels import fuse_kernels
+from pt2e_quant.backends.cuda.choice import Measures, decide_by
+from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.kernels.kernel import Device
@@ -32,8 +32,9 @@ def fuse(gm, kernels, *passes):
     """A graph module, changed by the lowering with these kernels and further passes."""
     registry = Registry(Device.CUDA, tuple(kernels))
     measures = Measures(device="", allow_unmeasured=True)
+    fuse_them = fuse_kernels(registry, decide_by(measures), output=torch.int8)
     with torch.no_grad():
-        run_passes(gm, (*passes, duplicate_dequantize, fuse_kernels(registry, measures)))
+        run_passes(gm, (*passes, duplicate_dequantize, fuse_them))
     return gm
 
 

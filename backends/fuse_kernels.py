@@ -1,45 +1,54 @@
 """The registry's patterns between dequantize and quantize become calls of fused kernels."""
 
+from collections.abc import Callable
+
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
 from pt2e_quant.kernels.kernel import Kernel
-from pt2e_quant.kernels.quantized_values import affine_of, read_weight, requantized
+from pt2e_quant.kernels.quantized_values import requantized
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.site import Site
 from pt2e_quant.passes.duplicate_dequantize import one_reader
 
-__all__ = ["KERNEL_KEY", "REFUSED_KEY", "fuse_kernels"]
+__all__ = ["KERNEL_KEY", "REFUSED_KEY", "Decide", "fuse_kernels"]
 
 KERNEL_KEY = "pt2e_quant.kernel"
 """Key of `node.meta` with the `Kernel` that a fused call was built by."""
 
-_CLAMP = torch.ops.aten.clamp_max.default
-REFUSED_KEY = "pt2e_quant.cpu.refused"
+REFUSED_KEY = "pt2e_quant.refused"
 """Key of `gm.meta`: node name to why no kernel was used there though its q/dq fit one."""
 
+Decide = Callable[[GraphModule, dict[str, str]], Callable[[Kernel, Match], bool]]
+"""Of a graph: whether a kernel takes a match; why one that fits is left goes to the dict."""
 
-def fuse_kernels(registry: Registry) -> GraphPass:
+_CLAMP = torch.ops.aten.clamp_max.default
+
+
+def fuse_kernels(registry: Registry, decide: Decide, *, output: torch.dtype) -> GraphPass:
     """A pass that replaces dq → operators → q by one call of a registry's kernel.
 
-    Before:  q(relu(conv2d(dq(x), dq(w), b)))
-    After:   qconv_pointwise(x, …, pack_onednn_conv(w, …), …, b, …, uint8, "relu")
+    Before:  q(relu(linear(dq(x), dq(w), b)))
+    After:   pt2e_quant.int8_linear(x, …, w, …, bias=b, activation="relu", out_dtype=int8, …)
 
     A result that something reads in float stays float.
+
+    Args:
+        registry: the kernels.
+        decide: which matches they take.
+        output: the integers that kernels write; a result quantized to others stays float.
     """
 
     def edit(gm: GraphModule) -> PassResult:
         refused: dict[str, str] = {}
         patterns = [(kernel, op) for kernel in registry for op in kernel.row.find]
-        matches = find_matches(gm.graph, patterns, lambda k, m: _fits(gm, k, m, refused))
+        matches = find_matches(gm.graph, patterns, decide(gm, refused))
         editor = Editor(gm)
         for kernel, match in matches:
-            _replace(editor, kernel, match)
+            _replace(editor, kernel, match, output)
             refused.pop(match.anchor.name, None)
         gm.meta[REFUSED_KEY] = refused
         notes = tuple(Note(match.anchor.name, kernel.op) for kernel, match in matches)
@@ -48,38 +57,10 @@ def fuse_kernels(registry: Registry) -> GraphPass:
     return GraphPass("fuse_kernels", edit, needs=(one_reader,))
 
 
-def _fits(gm: GraphModule, kernel: Kernel, match: Match, refused: dict[str, str]) -> bool:
-    """Whether the q/dq around a match are the row's; why one that fits is left goes to `refused`.
-
-    Ranges narrower than the row's, or of weights that use -128, are taken: what a foreign
-    quantizer wrote runs too.
-    """
-    if not all(_slot_fits(gm, kernel.row, match, slot.at, slot.role) for slot in kernel.row.slots):
-        return False
-    broken = kernel.row.refusal(match)
-    if broken is not None:
-        refused.setdefault(match.anchor.name, f"{kernel.op} needs {broken.text}")
-    return broken is None
-
-
-def _slot_fits(gm: GraphModule, row: OpRow, match: Match, at: str, role: Role) -> bool:
-    if role is Role.WEIGHT:
-        return read_weight(gm, match[at]) is not None
-    if role is Role.OUTPUT:
-        written = requantized(match.anchor)
-        return written is not None and written[0].dtype is torch.uint8
-    if at == "y":  # a summand may be float
-        return isinstance(match[at], Node)
-    value = match[at]
-    sources = value if isinstance(value, tuple) else (value,)
-    affines = [affine_of(source) for source in sources]
-    return all(affine is not None and affine.dtype is torch.uint8 for affine in affines)
-
-
-def _replace(editor: Editor, kernel: Kernel, match: Match) -> None:
+def _replace(editor: Editor, kernel: Kernel, match: Match, output: torch.dtype) -> None:
     anchor = match.anchor
     affine, readers = requantized(anchor) or (None, [])
-    if affine is not None and affine.dtype is not torch.uint8:
+    if affine is not None and affine.dtype is not output:
         affine, readers = None, []
     site = Site(editor=editor, match=match, place=anchor, output=affine, readers=tuple(readers))
     made = kernel.build(site)

@@ -1,0 +1,47 @@
+"""Which matches the CPU's kernels take, and why one that fits is left."""
+
+from collections.abc import Callable
+
+import torch
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.schemes import Role
+from pt2e_quant.graph.op_table import OpRow
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.kernel import Kernel
+from pt2e_quant.kernels.quantized_values import affine_of, read_weight, requantized
+
+__all__ = ["decide"]
+
+
+def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match], bool]:
+    """A predicate for the matcher; why a match that fits is left goes to `refused`, by node."""
+    return lambda kernel, match: _fits(gm, kernel, match, refused)
+
+
+def _fits(gm: GraphModule, kernel: Kernel, match: Match, refused: dict[str, str]) -> bool:
+    """Whether the q/dq around a match are the row's; why one that fits is left goes to `refused`.
+
+    Ranges narrower than the row's, or of weights that use -128, are taken: what a foreign
+    quantizer wrote runs too.
+    """
+    if not all(_slot_fits(gm, kernel.row, match, slot.at, slot.role) for slot in kernel.row.slots):
+        return False
+    broken = kernel.row.refusal(match)
+    if broken is not None:
+        refused.setdefault(match.anchor.name, f"{kernel.op} needs {broken.text}")
+    return broken is None
+
+
+def _slot_fits(gm: GraphModule, row: OpRow, match: Match, at: str, role: Role) -> bool:
+    if role is Role.WEIGHT:
+        return read_weight(gm, match[at]) is not None
+    if role is Role.OUTPUT:
+        written = requantized(match.anchor)
+        return written is not None and written[0].dtype is torch.uint8
+    if at == "y":  # a summand may be float
+        return isinstance(match[at], Node)
+    value = match[at]
+    sources = value if isinstance(value, tuple) else (value,)
+    affines = [affine_of(source) for source in sources]
+    return all(affine is not None and affine.dtype is torch.uint8 for affine in affines)
