@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.cpu.compile_program import compile_program
-from pt2e_quant.backends.cpu.profile import Profile, Profiled, profile
+from pt2e_quant.backends.profile import Profile, Profiled, profile
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.flow.reexport import export_again

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.cuda.move_to_device import move_to_device
+from pt2e_quant.backends.profile import Profile, profile
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.flow.reexport import export_again
@@ -90,6 +91,19 @@ class CudaArtifact(Artifact):
         with torch.no_grad():
             result = self._call(*self.capture.positional(leaves))
         found: list[Any] = pytree.tree_leaves(result, is_leaf=lambda value: value is None)
+        return found
+
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """Run a call operator by operator, with what each moved, computed and took.
+
+        The times are of the module as it runs without `compile` and without a CUDA graph.
+
+        Raises:
+            InputError: the inputs do not fit the captured graph.
+        """
+        leaves = self.capture.bind(args, kwargs)
+        found = profile(self.module, self.capture.positional(leaves))
+        self.reset()
         return found
 
     def reset(self) -> None:

@@ -223,3 +223,13 @@ def test_each_launch_is_a_range_of_the_profiler():
         artifact.run(torch.randn(4, 24))
     names = {event.name for event in found.events()}
     assert "pt2e_quant::int8_linear last linear_3 contiguous" in names
+
+
+def test_a_profile_names_kernel_bytes_operations_and_share_of_each_node():
+    artifact = ALLOWING.lower(canonical()[0])
+    found = artifact.profile(torch.randn(4, 24))
+    fused = [node for node in found.nodes if node.is_fused]
+    assert [node.kernel for node in fused].count("int8_linear") == 4
+    assert all(node.cost.bytes > 0 for node in fused)
+    assert sum(found.share(node) for node in found.nodes) == pytest.approx(1.0)
+    assert "int8_linear" in str(found)

@@ -115,14 +115,21 @@ class _Timed(Interpreter):
         super().__init__(module)
         self.times: dict[Node, list[float]] = {}
         self.moved: dict[Node, int] = {}
+        self.waits = any(t.is_cuda for t in (*module.parameters(), *module.buffers()))
+
+    def _now(self) -> float:
+        """Seconds, after all that was launched has run."""
+        if self.waits:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def run_node(self, n: Node) -> Any:
         """Run one node on the clock."""
         if n.op != "call_function":
             return super().run_node(n)
-        begin = time.perf_counter()
+        begin = self._now()
         result = super().run_node(n)
-        self.times.setdefault(n, []).append(1e6 * (time.perf_counter() - begin))
+        self.times.setdefault(n, []).append(1e6 * (self._now() - begin))
         values = [*(self.env[source] for source in n.all_input_nodes if source in self.env), result]
         self.moved[n] = sum(_bytes(value) for value in values)
         return result
@@ -136,8 +143,10 @@ def _bytes(value: Any) -> int:
 def profile(module: GraphModule, arguments: Sequence[Any]) -> Profile:
     """Time each operator of a module's call, as the median of some rounds.
 
+    On a GPU each launch is waited for: short kernels look as long as their launch.
+
     Args:
-        module: of `make_module`.
+        module: a lowered one.
         arguments: of its forward.
     """
     timed = _Timed(module)
