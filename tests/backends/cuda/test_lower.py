@@ -219,7 +219,7 @@ def test_one_call_takes_a_backend_itself():
 
 def test_each_launch_is_a_range_of_the_profiler():
     artifact = ALLOWING.lower(canonical()[0])
-    with torch.profiler.profile() as found:
+    with torch.profiler.profile(acc_events=True) as found:
         artifact.run(torch.randn(4, 24))
     names = {event.name for event in found.events()}
     assert "pt2e_quant::int8_linear last linear_3 contiguous" in names
