@@ -23,17 +23,19 @@ def define(
     reference: Callable[..., Any],
     triton: Callable[..., Any],
     fake: Callable[..., Any],
+    cpu: Callable[..., Any] | None = None,
 ) -> OpOverload:
     """Define `pt2e_quant::<schema>`.
 
-    On CPU tensors the reference runs, or the Triton kernel where Triton interprets; on CUDA
-    tensors the Triton kernel.
+    On CPU tensors the reference runs, or `cpu` in its place, or the Triton kernel where Triton
+    interprets; on CUDA tensors the Triton kernel.
 
     Args:
         schema: name, arguments and results.
         reference: the definition in plain torch.
         triton: launches the kernel; of `triton_kernel`.
         fake: shapes and dtypes.
+        cpu: computes what the reference does, to the last bit, in less time.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
@@ -42,7 +44,7 @@ def define(
         if is_interpreting():
             return triton(*args, **kwargs)
         with profiler_range(name, str(kwargs.get("label", ""))):
-            return reference(*args, **kwargs)
+            return (cpu or reference)(*args, **kwargs)
 
     torch.library.impl(_LIBRARY, name, "CPU")(on_cpu)
     torch.library.impl(_LIBRARY, name, "CUDA")(triton)

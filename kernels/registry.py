@@ -16,6 +16,7 @@ from pt2e_quant.kernels.int8_cat.entries import KERNELS as INT8_CAT
 from pt2e_quant.kernels.int8_conv2d.cpu import KERNELS as INT8_CONV2D_CPU
 from pt2e_quant.kernels.int8_conv2d.entries import KERNELS as INT8_CONV2D
 from pt2e_quant.kernels.int8_linear.cpu import KERNELS as INT8_LINEAR_CPU
+from pt2e_quant.kernels.int8_linear.cpu_dynamic import KERNELS as INT8_LINEAR_CPU_DYNAMIC
 from pt2e_quant.kernels.int8_linear.entries import KERNELS as INT8_LINEAR
 from pt2e_quant.kernels.int8_matmul.entries import KERNELS as INT8_MATMUL
 from pt2e_quant.kernels.int8_pool.entries import KERNELS as INT8_POOL
@@ -43,6 +44,7 @@ KERNELS: tuple[Kernel, ...] = (
     *INT8_POOL,
     *INT8_CONV2D_CPU,
     *INT8_LINEAR_CPU,
+    *INT8_LINEAR_CPU_DYNAMIC,
     *DATA_MOVEMENT_CPU,
 )
 

@@ -6,10 +6,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.graph.op_table import OpRow
+from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.quantized_values import affine_of, read_weight, requantized
+from pt2e_quant.kernels.read_scheme import scheme_of
 
 __all__ = ["decide"]
 
@@ -25,7 +26,7 @@ def _fits(gm: GraphModule, kernel: Kernel, match: Match, refused: dict[str, str]
     Ranges narrower than the row's, or of weights that use -128, are taken: what a foreign
     quantizer wrote runs too.
     """
-    if not all(_slot_fits(gm, kernel.row, match, slot.at, slot.role) for slot in kernel.row.slots):
+    if not all(_slot_fits(gm, match, slot) for slot in kernel.row.slots):
         return False
     broken = kernel.row.refusal(match)
     if broken is not None:
@@ -33,7 +34,11 @@ def _fits(gm: GraphModule, kernel: Kernel, match: Match, refused: dict[str, str]
     return broken is None
 
 
-def _slot_fits(gm: GraphModule, row: OpRow, match: Match, at: str, role: Role) -> bool:
+def _slot_fits(gm: GraphModule, match: Match, slot: Slot) -> bool:
+    at, role = slot.at, slot.role
+    if any(accepted.is_dynamic for accepted in slot.accepts):
+        found = scheme_of(gm, match[at])
+        return found is not None and any(found.fits(accepted) for accepted in slot.accepts)
     if role is Role.WEIGHT:
         return read_weight(gm, match[at]) is not None
     if role is Role.OUTPUT:

@@ -28,6 +28,7 @@ from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
@@ -55,6 +56,7 @@ def lowering_passes(registry: Registry) -> tuple[GraphPass, ...]:
     return (
         strip_guards,
         unsigned_activations,
+        fuse_choose_quantize,
         duplicate_dequantize,
         fuse_kernels(registry, decide, output=torch.uint8),
         reshape_views,

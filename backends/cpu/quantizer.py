@@ -8,8 +8,9 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.placement import place_movers
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
-from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.backends.no_recipe import no_recipe
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
 from pt2e_quant.flow.table_quantizer import TableQuantizer
@@ -51,12 +52,14 @@ class Recipe:
         scheme: what every node gets; None lets the machine decide.
         observers: which observers gather ranges.
         algorithms: passes that convert runs on the calibrated graph.
+        balances_channels: even out the channels of linears' inputs, from weights alone.
     """
 
     text: str
     scheme: Scheme | None
     observers: ObserverChoice
     algorithms: tuple[GraphPass, ...] = ()
+    balances_channels: bool = False
 
 
 _BEST = ObserverChoice(
@@ -88,6 +91,13 @@ RECIPES: Mapping[str, Recipe] = {
         observers=_BEST,
         algorithms=(smooth_channels,),
     ),
+    "int8_dynamic": Recipe(
+        text="linears: int8 activations per token at run time, int8 weights per row; no "
+        "calibration; exact sums on any CPU",
+        scheme=scheme_named("int8_dynamic"),
+        observers=ObserverChoice(),
+        balances_channels=True,
+    ),
 }
 
 
@@ -95,10 +105,10 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
     """A fresh quantizer for a recipe.
 
     Raises:
-        ConfigError: no recipe has that name; near names are offered.
+        ConfigError: no recipe has that name; the nearest one is offered.
     """
     if recipe not in RECIPES:
-        raise ConfigError(f'the CPU backend has no recipe "{recipe}": {near(recipe, RECIPES)}')
+        raise no_recipe("CPU", recipe, {name: r.scheme or INT8 for name, r in RECIPES.items()})
     found = RECIPES[recipe]
     is_forced = found.scheme is None and not multiplies_exactly()
     scheme = found.scheme or (INT8_REDUCED if is_forced else INT8)
@@ -109,4 +119,5 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         observers=found.observers,
         transforms=transforms,
         algorithms=found.algorithms,
+        balances_channels=found.balances_channels,
     )

@@ -6,7 +6,7 @@ from torch.fx import Node
 from pt2e_quant.core.granularity import PerChannel, PerToken
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost
@@ -18,12 +18,18 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import affine_of, read_weight
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS"]
+__all__ = [
+    "KERNELS",
+    "PER_TOKEN",
+    "build",
+    "linear_rows",
+    "node_cost",
+    "read_activations",
+    "shape_class",
+]
 
 _WEIGHT = TensorScheme(dtype=torch.int8, granularity=PerChannel(0), symmetric=True)
-_PER_TOKEN = TensorScheme(
-    dtype=torch.int8, granularity=PerToken(), symmetric=False, is_dynamic=True
-)
+PER_TOKEN = TensorScheme(dtype=torch.int8, granularity=PerToken(), symmetric=False, is_dynamic=True)
 _LONGEST = (2**31 - 1) // (255 * 128)
 
 
@@ -48,7 +54,7 @@ def shape_class(match: Match) -> str:
 
 def build(site: Site) -> Node:
     """`int8_linear` on the integers in front of the dequantizes."""
-    x, scale, zero_point = _activations(site)
+    x, scale, zero_point = read_activations(site)
     weight = read_weight(site.gm, site.match["w"])
     assert weight is not None  # the row's scheme says so
     sums = weight.integers.sum(dim=1, dtype=torch.int32)
@@ -64,7 +70,7 @@ def build(site: Site) -> Node:
     )
 
 
-def _activations(site: Site) -> tuple[Node, Node, Node]:
+def read_activations(site: Site) -> tuple[Node, Node, Node]:
     """The integers of x with their scales and zero points, of one element or of one a row."""
     affine = affine_of(site.match["x"])
     if affine is not None:
@@ -97,17 +103,16 @@ _COMMON = (
     Constraint(text="a constant bias", holds=_is_constant_bias),
 )
 
-KERNELS = tuple(
-    Kernel(
-        row=row,
-        device=Device.CUDA,
-        op="int8_linear",
-        build=build,
-        shape_class=shape_class,
-        cost=node_cost,
-    )
-    for name, x in (("linear", INT8_ACTIVATION), ("linear_dynamic", _PER_TOKEN))
-    for row in gemm_rows(
+
+def linear_rows(name: str, x: TensorScheme, lowers_to: str) -> tuple[OpRow, ...]:
+    """Linears on activations of one scheme: alone, with an activation, with a sum.
+
+    Args:
+        name: of the first row.
+        x: the activations' scheme.
+        lowers_to: the fused operator.
+    """
+    return gemm_rows(
         name,
         ops.LINEAR,
         x=(x,),
@@ -117,6 +122,19 @@ KERNELS = tuple(
         residual=(),
         constraints=_COMMON,
         sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
-        lowers_to="pt2e_quant::int8_linear",
+        lowers_to=lowers_to,
     )
+
+
+KERNELS = tuple(
+    Kernel(
+        row=row,
+        device=Device.CUDA,
+        op="int8_linear",
+        build=build,
+        shape_class=shape_class,
+        cost=node_cost,
+    )
+    for name, x in (("linear", INT8_ACTIVATION), ("linear_dynamic", PER_TOKEN))
+    for row in linear_rows(name, x, "pt2e_quant::int8_linear")
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.fused_op import define, triton_kernel
-from pt2e_quant.kernels.int8_linear import reference
+from pt2e_quant.kernels.int8_linear import multiply_cpu, reference
 
 __all__ = ["Int8Linear", "cost"]
 
@@ -32,6 +32,7 @@ Int8Linear = define(
     reference=reference.int8_linear,
     triton=triton_kernel("pt2e_quant.kernels.int8_linear.gpu", "int8_linear"),
     fake=_fake,
+    cpu=multiply_cpu.int8_linear,
 )
 """y = epilogue(sum_k (x - x_zero_point) * weight, times x_scale * weight_scale).
 

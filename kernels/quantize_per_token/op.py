@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.fused_op import define, triton_kernel
-from pt2e_quant.kernels.quantize_per_token import reference
+from pt2e_quant.kernels.quantize_per_token import cpu_dynamic, reference
 
 __all__ = ["QuantizeRows", "cost"]
 
@@ -27,6 +27,7 @@ QuantizeRows = define(
     reference=reference.quantize_per_token,
     triton=triton_kernel("pt2e_quant.kernels.quantize_per_token.gpu", "quantize_per_token"),
     fake=_fake,
+    cpu=cpu_dynamic.quantize_per_token,
 )
 """Integers int8[..., K], scales float32[..., 1] and zero points int32[..., 1] of x's rows.
 

@@ -1,0 +1,69 @@
+"""int8_linear on CPUs with activations quantized per token at run time."""
+
+import torch
+from torch.fx import Node
+
+from pt2e_quant.kernels.cost import Cost, moved_bytes
+from pt2e_quant.kernels.epilogue.read_graph import epilogue_arguments
+from pt2e_quant.kernels.int8_linear import entries
+from pt2e_quant.kernels.int8_linear.cpu import shape_class
+from pt2e_quant.kernels.int8_linear.rows_op import (
+    Int8LinearRows,
+    onednn_is_exact,
+    sums_fit_float,
+)
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.measured import read_measured
+from pt2e_quant.kernels.onednn.operators import PackLinear
+from pt2e_quant.kernels.quantized_values import read_weight
+from pt2e_quant.kernels.site import Site
+
+__all__ = ["KERNELS"]
+
+
+def build(site: Site) -> Node:
+    """`int8_linear_rows` on a packed weight where its sums are exact, else `int8_linear`."""
+    weight = read_weight(site.gm, site.match["w"])
+    assert weight is not None  # the row's scheme says so
+    if not onednn_is_exact() or not sums_fit_float(weight.integers):
+        return entries.build(site)
+    x, scale, zero_point = entries.read_activations(site)
+    op = site.match.nodes["op"]
+    plain = site.integers("w")
+    packed = site.editor.call(PackLinear, plain, None, like=op, before=site.place)
+    sums = weight.integers.sum(dim=1, dtype=torch.int32).float()
+    return site.call(
+        Int8LinearRows,
+        x,
+        scale,
+        zero_point,
+        packed,
+        site.constant("weight_scale", weight.scale),
+        site.constant("weight_sum", sums),
+        **epilogue_arguments(site),
+    )
+
+
+def node_cost(node: Node) -> Cost:
+    """Of a fused call in a graph; a packed weight has the bytes of the plain one."""
+    x, weight = (node.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
+    rows = x.numel() // max(1, x.shape[-1])
+    return Cost(
+        bytes=moved_bytes(x, weight, node.meta["val"]), operations=2 * rows * weight.numel()
+    )
+
+
+KERNELS = tuple(
+    Kernel(
+        row=row,
+        device=Device.CPU,
+        op="int8_linear_rows",
+        build=build,
+        shape_class=shape_class,
+        measured=read_measured("int8_linear", "cpu_dynamic"),
+        cost=node_cost,
+    )
+    for row in entries.linear_rows(
+        "linear_dynamic", entries.PER_TOKEN, "pt2e_quant::int8_linear_rows"
+    )
+)

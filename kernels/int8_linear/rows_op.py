@@ -1,0 +1,123 @@
+"""The operator `pt2e_quant::int8_linear_rows`: oneDNN's product, scaled row by row."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA, Epilogue
+from pt2e_quant.kernels.epilogue.reference import finish
+from pt2e_quant.kernels.onednn.operators import PackLinear, QLinear
+from pt2e_quant.kernels.profiler_range import profiler_range
+
+__all__ = ["Int8LinearRows", "onednn_is_exact", "sums_fit_float"]
+
+_LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+_ONE, _ZERO = torch.ones(1), torch.zeros(1, dtype=torch.int32)
+_LARGEST = 2**24
+"""Up to which float32 has every integer."""
+
+
+def sums_fit_float(weight: Tensor) -> bool:
+    """Whether no sum of products of uint8 values by a row of weight leaves float32's integers.
+
+    Args:
+        weight: int8[N, K].
+    """
+    if weight.numel() == 0:
+        return True
+    up = weight.clamp_min(0).sum(1, dtype=torch.int64)
+    down = up - weight.sum(1, dtype=torch.int64)
+    return int(torch.maximum(up, down).max()) * 255 <= _LARGEST
+
+
+@cache
+def onednn_is_exact() -> bool:
+    """Whether oneDNN's products of the largest uint8 and int8 values are exact here.
+
+    Without VNNI it adds pairs of products in 16 bits, which saturate silently.
+    """
+    weight = PackLinear(torch.full((16, 64), 127, dtype=torch.int8), None)
+    sums = [_product(torch.full((rows, 64), 255, dtype=torch.uint8), weight) for rows in (1, 16)]
+    return all(float(found.min()) == 255 * 127 * 64 for found in sums)
+
+
+def _product(x: Tensor, packed: Tensor) -> Tensor:
+    """uint8[M, K] by a packed int8 weight, the integer sums as float32[M, N]."""
+    made: Tensor = QLinear(
+        x, 1.0, 0, packed, _ONE, _ZERO, None, 1.0, 0, torch.float32, "none", [0.0], ""
+    )
+    return made
+
+
+def _run(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    packed: Tensor,
+    weight_scale: Tensor,
+    weight_sum: Tensor,
+    *,
+    label: str = "",
+    **epilogue: Any,
+) -> Tensor:
+    if x.dtype is not torch.int8:
+        raise UnsupportedError(
+            f"int8_linear_rows takes int8 activations, found {x.dtype}",
+            fix="quantize them with pt2e_quant::quantize_per_token",
+        )
+    shape = (*x.shape[:-1], weight_scale.shape[0])
+    if x.numel() == 0:
+        return finish(x.new_zeros(shape, dtype=torch.float32), Epilogue(**epilogue))
+    if not onednn_is_exact():
+        raise UnsupportedError(
+            "this machine's oneDNN saturates sums of 8-bit products (it has no VNNI, or "
+            "ONEDNN_MAX_CPU_ISA hides it)",
+            fix="lower the canonical program on this machine: it takes exact products there",
+        )
+    with profiler_range("int8_linear_rows", label):
+        unsigned = x.reshape(-1, x.shape[-1]).bitwise_xor(-128).view(torch.uint8)
+        real = _product(unsigned, packed)
+        # Both terms are integers that float32 has, so the difference is rounded once, as the
+        # definition rounds the int32 sum.
+        shift = x_zero_point.reshape(-1, 1).float().add_(128.0)
+        scale = shift * weight_sum
+        real.sub_(scale)
+        torch.mul(x_scale.reshape(-1, 1), weight_scale, out=scale)
+        real.mul_(scale)
+        bias = epilogue.pop("bias", None)
+        if bias is not None:  # here rather than in the epilogue, which would allocate the sum
+            real.add_(bias)
+        return finish(real.reshape(shape), Epilogue(**epilogue))
+
+
+def _fake(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    packed: Tensor,
+    weight_scale: Tensor,
+    *rest: Any,
+    out_dtype: torch.dtype = torch.float32,
+    **named: Any,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight_scale.shape[0]), dtype=out_dtype)
+
+
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "int8_linear_rows(Tensor x, Tensor x_scale, Tensor x_zero_point, Tensor packed, "
+    f'Tensor weight_scale, Tensor weight_sum, *, {EPILOGUE_SCHEMA}, str label="") -> Tensor'
+)
+torch.library.impl(_LIBRARY, "int8_linear_rows", "CompositeExplicitAutograd")(_run)
+torch.library.register_fake("pt2e_quant::int8_linear_rows", lib=_LIBRARY)(_fake)
+
+Int8LinearRows = torch.ops.pt2e_quant.int8_linear_rows.default
+"""`int8_linear` on oneDNN's packed weight, equal to the definition to the last bit.
+
+    packed: `pack_onednn_linear(weight, None)` of an int8[N, K] that `sums_fit_float` holds for.
+    weight_sum: float32[N], the sum of each row of weight.
+
+The other arguments are those of `op.Int8Linear`.
+"""

@@ -1,0 +1,105 @@
+"""Recipe int8_dynamic on the CPU backend: fused, exact, any batch, through torch's exporter."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from pt2e_quant.backends import get
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.kernels.int8_linear import cpu_dynamic
+from tests.small_models import MODELS
+
+CPU = get("cpu")
+LEAST_DB = 40.0
+ROWS = "pt2e_quant.int8_linear_rows"
+
+
+def converted(model, inputs, shapes=None):
+    ep = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
+    return convert_pt2e(prepare_pt2e(ep, CPU.quantizer("int8_dynamic")))
+
+
+def lowered_net(make_noise):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 20))
+    shapes = ({0: torch.export.Dim("n", max=64), 1: torch.export.Dim("t", max=64)},)
+    gm = converted(net, (make_noise(3, 5, 32),), shapes)
+    return gm, CPU.lower(gm)
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+def test_transformer_when_lowered_then_all_linears_fused_and_near_the_graph(name):
+    make, batches = MODELS[name]
+    model = make()
+    report = CPU.lower(converted(model, batches()[0])).report
+    assert report.integer_ops[ROWS] == sum(isinstance(m, nn.Linear) for m in model.modules())
+    assert not report.islands
+    assert report.sqnr_canonical_db >= LEAST_DB
+
+
+def test_any_batch_and_length_when_run_then_near_the_graph(make_noise):
+    gm, artifact = lowered_net(make_noise)
+    for shape in ((2, 7, 32), (1, 1, 32)):
+        x = make_noise(*shape)
+        with torch.no_grad():
+            torch.testing.assert_close(artifact.run(x), gm(x), rtol=1e-5, atol=1e-5)
+
+
+def test_program_when_exported_saved_and_loaded_then_the_same_results(make_noise, tmp_path):
+    _, artifact = lowered_net(make_noise)
+    stream = io.BytesIO()
+    torch.export.save(artifact.exported_program(), stream)
+    stream.seek(0)
+    exported = torch.export.load(stream).module()
+    artifact.save(tmp_path / "net.qpt2")
+    again = CPU.load(tmp_path / "net.qpt2")
+    x = make_noise(2, 9, 32)
+    with torch.no_grad():
+        expected = artifact.run(x)
+        assert torch.equal(exported(x), expected)
+        assert torch.equal(again.run(x), expected)
+
+
+def test_machine_without_vnni_when_lowered_then_exact_products_instead(make_noise, monkeypatch):
+    _, artifact = lowered_net(make_noise)
+    monkeypatch.setattr(cpu_dynamic, "onednn_is_exact", lambda: False)
+    _, plain = lowered_net(make_noise)
+    assert ROWS not in plain.report.integer_ops
+    assert plain.report.integer_ops["pt2e_quant.int8_linear"] == 2
+    x = make_noise(2, 9, 32)
+    with torch.no_grad():
+        assert torch.equal(plain.run(x), artifact.run(x))
+
+
+def test_bfloat16_model_when_lowered_then_bfloat16_results(make_noise):
+    net = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 20)).bfloat16()
+    x = make_noise(4, 32).bfloat16()
+    artifact = CPU.lower(converted(net, (x,)))
+    assert artifact.report.integer_ops[ROWS] == 2
+    assert artifact.run(x).dtype is torch.bfloat16
+
+
+def test_activations_of_another_dtype_when_called_then_named():
+    with pytest.raises(UnsupportedError, match=r"takes int8 activations, found torch\.uint8"):
+        torch.ops.pt2e_quant.int8_linear_rows(
+            torch.zeros(2, 8, dtype=torch.uint8),
+            torch.ones(2, 1),
+            torch.zeros(2, 1, dtype=torch.int32),
+            torch.ops.pt2e_quant.pack_onednn_linear(torch.ones(4, 8, dtype=torch.int8), None),
+            torch.ones(4),
+            torch.full((4,), 8.0),
+        )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "nearest"),
+    [("w8", "int8_dynamic"), ("w4_g128", "int8_dynamic"), ("a8w4_g32", "int8_dynamic")],
+)
+def test_scheme_without_a_winning_kernel_when_asked_for_then_the_nearest(scheme, nearest):
+    with pytest.raises(ConfigError, match=f'CPU has no kernel for scheme "{scheme}"') as caught:
+        CPU.quantizer(scheme)
+    assert f'the nearest it runs is "{nearest}"' in str(caught.value)

@@ -1,0 +1,119 @@
+"""int8_linear's implementations on CPUs, held to the definition to the last bit."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+
+from pt2e_quant.kernels.int8_linear import multiply_cpu
+from pt2e_quant.kernels.int8_linear.multiply_cpu import int8_linear as multiplied
+from pt2e_quant.kernels.int8_linear.reference import int8_linear as defined
+from pt2e_quant.kernels.int8_linear.rows_op import (
+    Int8LinearRows,
+    onednn_is_exact,
+    sums_fit_float,
+)
+from pt2e_quant.kernels.onednn.operators import PackLinear
+from tests.kernels.operands import epilogues, linear_operands
+
+SIZES = st.sampled_from([1, 2, 7, 16, 33])
+needs_vnni = pytest.mark.skipif(not onednn_is_exact(), reason="oneDNN saturates here")
+
+
+def rows(x, x_scale, x_zero_point, weight, weight_scale, weight_sum, **named):
+    packed = PackLinear(weight, None)
+    return Int8LinearRows(
+        x, x_scale, x_zero_point, packed, weight_scale, weight_sum.float(), **named
+    )
+
+
+def equal(a, b):
+    return a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+@needs_vnni
+@settings(max_examples=60, deadline=None)
+@given(st.data(), SIZES, SIZES, st.sampled_from([1, 3, 64, 129, 514]), st.booleans())
+def test_equal_the_definition_to_the_last_bit(data, M, N, K, per_row):
+    operands = data.draw(linear_operands(M, N, K, per_row=per_row))
+    named = data.draw(epilogues((M, N)))
+    expected = defined(*operands, **named)
+    assert equal(multiplied(*operands, **named), expected)
+    assert sums_fit_float(operands[3])
+    assert equal(rows(*operands, **named), expected)
+
+
+@needs_vnni
+@pytest.mark.parametrize("K", [768, 4096])
+def test_long_rows_are_exact_where_their_sums_fit(K):
+    generator = torch.Generator().manual_seed(K)
+    x = torch.randint(-128, 128, (19, K), dtype=torch.int8, generator=generator)
+    weight = torch.randn(40, K, generator=generator).mul(30).clamp(-127, 127).to(torch.int8)
+    zero_point = torch.randint(-128, 128, (19,), dtype=torch.int32, generator=generator)
+    scale = torch.rand(19, generator=generator)
+    operands = (
+        x,
+        scale,
+        zero_point,
+        weight,
+        torch.rand(40, generator=generator),
+        weight.sum(1, dtype=torch.int32),
+    )
+    assert sums_fit_float(weight)
+    assert torch.equal(rows(*operands), defined(*operands))
+
+
+def test_rows_whose_sums_leave_float32s_integers_are_told():
+    assert sums_fit_float(torch.full((2, 518), 127, dtype=torch.int8))
+    assert not sums_fit_float(torch.full((2, 519), 127, dtype=torch.int8))
+    assert not sums_fit_float(torch.full((2, 519), -127, dtype=torch.int8))
+    assert sums_fit_float(torch.tensor([127, -127] * 500, dtype=torch.int8).reshape(1, -1))
+
+
+@needs_vnni
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
+def test_no_rows_give_no_rows(shape):
+    weight = torch.ones(5, 8, dtype=torch.int8)
+    zero = torch.zeros(0, 1, dtype=torch.int32)
+    operands = (
+        torch.zeros(shape, dtype=torch.int8),
+        torch.zeros(0, 1),
+        zero,
+        weight,
+        torch.ones(5),
+        weight.sum(1, dtype=torch.int32),
+    )
+    for made in (multiplied(*operands), rows(*operands)):
+        assert made.shape == (*shape[:-1], 5)
+
+
+def test_where_integer_products_saturate_the_definition_runs(monkeypatch):
+    x = torch.full((2, 8), -128, dtype=torch.int8)
+    weight = torch.full((3, 8), -127, dtype=torch.int8)
+    operands = (
+        x,
+        torch.ones(1),
+        torch.zeros(1, dtype=torch.int32),
+        weight,
+        torch.ones(3),
+        weight.sum(1, dtype=torch.int32),
+    )
+    monkeypatch.setattr(multiply_cpu, "int_mm_is_exact", lambda: False)
+    monkeypatch.setattr(torch, "_int_mm", None)
+    assert multiplied(*operands).tolist() == [[128.0 * 127 * 8] * 3] * 2
+
+
+def test_the_operators_fake_has_the_results_shape_and_dtype():
+    with FakeTensorMode():
+        weight = PackLinear(torch.empty(5, 8, dtype=torch.int8), None)
+        made = Int8LinearRows(
+            torch.empty(2, 3, 8, dtype=torch.int8),
+            torch.empty(6, 1),
+            torch.empty(6, 1, dtype=torch.int32),
+            weight,
+            torch.empty(5),
+            torch.empty(5),
+            out_dtype=torch.float16,
+        )
+    assert (made.shape, made.dtype) == ((2, 3, 5), torch.float16)
