@@ -3,10 +3,10 @@
 import torch
 from torch.fx import Node
 
+from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.read_graph import epilogue_arguments
 from pt2e_quant.kernels.int8_linear import entries
-from pt2e_quant.kernels.int8_linear.cpu import shape_class
 from pt2e_quant.kernels.int8_linear.rows_op import (
     Int8LinearRows,
     onednn_is_exact,
@@ -18,7 +18,23 @@ from pt2e_quant.kernels.onednn.operators import PackLinear
 from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "shape_class"]
+
+_ROWS = (1, 16, 64)
+_SMALL = 2**20
+"""Elements of a weight whose product takes no longer than what goes around it."""
+
+
+def shape_class(match: Match) -> str:
+    """By the rows of the product and the size of the weight; "" if the rows are symbolic."""
+    rows = 1
+    for size in match.nodes["op"].meta["val"].shape[:-1]:
+        if not isinstance(size, int):
+            return ""
+        rows *= size
+    kind = "at most" if match.node("w").meta["val"].numel() <= _SMALL else "over"
+    most = next((f"M <= {m}" for m in _ROWS if rows <= m), f"M > {_ROWS[-1]}")
+    return f"weight {kind} 2^20, {most}"
 
 
 def build(site: Site) -> Node:

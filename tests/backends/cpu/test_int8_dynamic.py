@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from pt2e_quant.backends import get
+from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.graph.pattern import find_matches
 from pt2e_quant.kernels.int8_linear import cpu_dynamic
 from tests.small_models import MODELS
 
@@ -103,3 +105,28 @@ def test_scheme_without_a_winning_kernel_when_asked_for_then_the_nearest(scheme,
     with pytest.raises(ConfigError, match=f'CPU has no kernel for scheme "{scheme}"') as caught:
         CPU.quantizer(scheme)
     assert f'the nearest it runs is "{nearest}"' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "named"),
+    [
+        (1, 64, "weight at most 2^20, M <= 1"),
+        (64, 64, "weight at most 2^20, M <= 64"),
+        (2, 1100, "weight over 2^20, M <= 16"),
+        (65, 1100, "weight over 2^20, M > 64"),
+    ],
+)
+def test_shape_classes_tell_small_weights_from_large_ones(make_noise, rows, width, named):
+    graph = torch.export.export(nn.Linear(width, width), (make_noise(rows, width),)).graph
+    patterns = [(kernel, op) for kernel in cpu_dynamic.KERNELS for op in kernel.row.find]
+    (found,) = find_matches(graph, patterns)
+    assert cpu_dynamic.shape_class(found[1]) == named
+
+
+def test_shape_class_of_unknown_rows_is_none(make_noise):
+    gm, artifact = lowered_net(make_noise)
+    kernels = [n.meta[KERNEL_KEY] for n in artifact.program.graph.nodes if KERNEL_KEY in n.meta]
+    assert [kernel.op for kernel in kernels] == [ROWS.partition(".")[2]] * 2
+    patterns = [(kernel, op) for kernel in cpu_dynamic.KERNELS for op in kernel.row.find]
+    found = find_matches(gm.graph, patterns)
+    assert [kernel.shape_class(match) for kernel, match in found] == ["", ""]
