@@ -16,8 +16,12 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report import Report
+from pt2e_quant.kernels.int8_linear.op import Int8Linear
+from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
 
 __all__ = ["CpuArtifact"]
+
+_AT_RUN_TIME = (Int8Linear, Int8LinearRows)
 
 
 class CpuArtifact(Artifact):
@@ -75,7 +79,8 @@ class CpuArtifact(Artifact):
             The artifact itself.
 
         Raises:
-            UnsupportedError: the program writes buffers, or this machine has no C++ compiler.
+            UnsupportedError: the program writes buffers, it quantizes activations at run time, or
+                this machine has no C++ compiler.
             ArtifactError: the path cannot be written.
         """
         if self.capture.mutated_buffers:
@@ -84,6 +89,14 @@ class CpuArtifact(Artifact):
                 f"({', '.join(self.capture.mutated_buffers[:3])}) to itself, and reset() could "
                 "not restore them",
                 fix="run it as it is, or pass the state as an input",
+            )
+        rows = next((n for n in self.program.graph.nodes if n.target in _AT_RUN_TIME), None)
+        if rows is not None:
+            raise UnsupportedError(
+                "torch's ahead-of-time compiler does not load an operator of Python with a dtype "
+                "among its arguments",
+                node=rows,
+                fix='run it as it is, or quantize with recipe "int8", which compiles',
             )
         self._compiled = compile_program(self.exported_program(), path)
         return self

@@ -66,6 +66,21 @@ def test_program_when_exported_saved_and_loaded_then_the_same_results(make_noise
         assert torch.equal(again.run(x), expected)
 
 
+def test_program_when_traced_by_torch_compile_then_equal(make_noise):
+    _, artifact = lowered_net(make_noise)
+    compiled = torch.compile(artifact.program, backend="aot_eager", fullgraph=True)
+    x = make_noise(2, 9, 32)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), artifact.run(x))
+
+
+def test_program_when_compiled_ahead_then_refused(make_noise):
+    _, artifact = lowered_net(make_noise)
+    with pytest.raises(UnsupportedError, match="ahead-of-time") as caught:
+        artifact.compile()
+    assert 'recipe "int8"' in str(caught.value)
+
+
 def test_machine_without_vnni_when_lowered_then_exact_products_instead(make_noise, monkeypatch):
     _, artifact = lowered_net(make_noise)
     monkeypatch.setattr(cpu_dynamic, "onednn_is_exact", lambda: False)
