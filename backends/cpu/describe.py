@@ -12,6 +12,7 @@ from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
+from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, cpu_slug, measured_here
 
 __all__ = ["LOOSE_WEIGHT", "describe"]
 
@@ -46,7 +47,7 @@ def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
         f"{quantizes} quantize and {len(lone) - quantizes} dequantize passes left: "
         f"{size} in every call"
     )
-    report.notes.extend(_slow_kernels(program))
+    report.notes.extend(_speeds(program))
 
 
 def _islands(program: GraphModule) -> list[Island]:
@@ -71,14 +72,29 @@ def _moved(node: Node) -> int:
     return moved_bytes(source.meta["val"], node.meta["val"])
 
 
-def _slow_kernels(program: GraphModule) -> list[str]:
-    """Operators in use that were measured slower than float somewhere, or nowhere."""
-    found: Counter[str] = Counter()
+def _speeds(program: GraphModule) -> list[str]:
+    """The measured speed over float of every operator's shape class in use, or that none is."""
+    found: Counter[tuple[str, str]] = Counter()
+    others: Counter[str] = Counter()
     for node in program.graph.nodes:
         kernel: Kernel | None = node.meta.get(KERNEL_KEY)
-        if kernel is not None and not kernel.measured:
-            found[kernel.op] += 1
-    return [f"{op}: not measured on a CPU ({count} calls)" for op, count in found.items()]
+        if kernel is not None and SHAPE_CLASS_KEY in node.meta:
+            found[kernel.op, node.meta[SHAPE_CLASS_KEY]] += 1
+        elif kernel is not None and not kernel.measured:
+            others[kernel.op] += 1
+    return [_speed(op, name, count) for (op, name), count in sorted(found.items())] + [
+        f"{op}: not measured on a CPU ({count} calls)" for op, count in others.items()
+    ]
+
+
+def _speed(op: str, shape_class: str, count: int) -> str:
+    calls = "1 call" if count == 1 else f"{count} calls"
+    what = f"{op}, {shape_class or 'symbolic sizes'} ({calls})"
+    ratio = measured_here(op).get(shape_class)
+    if ratio is None:
+        return f"{what}: not measured on {cpu_slug()}"
+    kept = "; kept, its tensors are quantized already" if ratio < 1.0 else ""
+    return f"{what}: measured {ratio:.2f} times as fast as prepacked float on {cpu_slug()}{kept}"
 
 
 def _gives_integers(node: Node) -> bool:

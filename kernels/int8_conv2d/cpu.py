@@ -1,18 +1,19 @@
 """int8_conv2d and conv1d on CPUs: oneDNN's fused convolution of uint8, channels last."""
 
+import math
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.ops import argument
+from pt2e_quant.graph.ops import CONV1D, CONV2D, argument, is_call
 from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.conditions import BATCHED_1D, BATCHED_2D
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.int8_conv2d.read_conv import EVEN_PADDING, even_padding, per_axis
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.measured import read_measured
 from pt2e_quant.kernels.onednn.operators import ConvSum, PackConv, QConv, aten
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
 from pt2e_quant.kernels.onednn.rows import gemm_row, sum_row
@@ -25,21 +26,76 @@ from pt2e_quant.kernels.onednn.site import (
     known_sizes,
     read_operands,
 )
+from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "shape_class"]
+__all__ = ["KERNELS", "class_of", "shape_class"]
+
+
+_SIZES = (("small", 1 << 18), ("medium", 1 << 22))
+"""Below so many multiplications an image; "large" from there."""
+_GEMMS = CONV1D + CONV2D + ops.LINEAR
+_MADE_BY = (QConv, ConvSum)
+_BETWEEN = CONV_POST_OPS + ops.LEAKY_RELU
+"""What is passed in looking for the convolution before or behind; q/dq are as well."""
 
 
 def shape_class(match: Match) -> str:
-    """By what a filter sees: depthwise, pointwise, or several places of several channels."""
-    groups = argument(match.nodes["op"], "groups")
+    """What a filter sees, the products of an image, and whether its neighbours are convolutions.
+
+    "" where an image's size is symbolic; the batch may be.
+    """
+    conv = match.nodes["op"]
     weight = match.node("w").meta["val"]
+    places = conv.meta["val"].shape[2:]
+    if not all(isinstance(size, int) for size in places):
+        return ""
+    return class_of(
+        tuple(weight.shape),
+        groups=argument(conv, "groups"),
+        places=math.prod(places),
+        in_chain=_in_chain(match),
+    )
+
+
+def class_of(weight: tuple[int, ...], *, groups: int, places: int, in_chain: bool) -> str:
+    """The class of a convolution's sizes.
+
+    Args:
+        weight: N, C / groups, then the kernel's sizes.
+        groups: of channels.
+        places: of the result, in one image.
+        in_chain: between two convolutions: in float it would cost a quantize behind it.
+
+    >>> class_of((96, 1, 3, 3), groups=96, places=56 * 56, in_chain=True)
+    'depthwise, medium, in a chain'
+    """
     if groups > 1:
-        return "depthwise" if weight.shape[1] == 1 else "grouped"
-    if all(size == 1 for size in weight.shape[2:]):
-        return "pointwise"
-    return "stem" if weight.shape[1] <= 4 else "spatial"
+        kind = "depthwise" if weight[1] == 1 else "grouped"
+    elif all(size == 1 for size in weight[2:]):
+        kind = "pointwise"
+    else:
+        kind = "stem" if weight[1] <= 4 else "spatial"
+    products = math.prod(weight) * places
+    size = next((name for name, limit in _SIZES if products < limit), "large")
+    return f"{kind}, {size}" + (", in a chain" if in_chain else "")
+
+
+def _in_chain(match: Match) -> bool:
+    source: object = match["x"]
+    while isinstance(source, Node) and _is_between(source):
+        source = source.args[0]
+    if not isinstance(source, Node) or not (is_call(source, _GEMMS) or source.target in _MADE_BY):
+        return False
+    readers = list(match.anchor.users)
+    while len(readers) == 1 and _is_between(readers[0]):
+        readers = list(readers[0].users)
+    return bool(readers) and all(is_call(reader, _GEMMS) for reader in readers)
+
+
+def _is_between(node: Node) -> bool:
+    return is_qdq(node) or is_call(node, _BETWEEN)
 
 
 def build(site: Site) -> Node:
@@ -77,7 +133,7 @@ def build(site: Site) -> Node:
     if found.added is not None:
         return _summed(site, found, head, geometry, result)
     args = (*head, found.bias, *geometry, *result.described, *result.unary)
-    return finish(site, QConv, args, result)
+    return finish(site, QConv, args, result, shape_class(site.match))
 
 
 def _summed(
@@ -103,7 +159,7 @@ def _summed(
         1.0,
         *result.unary,
     )
-    return finish(site, ConvSum, args, result)
+    return finish(site, ConvSum, args, result, shape_class(site.match))
 
 
 def _channels_last(site: Site, value: Node) -> Node:
@@ -127,7 +183,7 @@ def node_cost(node: Node) -> Cost:
     return Cost(bytes=moved_bytes(x, weight, out), operations=2 * out.numel() * weight[0].numel())
 
 
-_NEEDS = (CONSTANT_BIAS, EVEN_PADDING)
+_NEEDS = (CONSTANT_BIAS, EVEN_PADDING, not_slower("int8_conv2d", shape_class))
 _QCONV = "onednn.qconv_pointwise"
 
 KERNELS = tuple(
@@ -137,7 +193,7 @@ KERNELS = tuple(
         op="int8_conv2d",
         build=build,
         shape_class=shape_class,
-        measured=read_measured("int8_conv2d", "cpu"),
+        measured=measured_here("int8_conv2d"),
         cost=node_cost,
     )
     for row in (

@@ -8,7 +8,6 @@ from pt2e_quant.graph import ops
 from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.measured import read_measured
 from pt2e_quant.kernels.onednn.operators import LinearSum, PackLinear, QLinear, aten
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
 from pt2e_quant.kernels.onednn.rows import gemm_row, sum_row
@@ -20,9 +19,10 @@ from pt2e_quant.kernels.onednn.site import (
     known_sizes,
     read_operands,
 )
+from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "shape_class"]
+__all__ = ["KERNELS", "class_of", "shape_class"]
 
 POST_OPS = one_of(CONV_POST_OPS, ops.GELU, ops.LEAKY_RELU, ops.TANH)
 _ROWS = (1, 16, 128)
@@ -35,8 +35,16 @@ def shape_class(match: Match) -> str:
         if not isinstance(size, int):
             return ""
         rows *= size
-    weight = match.node("w").meta["val"]
-    kind = "small" if weight.numel() < 64 * 64 else "large"
+    return class_of(rows, match.node("w").meta["val"].numel())
+
+
+def class_of(rows: int, weight: int) -> str:
+    """The class of a product of so many rows by a weight of so many elements.
+
+    >>> class_of(16, 768 * 768)
+    'large weight, M <= 16'
+    """
+    kind = "small" if weight < 64 * 64 else "large"
     return f"{kind} weight, {next((f'M <= {m}' for m in _ROWS if rows <= m), f'M > {_ROWS[-1]}')}"
 
 
@@ -58,10 +66,11 @@ def build(site: Site) -> Node:
         site.constant("weight_zero_point", _zeros(found.weight.scale)),
     )
     if found.added is None:
-        return finish(site, QLinear, (*head, found.bias, *result.described, *result.unary), result)
+        alone = (*head, found.bias, *result.described, *result.unary)
+        return finish(site, QLinear, alone, result, shape_class(site.match))
     summand = (FLOAT.scale, FLOAT.zero_point, "add", 1.0)
     args = (*head, found.added, found.bias, *result.described, *summand, *result.unary)
-    return finish(site, LinearSum, args, result)
+    return finish(site, LinearSum, args, result, shape_class(site.match))
 
 
 def _zeros(scale: Tensor) -> Tensor:
@@ -77,6 +86,8 @@ def node_cost(node: Node) -> Cost:
     )
 
 
+_NEEDS = (CONSTANT_BIAS, not_slower("int8_linear", shape_class))
+
 KERNELS = tuple(
     Kernel(
         row=row,
@@ -84,17 +95,17 @@ KERNELS = tuple(
         op="int8_linear",
         build=build,
         shape_class=shape_class,
-        measured=read_measured("int8_linear", "cpu"),
+        measured=measured_here("int8_linear"),
         cost=node_cost,
     )
     for row in (
-        gemm_row("linear", ops.LINEAR, None, "onednn.qlinear_pointwise", CONSTANT_BIAS),
-        gemm_row("linear", ops.LINEAR, POST_OPS, "onednn.qlinear_pointwise", CONSTANT_BIAS),
+        gemm_row("linear", ops.LINEAR, None, "onednn.qlinear_pointwise", *_NEEDS),
+        gemm_row("linear", ops.LINEAR, POST_OPS, "onednn.qlinear_pointwise", *_NEEDS),
         sum_row(
             "linear",
             ops.LINEAR,
             "onednn.qlinear_pointwise.binary",
-            CONSTANT_BIAS,
+            *_NEEDS,
             is_quantized=False,
             note="what is added stays float: it is a transformer's residual stream",
         ),

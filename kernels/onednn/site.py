@@ -10,6 +10,7 @@ from pt2e_quant.graph.meta import fake_cast
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.onednn.post_ops import NO_POST_OP, PostOp, limited, post_op_of
+from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY
 from pt2e_quant.kernels.quantized_values import Affine, PackedSource, affine_of, read_weight
 from pt2e_quant.kernels.site import Site
 
@@ -123,11 +124,14 @@ def _post_op(match: Match, is_sum: bool) -> PostOp:
     return found
 
 
-def finish(site: Site, target: Any, args: tuple[Any, ...], result: Result) -> Node:
-    """The call, and what quantizes or clamps its result where oneDNN cannot."""
+def finish(
+    site: Site, target: Any, args: tuple[Any, ...], result: Result, shape_class: str
+) -> Node:
+    """The call, marked with its class of sizes, and what clamps its result where oneDNN cannot."""
     value = fake_cast(site.match.anchor.meta["val"], result.affine.dtype)
     place: dict[str, Any] = {"like": site.match.anchor, "before": site.place, "val": value}
     node = site.editor.call(target, *args, **place)
+    node.meta[SHAPE_CLASS_KEY] = shape_class
     if result.limit is not None:
         node = site.editor.call(aten.clamp_max.default, node, result.limit, **place)
     return node

@@ -1,0 +1,68 @@
+"""How fast oneDNN's int8 operators measured against prepacked float on a CPU like this one."""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import torch
+from torch.fx import Node
+
+from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.measured import read_measured
+
+__all__ = ["SHAPE_CLASS_KEY", "cpu_slug", "measured_here", "not_slower"]
+
+SHAPE_CLASS_KEY = "pt2e_quant.shape_class"
+"""Key of a fused call's `node.meta`: the class of sizes that its measured ratio is kept by."""
+
+_LEVELS = (
+    ("amx", "amx_int8", "AVX512_CORE_AMX"),
+    ("avx512_bf16", "avx512_bf16", "AVX512_CORE_BF16"),
+    ("avx512_vnni", "avx512_vnni", "AVX512_CORE_VNNI"),
+    ("avx512", "avx512_f", "AVX512_CORE"),
+    ("avx2_vnni", "avx_vnni", "AVX2_VNNI"),
+    ("avx2", "avx2", "AVX2"),
+)
+"""Slug, torch's name of the CPU's feature, oneDNN's name of a cap at that level; best first."""
+
+
+@cache
+def cpu_slug() -> str:
+    """The files' name of the best instructions that oneDNN uses here: "cpu_amx", "cpu_avx2", ….
+
+    What the CPU has, capped by ONEDNN_MAX_CPU_ISA as it was when this was first asked.
+    """
+    cap = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+    caps = [name for _, _, name in _LEVELS]
+    # Caps above the list's best, AVX512_CORE_FP16 and AMX_FP16 among them, are rounded.
+    known = {"AVX512_CORE_FP16": "AVX512_CORE_BF16"}.get(cap, cap)
+    first = caps.index(known) if known in caps else 0
+    has = torch.cpu.get_capabilities()
+    return next((f"cpu_{slug}" for slug, name, _ in _LEVELS[first:] if has.get(name)), "cpu_other")
+
+
+def measured_here(op: str) -> Mapping[str, float]:
+    """Shape class to speed over prepacked float on a CPU like this; empty if none was measured."""
+    return read_measured(op, cpu_slug())
+
+
+def not_slower(op: str, shape_class: Callable[[Match], str]) -> Constraint:
+    """That a match's shape class did not measure below float on a CPU like this one.
+
+    A class that was not measured passes. So does what is quantized already: the float operator
+    would have its weight dequantized in every call.
+    """
+
+    def holds(match: Match) -> bool:
+        if _is_quantized(match):
+            return True
+        return measured_here(op).get(shape_class(match), 1.0) >= 1.0
+
+    return Constraint(text="a shape class that measured no slower than float here", holds=holds)
+
+
+def _is_quantized(match: Match) -> bool:
+    x = match["x"]
+    return isinstance(x, Node) and is_dequantize(x)

@@ -1,0 +1,94 @@
+"""A shape class that measured below float stays float; the report repeats what was measured."""
+
+import pytest
+import torch
+from torch import nn
+
+from pt2e_quant.backends import get
+from pt2e_quant.backends.cpu import describe
+from pt2e_quant.core.errors import AnnotationError
+from pt2e_quant.flow.calibrate import calibrate
+from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.kernels.onednn import speed
+
+ALONE, CHAIN = "depthwise, small", "depthwise, small, in a chain"
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What the machine measured, as the test has it."""
+    ratios: dict[str, float] = {}
+    for module in (speed, describe):
+        monkeypatch.setattr(module, "measured_here", lambda op: ratios)
+    return ratios
+
+
+def depthwise():
+    return nn.Conv2d(16, 16, 3, padding=1, groups=16)
+
+
+def chain():
+    ends = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)
+    return nn.Sequential(ends[0], nn.ReLU(), depthwise(), nn.ReLU6(), ends[1])
+
+
+def converted(model):
+    torch.manual_seed(0)
+    x = torch.randn(1, 16, 8, 8)
+    prepared = prepare_pt2e(torch.export.export(model.eval(), (x,)), get("cpu").quantizer("int8"))
+    calibrate(prepared, [(x,)], progress=False)
+    return convert_pt2e(prepared)
+
+
+def integer_convs(gm):
+    return get("cpu").lower(gm).report.integer_ops.get("onednn.qconv_pointwise", 0)
+
+
+def test_class_when_slower_than_float_then_it_stays_float_with_the_reason(measured):
+    measured[ALONE] = 0.9
+    gm = converted(nn.Sequential(depthwise(), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 8)))
+    report = get("cpu").lower(gm).report
+    assert "onednn.qconv_pointwise" not in report.integer_ops
+    assert "no slower than float" in str(report.provenance)
+
+
+def test_program_when_every_class_is_slower_then_refused_with_the_reason(measured):
+    measured[ALONE] = 0.9
+    with pytest.raises(AnnotationError, match="measured no slower than float"):
+        converted(depthwise())
+
+
+@pytest.mark.parametrize(("ratio", "convs"), [(1.3, 3), (0.9, 2)])
+def test_chain_when_measured_then_the_chain_decides(measured, ratio, convs):
+    measured |= {ALONE: 0.9, CHAIN: ratio}
+    assert integer_convs(converted(chain())) == convs
+
+
+def test_class_when_not_measured_then_lowered_and_the_report_says_so(measured):
+    notes = get("cpu").lower(converted(depthwise())).report.notes
+    assert f"int8_conv2d, {ALONE} (1 call): not measured on {speed.cpu_slug()}" in notes
+
+
+def test_report_when_measured_then_the_ratio_of_each_class(measured):
+    measured |= {CHAIN: 1.25}
+    notes = "\n".join(get("cpu").lower(converted(chain())).report.notes)
+    assert f"int8_conv2d, {CHAIN} (1 call): measured 1.25 times as fast" in notes
+
+
+def test_program_when_quantized_elsewhere_then_lowered_and_the_report_says_why(measured):
+    gm = converted(depthwise())
+    measured[ALONE] = 0.5
+    artifact = get("cpu").lower(gm)
+    assert artifact.report.integer_ops["onednn.qconv_pointwise"] == 1
+    assert any("kept, its tensors are quantized already" in n for n in artifact.report.notes)
+
+
+@pytest.mark.parametrize(
+    ("cap", "slug"), [("AVX2", "cpu_avx2"), ("AVX512_CORE", "cpu_avx512"), ("DEFAULT", "cpu_amx")]
+)
+def test_slug_when_onednn_is_capped_then_what_it_runs(monkeypatch, cap, slug):
+    flags = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx512_f", "avx_vnni", "avx2")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(flags, True))
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", cap)
+    assert speed.cpu_slug.__wrapped__() == slug
