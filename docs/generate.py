@@ -71,6 +71,22 @@ def backend_page(backend: Backend) -> str:
     return "\n".join(lines)
 
 
+def cpu_speeds() -> str:
+    """The measured shape classes of the cpu backend's kernels, for the end of its page."""
+    files = sorted((ROOT / "kernels").glob("*/measured/cpu_*.json"))
+    lines = ["Speed over prepacked float32 by shape class; below 1.00 a class stays float:", ""]
+    if not files:
+        return "\n".join(
+            [*lines, "Not yet measured on any CPU (`python -m benchmarks.cpu_kernels`).", ""]
+        )
+    lines += ["| kernel | CPU | shape class | ratio |", "| --- | --- | --- | --- |"]
+    for file in files:
+        kernel, cpu = file.parents[1].name, file.stem.removeprefix("cpu_")
+        for name, ratio in sorted(json.loads(file.read_text()).items()):
+            lines.append(f"| {kernel} | {cpu} | {name} | {ratio:.2f} |")
+    return "\n".join([*lines, ""])
+
+
 def _row(row: OpRow) -> str:
     operators = sorted({name for op in row.find for name in _operators(op)})
     slots = [f"{slot.at}{'?' if slot.is_optional else ''}" for slot in row.slots]
@@ -182,6 +198,7 @@ def pages() -> dict[Path, str]:
         for name in names()
         if type(get(name)).__module__.startswith("pt2e_quant.")
     }
+    found[ROOT / "docs" / "backends" / "cpu.md"] += "\n" + cpu_speeds()
     readme = ROOT / "README.md"
     found[readme] = _filled(readme, BEGIN, END, results_table())
     found[ROOT / "docs" / "kernels.md"] = kernels_page(RESULTS.parent)
