@@ -12,7 +12,12 @@ from pt2e_quant.graph.ops import CONV1D, CONV2D, argument, is_call
 from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.conditions import BATCHED_1D, BATCHED_2D
 from pt2e_quant.kernels.cost import Cost, moved_bytes
-from pt2e_quant.kernels.int8_conv2d.read_conv import EVEN_PADDING, even_padding, per_axis
+from pt2e_quant.kernels.int8_conv2d.read_conv import (
+    EVEN_PADDING,
+    WINDOWS_MEET_IMAGE,
+    even_padding,
+    per_axis,
+)
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.onednn.operators import ConvSum, PackConv, QConv, aten
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
@@ -183,7 +188,12 @@ def node_cost(node: Node) -> Cost:
     return Cost(bytes=moved_bytes(x, weight, out), operations=2 * out.numel() * weight[0].numel())
 
 
-_NEEDS = (CONSTANT_BIAS, EVEN_PADDING, not_slower("int8_conv2d", shape_class))
+_NEEDS = (
+    CONSTANT_BIAS,
+    EVEN_PADDING,
+    WINDOWS_MEET_IMAGE,
+    not_slower("int8_conv2d", shape_class),
+)
 _QCONV = "onednn.qconv_pointwise"
 
 KERNELS = tuple(

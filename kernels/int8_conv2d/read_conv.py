@@ -4,11 +4,13 @@ from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import argument
+from pt2e_quant.graph.pattern import Match
 
-__all__ = ["EVEN_PADDING", "even_padding", "per_axis", "weight_of"]
+__all__ = ["EVEN_PADDING", "WINDOWS_MEET_IMAGE", "even_padding", "per_axis", "weight_of"]
 
 
 def weight_of(conv: Node) -> Tensor:
@@ -37,7 +39,33 @@ def even_padding(conv: Node) -> list[int] | None:
     return None if any(span % 2 for span in spans) else [span // 2 for span in spans]
 
 
+def _windows_meet_image(match: Match) -> bool:
+    """Whether every window covers at least one pixel on each axis, at any size that may come."""
+    conv = match.nodes["op"]
+    padding = even_padding(conv)
+    if padding is None:
+        return False
+    source: Any = argument(conv, "input")
+    axes = zip(
+        padding,
+        per_axis(conv, "dilation"),
+        weight_of(conv).shape[2:],
+        source.meta["val"].shape[2:],
+        strict=True,
+    )
+    return all(
+        pad == 0 or (pad <= gap * (taps - 1) and statically_known_true(size >= gap))
+        for pad, gap, taps, size in axes
+    )
+
+
 EVEN_PADDING = Constraint(
     text="padding that is the same on both sides",
     holds=lambda match: even_padding(match.nodes["op"]) is not None,
+)
+
+WINDOWS_MEET_IMAGE = Constraint(
+    # oneDNN 3.12 leaves results of rows that lie wholly in the padding as memory was.
+    text="no window that lies wholly in the padding",
+    holds=_windows_meet_image,
 )
