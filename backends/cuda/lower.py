@@ -138,6 +138,7 @@ def _refuse_loose_weights(report: Report) -> None:
         f"no kernel takes the quantized weight of {first.node}"
         + (f" and of {more} more" if more else "")
         + f": {first.reason}",
-        fix="lower(..., allow_unmeasured=True) to use kernels that were not measured here, "
+        fix="lower(..., allow_unmeasured=True) (--allow-unmeasured) to use kernels that were not "
+        "measured here, "
         "strict=False to dequantize such weights in every call",
     )

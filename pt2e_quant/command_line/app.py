@@ -59,7 +59,7 @@ DATA_HELP = (
 @app.command()
 def quantize(
     model: Annotated[Path, typer.Argument(help="A .pt2 file of torch.export.save.")],
-    backend: Annotated[str, typer.Option(help="Where it is to run: xnnpack, onnx.")],
+    backend: Annotated[str, typer.Option(help="Where it is to run: xnnpack, onnx, cpu, cuda.")],
     calibration_data: Annotated[
         str | None,
         typer.Option(help=DATA_HELP + " Dynamic and weight-only recipes need none."),
@@ -75,6 +75,12 @@ def quantize(
     strict: Annotated[bool, typer.Option(help="Refuse what the report would warn of.")] = True,
     verify: Annotated[bool, typer.Option(help="Check the artifact by running it once.")] = True,
     margin_db: Annotated[float, typer.Option(help="How near it must be to its graph.")] = 6.0,
+    allow_unmeasured: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unmeasured", help="cuda: use kernels that were not measured on the GPU here."
+        ),
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,
     quiet: Quiet = False,
     imports: Imports = None,
@@ -95,6 +101,7 @@ def quantize(
             strict=strict,
             verify=verify,
             margin_db=margin_db,
+            allow_unmeasured=allow_unmeasured,
         ),
         Console(stderr=True, quiet=quiet),
     )

@@ -1,7 +1,7 @@
 """pt2e-quant quantize: a .pt2 program and calibration data in, an artifact out."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from rich.console import Console
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.backends.registry import get
 from pt2e_quant.command_line.data_file import read_data
 from pt2e_quant.command_line.make_batches import make_batches
@@ -42,6 +42,7 @@ class QuantizeOptions:
         strict: make errors of what the report would warn of.
         verify: run the artifact once against the quantized graph.
         margin_db: how near it must be.
+        allow_unmeasured: use kernels that were not measured on the GPU at hand.
     """
 
     model: Path
@@ -55,6 +56,7 @@ class QuantizeOptions:
     strict: bool = True
     verify: bool = True
     margin_db: float = 6.0
+    allow_unmeasured: bool = False
 
 
 def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact, Path]:
@@ -70,7 +72,7 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
     Raises:
         Pt2eQuantError: naming what is wrong, and the fix; nothing is written then.
     """
-    backend = get(options.backend)
+    backend = _backend(options)
     backend.require_extra()
     quantizer = backend.quantizer(options.recipe)
     for name in options.keep_float:
@@ -98,6 +100,18 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
         )
     artifact.save(output)
     return artifact, output
+
+
+def _backend(options: QuantizeOptions) -> Backend:
+    found = get(options.backend)
+    if not options.allow_unmeasured:
+        return found
+    allowing: Callable[[], Backend] | None = getattr(found, "allowing_unmeasured", None)
+    if allowing is None:
+        raise ConfigError(
+            f'backend "{found.name}" asks for no measurements', fix="leave out --allow-unmeasured"
+        )
+    return allowing()
 
 
 def _convert(prepared: GraphModule, options: QuantizeOptions) -> GraphModule:

@@ -30,6 +30,16 @@ def test_quantize_writes_the_file_and_says_what_became_of_it(folder, plain_backe
     assert not [p for p in folder.iterdir() if "tmp" in p.name]
 
 
+def test_quantize_for_a_gpu_needs_a_word_for_kernels_nobody_measured(folder, capsys):
+    asked = [("cuda" if word == "plain" else word) for word in QUANTIZE]
+    asked = [word.replace(".plain", ".qcuda") for word in asked]
+    assert call(*asked, "-q") == 1
+    assert "--allow-unmeasured" in capsys.readouterr().err
+    assert not (folder / "model.qcuda").exists()
+    assert call(*asked, "-q", "--allow-unmeasured") == 0
+    assert (folder / "model.qcuda").exists()
+
+
 def test_quantize_names_the_output_after_the_model_and_is_quiet(folder, plain_backend, capsys):
     assert call(*QUANTIZE, "--quiet", "--batch-size", "3") == 0
     assert (folder / "model.plain").is_file()
