@@ -1,0 +1,50 @@
+"""Move an activation's integers, and its zero point, by 128: int8 to uint8 or back."""
+
+import torch
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.pipeline import Note, PassResult
+
+__all__ = ["shift_activations"]
+
+_SHIFT = {torch.int8: 128, torch.uint8: -128}
+
+
+def shift_activations(gm: GraphModule, found: torch.dtype) -> PassResult:
+    """Turn every activation that is quantized to int8 to uint8, or every one of uint8 to int8.
+
+    The real values are the same to the last bit.
+
+    Args:
+        gm: canonical.
+        found: the dtype that is to go.
+    """
+    wanted = torch.uint8 if found is torch.int8 else torch.int8
+    editor = Editor(gm)
+    notes = []
+    for node in gm.graph.nodes:
+        if node.target is not QuantizePerTensor or node.args[5] is not found:
+            continue
+        readers = list(node.users)
+        if not readers or any(r.target is not DequantizePerTensor for r in readers):
+            notes.append(Note(node.name, "something reads its integers", skipped=True))
+            continue
+        for qdq in (node, *readers):
+            _shift(qdq, _SHIFT[found], wanted)
+        node.meta["val"] = editor.fake_like(node.meta["val"], wanted)
+        editor.changed = True
+        notes.append(Note(node.name, str(wanted).removeprefix("torch.")))
+    return PassResult(changed=editor.finish(), notes=tuple(notes))
+
+
+def _shift(node: Node, by: int, dtype: torch.dtype) -> None:
+    source, scale, zero_point, low, high, _, *rest = node.args
+    node.args = (
+        source,
+        scale,
+        *(int(value) + by for value in (zero_point, low, high)),  # type: ignore[arg-type]  # literals by schema
+        dtype,
+        *rest,
+    )
