@@ -17,8 +17,8 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import read_file
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
-from pt2e_quant.core.provenance import Provenance, provenance_of
-from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, provenance_of
+from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.flow.reexport import export_again
 
 __all__ = ["StoredProgram", "read_program", "write_program"]
@@ -28,12 +28,10 @@ _RECORD = "pt2e_quant_{}.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProgram:
-    """A file's bytes, and what is in it."""
+    """A file's bytes, and the canonical graph in it, with its call and its record."""
 
     data: bytes
     gm: GraphModule
-    capture: Capture
-    provenance: Provenance
 
 
 def write_program(gm: GraphModule, backend: str) -> StoredProgram:
@@ -47,7 +45,7 @@ def write_program(gm: GraphModule, backend: str) -> StoredProgram:
     text = json.dumps({"capture": capture.to_json(), "provenance": provenance.to_json()})
     stream = io.BytesIO()
     torch.export.save(export_again(gm), stream, extra_files={_RECORD.format(backend): text})
-    return StoredProgram(data=stream.getvalue(), gm=gm, capture=capture, provenance=provenance)
+    return StoredProgram(data=stream.getvalue(), gm=gm)
 
 
 def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
@@ -72,9 +70,12 @@ def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
         )
     try:
         texts = json.loads(extra[name])
-        capture = Capture.from_json(texts["capture"])
-        provenance = Provenance.from_json(texts["provenance"])
+        records = {
+            CAPTURE_KEY: Capture.from_json(texts["capture"]),
+            PROVENANCE_KEY: Provenance.from_json(texts["provenance"]),
+        }
     except (ValueError, KeyError, TypeError, Pt2eQuantError) as error:
         raise ArtifactError(f'the record in "{path}" is damaged: {error}') from error
     gm = program.module(check_guards=False)
-    return StoredProgram(data=data, gm=gm, capture=capture, provenance=provenance)
+    gm.meta.update(records)
+    return StoredProgram(data=data, gm=gm)

@@ -50,7 +50,3 @@ class Kernel:
     def name(self) -> str:
         """The row's name."""
         return self.row.name
-
-    def ratio(self, match: Match) -> float | None:
-        """The measured speed over float of a match's shape class; None if not yet measured."""
-        return self.measured.get(self.shape_class(match))

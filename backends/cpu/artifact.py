@@ -9,9 +9,9 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.cpu.compile_program import compile_program
-from pt2e_quant.backends.profile import Profile, Profiled, profile
+from pt2e_quant.backends.module_artifact import ModuleArtifact
+from pt2e_quant.backends.profile import Profiled
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.flow.reexport import export_again
@@ -24,7 +24,7 @@ __all__ = ["CpuArtifact"]
 _AT_RUN_TIME = (Int8Linear, Int8LinearRows)
 
 
-class CpuArtifact(Artifact):
+class CpuArtifact(ModuleArtifact):
     """Fused operators on weights packed for this machine.
 
     Args:
@@ -43,12 +43,9 @@ class CpuArtifact(Artifact):
         capture: Capture,
         report: Report,
     ) -> None:
-        super().__init__(capture, report)
+        super().__init__(module, data, capture, report)
         self.program = program
-        self.module = module
-        self.data = data
         self._compiled: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-        self._initial = {n: module.get_buffer(n).clone() for n in capture.mutated_buffers}
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run on the call's leaves; buffers that a call writes keep their values.
@@ -108,35 +105,3 @@ class CpuArtifact(Artifact):
         whoever freezes it. It runs where `pt2e_quant` is imported.
         """
         return export_again(self.program)
-
-    def profile(self, *args: Any, **kwargs: Any) -> Profile:
-        """Run a call operator by operator, with what each moved, computed and took.
-
-        The times are of the module as it runs without `compile`.
-
-        Raises:
-            InputError: the inputs do not fit the captured graph.
-        """
-        leaves = self.capture.bind(args, kwargs)
-        found = profile(self.module, self.capture.positional(leaves))
-        self.reset()
-        return found
-
-    def reset(self) -> None:
-        """Forget what earlier calls wrote into buffers."""
-        with torch.no_grad():
-            for name, value in self._initial.items():
-                self.module.get_buffer(name).copy_(value)
-
-    def save(self, path: str | Path) -> None:
-        """Write the .qpt2: a temporary file beside it first, then renamed.
-
-        Raises:
-            ArtifactError: the path cannot be written.
-        """
-        write_artifact(path, self.data)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the .qpt2."""
-        return len(self.data)

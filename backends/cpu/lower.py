@@ -1,6 +1,5 @@
 """Lowering: one walk from a canonical graph to oneDNN's fused operators."""
 
-import copy
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -18,16 +17,17 @@ from pt2e_quant.backends.cpu.reshape_views import reshape_views
 from pt2e_quant.backends.cpu.single_pass_qdq import single_pass_qdq
 from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.cpu.write_sums_in_place import write_sums_in_place
+from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
-from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
+from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
-from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.registry import Registry
@@ -83,7 +83,7 @@ def lower(
     """
     verify_canonical(gm)
     _refuse_saturation(gm)
-    artifact = _assemble(gm, write_program(gm, "cpu"), registry)
+    artifact = _assemble(write_program(gm, "cpu"), registry)
     if strict and (weights := [i for i in artifact.report.islands if i.what == LOOSE_WEIGHT]):
         raise UnsupportedError(
             f"oneDNN has no fused operator for the quantized weight of {weights[0].node}"
@@ -105,14 +105,12 @@ def load(path: Any, registry: Registry = REGISTRY) -> CpuArtifact:
         UnsupportedError: sums would saturate on this machine.
     """
     stored = read_program(path, "cpu", SUFFIX)
+    _refuse_saturation(stored.gm)
+    return _assemble(stored, registry)
+
+
+def _assemble(stored: StoredProgram, registry: Registry) -> CpuArtifact:
     gm = stored.gm
-    gm.meta[CAPTURE_KEY] = stored.capture
-    gm.meta[PROVENANCE_KEY] = stored.provenance
-    _refuse_saturation(gm)
-    return _assemble(gm, stored, registry)
-
-
-def _assemble(gm: GraphModule, stored: StoredProgram, registry: Registry) -> CpuArtifact:
     program = lower_graph(gm, registry)
     module = make_module(program)
     _hear_deprecation()
@@ -139,28 +137,12 @@ def lower_graph(gm: GraphModule, registry: Registry = REGISTRY) -> GraphModule:
     Any tool of torch takes the result: export, files, Inductor. Called as it is, it packs its
     weights in every call; `make_module` packs them once.
     """
-    return _edited(gm, lowering_passes(registry))
+    return edited_copy(gm, lowering_passes(registry))
 
 
 def make_module(program: GraphModule) -> GraphModule:
     """What runs fastest without a compiler: weights packed, sums in place, q/dq in one pass."""
-    return _edited(program, MODULE_PASSES)
-
-
-def _edited(gm: GraphModule, passes: tuple[GraphPass, ...]) -> GraphModule:
-    """A copy of a graph after passes; buffers it writes are copied."""
-    with warnings.catch_warnings():
-        # torch 2.13 deprecates a class that its own pytrees are copied with.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        work = GraphModule(gm, copy.deepcopy(gm.graph))
-    work.meta = dict(gm.meta)
-    for name in capture_of(gm).mutated_buffers:
-        owner, _, leaf = name.rpartition(".")
-        holder = work.get_submodule(owner)
-        setattr(holder, leaf, getattr(holder, leaf).clone())
-    with torch.no_grad():
-        run_passes(work, passes)
-    return work
+    return edited_copy(program, MODULE_PASSES)
 
 
 def _refuse_saturation(gm: GraphModule) -> None:

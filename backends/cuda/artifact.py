@@ -1,7 +1,6 @@
 """A quantized program as a torch module of fused kernels."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +9,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.cuda.move_to_device import move_to_device
-from pt2e_quant.backends.profile import Profile, profile
+from pt2e_quant.backends.module_artifact import ModuleArtifact
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.flow.reexport import export_again
@@ -21,7 +19,7 @@ from pt2e_quant.flow.report import Report
 __all__ = ["CudaArtifact"]
 
 
-class CudaArtifact(Artifact):
+class CudaArtifact(ModuleArtifact):
     """Fused operators on weights laid out for the kernels.
 
     It is made on the device that the quantized graph lies on; `to("cuda")` moves it. On CPU
@@ -35,12 +33,9 @@ class CudaArtifact(Artifact):
     """
 
     def __init__(self, module: GraphModule, data: bytes, capture: Capture, report: Report) -> None:
-        super().__init__(capture, report)
-        self.module = module
-        self.data = data
+        super().__init__(module, data, capture, report)
         self.device = _device_of(module)
         self._call: Any = module
-        self._initial = {n: module.get_buffer(n).clone() for n in capture.mutated_buffers}
 
     def to(self, device: torch.device | str) -> "CudaArtifact":
         """Move the module, and what it makes, to a device; returns the artifact itself.
@@ -56,7 +51,7 @@ class CudaArtifact(Artifact):
                 "its definition",
             )
         move_to_device(self.module, wanted)
-        self._initial = {n: value.to(wanted) for n, value in self._initial.items()}
+        self.initial = {n: value.to(wanted) for n, value in self.initial.items()}
         self.device = wanted
         return self
 
@@ -92,38 +87,6 @@ class CudaArtifact(Artifact):
             result = self._call(*self.capture.positional(leaves))
         found: list[Any] = pytree.tree_leaves(result, is_leaf=lambda value: value is None)
         return found
-
-    def profile(self, *args: Any, **kwargs: Any) -> Profile:
-        """Run a call operator by operator, with what each moved, computed and took.
-
-        The times are of the module as it runs without `compile` and without a CUDA graph.
-
-        Raises:
-            InputError: the inputs do not fit the captured graph.
-        """
-        leaves = self.capture.bind(args, kwargs)
-        found = profile(self.module, self.capture.positional(leaves))
-        self.reset()
-        return found
-
-    def reset(self) -> None:
-        """Forget what earlier calls wrote into buffers."""
-        with torch.no_grad():
-            for name, value in self._initial.items():
-                self.module.get_buffer(name).copy_(value)
-
-    def save(self, path: str | Path) -> None:
-        """Write the file: a temporary name beside it first, then renamed.
-
-        Raises:
-            ArtifactError: the path cannot be written.
-        """
-        write_artifact(path, self.data)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the file that `save` writes."""
-        return len(self.data)
 
 
 def _device_of(module: GraphModule) -> torch.device:

@@ -1,7 +1,5 @@
 """Lowering: a canonical graph to a module of fused kernels."""
 
-import copy
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +9,16 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
 from pt2e_quant.backends.cuda.choice import Measures, decide_by
 from pt2e_quant.backends.cuda.describe import describe
+from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
-from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
-from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import fuse_norm_per_token
 from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_qdq
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
@@ -73,7 +72,7 @@ def lower(
         ArtifactError: the artifact fails its check.
     """
     verify_canonical(gm)
-    artifact = _assemble(gm, write_program(gm, "cuda"), registry, allow_unmeasured)
+    artifact = _assemble(write_program(gm, "cuda"), registry, allow_unmeasured)
     if strict:
         _refuse_loose_weights(artifact.report)
     if verify:
@@ -88,15 +87,11 @@ def load(path: Any, registry: Registry, *, allow_unmeasured: bool) -> CudaArtifa
     Raises:
         ArtifactError: the file is missing, damaged or not one of ours.
     """
-    stored = read_program(path, "cuda", SUFFIX)
-    stored.gm.meta[CAPTURE_KEY] = stored.capture
-    stored.gm.meta[PROVENANCE_KEY] = stored.provenance
-    return _assemble(stored.gm, stored, registry, allow_unmeasured)
+    return _assemble(read_program(path, "cuda", SUFFIX), registry, allow_unmeasured)
 
 
-def _assemble(
-    gm: GraphModule, stored: StoredProgram, registry: Registry, allow_unmeasured: bool
-) -> CudaArtifact:
+def _assemble(stored: StoredProgram, registry: Registry, allow_unmeasured: bool) -> CudaArtifact:
+    gm = stored.gm
     measures = Measures(device=_this_device(), allow_unmeasured=allow_unmeasured)
     lowered = lower_graph(gm, registry, measures)
     report = Report(backend="CUDA", provenance=provenance_of(gm), size_bytes=len(stored.data))
@@ -109,19 +104,8 @@ def _this_device() -> str:
 
 
 def lower_graph(gm: GraphModule, registry: Registry, measures: Measures) -> GraphModule:
-    """The fused graph of a canonical one, which is not changed; buffers it writes are copied."""
-    with warnings.catch_warnings():
-        # torch 2.13 deprecates a class that its own pytrees are copied with.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        work = GraphModule(gm, copy.deepcopy(gm.graph))
-    work.meta = dict(gm.meta)
-    for name in capture_of(gm).mutated_buffers:
-        owner, _, leaf = name.rpartition(".")
-        holder = work.get_submodule(owner)
-        setattr(holder, leaf, getattr(holder, leaf).clone())
-    with torch.no_grad():
-        run_passes(work, lowering_passes(registry, measures))
-    return work
+    """The fused graph of a canonical one, which is not changed."""
+    return edited_copy(gm, lowering_passes(registry, measures))
 
 
 def _refuse_loose_weights(report: Report) -> None:

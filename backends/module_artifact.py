@@ -1,0 +1,64 @@
+"""What artifacts that are torch modules share: buffers, files, profiles."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.artifact import Artifact, write_artifact
+from pt2e_quant.backends.profile import Profile, profile
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.flow.report import Report
+
+__all__ = ["ModuleArtifact"]
+
+
+class ModuleArtifact(Artifact):
+    """A lowered program as a torch module; `run_leaves` is its backend's.
+
+    Args:
+        module: the lowered graph; call it as the float module.
+        data: the bytes that `save` writes.
+        capture: the call it was captured with.
+        report: what became of every tensor.
+    """
+
+    def __init__(self, module: GraphModule, data: bytes, capture: Capture, report: Report) -> None:
+        super().__init__(capture, report)
+        self.module = module
+        self.data = data
+        self.initial = {n: module.get_buffer(n).clone() for n in capture.mutated_buffers}
+        """Buffers that a call writes, as they were at first."""
+
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """Run a call operator by operator, with what each moved, computed and took.
+
+        The times are of the module as it runs without `compile` and without a CUDA graph.
+
+        Raises:
+            InputError: the inputs do not fit the captured graph.
+        """
+        leaves = self.capture.bind(args, kwargs)
+        found = profile(self.module, self.capture.positional(leaves))
+        self.reset()
+        return found
+
+    def reset(self) -> None:
+        """Forget what earlier calls wrote into buffers."""
+        with torch.no_grad():
+            for name, value in self.initial.items():
+                self.module.get_buffer(name).copy_(value)
+
+    def save(self, path: str | Path) -> None:
+        """Write the file: a temporary name beside it first, then renamed.
+
+        Raises:
+            ArtifactError: the path cannot be written.
+        """
+        write_artifact(path, self.data)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file that `save` writes."""
+        return len(self.data)
