@@ -16,8 +16,13 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fused_op import is_interpreting
 from pt2e_quant.kernels.launch import check_operands, launching
-from pt2e_quant.kernels.swapped_gemm.gpu import add_splits_kernel, tile_of_program, write_tile
-from pt2e_quant.kernels.swapped_gemm.splits import processors_of, splits
+from pt2e_quant.kernels.swapped_gemm.gpu import (
+    add_splits_kernel,
+    adding,
+    tile_of_program,
+    write_tile,
+)
+from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
 
 __all__ = ["a8w4_linear", "a8w4_linear_kernel"]
@@ -187,13 +192,7 @@ def a8w4_linear(
         return out
     chosen = tiles or tiles_for("a8w4_linear", x.device, rows_class(M))
     half, run = half_of(group_size, K), run_of(group_size, K)
-    programs = triton.cdiv(M, chosen["BLOCK_M"]) * triton.cdiv(N, chosen["BLOCK_N"])
-    count = splits(
-        programs,
-        triton.cdiv(K, 2 * half),
-        most=chosen["SPLIT_K"],
-        processors=processors_of(x.device),
-    )
+    programs, count = cut_along_k(chosen, M, N, triton.cdiv(K, 2 * half), x.device)
     written = x.new_empty((count, M, N), dtype=torch.float32) if count > 1 else out
     with launching("a8w4_linear", label, x.device):
         a8w4_linear_kernel[(programs, count)](
@@ -220,27 +219,9 @@ def a8w4_linear(
             **{**chosen.options(), "SPLIT_K": count},
         )
         if count > 1:
-            _add_splits(written, x_scale, end, out)
+            grid, named = adding("a8w4_linear", written, x_scale, end, out)
+            add_splits_kernel[grid](enable_fp_fusion=False, **named)
     return out
-
-
-def _add_splits(partial: Tensor, x_scale: Tensor, end: Epilogue, out: Tensor) -> None:
-    """Add and finish the parts of a product that is cut along K."""
-    chosen = tiles_for("a8w4_linear", out.device, "add_splits")
-    add_splits_kernel[(triton.cdiv(out.numel(), chosen["BLOCK"]),)](
-        partial=partial,
-        row_scale=x_scale,
-        bias=end.bias,
-        out=out,
-        SPLITS=partial.shape[0],
-        size=out.numel(),
-        N=out.shape[-1],
-        PER_ROW=x_scale.numel() > 1,
-        HAS_SCALE=True,
-        enable_fp_fusion=False,
-        **launch_arguments(end),
-        **chosen.options(),
-    )
 
 
 def _check(

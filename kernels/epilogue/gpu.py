@@ -104,11 +104,8 @@ def write_result(
     elif RESIDUAL == "float":
         real += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     real = activate(real, act_low, act_high, ACTIVATION)
-    if IS_INTEGER:
-        steps = requantize(real, inverse_scale, out_zero_point, out_min, out_max)
-        tl.store(out + place, steps.to(out.dtype.element_ty), mask=inside)
-    else:
-        tl.store(out + place, real.to(out.dtype.element_ty), mask=inside)
+    result = stored(real, inverse_scale, out_zero_point, out_min, out_max, IS_INTEGER)
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
 
 
 def launch_arguments(end: Epilogue) -> dict[str, Any]:

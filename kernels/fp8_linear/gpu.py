@@ -13,8 +13,13 @@ from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fp8_linear.scaled_mm import scaled_mm, takes_scaled_mm
 from pt2e_quant.kernels.fused_op import is_interpreting
 from pt2e_quant.kernels.launch import check_operands, launching
-from pt2e_quant.kernels.swapped_gemm.gpu import add_splits_kernel, tile_of_program, write_tile
-from pt2e_quant.kernels.swapped_gemm.splits import processors_of, splits
+from pt2e_quant.kernels.swapped_gemm.gpu import (
+    add_splits_kernel,
+    adding,
+    tile_of_program,
+    write_tile,
+)
+from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
 
 __all__ = ["fp8_linear", "fp8_linear_kernel"]
@@ -138,10 +143,8 @@ def _launch(
     N, K = weight.shape
     M = x.numel() // K
     out = torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
-    programs = triton.cdiv(M, chosen["BLOCK_M"]) * triton.cdiv(N, chosen["BLOCK_N"])
     steps = triton.cdiv(K, chosen["BLOCK_K"])
-    most = chosen["SPLIT_K"]
-    count = splits(programs, steps, most=most, processors=processors_of(x.device))
+    programs, count = cut_along_k(chosen, M, N, steps, x.device)
     written = x.new_empty((count, M, N), dtype=torch.float32) if count > 1 else out
     fp8_linear_kernel[(programs, count)](
         x=x,
@@ -161,27 +164,9 @@ def _launch(
         **{**chosen.options(), "SPLIT_K": count},
     )
     if count > 1:
-        _add_splits(written, x_scale, end, out)
+        grid, named = adding("fp8_linear", written, x_scale, end, out)
+        add_splits_kernel[grid](enable_fp_fusion=False, **named)
     return out
-
-
-def _add_splits(partial: Tensor, x_scale: Tensor, end: Epilogue, out: Tensor) -> None:
-    """Add and finish the parts of a product that is cut along K."""
-    chosen = tiles_for("fp8_linear", out.device, "add_splits")
-    add_splits_kernel[(triton.cdiv(out.numel(), chosen["BLOCK"]),)](
-        partial=partial,
-        row_scale=x_scale,
-        bias=end.bias,
-        out=out,
-        SPLITS=partial.shape[0],
-        size=out.numel(),
-        N=out.shape[-1],
-        PER_ROW=x_scale.numel() > 1,
-        HAS_SCALE=True,
-        enable_fp_fusion=False,
-        **launch_arguments(end),
-        **chosen.options(),
-    )
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

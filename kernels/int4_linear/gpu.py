@@ -19,8 +19,13 @@ from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fused_op import is_interpreting
 from pt2e_quant.kernels.int4_linear.pack import BLOCK, check_group_size
 from pt2e_quant.kernels.launch import check_operands, launching
-from pt2e_quant.kernels.swapped_gemm.gpu import add_splits_kernel, tile_of_program, write_tile
-from pt2e_quant.kernels.swapped_gemm.splits import processors_of, splits
+from pt2e_quant.kernels.swapped_gemm.gpu import (
+    add_splits_kernel,
+    adding,
+    tile_of_program,
+    write_tile,
+)
+from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
 
 __all__ = ["int4_linear", "int4_linear_kernel"]
@@ -219,10 +224,7 @@ def int4_linear(
     if out.numel() == 0:
         return out
     chosen = tiles or tiles_for("int4_linear", x.device, rows_class(M))
-    steps = triton.cdiv(K, BLOCK)
-    programs = triton.cdiv(M, chosen["BLOCK_M"]) * triton.cdiv(N, chosen["BLOCK_N"])
-    most = chosen["SPLIT_K"]
-    count = splits(programs, steps, most=most, processors=processors_of(x.device))
+    programs, count = cut_along_k(chosen, M, N, triton.cdiv(K, BLOCK), x.device)
     written = x.new_empty((count, M, N), dtype=torch.float32) if count > 1 else out
     with launching("int4_linear", label, x.device):
         int4_linear_kernel[(programs, count)](
@@ -245,27 +247,9 @@ def int4_linear(
             **{**chosen.options(), "SPLIT_K": count},
         )
         if count > 1:
-            _add_splits(written, end, out)
+            grid, named = adding("int4_linear", written, None, end, out)
+            add_splits_kernel[grid](enable_fp_fusion=False, **named)
     return out
-
-
-def _add_splits(partial: Tensor, end: Epilogue, out: Tensor) -> None:
-    """Add and finish the parts of a product that is cut along K."""
-    chosen = tiles_for("int4_linear", out.device, "add_splits")
-    add_splits_kernel[(triton.cdiv(out.numel(), chosen["BLOCK"]),)](
-        partial=partial,
-        row_scale=None,
-        bias=end.bias,
-        out=out,
-        SPLITS=partial.shape[0],
-        size=out.numel(),
-        N=out.shape[-1],
-        PER_ROW=False,
-        HAS_SCALE=False,
-        enable_fp_fusion=False,
-        **launch_arguments(end),
-        **chosen.options(),
-    )
 
 
 def _group_blocks(group_size: int, K: int) -> int:

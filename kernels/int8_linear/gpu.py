@@ -12,7 +12,7 @@ from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
 from pt2e_quant.kernels.int8_linear.product_class import product_class
 from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
 from pt2e_quant.kernels.swapped_gemm.gpu import tile_of_program
-from pt2e_quant.kernels.swapped_gemm.splits import processors_of, splits
+from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
 __all__ = ["add_integer_splits_kernel", "int8_linear", "int8_linear_kernel"]
@@ -195,9 +195,8 @@ def int8_linear(
     if out.numel() == 0:
         return out
     chosen = tiles or tiles_for("int8_linear", x.device, product_class(M, N))
-    programs = triton.cdiv(M, chosen["BLOCK_M"]) * triton.cdiv(N, chosen["BLOCK_N"])
-    steps, processors = triton.cdiv(K, chosen["BLOCK_K"]), processors_of(x.device)
-    count = splits(programs, steps, most=chosen["SPLIT_K"], processors=processors)
+    steps = triton.cdiv(K, chosen["BLOCK_K"])
+    programs, count = cut_along_k(chosen, M, N, steps, x.device)
     partial = x.new_empty((count, M, N), dtype=torch.int32) if count > 1 else None
     named = {
         "x_scale": x_scale.contiguous(),
@@ -223,13 +222,13 @@ def int8_linear(
             **{**chosen.options(), "SPLIT_K": count},
         )
         if count > 1:
-            adding = tiles_for("int8_linear", x.device, "add_splits")
-            add_integer_splits_kernel[(triton.cdiv(M * N, adding["BLOCK"]),)](
+            last = tiles_for("int8_linear", x.device, "add_splits")
+            add_integer_splits_kernel[(triton.cdiv(M * N, last["BLOCK"]),)](
                 SPLITS=count,
                 size=M * N,
                 enable_fp_fusion=False,
                 **named,
-                **adding.options(),
+                **last.options(),
             )
     return out
 

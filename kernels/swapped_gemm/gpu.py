@@ -1,11 +1,16 @@
 """The order of tiles, and the kernel that adds what splits of K left in memory."""
 
+from typing import Any
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from pt2e_quant.kernels.epilogue.gpu import write_result
+from pt2e_quant.kernels.epilogue.epilogue import Epilogue
+from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
+from pt2e_quant.kernels.tiles import tiles_for
 
-__all__ = ["add_splits_kernel", "tile_of_program", "write_tile"]
+__all__ = ["add_splits_kernel", "adding", "tile_of_program", "write_tile"]
 
 
 @triton.jit
@@ -148,3 +153,32 @@ def add_splits_kernel(
         ACTIVATION,
         IS_INTEGER,
     )
+
+
+def adding(
+    op: str, partial: Tensor, row_scale: Tensor | None, end: Epilogue, out: Tensor
+) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and arguments of `add_splits_kernel`, which ends a product that was cut along K.
+
+    Args:
+        op: the unit, for its tiles.
+        partial: float32[SPLITS, M, N].
+        row_scale: what sums are multiplied by, float32[M] or [1]; None for nothing.
+        end: what follows.
+        out: is written.
+    """
+    chosen = tiles_for(op, out.device, "add_splits")
+    named = {
+        "partial": partial,
+        "row_scale": row_scale,
+        "bias": end.bias,
+        "out": out,
+        "SPLITS": partial.shape[0],
+        "size": out.numel(),
+        "N": out.shape[-1],
+        "PER_ROW": row_scale is not None and row_scale.numel() > 1,
+        "HAS_SCALE": row_scale is not None,
+        **launch_arguments(end),
+        **chosen.options(),
+    }
+    return (triton.cdiv(out.numel(), chosen["BLOCK"]),), named

@@ -2,7 +2,9 @@
 
 import torch
 
-__all__ = ["processors_of", "splits"]
+from pt2e_quant.kernels.tiles import TileConfig
+
+__all__ = ["cut_along_k", "processors_of", "splits"]
 
 _PROGRAMS_PER_PROCESSOR = 3
 """So many programs keep enough loads in flight to fill a processor's share of the bandwidth."""
@@ -39,3 +41,21 @@ def processors_of(device: torch.device) -> int:
     if device.type != "cuda":
         return _PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def cut_along_k(
+    tiles: TileConfig, M: int, N: int, steps: int, device: torch.device
+) -> tuple[int, int]:
+    """Programs that compute the tiles of a result [M, N], and the runs of K each is computed in.
+
+    Args:
+        tiles: with BLOCK_M, BLOCK_N and SPLIT_K, the most runs.
+        M: rows.
+        N: columns.
+        steps: along K.
+        device: that runs them.
+    """
+    programs = -(-M // tiles["BLOCK_M"]) * -(-N // tiles["BLOCK_N"])
+    return programs, splits(
+        programs, steps, most=tiles["SPLIT_K"], processors=processors_of(device)
+    )
