@@ -9,7 +9,14 @@ from torch import Tensor
 from pt2e_quant.core.errors import InputError, UnsupportedError
 from pt2e_quant.kernels.profiler_range import profiler_range
 
-__all__ = ["ELEMENTS", "MINIMUM_CAPABILITY", "check_operands", "check_shapes", "launching"]
+__all__ = [
+    "ELEMENTS",
+    "MINIMUM_CAPABILITY",
+    "check_operands",
+    "check_shapes",
+    "launching",
+    "rows_of",
+]
 
 ELEMENTS = (torch.int8, torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 """What an elementwise kernel reads: integers with qparams, or floats."""
@@ -54,6 +61,26 @@ def check_shapes(op: str, shapes: dict[str, tuple[Tensor | None, tuple[int, ...]
     for name, (tensor, shape) in shapes.items():
         if tensor is not None and tuple(tensor.shape) != shape:
             raise InputError(f"{op} takes {name} of shape {shape}, found {tuple(tensor.shape)}")
+
+
+def rows_of(op: str, x: Tensor, depth: int, *per_row: Tensor) -> int:
+    """The rows of x[..., depth].
+
+    Args:
+        op: the operator's name.
+        x: whose last axis is summed over.
+        depth: what the weight says of it.
+        per_row: tensors of one element, or of one for each row.
+
+    Raises:
+        InputError: another depth, or another count of elements.
+    """
+    check_shapes(op, {"x": (x, (*x.shape[:-1], depth))})
+    rows = x.numel() // depth if depth else 0
+    for tensor in per_row:
+        if tensor.numel() not in (1, rows):
+            raise InputError(f"{op} takes scales of 1 element or {rows}, found {tensor.numel()}")
+    return rows
 
 
 @contextlib.contextmanager

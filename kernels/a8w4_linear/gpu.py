@@ -15,7 +15,7 @@ from pt2e_quant.kernels.a8w4_linear.pack import check_group_size, half_of, run_o
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fused_op import is_interpreting
-from pt2e_quant.kernels.launch import check_operands, launching
+from pt2e_quant.kernels.launch import check_operands, check_shapes, launching, rows_of
 from pt2e_quant.kernels.swapped_gemm.gpu import (
     add_splits_kernel,
     adding,
@@ -185,8 +185,9 @@ def a8w4_linear(
     K, N = x.shape[-1], weight.shape[1]
     check_group_size(group_size, K)
     _check(x, x_scale, x_zero_point, weight, weight_scale, weight_sum)
+    _check_shapes(x, weight, weight_scale, weight_sum, group_size, end)
+    M = rows_of("a8w4_linear", x, K, x_scale, x_zero_point)
     x, weight, weight_scale = x.contiguous(), weight.contiguous(), weight_scale.contiguous()
-    M = x.numel() // K if K else 0
     out = torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
     if out.numel() == 0:
         return out
@@ -222,6 +223,28 @@ def a8w4_linear(
             grid, named = adding("a8w4_linear", written, x_scale, end, out)
             add_splits_kernel[grid](enable_fp_fusion=False, **named)
     return out
+
+
+def _check_shapes(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_sum: Tensor,
+    group_size: int,
+    end: Epilogue,
+) -> None:
+    K, N = x.shape[-1], weight.shape[1]
+    half, run = half_of(group_size, K), run_of(group_size, K)
+    check_shapes(
+        "a8w4_linear",
+        {
+            "weight": (weight, (triton.cdiv(K, 2 * half), N, half)),
+            "weight_scale": (weight_scale, (triton.cdiv(K, group_size), N)),
+            "weight_sum": (weight_sum, (triton.cdiv(K, run), N)),
+            "bias": (end.bias, (N,)),
+            "residual": (end.residual, (*x.shape[:-1], N)),
+        },
+    )
 
 
 def _check(

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.errors import InputError, UnsupportedError
 from pt2e_quant.kernels.epilogue.epilogue import Activation, Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fp8_linear.scaled_mm import scaled_mm, takes_scaled_mm
 from pt2e_quant.kernels.fused_op import is_interpreting
-from pt2e_quant.kernels.launch import check_operands, launching
+from pt2e_quant.kernels.launch import check_operands, check_shapes, launching, rows_of
 from pt2e_quant.kernels.swapped_gemm.gpu import (
     add_splits_kernel,
     adding,
@@ -118,7 +118,11 @@ def fp8_linear(
     _check(x, x_scale, weight, weight_scale)
     x, weight = x.contiguous(), weight.contiguous()
     N, K = weight.shape
-    M = x.numel() // K if K else 0
+    M = rows_of("fp8_linear", x, K, x_scale)
+    if weight_scale.numel() not in (1, N):
+        raise InputError(f"fp8_linear takes weight_scale of 1 element or {N}")
+    shapes = {"bias": (end.bias, (N,)), "residual": (end.residual, (*x.shape[:-1], N))}
+    check_shapes("fp8_linear", shapes)
     if M * N == 0:
         return torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
     is_plain = end.activation == Activation.NONE and end.bias is None and end.residual is None

@@ -18,7 +18,7 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fused_op import is_interpreting
 from pt2e_quant.kernels.int4_linear.pack import BLOCK, check_group_size
-from pt2e_quant.kernels.launch import check_operands, launching
+from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
 from pt2e_quant.kernels.swapped_gemm.gpu import (
     add_splits_kernel,
     adding,
@@ -218,6 +218,7 @@ def int4_linear(
     K, N = x.shape[-1], weight.shape[1]
     check_group_size(group_size, K)
     _check(x, weight, scale, zero_point)
+    _check_shapes(x, weight, scale, zero_point, group_size, end)
     x, weight, scale = x.contiguous(), weight.contiguous(), scale.contiguous()
     M = x.numel() // K if K else 0
     out = torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
@@ -250,6 +251,28 @@ def int4_linear(
             grid, named = adding("int4_linear", written, None, end, out)
             add_splits_kernel[grid](enable_fp_fusion=False, **named)
     return out
+
+
+def _check_shapes(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    group_size: int,
+    end: Epilogue,
+) -> None:
+    K, N = x.shape[-1], weight.shape[1]
+    groups = triton.cdiv(K, group_size) if K else 0
+    check_shapes(
+        "int4_linear",
+        {
+            "weight": (weight, (triton.cdiv(K, BLOCK), N, BLOCK // 8)),
+            "scale": (scale, (groups, N)),
+            "zero_point": (zero_point, (groups, N)),
+            "bias": (end.bias, (N,)),
+            "residual": (end.residual, (*x.shape[:-1], N)),
+        },
+    )
 
 
 def _group_blocks(group_size: int, K: int) -> int:

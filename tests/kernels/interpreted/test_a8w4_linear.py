@@ -89,6 +89,16 @@ def test_refuses_other_dtypes():
         a8w4_linear(torch.zeros(2, 4), one, zero, weight, torch.ones(1, 3), sums, 4)
 
 
+def test_refuses_other_shapes():
+    one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
+    weight, sums = torch.zeros(1, 3, 64, dtype=torch.int8), torch.zeros(1, 3, dtype=torch.int16)
+    x = torch.zeros(2, 256, dtype=torch.int8)
+    with pytest.raises(InputError, match=r"takes weight of shape \(2, 3, 64\), found \(1, 3, 64\)"):
+        a8w4_linear(x, one, zero, weight, torch.ones(2, 3), sums, 128)
+    with pytest.raises(InputError, match="takes scales of 1 element or 2, found 3"):
+        a8w4_linear(x[:, :128], torch.ones(3), zero, weight, torch.ones(1, 3), sums, 128)
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
 def test_of_nothing_is_nothing(shape):
     M, N = shape

@@ -62,6 +62,15 @@ def test_refuses_other_dtypes():
         fp8_linear(torch.zeros(2, 4).to(torch.float8_e4m3fn), one, weight, one)
 
 
+def test_refuses_other_shapes():
+    x, weight = (torch.zeros(rows, 4).to(torch.float8_e4m3fn) for rows in (2, 3))
+    one = torch.ones(1)
+    with pytest.raises(InputError, match=r"takes x of shape \(1, 4\), found \(1, 8\)"):
+        fp8_linear(x.reshape(1, 8), one, weight, one)
+    with pytest.raises(InputError, match="takes weight_scale of 1 element or 3"):
+        fp8_linear(x, one, weight, torch.ones(2))
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
 def test_of_nothing_is_nothing(shape):
     M, N = shape

@@ -77,6 +77,10 @@ def test_refuses_what_it_does_not_take():
         int4_linear(torch.zeros(2, 64), weight.to(torch.int8), scale, None, 32)
     with pytest.raises(ConfigError, match="groups of 16 of 64 do not fit"):
         int4_linear(torch.zeros(2, 64), weight, scale, None, 16)
+    with pytest.raises(InputError, match=r"takes weight of shape \(2, 3, 16\), found \(1, 3, 16\)"):
+        int4_linear(torch.zeros(2, 256), weight, scale, None, 128)
+    with pytest.raises(InputError, match=r"takes bias of shape \(3,\), found \(4,\)"):
+        int4_linear(torch.zeros(2, 64), weight, scale, None, 32, bias=torch.zeros(4))
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
