@@ -13,6 +13,7 @@ from pt2e_quant.backends.cpu.choice import decide
 from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
 from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.fold_packing import fold_packing
+from pt2e_quant.backends.cpu.opaque_to_compile import opaque_to_compile
 from pt2e_quant.backends.cpu.reshape_views import reshape_views
 from pt2e_quant.backends.cpu.single_pass_qdq import single_pass_qdq
 from pt2e_quant.backends.cpu.table import REGISTRY
@@ -142,7 +143,7 @@ def lower_graph(gm: GraphModule, registry: Registry = REGISTRY) -> GraphModule:
 
 def make_module(program: GraphModule) -> GraphModule:
     """What runs fastest without a compiler: weights packed, sums in place, q/dq in one pass."""
-    return edited_copy(program, MODULE_PASSES)
+    return opaque_to_compile(edited_copy(program, MODULE_PASSES))
 
 
 def _refuse_saturation(gm: GraphModule) -> None:

@@ -77,7 +77,8 @@ def _run(
             "ONEDNN_MAX_CPU_ISA hides it)",
             fix="lower the canonical program on this machine: it takes exact products there",
         )
-    with profiler_range("int8_linear_rows", label):
+    # Called in grad mode, steps into buffers would ask autograd for what they have no gradient of.
+    with torch.no_grad(), profiler_range("int8_linear_rows", label):
         unsigned = x.reshape(-1, x.shape[-1]).bitwise_xor(-128).view(torch.uint8)
         real = _product(unsigned, packed)
         # Both terms are integers that float32 has, so the difference is rounded once, as the
