@@ -7,7 +7,9 @@ itself, so every caller gives the node and nothing else.
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
+import torch
 from torch.fx import Node
 
 __all__ = [
@@ -27,6 +29,8 @@ __all__ = [
 ]
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
+_TORCH = str(Path(torch.__file__).parent).replace("\\", "/") + "/"
+"""Where torch's own files are: `linear.py` of `nn.Linear` is nobody's model."""
 
 
 def module_path(node: Node) -> str:
@@ -39,14 +43,23 @@ def module_path(node: Node) -> str:
 
 
 def source_line(node: Node) -> str:
-    """The user's source line for a node, "file:line  code", "" if the node carries no trace."""
+    """The user's source line for a node, "file:line  code", "" if the node carries no trace.
+
+    It is the innermost line outside of torch; torch's own where there is no other.
+    """
     trace = node.meta.get("stack_trace")
     frames = list(_FRAME.finditer(trace)) if isinstance(trace, str) else []
     if not frames:
         return ""
-    frame = frames[-1]
+    frame = next((f for f in reversed(frames) if not _is_of_torch(f["file"])), frames[-1])
     file = frame["file"].replace("\\", "/").rsplit("/", 1)[-1]
     return f"{file}:{frame['line']}  {frame['code'].strip()}"
+
+
+def _is_of_torch(file: str) -> bool:
+    """Whether a source file is torch's, of this installation or of the one that captured."""
+    path = file.replace("\\", "/")
+    return path.startswith(_TORCH) or "-packages/torch/" in path
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 import pickle
 
+import pytest
 import torch
 from torch import nn
 from torch.export import export
@@ -11,6 +12,7 @@ from pt2e_quant.core.errors import (
     MissingExtraError,
     UnsupportedError,
     near,
+    source_line,
 )
 
 
@@ -30,9 +32,27 @@ def test_error_adds_node_module_and_source():
     assert text.splitlines()[0] == "no such thing"
     assert "  node    linear (aten.linear.default)" in text
     assert "  module  block.0" in text
-    assert "  source  " in text
+    assert "  source  test_errors.py:" in text
+    assert "return self.block(x)" in text  # not the line of torch's own nn.Linear
     assert "  rule    row 3" in text
     assert "  fix     leave it" in text
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["/home/me/net.py", "/opt/lib/python3.11/site-packages/torch/nn/linear.py"], "net.py:1"),
+        (["C:\\me\\net.py", "C:\\site-packages\\torch\\nn\\linear.py"], "net.py:1"),
+        (["/home/me/net.py", "/venv/site-packages/transformers/bert.py"], "bert.py:2"),
+        ([f"{torch.__path__[0]}/nn/linear.py"], "linear.py:1"),
+        ([], ""),
+    ],
+)
+def test_source_when_torch_called_last_then_the_line_before_it(files, expected):
+    node = torch.fx.Graph().placeholder("x")
+    frames = [f'File "{f}", line {i}, in forward\n    y = x' for i, f in enumerate(files, 1)]
+    node.meta["stack_trace"] = "\n  ".join(frames)
+    assert source_line(node) == (f"{expected}  y = x" if expected else "")
 
 
 def test_errors_pickle():
