@@ -13,7 +13,7 @@ from pt2e_quant.backends.cpu.compile_program import compile_program
 from pt2e_quant.backends.module_artifact import ModuleArtifact
 from pt2e_quant.backends.profile import Profiled
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report import Report
 from pt2e_quant.kernels.int8_linear.op import Int8Linear
@@ -45,6 +45,8 @@ class CpuArtifact(ModuleArtifact):
     ) -> None:
         super().__init__(module, data, capture, report)
         self.program = program
+        self.check: Callable[[CpuArtifact], None] | None = None
+        """What the lowering checked it with, for `compile` to check again; None if it did not."""
         self._compiled: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
@@ -64,12 +66,13 @@ class CpuArtifact(ModuleArtifact):
     def compile(self, path: str | Path | None = None) -> "CpuArtifact":
         """Compile the whole program ahead of time: what is left in float is fused as well.
 
-        `run` then calls the compiled program. It needs a C++ compiler, and takes from seconds to a
-        minute.
+        `run` then calls the compiled program, once it has passed the check that `lower` made. It
+        needs a C++ compiler, and takes from seconds to a minute.
 
         Args:
             path: where to leave the compiled program, a .pt2 that runs without this package and
-                without a compiler (`torch._inductor.aoti_load_package`); a temporary file by
+                without a compiler (`torch._inductor.aoti_load_package`, or `load_compiled` of
+                `pt2e_quant.backends.cpu.load_compiled`, which is faster); a temporary file by
                 default.
 
         Returns:
@@ -78,7 +81,7 @@ class CpuArtifact(ModuleArtifact):
         Raises:
             UnsupportedError: the program writes buffers, it quantizes activations at run time, or
                 this machine has no C++ compiler.
-            ArtifactError: the path cannot be written.
+            ArtifactError: the path cannot be written, or the compiled program fails the check.
         """
         if self.capture.mutated_buffers:
             raise UnsupportedError(
@@ -96,6 +99,12 @@ class CpuArtifact(ModuleArtifact):
                 fix='run it as it is, or quantize with recipe "int8", which compiles',
             )
         self._compiled = compile_program(self.exported_program(), path)
+        if self.check is not None:
+            try:
+                self.check(self)
+            except ArtifactError:
+                self._compiled = None
+                raise
         return self
 
     def exported_program(self) -> ExportedProgram:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
-from torch.utils import _pytree as pytree
 
+from pt2e_quant.backends.cpu.load_compiled import load_compiled
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum, QConvSum, QLinear, aten
@@ -113,11 +112,10 @@ def compile_program(
     settings = {"freezing": True, "post_grad_custom_post_pass": SumsForInductor()}
     # Inductor freezes constants only where no gradient is asked for.
     with torch.no_grad(), _target(path) as target:
-        package = torch._inductor.aoti_compile_and_package(
+        torch._inductor.aoti_compile_and_package(
             program, package_path=str(target), inductor_configs=settings
         )
-        model = torch._inductor.aoti_load_package(package)
-    return _call_of(model)
+        return load_compiled(target)
 
 
 @contextlib.contextmanager
@@ -134,15 +132,3 @@ def _target(path: str | Path | None) -> Iterator[Path]:
             fix="give a path that ends in .pt2, in a folder that exists",
         )
     yield target
-
-
-def _call_of(model: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """The loaded program on leaves: torch's own face takes the call's pytree apart once more."""
-    run = model.loader.run
-
-    def call(leaves: Sequence[Any]) -> Sequence[Any]:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        found: list[Any] = pytree.tree_leaves(run(tensors), is_leaf=lambda value: value is None)
-        return found
-
-    return call

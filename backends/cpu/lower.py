@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -93,7 +93,9 @@ def lower(
             fix="lower(..., strict=False) to dequantize it in every call",
         )
     if verify:
-        check_artifact(artifact, gm, choose_sample(gm, example_inputs), margin_db)
+        sample = choose_sample(gm, example_inputs)
+        artifact.check = partial(check_artifact, gm=gm, sample=sample, margin_db=margin_db)
+        artifact.check(artifact)
         artifact.reset()
     return artifact
 

@@ -11,6 +11,8 @@ from examples.own_cpu_kernel import POOL
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu import artifact as artifact_module
 from pt2e_quant.backends.cpu import compile_program as compiling
+from pt2e_quant.backends.cpu import load_compiled as loading
+from pt2e_quant.backends.cpu.load_compiled import load_compiled
 from pt2e_quant.core.errors import ArtifactError, ConfigError, InputError, UnsupportedError
 from pt2e_quant.core.qdq import QuantizePerTensor
 
@@ -79,6 +81,51 @@ def test_artifact_when_compiled_then_near_the_module_for_any_batch(lowered, make
         assert torch.equal(x, kept)
     again = torch._inductor.aoti_load_package(str(tmp_path / "net.pt2"))
     torch.testing.assert_close(again(batches[7]), artifact.run(batches[7]))
+    (found,) = load_compiled(tmp_path / "net.pt2")([batches[7]])
+    assert torch.equal(found, artifact.run(batches[7]))
+
+
+@pytest.mark.slow  # compiles C++
+@pytest.mark.filterwarnings("ignore")  # torch's own, at compilation
+def test_load_compiled_then_packed_weights_lie_on_cache_lines(lowered, tmp_path, monkeypatch):
+    _, artifact = lowered
+    artifact.compile(tmp_path / "net.pt2")
+    seen = []
+    align = loading.align_weights
+
+    def keep(runner):
+        align(runner)
+        seen.append({k: v for k, v in runner.extract_constants_map(False).items() if v.is_mkldnn})
+
+    monkeypatch.setattr(loading, "align_weights", keep)
+    load_compiled(tmp_path / "net.pt2")
+    (weights,) = seen
+    assert len(weights) == 4
+    assert all(torch.ops.mkldnn.data_ptr(weight) % 64 == 0 for weight in weights.values())
+
+
+def test_compile_when_the_result_is_wrong_then_refused_and_the_module_runs(
+    lowered, make_noise, monkeypatch
+):
+    _, artifact = lowered
+    x = make_noise(2, 3, 8, 8)
+    expected = artifact.run(x)
+    monkeypatch.setattr(
+        "pt2e_quant.backends.cpu.artifact.compile_program",
+        lambda program, path: lambda leaves: [torch.zeros_like(expected)],
+    )
+    with pytest.raises(ArtifactError, match="differs from the canonical graph"):
+        artifact.compile()
+    assert torch.equal(artifact.run(x), expected)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x05\x06" + bytes(18), b"no zip file"])
+def test_load_compiled_when_it_is_no_program_then_named(tmp_path, content):
+    path = tmp_path / "net.pt2"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"net\.pt2"):
+        load_compiled(path)
 
 
 def test_compile_when_there_is_no_compiler_then_refused(lowered, monkeypatch):
