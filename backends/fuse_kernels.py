@@ -9,7 +9,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
 from pt2e_quant.kernels.kernel import Kernel
-from pt2e_quant.kernels.quantized_values import requantized
+from pt2e_quant.kernels.quantized_values import requantized, rewritten
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.site import Site
 from pt2e_quant.passes.duplicate_dequantize import one_reader
@@ -39,7 +39,8 @@ def fuse_kernels(registry: Registry, decide: Decide, *, output: torch.dtype) -> 
     Args:
         registry: the kernels.
         decide: which matches they take.
-        output: the integers that kernels write; a result quantized to others stays float.
+        output: the integers that kernels write; a result quantized to others stays float, but for
+            float8_e4m3fn where a kernel writes that too.
     """
 
     def edit(gm: GraphModule) -> PassResult:
@@ -59,14 +60,14 @@ def fuse_kernels(registry: Registry, decide: Decide, *, output: torch.dtype) -> 
 
 def _replace(editor: Editor, kernel: Kernel, match: Match, output: torch.dtype) -> None:
     anchor = match.anchor
-    affine, readers = requantized(anchor) or (None, [])
-    if affine is not None and affine.dtype is not output:
+    affine, readers = (rewritten if kernel.writes_e4m3 else requantized)(anchor) or (None, [])
+    if affine is not None and affine.dtype not in (output, torch.float8_e4m3fn):
         affine, readers = None, []
     site = Site(editor=editor, match=match, place=anchor, output=affine, readers=tuple(readers))
     made = kernel.build(site)
     _fused(made).meta[KERNEL_KEY] = kernel
-    gives_integers = affine is not None and not made.meta["val"].is_floating_point()
-    for reader in readers if gives_integers else [anchor]:
+    gives_codes = affine is not None and made.meta["val"].dtype is affine.dtype
+    for reader in readers if gives_codes else [anchor]:
         editor.replace(reader, made)
     editor.discard([*match.covered, *_operands(match)])
 

@@ -6,7 +6,7 @@ from torch.fx import Node
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import MAX_POOL2D, argument, arguments, is_getitem
 from pt2e_quant.graph.pattern import Match
-from pt2e_quant.kernels.quantized_values import requantized
+from pt2e_quant.kernels.quantized_values import requantized, rewritten
 
 __all__ = [
     "ADDS_EQUAL_SHAPES",
@@ -18,6 +18,7 @@ __all__ = [
     "LIMITS_ARE_NUMBERS",
     "NO_INDICES",
     "QUANTIZED_RESULT",
+    "REWRITTEN_RESULT",
     "rank_of",
 ]
 
@@ -73,4 +74,8 @@ BETWEEN_INTEGERS = Constraint(
 QUANTIZED_RESULT = Constraint(
     text="a result that all its readers quantize alike",
     holds=lambda match: requantized(match.anchor) is not None,
+)
+REWRITTEN_RESULT = Constraint(
+    text="a result that all its readers quantize alike",
+    holds=lambda match: rewritten(match.anchor) is not None,
 )

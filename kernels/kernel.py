@@ -36,6 +36,8 @@ class Kernel:
         measured: shape class to speed over float on the device it was measured on; empty while
             it was measured nowhere.
         cost: bytes and operations of a fused call that `build` made.
+        writes_e4m3: whether a result that its readers quantize to float8_e4m3fn is written so.
+        lowest_capability: 89 for a kernel with fp8 products, which older GPUs do not have.
     """
 
     row: OpRow
@@ -45,6 +47,8 @@ class Kernel:
     shape_class: Callable[[Match], str]
     cost: Callable[[Node], Cost]
     measured: Mapping[str, float] = field(default_factory=dict)
+    writes_e4m3: bool = False
+    lowest_capability: int = 80
 
     @property
     def name(self) -> str:

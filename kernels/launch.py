@@ -11,7 +11,9 @@ from pt2e_quant.kernels.profiler_range import profiler_range
 
 __all__ = [
     "ELEMENTS",
+    "FP8_CAPABILITY",
     "MINIMUM_CAPABILITY",
+    "check_fp8",
     "check_operands",
     "check_shapes",
     "launching",
@@ -23,6 +25,31 @@ ELEMENTS = (torch.int8, torch.uint8, torch.float32, torch.float16, torch.bfloat1
 
 MINIMUM_CAPABILITY = (8, 0)
 """Triton's int8 products need mma of the second version: Ampere and later."""
+
+
+FP8_CAPABILITY = 89
+"""Triton has 8-bit floats of four exponent bits for Ada and later."""
+
+
+def check_fp8(op: str, device: torch.device) -> int:
+    """Refuse GPUs that know no 8-bit floats.
+
+    Returns:
+        The compute capability, 90 for 9.0; 0 where Triton interprets.
+
+    Raises:
+        UnsupportedError: the GPU is older than Ada.
+    """
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    if 10 * major + minor < FP8_CAPABILITY:
+        raise UnsupportedError(
+            f"{op} needs a GPU of compute capability 8.9 (Ada) or later for 8-bit floats, found "
+            f"{torch.cuda.get_device_name(device)}",
+            fix="quantize to int8, which GPUs from 8.0 on multiply",
+        )
+    return 10 * major + minor
 
 
 def check_operands(op: str, dtypes: dict[str, tuple[Tensor, tuple[torch.dtype, ...]]]) -> None:

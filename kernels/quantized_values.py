@@ -1,11 +1,15 @@
 """Reading the q/dq around an operator of a canonical graph."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.blocks import WHOLE
+from pt2e_quant.core.format_ops import QuantizeFloat
+from pt2e_quant.core.number_formats import FP8_E4M3
 from pt2e_quant.core.qdq import (
     DequantizePerChannel,
     DequantizePerTensor,
@@ -14,7 +18,15 @@ from pt2e_quant.core.qdq import (
 )
 from pt2e_quant.graph.meta import constant_of
 
-__all__ = ["Affine", "PackedSource", "affine_of", "read_weight", "requantized"]
+__all__ = [
+    "Affine",
+    "PackedSource",
+    "affine_of",
+    "e4m3_of",
+    "read_weight",
+    "requantized",
+    "rewritten",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +61,41 @@ def affine_of(node: object) -> Affine | None:
     return Affine(float(scale), int(zero_point), int(low), int(high), dtype)  # type: ignore[arg-type]  # literals by schema
 
 
+def e4m3_of(node: object) -> Affine | None:
+    """The constant scale of a quantize of a whole tensor to float8_e4m3fn, None of anything else.
+
+    The limits and the zero point say nothing there.
+    """
+    if not isinstance(node, Node) or node.target is not QuantizeFloat:
+        return None
+    _, scales, tensor_scale, block, name = node.args[:5]
+    is_whole = all(length == WHOLE for length in block)  # type: ignore[union-attr]  # literals by schema
+    gm = node.graph.owning_module
+    if name != FP8_E4M3.name or not is_whole or tensor_scale is not None or gm is None:
+        return None
+    scale = constant_of(gm, scales) if isinstance(scales, Node) else None
+    if scale is None:
+        return None
+    return Affine(float(scale), 0, -448, 448, torch.float8_e4m3fn)
+
+
 def requantized(anchor: Node) -> tuple[Affine, list[Node]] | None:
     """The qparams that all readers of a value quantize it to, and those quantizes.
 
     None where a reader takes it in float, or two differ.
     """
-    found = {affine_of(u) if u.target is QuantizePerTensor else None for u in anchor.users}
+    return _common(anchor, lambda n: affine_of(n) if n.target is QuantizePerTensor else None)
+
+
+def rewritten(anchor: Node) -> tuple[Affine, list[Node]] | None:
+    """As `requantized`, where the readers may also quantize a value to float8_e4m3fn."""
+    return requantized(anchor) or _common(anchor, e4m3_of)
+
+
+def _common(
+    anchor: Node, read: Callable[[Node], Affine | None]
+) -> tuple[Affine, list[Node]] | None:
+    found = {read(user) for user in anchor.users}
     if len(found) != 1:
         return None
     affine = found.pop()

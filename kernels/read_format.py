@@ -14,8 +14,13 @@ from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerTokenE4m3
+from pt2e_quant.kernels.quantize_per_token.op import QuantizeRowsE4m3
 
 __all__ = ["scheme_of_blocks", "scheme_of_floats"]
+
+_CHOOSERS = (QuantizeRowsE4m3, NormQuantizePerTokenE4m3)
+"""What gives the scales of rows at run time, beside choose_scales."""
 
 
 def scheme_of_blocks(gm: GraphModule, node: Node) -> TensorScheme | None:
@@ -44,7 +49,7 @@ def scheme_of_floats(node: Node) -> TensorScheme | None:
     granularity = _granularity(block)  # type: ignore[arg-type]  # literals by schema
     if granularity is None or tensor_scale is not None or not isinstance(scales, Node):
         return None
-    is_dynamic = is_choose_scales(scales)
+    is_dynamic = is_choose_scales(scales) or _is_chosen(scales)
     if not is_dynamic and scales.op != "get_attr":
         return None
     if isinstance(granularity, PerChannel) and is_dynamic:
@@ -59,6 +64,11 @@ def scheme_of_floats(node: Node) -> TensorScheme | None:
         format=form,
         scales=ScaleFormat(dtype=scales.meta["val"].dtype),
     )
+
+
+def _is_chosen(scales: Node) -> bool:
+    chooser = scales.args[0] if scales.args else None
+    return isinstance(chooser, Node) and chooser.target in _CHOOSERS
 
 
 def _granularity(block: Sequence[int]) -> Granularity | None:

@@ -10,6 +10,7 @@ from pt2e_quant.kernels.data_movement.cpu import KERNELS as DATA_MOVEMENT_CPU
 from pt2e_quant.kernels.data_movement.entries import KERNELS as DATA_MOVEMENT
 from pt2e_quant.kernels.embedding_gather.entries import KERNELS as EMBEDDING_GATHER
 from pt2e_quant.kernels.fp8_linear.entries import KERNELS as FP8_LINEAR
+from pt2e_quant.kernels.int4_linear.cpu import KERNELS as INT4_LINEAR_CPU
 from pt2e_quant.kernels.int4_linear.entries import KERNELS as INT4_LINEAR
 from pt2e_quant.kernels.int8_add.entries import KERNELS as INT8_ADD
 from pt2e_quant.kernels.int8_cat.entries import KERNELS as INT8_CAT
@@ -17,6 +18,9 @@ from pt2e_quant.kernels.int8_conv2d.cpu import KERNELS as INT8_CONV2D_CPU
 from pt2e_quant.kernels.int8_conv2d.entries import KERNELS as INT8_CONV2D
 from pt2e_quant.kernels.int8_linear.cpu import KERNELS as INT8_LINEAR_CPU
 from pt2e_quant.kernels.int8_linear.cpu_dynamic import KERNELS as INT8_LINEAR_CPU_DYNAMIC
+from pt2e_quant.kernels.int8_linear.cpu_weight_only import (
+    KERNELS as INT8_LINEAR_CPU_WEIGHT_ONLY,
+)
 from pt2e_quant.kernels.int8_linear.entries import KERNELS as INT8_LINEAR
 from pt2e_quant.kernels.int8_matmul.entries import KERNELS as INT8_MATMUL
 from pt2e_quant.kernels.int8_pool.entries import KERNELS as INT8_POOL
@@ -45,6 +49,8 @@ KERNELS: tuple[Kernel, ...] = (
     *INT8_CONV2D_CPU,
     *INT8_LINEAR_CPU,
     *INT8_LINEAR_CPU_DYNAMIC,
+    *INT8_LINEAR_CPU_WEIGHT_ONLY,
+    *INT4_LINEAR_CPU,
     *DATA_MOVEMENT_CPU,
 )
 

@@ -10,8 +10,9 @@ from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.op_table import OUT
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.kernel import Kernel
+from pt2e_quant.kernels.launch import FP8_CAPABILITY
 from pt2e_quant.kernels.measured import read_measured
-from pt2e_quant.kernels.quantized_values import requantized
+from pt2e_quant.kernels.quantized_values import requantized, rewritten
 from pt2e_quant.kernels.read_scheme import slots_fit
 
 __all__ = ["Measures", "decide_by"]
@@ -24,10 +25,17 @@ class Measures:
     Args:
         device: its name as `kernels.tiles.device_slug` writes it, "" where there is none.
         allow_unmeasured: use a kernel whose shape class was not measured there.
+        capability: its compute capability, 90 for 9.0; the newest that matters by default.
     """
 
     device: str
     allow_unmeasured: bool
+    capability: int = 100
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether the device has 8-bit floats: Ada and later."""
+        return self.capability >= FP8_CAPABILITY
 
     def ratio(self, kernel: Kernel, match: Match) -> float | None:
         """Speed over float of a match's shape class; None if not measured."""
@@ -44,7 +52,12 @@ class Measures:
         return min(measured.values()) >= 1.0 if measured else self.allow_unmeasured
 
     def objection(self, kernel: Kernel, match: Match) -> str | None:
-        """Why a kernel is not used for a match as far as speed goes; None if it is."""
+        """Why a kernel is not used for a match as far as the device goes; None if it is."""
+        if self.capability < _lowest_capability(kernel, match):
+            return (
+                f"{kernel.op} needs compute capability 8.9 (Ada) or later for 8-bit floats, "
+                f"{self.device} has {self.capability / 10}"
+            )
         ratio = self.ratio(kernel, match)
         if ratio is None:
             if self.allow_unmeasured:
@@ -79,6 +92,14 @@ def _takes(
         return True
     refused.setdefault(match.anchor.name, reason)
     return False
+
+
+def _lowest_capability(kernel: Kernel, match: Match) -> int:
+    """Of a kernel, or of the 8-bit floats that it would write for a match."""
+    written = rewritten(match.anchor) if kernel.writes_e4m3 else None
+    if written is not None and written[0].dtype.is_floating_point:
+        return FP8_CAPABILITY
+    return kernel.lowest_capability
 
 
 def _output_fits(kernel: Kernel, match: Match) -> bool:

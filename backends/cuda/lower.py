@@ -20,7 +20,9 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import fuse_norm_per_token
+from pt2e_quant.kernels.quantize.fuse_lone_e4m3 import fuse_lone_e4m3
 from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_qdq
+from pt2e_quant.kernels.quantize_per_token.fuse_choose_e4m3 import fuse_choose_e4m3
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.tiles import device_slug
@@ -33,16 +35,16 @@ __all__ = ["SUFFIX", "load", "lower", "lower_graph", "lowering_passes"]
 
 SUFFIX = ".qcuda"
 
-_PER_TOKEN = (
-    ("quantize_per_token", fuse_choose_quantize),
-    ("norm_quantize", fuse_norm_per_token),
-)
-
 
 def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, ...]:
     """What lowering runs, in order: what gives integers per token goes before what takes them."""
-    before = [p for op, p in _PER_TOKEN if measures.allows(op)]
-    after = [fuse_lone_qdq] if measures.allows("quantize") else []
+    before, after = [], []
+    if measures.allows("quantize_per_token"):
+        before += [fuse_choose_quantize, *([fuse_choose_e4m3] if measures.has_fp8 else [])]
+    if measures.allows("norm_quantize"):
+        before += [fuse_norm_per_token]
+    if measures.allows("quantize"):
+        after += [fuse_lone_qdq, *([fuse_lone_e4m3] if measures.has_fp8 else [])]
     return (
         strip_guards,
         signed_activations,
@@ -92,15 +94,22 @@ def load(path: Any, registry: Registry, *, allow_unmeasured: bool) -> CudaArtifa
 
 def _assemble(stored: StoredProgram, registry: Registry, allow_unmeasured: bool) -> CudaArtifact:
     gm = stored.gm
-    measures = Measures(device=_this_device(), allow_unmeasured=allow_unmeasured)
+    measures = _measures_here(allow_unmeasured)
     lowered = lower_graph(gm, registry, measures)
     report = Report(backend="CUDA", provenance=provenance_of(gm), size_bytes=len(stored.data))
     describe(report, lowered, measures)
     return CudaArtifact(lowered, stored.data, capture_of(gm), report)
 
 
-def _this_device() -> str:
-    return device_slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
+def _measures_here(allow_unmeasured: bool) -> Measures:
+    if not torch.cuda.is_available():
+        return Measures(device="", allow_unmeasured=allow_unmeasured)
+    major, minor = torch.cuda.get_device_capability()
+    return Measures(
+        device=device_slug(torch.cuda.get_device_name()),
+        allow_unmeasured=allow_unmeasured,
+        capability=10 * major + minor,
+    )
 
 
 def lower_graph(gm: GraphModule, registry: Registry, measures: Measures) -> GraphModule:

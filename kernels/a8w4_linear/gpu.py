@@ -80,7 +80,7 @@ def a8w4_linear_kernel(
     residual_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -153,7 +153,7 @@ def a8w4_linear_kernel(
     write_tile(
         total, rows, columns, x_scale, bias, residual, out, M, N,
         residual_scale, residual_zero_point, act_low, act_high,
-        inverse_scale, out_zero_point, out_min, out_max,
+        out_scaling, out_zero_point, out_min, out_max,
         True, PER_ROW, HAS_BIAS, RESIDUAL, ACTIVATION, IS_INTEGER, SPLIT_K,
     )  # fmt: skip
 

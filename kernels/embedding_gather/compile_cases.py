@@ -11,7 +11,7 @@ _SIGNATURE = {
     "indices": "*i64",
     "out": "*bf16",
     **dict.fromkeys(("M", "V", "K", "row_bytes", "groups", "group_size"), "i32"),
-    **dict.fromkeys(("act_low", "act_high", "inverse_scale"), "fp32"),
+    **dict.fromkeys(("act_low", "act_high", "out_scaling"), "fp32"),
     **dict.fromkeys(("out_zero_point", "out_min", "out_max"), "i32"),
 }
 _VARIANTS: dict[str, tuple[dict[str, str], dict[str, bool | int]]] = {

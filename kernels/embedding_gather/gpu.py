@@ -59,7 +59,7 @@ def embedding_gather_kernel(
     group_size,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -97,8 +97,8 @@ def embedding_gather_kernel(
     is_ours = in_places[:, None] & (columns < K)[None, :]
     place = places[:, None] * K + columns[None, :]
     real = activate(real, act_low, act_high, ACTIVATION)
-    made = stored(real, inverse_scale, out_zero_point, out_min, out_max, IS_INTEGER)
-    tl.store(out + place, made.to(out.dtype.element_ty), mask=is_ours)
+    made = stored(real, out, out_scaling, out_zero_point, out_min, out_max, IS_INTEGER)
+    tl.store(out + place, made, mask=is_ours)
 
 
 def embedding_gather(

@@ -14,6 +14,7 @@ __all__ = ["EPILOGUE_SCHEMA", "INTEGER_OUTPUTS", "OUTPUT_SCHEMA", "Activation", 
 
 INTEGER_OUTPUTS = (torch.int8, torch.uint8)
 _FLOAT_OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
+_CODES = (*INTEGER_OUTPUTS, torch.float8_e4m3fn)
 
 OUTPUT_SCHEMA = (
     'str activation="none", float[] limits=[], ScalarType out_dtype=float, '
@@ -52,9 +53,10 @@ _LIMITS = {Activation.CLAMP: 2, Activation.LEAKY_RELU: 1}
 class Epilogue:
     """What is done to a sum, in this order and each step rounded to float32.
 
-    real = sum * scale;  real += bias;  real += residual;  real = activation(real);  then either a
-    cast to a float dtype (to the nearest, ties to even), or
-    clamp(round(real * (1 / out_scale)) + out_zero_point, out_min, out_max), ties to even.
+    real = sum * scale;  real += bias;  real += residual;  real = activation(real);  then one of
+    a cast to a float dtype (to the nearest, ties to even);
+    clamp(round(real * (1 / out_scale)) + out_zero_point, out_min, out_max), ties to even;
+    the float8_e4m3fn nearest to real / out_scale, ties to even, saturated; a NaN stays NaN.
 
     Args:
         bias: float32[N], in real units.
@@ -64,8 +66,8 @@ class Epilogue:
         residual_zero_point: the integer that stands for 0.0.
         activation: the pointwise function.
         limits: its numbers.
-        out_dtype: int8, uint8, float32, float16 or bfloat16.
-        out_scale: real units per integer step of an integer result.
+        out_dtype: int8, uint8, float8_e4m3fn, float32, float16 or bfloat16.
+        out_scale: real units per integer step of an integer result, or of 1.0 in float8_e4m3fn.
         out_zero_point: the integer that stands for 0.0.
         out_min: least integer.
         out_max: greatest integer.
@@ -91,9 +93,9 @@ class Epilogue:
         wanted = _LIMITS.get(activation, 0)
         if len(self.limits) != wanted:
             raise ConfigError(f"{activation} takes {wanted} limits, found {list(self.limits)}")
-        if self.out_dtype not in (*INTEGER_OUTPUTS, *_FLOAT_OUTPUTS):
+        if self.out_dtype not in (*_CODES, *_FLOAT_OUTPUTS):
             raise ConfigError(f"a fused operator writes no {self.out_dtype}")
-        if self.is_integer and not (self.out_scale > 0 and math.isfinite(1.0 / self.out_scale)):
+        if self.is_quantized and not (self.out_scale > 0 and math.isfinite(1.0 / self.out_scale)):
             raise ConfigError(f"the scale of a result must be positive, found {self.out_scale}")
 
     @property
@@ -102,6 +104,16 @@ class Epilogue:
         return self.out_dtype in INTEGER_OUTPUTS
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether the result is in units of out_scale: integers, or 8-bit floats."""
+        return self.out_dtype in _CODES
+
+    @property
     def inverse_scale(self) -> float:
         """1 / out_scale in double precision; it is rounded to float32 where it is used."""
         return 1.0 / self.out_scale
+
+    @property
+    def scaling(self) -> float:
+        """What brings a result to its codes: a factor for integers, a divisor for floats."""
+        return self.inverse_scale if self.is_integer else self.out_scale

@@ -12,6 +12,7 @@ from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Epilogue
 
 __all__ = [
     "activate",
+    "e4m3_codes",
     "launch_arguments",
     "output_launch_arguments",
     "real_values",
@@ -79,6 +80,28 @@ def requantize(real, inverse_scale, zero_point, low, high):
 
 
 @triton.jit
+def e4m3_codes(x):
+    """Codes (float8e4nv) of float32 values: nearest, ties to even, saturated; NaN stays NaN.
+
+    In integers: Triton's cast goes through float16 below sm_90, which rounds twice, and in the
+    interpreter it truncates.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    is_nan = size > 0x7F800000
+    size = tl.minimum(size, 0x43E00000)  # 448
+    # The power of two at or below, at least 2**-6. Adding 1.5 * 2**20 of it drops all but three
+    # bits of the fraction and leaves the steps of an eighth in the low bits.
+    power = tl.maximum(size & 0x7F800000, 0x3C800000)
+    anchor = power + 0x0A400000
+    sum_bits = size.to(tl.float32, bitcast=True) + anchor.to(tl.float32, bitcast=True)
+    steps = sum_bits.to(tl.int32, bitcast=True) - anchor
+    code = tl.where(is_nan, 0x7F, (power >> 20) - 968 + steps)
+    code |= (bits >> 24) & 0x80
+    return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
 def write_result(
     real,
     place,
@@ -89,7 +112,7 @@ def write_result(
     residual_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -104,8 +127,8 @@ def write_result(
     elif RESIDUAL == "float":
         real += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     real = activate(real, act_low, act_high, ACTIVATION)
-    result = stored(real, inverse_scale, out_zero_point, out_min, out_max, IS_INTEGER)
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+    made = stored(real, out, out_scaling, out_zero_point, out_min, out_max, IS_INTEGER)
+    tl.store(out + place, made, mask=inside)
 
 
 def launch_arguments(end: Epilogue) -> dict[str, Any]:
@@ -129,7 +152,7 @@ def output_launch_arguments(end: Epilogue) -> dict[str, Any]:
     return {
         "act_low": limits[0],
         "act_high": limits[1],
-        "inverse_scale": end.inverse_scale,
+        "out_scaling": end.scaling,
         "out_zero_point": end.out_zero_point,
         "out_min": end.out_min,
         "out_max": end.out_max,
@@ -148,9 +171,11 @@ def real_values(loaded, scale, zero_point, IS_INTEGER: tl.constexpr):
 
 
 @triton.jit
-def stored(real, inverse_scale, zero_point, low, high, IS_INTEGER: tl.constexpr):
-    """What is written of float32 values: the steps of an integer result, or the values."""
+def stored(real, out, out_scaling, zero_point, low, high, IS_INTEGER: tl.constexpr):
+    """Float32 values as the dtype that out points to; out_scaling is `Epilogue.scaling`."""
     if IS_INTEGER:
-        return requantize(real, inverse_scale, zero_point, low, high)
+        return requantize(real, out_scaling, zero_point, low, high).to(out.dtype.element_ty)
+    elif out.dtype.element_ty == tl.float8e4nv:
+        return e4m3_codes(tl.div_rn(real, tl.zeros_like(real) + out_scaling))
     else:
-        return real
+        return real.to(out.dtype.element_ty)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pt2e_quant.core.float_codes import encode_float
+from pt2e_quant.core.number_formats import FP8_E4M3
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Activation, Epilogue
 
 __all__ = ["activate", "finish", "requantize_real"]
@@ -31,6 +33,10 @@ def activate(x: Tensor, activation: str, limits: Sequence[float] = ()) -> Tensor
 
 def requantize_real(real: Tensor, epilogue: Epilogue) -> Tensor:
     """Float32 values to the result's dtype: rounded to the nearest, ties to even; saturated."""
+    if epilogue.out_dtype is torch.float8_e4m3fn:
+        # A tensor: on a GPU torch multiplies by the inverse of a number.
+        scale = torch.full((), epilogue.out_scale, dtype=torch.float32, device=real.device)
+        return encode_float(real / scale, FP8_E4M3)
     if not epilogue.is_integer:
         return real.to(epilogue.out_dtype)
     low, high = (b - epilogue.out_zero_point for b in (epilogue.out_min, epilogue.out_max))

@@ -27,16 +27,20 @@ _PLAIN: dict[str, bool | str] = {
     **PLAIN_END,
 }
 _FULL = {**_PLAIN, "PER_ROW": False, "HAS_BIAS": True, "RESIDUAL": "float", "ACTIVATION": "gelu"}
-_VARIANTS: dict[str, tuple[str, dict[str, bool | str]]] = {
-    "per token, bf16": ("*bf16", _PLAIN),
-    "static, bias, residual, gelu, fp16": ("*fp16", _FULL),
+_TO_E4M3 = {**_FULL, "RESIDUAL": "none"}
+_SPLIT = ("decode", "skinny")
+_WHOLE = ("medium", "large")
+_VARIANTS: dict[str, tuple[str, dict[str, bool | str], tuple[str, ...]]] = {
+    "per token, bf16": ("*bf16", _PLAIN, (*_SPLIT, *_WHOLE)),
+    "static, bias, residual, gelu, fp16": ("*fp16", _FULL, (*_SPLIT, *_WHOLE)),
+    "static, bias, gelu, e4m3": ("*fp8e4nv", _TO_E4M3, _WHOLE),
 }
 
 
-def _signature(floats: str, shape_class: str) -> dict[str, str]:
+def _signature(out: str, shape_class: str) -> dict[str, str]:
+    residual = "*bf16" if out == "*fp8e4nv" else out
     # Splits of K leave float32 parts.
-    parts = shape_class in ("decode", "skinny")
-    return {**_SIGNATURE, "residual": floats, "out": "*fp32" if parts else floats}
+    return {**_SIGNATURE, "residual": residual, "out": "*fp32" if shape_class in _SPLIT else out}
 
 
 _PRODUCTS = tuple(
@@ -45,15 +49,15 @@ _PRODUCTS = tuple(
         kernel="fp8_linear_kernel",
         variant=variant,
         shape_class=shape_class,
-        signature=_signature(floats, shape_class),
+        signature=_signature(out, shape_class),
         constants=constants,
         aligned=_ALIGNED,
         matrix_units=_UNITS,
         fp_fusion=True,
         lowest_capability=89,
     )
-    for variant, (floats, constants) in _VARIANTS.items()
-    for shape_class in ("decode", "skinny", "medium", "large")
+    for variant, (out, constants, classes) in _VARIANTS.items()
+    for shape_class in classes
 )
 
-CASES = (*_PRODUCTS, *add_splits_cases("fp8_linear", has_scale=True))
+CASES = (*_PRODUCTS, *add_splits_cases("fp8_linear", has_scale=True, to_e4m3=True))

@@ -12,6 +12,7 @@ from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_argumen
 from pt2e_quant.kernels.fp8_linear.op import Fp8Linear, cost
 from pt2e_quant.kernels.gemm_rows import gemm_rows
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.launch import FP8_CAPABILITY
 from pt2e_quant.kernels.shape_classes import by_rows
 from pt2e_quant.kernels.site import Site
 
@@ -68,6 +69,8 @@ KERNELS = tuple(
         build=build,
         shape_class=by_rows,
         cost=node_cost,
+        writes_e4m3=True,
+        lowest_capability=FP8_CAPABILITY,
     )
     for row in gemm_rows(
         "linear_fp8",

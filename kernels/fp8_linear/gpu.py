@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pt2e_quant.core.errors import InputError, UnsupportedError
+from pt2e_quant.core.errors import InputError
 from pt2e_quant.kernels.epilogue.epilogue import Activation, Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fp8_linear.scaled_mm import scaled_mm, takes_scaled_mm
 from pt2e_quant.kernels.fused_op import is_interpreting
-from pt2e_quant.kernels.launch import check_operands, check_shapes, launching, rows_of
+from pt2e_quant.kernels.launch import check_fp8, check_operands, check_shapes, launching, rows_of
 from pt2e_quant.kernels.swapped_gemm.gpu import (
     add_splits_kernel,
     adding,
@@ -41,7 +41,7 @@ def fp8_linear_kernel(
     residual_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -89,7 +89,7 @@ def fp8_linear_kernel(
     write_tile(
         total, rows, columns, x_scale, bias, residual, out, M, N,
         residual_scale, residual_zero_point, act_low, act_high,
-        inverse_scale, out_zero_point, out_min, out_max,
+        out_scaling, out_zero_point, out_min, out_max,
         True, PER_ROW, HAS_BIAS, RESIDUAL, ACTIVATION, IS_INTEGER, SPLIT_K,
     )  # fmt: skip
 
@@ -126,8 +126,8 @@ def fp8_linear(
     if M * N == 0:
         return torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
     is_plain = end.activation == Activation.NONE and end.bias is None and end.residual is None
-    capability = _capability(x.device)
-    if tiles is None and is_plain and not end.is_integer:
+    capability = check_fp8("fp8_linear", x.device)
+    if tiles is None and is_plain and not end.is_quantized:
         if takes_scaled_mm(M, N, K, x_scale, weight_scale, end.out_dtype, capability):
             with launching("fp8_linear", label, x.device):
                 return scaled_mm(x, x_scale, weight, weight_scale, end.out_dtype)
@@ -171,20 +171,6 @@ def _launch(
         grid, named = adding("fp8_linear", written, x_scale, end, out)
         add_splits_kernel[grid](enable_fp_fusion=False, **named)
     return out
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    """Of the GPU; (0, 0) where Triton interprets."""
-    if device.type != "cuda":
-        return 0, 0
-    found = torch.cuda.get_device_capability(device)
-    if found < (8, 9):
-        raise UnsupportedError(
-            "fp8_linear needs a GPU of compute capability 8.9 (Ada) or later, found "
-            f"{torch.cuda.get_device_name(device)}",
-            fix="quantize to int8, which GPUs from 8.0 on multiply",
-        )
-    return found
 
 
 def _check(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> None:

@@ -16,7 +16,7 @@ def takes_scaled_mm(
     x_scale: Tensor,
     weight_scale: Tensor,
     out_dtype: torch.dtype,
-    capability: tuple[int, int],
+    capability: int,
 ) -> bool:
     """Whether `scaled_mm` runs a product, and is for its number of rows.
 
@@ -25,8 +25,8 @@ def takes_scaled_mm(
     if M < _FEWEST_ROWS or N % 16 or K % 16:
         return False
     if x_scale.numel() == 1 and weight_scale.numel() == 1:
-        return capability >= (8, 9)
-    return capability >= (9, 0) and out_dtype is torch.bfloat16
+        return capability >= 89
+    return capability >= 90 and out_dtype is torch.bfloat16
 
 
 def scaled_mm(

@@ -22,7 +22,7 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.shape_classes import by_rows
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["GROUP_SIZES", "KERNELS"]
+__all__ = ["CODE_ZERO_POINTS", "GROUP_SIZES", "KERNELS", "WEIGHTS"]
 
 GROUP_SIZES = (32, 64, 128)
 """Those that recipes make; the operator takes any multiple of 128 too."""
@@ -30,7 +30,7 @@ GROUP_SIZES = (32, 64, 128)
 _INT4, _UINT4 = (getattr(torch, name) for name in ("int4", "uint4"))  # torch's stubs list neither
 _GRANULARITIES: tuple[Granularity, ...] = (PerChannel(0), *(PerGroup(size) for size in GROUP_SIZES))
 _HALF_SCALES = tuple(ScaleFormat(dtype=d) for d in (torch.float16, torch.bfloat16))
-_WEIGHTS = tuple(
+WEIGHTS = tuple(
     TensorScheme(dtype=dtype, granularity=granularity, symmetric=False, scales=scales)
     for dtype, kinds in ((_INT4, (FLOAT32_SCALES, *_HALF_SCALES)), (_UINT4, (FLOAT32_SCALES,)))
     for scales in kinds
@@ -49,6 +49,11 @@ def _has_code_zero_points(match: Match) -> bool:
         return weight is not None
     low, high = (-8, 7) if weight.integers.dtype is torch.int8 else (0, 15)
     return bool(((weight.zero_point >= low) & (weight.zero_point <= high)).all())
+
+
+CODE_ZERO_POINTS = Constraint(
+    text="zero points that are 4-bit integers", holds=_has_code_zero_points
+)
 
 
 def build(site: Site) -> Node:
@@ -102,11 +107,11 @@ KERNELS = tuple(
         "linear_int4",
         ops.LINEAR,
         x=(),
-        w=_WEIGHTS,
+        w=WEIGHTS,
         activations=ACTIVATIONS,
         residual=(INT8_ACTIVATION,),
         constraints=(
-            Constraint(text="zero points that are 4-bit integers", holds=_has_code_zero_points),
+            CODE_ZERO_POINTS,
             LIMITS_ARE_NUMBERS,
         ),
         sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),

@@ -123,7 +123,7 @@ def int4_linear_kernel(
     residual_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -188,7 +188,7 @@ def int4_linear_kernel(
     write_tile(
         total, rows, columns, None, bias, residual, out, M, N,
         residual_scale, residual_zero_point, act_low, act_high,
-        inverse_scale, out_zero_point, out_min, out_max,
+        out_scaling, out_zero_point, out_min, out_max,
         False, False, HAS_BIAS, RESIDUAL, ACTIVATION, IS_INTEGER, SPLIT_K,
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ def int8_add_kernel(
     y_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -85,8 +85,8 @@ def int8_add_kernel(
         tl.static_assert(COMBINE == "mul", "no such combination")
         real = left * right
     real = activate(real, act_low, act_high, ACTIVATION)
-    made = stored(real, inverse_scale, out_zero_point, out_min, out_max, IS_INTEGER)
-    tl.store(out + at, made.to(out.dtype.element_ty), mask=inside)
+    made = stored(real, out, out_scaling, out_zero_point, out_min, out_max, IS_INTEGER)
+    tl.store(out + at, made, mask=inside)
 
 
 def int8_add(

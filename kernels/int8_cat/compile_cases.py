@@ -13,7 +13,7 @@ _SIGNATURE = {
     **{f"zero_{i}": "i32" for i in range(4)},
     "act_low": "fp32",
     "act_high": "fp32",
-    "inverse_scale": "fp32",
+    "out_scaling": "fp32",
     "out_zero_point": "i32",
     "out_min": "i32",
     "out_max": "i32",

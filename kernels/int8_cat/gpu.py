@@ -59,7 +59,7 @@ def int8_cat_kernel(
     zero_3,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -94,10 +94,10 @@ def int8_cat_kernel(
         )
         real = tl.where(inside, next_one, real)
     real = activate(real, act_low, act_high, ACTIVATION)
-    made = stored(real, inverse_scale, out_zero_point, out_min, out_max, IS_INTEGER)
+    made = stored(real, out, out_scaling, out_zero_point, out_min, out_max, IS_INTEGER)
     place = rows[:, None] * total + (first + columns)[None, :]
     is_ours = in_rows[:, None] & (columns < end - first)[None, :]
-    tl.store(out + place, made.to(out.dtype.element_ty), mask=is_ours)
+    tl.store(out + place, made, mask=is_ours)
 
 
 def int8_cat(

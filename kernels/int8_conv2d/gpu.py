@@ -59,7 +59,7 @@ def int8_conv2d_kernel(
     residual_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -132,7 +132,7 @@ def int8_conv2d_kernel(
     place = pixels.to(tl.int64)[:, None] * outputs + columns[None, :]
     write_result(
         real, place, inside, residual, out, residual_scale, residual_zero_point,
-        act_low, act_high, inverse_scale, out_zero_point, out_min, out_max,
+        act_low, act_high, out_scaling, out_zero_point, out_min, out_max,
         RESIDUAL, ACTIVATION, IS_INTEGER,
     )  # fmt: skip
 
@@ -164,7 +164,7 @@ def depthwise_kernel(
     residual_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -220,7 +220,7 @@ def depthwise_kernel(
     place = pixels.to(tl.int64)[:, None] * outputs + columns[None, :]
     write_result(
         real, place, inside, residual, out, residual_scale, residual_zero_point,
-        act_low, act_high, inverse_scale, out_zero_point, out_min, out_max,
+        act_low, act_high, out_scaling, out_zero_point, out_min, out_max,
         RESIDUAL, ACTIVATION, IS_INTEGER,
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ def int8_linear_kernel(
     residual_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -99,7 +99,7 @@ def int8_linear_kernel(
             real += tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
         write_result(
             real, place, inside_out, residual, out, residual_scale, residual_zero_point,
-            act_low, act_high, inverse_scale, out_zero_point, out_min, out_max,
+            act_low, act_high, out_scaling, out_zero_point, out_min, out_max,
             RESIDUAL, ACTIVATION, IS_INTEGER,
         )  # fmt: skip
 
@@ -123,7 +123,7 @@ def add_integer_splits_kernel(
     residual_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -157,7 +157,7 @@ def add_integer_splits_kernel(
         real += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     write_result(
         real, place, inside, residual, out, residual_scale, residual_zero_point,
-        act_low, act_high, inverse_scale, out_zero_point, out_min, out_max,
+        act_low, act_high, out_scaling, out_zero_point, out_min, out_max,
         RESIDUAL, ACTIVATION, IS_INTEGER,
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ _END = {
     "residual_zero_point": "i32",
     "act_low": "fp32",
     "act_high": "fp32",
-    "inverse_scale": "fp32",
+    "out_scaling": "fp32",
     "out_zero_point": "i32",
     "out_min": "i32",
     "out_max": "i32",

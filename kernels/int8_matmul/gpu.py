@@ -53,7 +53,7 @@ def int8_matmul_kernel(
     residual_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -117,7 +117,7 @@ def int8_matmul_kernel(
     inside_out = in_rows[:, None] & in_columns[None, :]
     write_result(
         real, place, inside_out, residual, out, residual_scale, residual_zero_point,
-        act_low, act_high, inverse_scale, out_zero_point, out_min, out_max,
+        act_low, act_high, out_scaling, out_zero_point, out_min, out_max,
         RESIDUAL, ACTIVATION, IS_INTEGER,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ _SIGNATURE = {
     "x_zero_point": "i32",
     "act_low": "fp32",
     "act_high": "fp32",
-    "inverse_scale": "fp32",
+    "out_scaling": "fp32",
     "out_zero_point": "i32",
     "out_min": "i32",
     "out_max": "i32",

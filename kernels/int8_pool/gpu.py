@@ -53,7 +53,7 @@ def int8_pool_kernel(
     x_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -98,11 +98,11 @@ def int8_pool_kernel(
             count = (bottom - top) * (right - left)
         real = tl.div_rn(real, tl.zeros_like(real) + count.to(tl.float32)[:, None])
     real = activate(real, act_low, act_high, ACTIVATION)
-    made = stored(real, inverse_scale, out_zero_point, out_min, out_max, IS_INTEGER)
+    made = stored(real, out, out_scaling, out_zero_point, out_min, out_max, IS_INTEGER)
     out_place = pixels.to(tl.int64)[:, None] * C + channels[None, :]
     tl.store(
         out + out_place,
-        made.to(out.dtype.element_ty),
+        made,
         mask=in_pixels[:, None] & in_channels[None, :],
     )
 

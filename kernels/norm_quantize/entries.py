@@ -3,7 +3,7 @@
 from torch.fx import Node
 
 from pt2e_quant.graph.op_table import OpRow
-from pt2e_quant.kernels.conditions import QUANTIZED_RESULT
+from pt2e_quant.kernels.conditions import REWRITTEN_RESULT
 from pt2e_quant.kernels.cost import Cost
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.norm_quantize.op import NormQuantize, cost
@@ -17,7 +17,7 @@ __all__ = ["KERNELS"]
 def build(site: Site) -> Node:
     """`norm_quantize` to the qparams of the quantizes behind the norm."""
     norm, out, now = read_norm(site.match), site.output, site.editor.now
-    assert out is not None  # QUANTIZED_RESULT
+    assert out is not None  # REWRITTEN_RESULT
     return site.call(
         NormQuantize,
         now(norm.x),
@@ -50,15 +50,16 @@ KERNELS = tuple(
             name=name,
             find=patterns,
             slots=(),
-            constraints=(*CONSTRAINTS, QUANTIZED_RESULT),
+            constraints=(*CONSTRAINTS, REWRITTEN_RESULT),
             lowers_to="pt2e_quant::norm_quantize",
-            note="float rows to integers; per token to `norm_quantize_per_token`",
+            note="float rows to integers or e4m3; per token to `norm_quantize_per_token`",
         ),
         device=Device.CUDA,
         op="norm_quantize",
         build=build,
         shape_class=by_columns,
         cost=node_cost,
+        writes_e4m3=True,
     )
     for name, patterns in NORMS.items()
 )

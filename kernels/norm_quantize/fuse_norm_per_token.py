@@ -1,5 +1,7 @@
 """A norm whose rows are quantized per token becomes one launch with the quantize."""
 
+from typing import Any
+
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import module_path
@@ -8,15 +10,22 @@ from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
-from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken
+from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken, NormQuantizePerTokenE4m3
 from pt2e_quant.kernels.norm_quantize.read_norm import CONSTRAINTS, NORMS, read_norm
-from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
+from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
 
 __all__ = ["fuse_norm_per_token"]
 
 
+_FUSED: dict[object, Any] = {
+    QuantizeRows: NormQuantizePerToken,
+    QuantizeRowsE4m3: NormQuantizePerTokenE4m3,
+}
+"""What quantizes rows to what normalizes them too."""
+
+
 def _one_reader(match: Match) -> bool:
-    return [n.target for n in match.anchor.users] == [QuantizeRows]
+    return [n.target in _FUSED for n in match.anchor.users] == [True]
 
 
 _ONE_READER = Constraint(text="nothing but one quantize per token that reads it", holds=_one_reader)
@@ -29,13 +38,13 @@ def fuse_norm_per_token(gm: GraphModule) -> PassResult:
     Before:  q, s, z = pt2e_quant.quantize_per_token(layer_norm(x, w, b))
     After:   q, s, z = pt2e_quant.norm_quantize_per_token(x, "layer", w, b)
 
-    To run after `fuse_choose_quantize`.
+    To run after `fuse_choose_quantize` and `fuse_choose_e4m3`.
     """
     patterns = [(name, op) for name, found in NORMS.items() for op in found]
     refused: dict[str, Note] = {}
 
     def fits(name: str, match: Match) -> bool:
-        if not any(n.target is QuantizeRows for n in match.anchor.users):
+        if not any(n.target in _FUSED for n in match.anchor.users):
             return False
         broken = next((c for c in (*CONSTRAINTS, _ONE_READER) if not c.holds(match)), None)
         if broken is not None:
@@ -57,19 +66,19 @@ def _replace(editor: Editor, match: Match) -> None:
     norm = read_norm(match)
     (quantize,) = match.anchor.users
     asked = arguments(quantize)
+    limits = {n: asked[n] for n in ("quant_min", "quant_max") if n in asked}
     tensors: list[Node | None] = [
         None if node is None else editor.now(node) for node in (norm.weight, norm.bias)
     ]
     made = editor.call(
-        NormQuantizePerToken,
+        _FUSED[quantize.target],
         editor.now(norm.x),
         str(norm.kind),
         *tensors,
         norm.eps,
         norm.rounds_first,
         norm.value_dtype,
-        quant_min=asked["quant_min"],
-        quant_max=asked["quant_max"],
+        **limits,
         label=f"{module_path(match.anchor)} {match.anchor.name}".strip(),
         like=match.anchor,
         before=quantize,

@@ -7,18 +7,26 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
-from pt2e_quant.kernels.epilogue.gpu import requantize
-from pt2e_quant.kernels.launch import check_operands, launching
+from pt2e_quant.kernels.epilogue.gpu import stored
+from pt2e_quant.kernels.launch import check_fp8, check_operands, launching
 from pt2e_quant.kernels.norm_quantize.norm import LONGEST, Norm
 from pt2e_quant.kernels.quantize_per_token.gpu import (
     PRECISIONS,
+    magnitude_bits,
     quantize_row,
+    quantize_row_e4m3,
     round_to,
     row_qparams,
+    row_scale_e4m3,
 )
 from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 
-__all__ = ["norm_quantize", "norm_quantize_kernel", "norm_quantize_per_token"]
+__all__ = [
+    "norm_quantize",
+    "norm_quantize_kernel",
+    "norm_quantize_per_token",
+    "norm_quantize_per_token_e4m3",
+]
 
 
 @triton.jit
@@ -38,7 +46,7 @@ def norm_quantize_kernel(
     M,
     K,
     eps,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -48,6 +56,7 @@ def norm_quantize_kernel(
     ROUNDS_FIRST: tl.constexpr,
     PRECISION: tl.constexpr,
     PER_TOKEN: tl.constexpr,
+    IS_E4M3: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -69,15 +78,19 @@ def norm_quantize_kernel(
     if HAS_BIAS:
         real += tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
     real = round_to(real, PRECISION)
-    if PER_TOKEN:
+    if PER_TOKEN and IS_E4M3:
+        row_scale = row_scale_e4m3(tl.max(magnitude_bits(real), axis=1))
+        tl.store(scale + rows, row_scale, mask=in_rows)
+        made = quantize_row_e4m3(real, row_scale)
+    elif PER_TOKEN:
         low, high = tl.min(real, axis=1), tl.max(real, axis=1)
         row_scale, row_zero = row_qparams(tl.minimum(low, 0.0), tl.maximum(high, 0.0), PRECISION)
         tl.store(scale + rows, row_scale, mask=in_rows)
         tl.store(zero_point + rows, row_zero.to(tl.int32), mask=in_rows)
-        steps = quantize_row(real, row_scale, row_zero, out_min, out_max)
+        made = quantize_row(real, row_scale, row_zero, out_min, out_max)
     else:
-        steps = requantize(real, inverse_scale, out_zero_point, out_min, out_max)
-    tl.store(out + place, steps.to(out.dtype.element_ty), mask=inside)
+        made = stored(real, out, out_scaling, out_zero_point, out_min, out_max, not IS_E4M3)
+    tl.store(out + place, made.to(out.dtype.element_ty), mask=inside)
 
 
 def norm_quantize(
@@ -150,6 +163,34 @@ def norm_quantize_per_token(
     return results
 
 
+def norm_quantize_per_token_e4m3(
+    x: Tensor,
+    kind: str,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    rounds_first: bool = False,
+    value_dtype: torch.dtype = torch.float32,
+    *,
+    label: str = "",
+    tiles: TileConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Launch the kernel for 8-bit floats and the scale of each row; `tiles` replaces the tables'.
+
+    See `op.NormQuantizePerTokenE4m3` for the arguments. What is not contiguous is copied first.
+
+    Raises:
+        InputError: a dtype, a device or a row length that the kernel does not take.
+        UnsupportedError: the GPU is too old.
+    """
+    end = Epilogue(out_dtype=torch.float8_e4m3fn)
+    norm = Norm(kind, weight, bias, eps, rounds_first, value_dtype)
+    codes = x.new_empty(x.shape, dtype=end.out_dtype)
+    scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    _launch("norm_quantize_per_token_e4m3", x, norm, end, (codes, scale, None), label, tiles)
+    return codes, scale
+
+
 def _launch(
     op: str,
     x: Tensor,
@@ -167,6 +208,9 @@ def _launch(
     if not 1 <= K <= LONGEST:
         raise InputError(f"{op} takes rows of 1 to {LONGEST} elements, found {tuple(x.shape)}")
     out, scale, zero_point = results
+    is_e4m3 = out.dtype is torch.float8_e4m3fn
+    if is_e4m3:
+        check_fp8(op, x.device)
     if out.numel() == 0:
         return
     chosen = tiles or tiles_for("norm_quantize", x.device, columns_class(K))
@@ -182,7 +226,7 @@ def _launch(
             M=M,
             K=K,
             eps=norm.eps,
-            inverse_scale=end.inverse_scale,
+            out_scaling=end.scaling,
             out_zero_point=end.out_zero_point,
             out_min=end.out_min,
             out_max=end.out_max,
@@ -192,6 +236,7 @@ def _launch(
             ROUNDS_FIRST=norm.rounds_first,
             PRECISION=PRECISIONS[norm.value_dtype],
             PER_TOKEN=scale is not None,
+            IS_E4M3=is_e4m3,
             # A fused multiply-add would skip a rounding that the definition has.
             enable_fp_fusion=False,
             **chosen.options(),

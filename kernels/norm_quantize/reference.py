@@ -12,7 +12,12 @@ from pt2e_quant.kernels.epilogue.reference import requantize_real
 from pt2e_quant.kernels.norm_quantize.norm import Norm, NormKind
 from pt2e_quant.kernels.quantize_per_token import reference as per_token
 
-__all__ = ["norm_quantize", "norm_quantize_per_token", "normalize"]
+__all__ = [
+    "norm_quantize",
+    "norm_quantize_per_token",
+    "norm_quantize_per_token_e4m3",
+    "normalize",
+]
 
 
 def _mean(x: Tensor) -> Tensor:
@@ -79,3 +84,19 @@ def norm_quantize_per_token(
     norm = Norm(kind, weight, bias, eps, rounds_first, value_dtype)
     made = per_token.quantize_per_token(normalize(x, norm).contiguous(), quant_min, quant_max)
     return made
+
+
+def norm_quantize_per_token_e4m3(
+    x: Tensor,
+    kind: str,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    rounds_first: bool = False,
+    value_dtype: torch.dtype = torch.float32,
+    *,
+    label: str = "",
+) -> tuple[Tensor, Tensor]:
+    """Normalize, then `quantize_per_token_e4m3`; see `op.NormQuantizePerTokenE4m3`."""
+    norm = Norm(kind, weight, bias, eps, rounds_first, value_dtype)
+    return per_token.quantize_per_token_e4m3(normalize(x, norm).contiguous())

@@ -64,5 +64,5 @@ def not_slower(op: str, shape_class: Callable[[Match], str]) -> Constraint:
 
 
 def _is_quantized(match: Match) -> bool:
-    x = match["x"]
-    return isinstance(x, Node) and is_dequantize(x)
+    operands = match["x"], match.values.get("w")
+    return any(isinstance(node, Node) and is_dequantize(node) for node in operands)

@@ -12,7 +12,7 @@ _SIGNATURE = {
     "x_zero_point": "i32",
     "act_low": "fp32",
     "act_high": "fp32",
-    "inverse_scale": "fp32",
+    "out_scaling": "fp32",
     "out_zero_point": "i32",
     "out_min": "i32",
     "out_max": "i32",
@@ -23,6 +23,14 @@ _VARIANTS: dict[str, tuple[dict[str, str], dict[str, bool | str]]] = {
     "int8, silu, int8": (
         {"x": "*i8"},
         {"FROM_INTEGER": True, "ACTIVATION": "silu", "IS_INTEGER": True},
+    ),
+    "bf16, gelu, e4m3": (
+        {"out": "*fp8e4nv"},
+        {"FROM_INTEGER": False, "ACTIVATION": "gelu", "IS_INTEGER": False},
+    ),
+    "bf16 to e4m3": (
+        {"out": "*fp8e4nv"},
+        {"FROM_INTEGER": False, "ACTIVATION": "none", "IS_INTEGER": False},
     ),
     "int8 to bf16": (
         {"x": "*i8", "out": "*bf16"},
@@ -40,6 +48,7 @@ CASES = tuple(
         constants=constants,
         aligned=("x", "out", "size"),
         matrix_units={},
+        lowest_capability=89 if types.get("out") == "*fp8e4nv" else 80,
     )
     for variant, (types, constants) in _VARIANTS.items()
     for shape_class in ("small", "large")

@@ -9,7 +9,7 @@ from pt2e_quant.kernels.cost import Cost
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, operand_of, output_arguments
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantize.op import Quantize, cost
-from pt2e_quant.kernels.quantized_values import affine_of, requantized
+from pt2e_quant.kernels.quantized_values import affine_of, rewritten
 from pt2e_quant.kernels.shape_classes import by_elements
 from pt2e_quant.kernels.site import Site
 
@@ -17,7 +17,7 @@ __all__ = ["KERNELS"]
 
 
 def _is_beside_integers(match: Match) -> bool:
-    return affine_of(match["x"]) is not None or requantized(match.anchor) is not None
+    return affine_of(match["x"]) is not None or rewritten(match.anchor) is not None
 
 
 BESIDE_INTEGERS = Constraint(
@@ -54,5 +54,6 @@ KERNELS = (
         build=build,
         shape_class=by_elements,
         cost=node_cost,
+        writes_e4m3=True,
     ),
 )

@@ -29,7 +29,7 @@ def quantize_kernel(
     x_zero_point,
     act_low,
     act_high,
-    inverse_scale,
+    out_scaling,
     out_zero_point,
     out_min,
     out_max,
@@ -43,8 +43,8 @@ def quantize_kernel(
     inside = at < size
     real = real_values(tl.load(x + at, mask=inside, other=0), x_scale, x_zero_point, FROM_INTEGER)
     real = activate(real, act_low, act_high, ACTIVATION)
-    made = stored(real, inverse_scale, out_zero_point, out_min, out_max, IS_INTEGER)
-    tl.store(out + at, made.to(out.dtype.element_ty), mask=inside)
+    made = stored(real, out, out_scaling, out_zero_point, out_min, out_max, IS_INTEGER)
+    tl.store(out + at, made, mask=inside)
 
 
 def quantize(

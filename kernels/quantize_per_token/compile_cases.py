@@ -4,6 +4,7 @@ from pt2e_quant.kernels.compile_case import CompileCase
 
 __all__ = ["CASES"]
 
+_CLASSES = ("narrow", "row", "wide", "long")
 _SIGNATURE = {
     "x": "*bf16",
     "integers": "*i8",
@@ -15,7 +16,7 @@ _SIGNATURE = {
     "quant_max": "i32",
 }
 
-CASES = tuple(
+_TO_INT8 = tuple(
     CompileCase(
         op="quantize_per_token",
         kernel="quantize_per_token_kernel",
@@ -27,5 +28,21 @@ CASES = tuple(
         matrix_units={},
     )
     for precision in ("bf16", "fp32")
-    for shape_class in ("narrow", "row", "wide", "long")
+    for shape_class in _CLASSES
 )
+_TO_E4M3 = tuple(
+    CompileCase(
+        op="quantize_per_token",
+        kernel="quantize_per_token_e4m3_kernel",
+        variant="bf16 to e4m3",
+        shape_class=shape_class,
+        signature={"x": "*bf16", "codes": "*fp8e4nv", "scale": "*fp32", "M": "i32", "K": "i32"},
+        constants={"IN_ONE": shape_class != "long"},
+        aligned=("x", "codes", "scale", "K"),
+        matrix_units={},
+        lowest_capability=89,
+    )
+    for shape_class in _CLASSES
+)
+
+CASES = (*_TO_INT8, *_TO_E4M3)

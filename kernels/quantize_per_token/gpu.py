@@ -6,16 +6,22 @@ import triton.language as tl
 from torch import Tensor
 
 from pt2e_quant.core.errors import InputError
-from pt2e_quant.kernels.launch import check_operands, launching
+from pt2e_quant.kernels.epilogue.gpu import e4m3_codes
+from pt2e_quant.kernels.launch import check_fp8, check_operands, launching
 from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 
 __all__ = [
     "PRECISIONS",
+    "magnitude_bits",
     "quantize_per_token",
+    "quantize_per_token_e4m3",
+    "quantize_per_token_e4m3_kernel",
     "quantize_per_token_kernel",
     "quantize_row",
+    "quantize_row_e4m3",
     "round_to",
     "row_qparams",
+    "row_scale_e4m3",
 ]
 
 PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -120,6 +126,62 @@ def quantize_per_token_kernel(
             tl.store(integers + place + start, steps.to(tl.int8), mask=inside)
 
 
+@triton.jit
+def magnitude_bits(x):
+    """The magnitudes of float32 values as integers: in the same order, and NaN above all."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def row_scale_e4m3(greatest_bits):
+    """The float32 scale at which the greatest of `magnitude_bits` is 448; NaN stays NaN."""
+    greatest = greatest_bits.to(tl.float32, bitcast=True)
+    scale = tl.div_rn(greatest, tl.zeros_like(greatest) + 448.0)
+    least = 1.1754943508222875e-38  # the least normal number
+    return tl.where(scale < least, least, scale)
+
+
+@triton.jit
+def quantize_row_e4m3(x, scale):
+    """Codes of float32 rows [M, K]; scale is float32[M]."""
+    return e4m3_codes(tl.div_rn(x, tl.zeros_like(x) + scale[:, None]))
+
+
+@triton.jit
+def quantize_per_token_e4m3_kernel(
+    x,
+    codes,
+    scale,
+    M,
+    K,
+    IN_ONE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """BLOCK_M rows; IN_ONE says that they fit in one tile."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_rows = rows < M
+    depth = tl.arange(0, BLOCK_K)
+    place = rows[:, None] * K + depth[None, :]
+    if IN_ONE:
+        inside = in_rows[:, None] & (depth < K)[None, :]
+        held = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        row_scale = row_scale_e4m3(tl.max(magnitude_bits(held), axis=1))
+        tl.store(codes + place, quantize_row_e4m3(held, row_scale), mask=inside)
+    else:
+        greatest = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.int32)
+        for start in range(0, K, BLOCK_K):
+            inside = in_rows[:, None] & (depth < K - start)[None, :]
+            part = tl.load(x + place + start, mask=inside, other=0.0).to(tl.float32)
+            greatest = tl.maximum(greatest, magnitude_bits(part))
+        row_scale = row_scale_e4m3(tl.max(greatest, axis=1))
+        for start in range(0, K, BLOCK_K):
+            inside = in_rows[:, None] & (depth < K - start)[None, :]
+            part = tl.load(x + place + start, mask=inside, other=0.0).to(tl.float32)
+            tl.store(codes + place + start, quantize_row_e4m3(part, row_scale), mask=inside)
+    tl.store(scale + rows, row_scale, mask=in_rows)
+
+
 def quantize_per_token(
     x: Tensor,
     quant_min: int = -128,
@@ -136,12 +198,8 @@ def quantize_per_token(
         InputError: a dtype that the kernel does not take, or rows of no elements.
         UnsupportedError: the GPU is too old.
     """
-    check_operands("quantize_per_token", {"x": (x, tuple(PRECISIONS))})
-    K = x.shape[-1] if x.dim() else 0
-    if K == 0:
-        raise InputError(f"quantize_per_token takes rows of at least one element, found {x.shape}")
+    M, K = _rows("quantize_per_token", x)
     x = x.contiguous()
-    M = x.numel() // K
     integers = torch.empty_like(x, dtype=torch.int8)
     scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     zero_point = torch.empty_like(scale, dtype=torch.int32)
@@ -165,3 +223,46 @@ def quantize_per_token(
             **chosen.options(),
         )
     return integers, scale, zero_point
+
+
+def quantize_per_token_e4m3(
+    x: Tensor, *, label: str = "", tiles: TileConfig | None = None
+) -> tuple[Tensor, Tensor]:
+    """Launch the kernel; see `op.QuantizeRowsE4m3` for the arguments, `tiles` replaces the tables'.
+
+    What is not contiguous is copied first.
+
+    Raises:
+        InputError: a dtype that the kernel does not take, or rows of no elements.
+        UnsupportedError: the GPU is too old.
+    """
+    op = "quantize_per_token_e4m3"
+    M, K = _rows(op, x)
+    check_fp8(op, x.device)
+    x = x.contiguous()
+    codes = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    if M == 0:
+        return codes, scale
+    chosen = tiles or tiles_for("quantize_per_token", x.device, columns_class(K))
+    with launching(op, label, x.device):
+        quantize_per_token_e4m3_kernel[(triton.cdiv(M, chosen["BLOCK_M"]),)](
+            x=x,
+            codes=codes,
+            scale=scale,
+            M=M,
+            K=K,
+            IN_ONE=chosen["BLOCK_K"] >= K,
+            enable_fp_fusion=False,
+            **chosen.options(),
+        )
+    return codes, scale
+
+
+def _rows(op: str, x: Tensor) -> tuple[int, int]:
+    """How many rows x has, and how long they are."""
+    check_operands(op, {"x": (x, tuple(PRECISIONS))})
+    K = x.shape[-1] if x.dim() else 0
+    if K == 0:
+        raise InputError(f"{op} takes rows of at least one element, found {x.shape}")
+    return x.numel() // K, K

@@ -7,7 +7,7 @@ from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.quantize_per_token import cpu_dynamic, reference
 
-__all__ = ["QuantizeRows", "cost"]
+__all__ = ["QuantizeRows", "QuantizeRowsE4m3", "cost"]
 
 
 def _fake(
@@ -37,6 +37,26 @@ QuantizeRows = define(
 
 Equal to the last bit to quantized_decomposed's choose_qparams_per_token_asymmetric and
 quantize_per_token on the CPU; the scales are the same numbers in float32.
+"""
+
+
+def _fake_e4m3(x: Tensor, *, label: str = "") -> tuple[Tensor, Tensor]:
+    scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), scale
+
+
+QuantizeRowsE4m3 = define(
+    'quantize_per_token_e4m3(Tensor x, *, str label="") -> (Tensor, Tensor)',
+    reference=reference.quantize_per_token_e4m3,
+    triton=triton_kernel("pt2e_quant.kernels.quantize_per_token.gpu", "quantize_per_token_e4m3"),
+    fake=_fake_e4m3,
+)
+"""Codes float8_e4m3fn[..., K] and scales float32[..., 1] of x's rows: the greatest is 448.
+
+    x: float32, float16 or bfloat16[..., K]; K >= 1.
+    label: the node, for the profiler.
+
+Equal to the last bit to pt2e_quant::choose_scales and pt2e_quant::quantize_float on the CPU.
 """
 
 

@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
-__all__ = ["LEAST_SCALE", "quantize_per_token", "row_qparams"]
+from pt2e_quant.core.format_arithmetic import choose_scales, quantize_float
+from pt2e_quant.core.number_formats import FP8_E4M3
+
+__all__ = ["LEAST_SCALE", "quantize_per_token", "quantize_per_token_e4m3", "row_qparams"]
 
 LEAST_SCALE = 2.0**-23
 """float32's eps, as `choose_qparams_per_token_asymmetric` has it; every float dtype has it."""
@@ -35,3 +38,11 @@ def quantize_per_token(
     steps = torch.round(x.double() * (1.0 / scale.double()) + zero_point.double())
     integers = steps.clamp(quant_min, quant_max).to(torch.int8)
     return integers, scale.float(), zero_point.to(torch.int32)
+
+
+def quantize_per_token_e4m3(x: Tensor, *, label: str = "") -> tuple[Tensor, Tensor]:
+    """8-bit floats and scales of the rows of x; see `op.QuantizeRowsE4m3`."""
+    block = (*[1] * (x.dim() - 1), -1)
+    # On the CPU, where a division by a number is one: on a GPU torch multiplies by its inverse.
+    scale = choose_scales(x, None, block, FP8_E4M3.max, torch.float32)
+    return quantize_float(x, scale, None, block, FP8_E4M3.name).contiguous(), scale

@@ -11,7 +11,7 @@ ENDING: Mapping[str, str] = {
     "residual_zero_point": "i32",
     "act_low": "fp32",
     "act_high": "fp32",
-    "inverse_scale": "fp32",
+    "out_scaling": "fp32",
     "out_zero_point": "i32",
     "out_min": "i32",
     "out_max": "i32",
@@ -39,22 +39,27 @@ _SIGNATURE = {
 }
 
 
-def add_splits_cases(op: str, *, has_scale: bool) -> Iterator[CompileCase]:
+def add_splits_cases(op: str, *, has_scale: bool, to_e4m3: bool = False) -> Iterator[CompileCase]:
     """The cases of `add_splits_kernel` as a unit launches it.
 
     Args:
         op: the unit's folder.
         has_scale: whether sums are multiplied by a scale of their row.
+        to_e4m3: whether results are quantized to float8_e4m3fn too.
     """
     full = {**PLAIN_END, "HAS_BIAS": True, "RESIDUAL": "float", "ACTIVATION": "silu"}
-    for variant, end in (("plain", PLAIN_END), ("residual, silu", full)):
+    variants = [("plain", PLAIN_END, "*bf16"), ("residual, silu", full, "*bf16")]
+    if to_e4m3:
+        variants.append(("e4m3", PLAIN_END, "*fp8e4nv"))
+    for variant, end, out in variants:
         yield CompileCase(
             op=op,
             kernel="add_splits_kernel",
             variant=variant,
             shape_class="add_splits",
-            signature=_SIGNATURE,
+            signature={**_SIGNATURE, "out": out},
             constants={"PER_ROW": has_scale, "HAS_SCALE": has_scale, **end},
             aligned=("partial", "row_scale", "bias", "residual", "out", "size", "N"),
             matrix_units={},
+            lowest_capability=89 if out == "*fp8e4nv" else 80,
         )

@@ -70,13 +70,13 @@ def test_cublas_has_the_same_scales_and_layouts(per_row):
 def test_cublas_gets_what_it_takes():
     one, rows = torch.ones(1), torch.ones(80)
     half = torch.bfloat16
-    assert takes_scaled_mm(80, 48, 32, one, one, torch.float32, (8, 9))
-    assert takes_scaled_mm(80, 48, 32, rows, one, half, (9, 0))
-    assert not takes_scaled_mm(80, 48, 32, rows, one, half, (8, 9))
-    assert not takes_scaled_mm(80, 48, 32, rows, one, torch.float16, (9, 0))
-    assert not takes_scaled_mm(80, 47, 32, one, one, half, (9, 0))
-    assert not takes_scaled_mm(80, 48, 30, one, one, half, (9, 0))
-    assert not takes_scaled_mm(64, 48, 32, one, one, half, (9, 0))
+    assert takes_scaled_mm(80, 48, 32, one, one, torch.float32, 89)
+    assert takes_scaled_mm(80, 48, 32, rows, one, half, 90)
+    assert not takes_scaled_mm(80, 48, 32, rows, one, half, 89)
+    assert not takes_scaled_mm(80, 48, 32, rows, one, torch.float16, 90)
+    assert not takes_scaled_mm(80, 47, 32, one, one, half, 90)
+    assert not takes_scaled_mm(80, 48, 30, one, one, half, 90)
+    assert not takes_scaled_mm(64, 48, 32, one, one, half, 90)
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_per_tensor", "fp8_dynamic", "fp8_dynamic_per_tensor"])

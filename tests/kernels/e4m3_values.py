@@ -1,0 +1,44 @@
+"""Values that are hard to round to float8_e4m3fn, and what codes may differ by."""
+
+import math
+
+import torch
+
+__all__ = ["assert_near_codes", "hard_values", "same_codes"]
+
+
+def hard_values():
+    """Float32 values: every code, the middles between codes, their neighbours, and what is beyond.
+
+    A middle's neighbour is nearer to one code by a last bit of float32, which a cast by way of
+    float16 does not see.
+    """
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (codes[:-1] + codes[1:]) / 2
+    above = torch.nextafter(middles, torch.tensor(math.inf))
+    below = torch.nextafter(middles, torch.tensor(0.0))
+    ends = torch.tensor([464.0, 480.0, 1e30, math.inf, math.nan, 1e-30, 2**-10, 2.0**-149])
+    sizes = torch.cat([codes, middles, above, below, ends])
+    return torch.cat([sizes, -sizes])
+
+
+def same_codes(made, wanted):
+    """Whether codes are equal to the last bit, the sign of zeros included; NaN equals NaN."""
+    assert made.dtype is wanted.dtype is torch.float8_e4m3fn
+    assert made.shape == wanted.shape
+    are_nan = made.float().isnan() & wanted.float().isnan()
+    return bool(((made.view(torch.uint8) == wanted.view(torch.uint8)) | are_nan).all())
+
+
+def assert_near_codes(made, wanted):
+    """At most the next code: what was rounded had other last bits."""
+    assert made.dtype is wanted.dtype is torch.float8_e4m3fn
+    assert made.stride() == wanted.stride()
+    first, second = (_order(codes) for codes in (made, wanted))
+    assert (first - second).abs().max() <= 1
+
+
+def _order(codes):
+    """Codes as integers that rise with their values."""
+    bits = codes.contiguous().view(torch.uint8).int()
+    return torch.where(bits < 128, bits, 128 - bits)
