@@ -10,7 +10,7 @@ from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.quantized_values import affine_of, read_weight, requantized
-from pt2e_quant.kernels.read_scheme import scheme_of
+from pt2e_quant.kernels.read_scheme import scheme_of, slots_fit
 
 __all__ = ["decide"]
 
@@ -26,9 +26,13 @@ def _fits(gm: GraphModule, kernel: Kernel, match: Match, refused: dict[str, str]
     Ranges narrower than the row's, or of weights that use -128, are taken: what a foreign
     quantizer wrote runs too.
     """
-    if not all(_slot_fits(gm, match, slot) for slot in kernel.row.slots):
+    row = kernel.row
+    takes_floats = any(slot.role is Role.INPUT and not slot.accepts for slot in row.slots)
+    if takes_floats and not slots_fit(gm, row, match):
         return False
-    broken = kernel.row.refusal(match)
+    if not takes_floats and not all(_slot_fits(gm, match, slot) for slot in row.slots):
+        return False
+    broken = row.refusal(match)
     if broken is not None:
         refused.setdefault(match.anchor.name, f"{kernel.op} needs {broken.text}")
     return broken is None

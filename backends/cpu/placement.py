@@ -42,6 +42,8 @@ def place_movers(gm: GraphModule) -> PassResult:
 def _runs(row: OpRow, match: Match) -> bool:
     if any(accepted.is_dynamic for slot in row.slots for accepted in slot.accepts):
         return False  # what is quantized at run time is moved in float
+    if any(slot.role is Role.INPUT and not slot.accepts for slot in row.slots):
+        return False  # so is what stays float
     weights = [slot.at for slot in row.slots if slot.role is Role.WEIGHT]
     return row.refusal(match) is None and all(match.is_constant(at) for at in weights)
 

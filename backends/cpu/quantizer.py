@@ -13,11 +13,15 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
+from pt2e_quant.flow.rules import QuantRule, RuleKind
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
+from pt2e_quant.graph.tied_tables import is_tied_linear
+from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
+from pt2e_quant.observers.weight_search import WeightSearch
 from pt2e_quant.passes.smooth_channels import smooth_channels
 
 __all__ = ["INT8", "INT8_REDUCED", "RECIPES", "REDUCED_NOTE", "Recipe", "make_quantizer"]
@@ -52,6 +56,7 @@ class Recipe:
         scheme: what every node gets; None lets the machine decide.
         observers: which observers gather ranges.
         algorithms: passes that convert runs on the calibrated graph.
+        rules: what some nodes get instead.
         balances_channels: even out the channels of linears' inputs, from weights alone.
     """
 
@@ -59,6 +64,7 @@ class Recipe:
     scheme: Scheme | None
     observers: ObserverChoice
     algorithms: tuple[GraphPass, ...] = ()
+    rules: tuple[QuantRule, ...] = ()
     balances_channels: bool = False
 
 
@@ -69,6 +75,22 @@ _BEST = ObserverChoice(
         for row in ("linear", "linear_activation", "linear_add")
     },
 )
+
+_HEAD = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_tied_linear)
+"""A language model's head with tied tables: rounded to 4 bits it alone costs more than the rest."""
+
+
+def _weight_only(name: str, text: str) -> Recipe:
+    scheme = scheme_named(name)
+    is_small = scheme.weight is not None and scheme.weight.bits < 8
+    return Recipe(
+        text=f"linears: float32 activations, {text}; no calibration",
+        scheme=scheme,
+        observers=ObserverChoice(search=WeightSearch.MSE if is_small else WeightSearch.MIN_MAX),
+        rules=(_HEAD,) if is_small else (),
+        balances_channels=True,
+    )
+
 
 RECIPES: Mapping[str, Recipe] = {
     "int8": Recipe(
@@ -98,6 +120,12 @@ RECIPES: Mapping[str, Recipe] = {
         observers=ObserverChoice(),
         balances_channels=True,
     ),
+    "w8": _weight_only("w8", "int8 weights per row"),
+    "w4": _weight_only("w4", "int4 weights per row"),
+    **{
+        f"w4_g{size}": _weight_only(f"w4_g{size}", f"int4 weights in groups of {size}")
+        for size in GROUP_SIZES
+    },
 }
 
 
@@ -119,5 +147,6 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         observers=found.observers,
         transforms=transforms,
         algorithms=found.algorithms,
+        rules=found.rules,
         balances_channels=found.balances_channels,
     )

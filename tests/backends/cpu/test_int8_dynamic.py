@@ -8,7 +8,7 @@ from torch import nn
 
 from pt2e_quant.backends import get
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
-from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.graph.pattern import find_matches
@@ -110,16 +110,6 @@ def test_activations_of_another_dtype_when_called_then_named():
             torch.ones(4),
             torch.full((4,), 8.0),
         )
-
-
-@pytest.mark.parametrize(
-    ("scheme", "nearest"),
-    [("w8", "int8_dynamic"), ("w4_g128", "int8_dynamic"), ("a8w4_g32", "int8_dynamic")],
-)
-def test_scheme_without_a_winning_kernel_when_asked_for_then_the_nearest(scheme, nearest):
-    with pytest.raises(ConfigError, match=f'CPU has no kernel for scheme "{scheme}"') as caught:
-        CPU.quantizer(scheme)
-    assert f'the nearest it runs is "{nearest}"' in str(caught.value)
 
 
 @pytest.mark.parametrize(

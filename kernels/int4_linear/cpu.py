@@ -1,0 +1,149 @@
+"""4-bit weights under float activations on CPUs.
+
+With a scale for each row, code - zero_point is an int8 weight as it is, and `linear_of_digits`
+takes it. With a scale for each group a few rows go through `linear_of_int4`, half a byte a weight.
+For more rows, or a number known at run time only, the weight is rounded to 16 bits of its row's
+largest: two int8 weights, so two bytes in memory (the file keeps 4 bits).
+"""
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from pt2e_quant.core.granularity import PerGroup
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.cost import Cost, moved_bytes
+from pt2e_quant.kernels.grouped_weight import GroupedWeight, read_grouped_weight
+from pt2e_quant.kernels.int4_linear.entries import CODE_ZERO_POINTS, WEIGHTS
+from pt2e_quant.kernels.int4_linear.few_rows_op import (
+    FEW_ROWS,
+    LinearOfInt4,
+    PackInt4,
+    scales_and_zeros,
+)
+from pt2e_quant.kernels.int4_linear.pack import OFFSET
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.onednn.digits_site import (
+    class_of,
+    linear_row,
+    multiply_digits,
+    node_cost,
+    rows_of,
+    two_digits,
+)
+from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here, not_slower
+from pt2e_quant.kernels.site import Site
+
+__all__ = ["KERNELS", "group_class", "row_class"]
+
+_OP = "int4_linear"
+
+
+def row_class(match: Match) -> str:
+    """Of a weight with a scale for each row."""
+    return class_of("rows", rows_of(match), match.node("w").meta["val"].numel())
+
+
+def group_class(match: Match) -> str:
+    """Of a weight with a scale for each group of one."""
+    return class_of("groups", rows_of(match), match.node("w").meta["val"].numel())
+
+
+def build_rows(site: Site) -> Node:
+    """`linear_of_digits` on code - zero_point, from -15 to 15."""
+    weight = _read(site)
+    steps = weight.integers.to(torch.int32)
+    if weight.zero_point is not None:
+        steps = steps - weight.zero_point
+    plain = site.constant("weight_int8", steps.to(torch.int8))
+    return multiply_digits(site, plain, weight.scale.reshape(-1).float(), row_class)
+
+
+def build_groups(site: Site) -> Node:
+    """`linear_of_int4` for a few rows, else `linear_of_digits` on a weight in two digits."""
+    weight = _read(site)
+    rows = rows_of(site.match)
+    if rows is not None and rows <= FEW_ROWS:
+        return _few_rows(site, weight)
+    return two_digits(site, _real(weight), group_class)
+
+
+def _read(site: Site) -> GroupedWeight:
+    weight = read_grouped_weight(site.gm, site.match.node("w"))
+    assert weight is not None  # a constraint says so
+    return weight
+
+
+def _real(weight: GroupedWeight) -> Tensor:
+    """The dequantized weight, as the canonical graph computes it."""
+    N, K = weight.integers.shape
+    steps = weight.integers.to(torch.float32).view(N, -1, weight.group_size)
+    if weight.zero_point is not None:
+        steps = steps - weight.zero_point.unsqueeze(-1)
+    return (steps * weight.scale.to(torch.float32).unsqueeze(-1)).view(N, K)
+
+
+def _few_rows(site: Site, weight: GroupedWeight) -> Node:
+    op, anchor = site.match.nodes["op"], site.match.anchor
+    bias = site.match.values.get("b")
+    offset = OFFSET if weight.integers.dtype is torch.int8 else 0
+    codes = (weight.integers.to(torch.int16) + offset).to(torch.uint8)
+    zeros = weight.zero_point
+    zeros = torch.zeros_like(weight.scale, dtype=torch.int32) if zeros is None else zeros
+    packed = site.editor.call(
+        PackInt4, site.constant("weight_codes", codes), like=op, before=site.place
+    )
+    node = site.editor.call(
+        LinearOfInt4,
+        site.editor.now(site.match.node("x")),
+        packed,
+        weight.group_size,
+        site.constant("scales_and_zeros", scales_and_zeros(weight.scale, zeros + offset)),
+        len(codes),
+        site.editor.now(bias) if isinstance(bias, Node) else None,
+        like=anchor,
+        before=site.place,
+        val=anchor.meta["val"],
+    )
+    node.meta[SHAPE_CLASS_KEY] = group_class(site.match)
+    return node
+
+
+def group_cost(node: Node) -> Cost:
+    """Of a fused call in a graph."""
+    if node.target is not LinearOfInt4:
+        return node_cost(node)
+    x, packed, scales = (node.args[i].meta["val"] for i in (0, 1, 3))  # type: ignore[union-attr]  # nodes by construction
+    rows = x.numel() // max(1, x.shape[-1])
+    out = node.meta["val"]
+    return Cost(
+        bytes=moved_bytes(x, packed, scales, out),
+        operations=2 * rows * out.shape[-1] * x.shape[-1],
+    )
+
+
+_GROUPED = tuple(w for w in WEIGHTS if isinstance(w.granularity, PerGroup))
+_BY_ROW = tuple(w for w in WEIGHTS if w not in _GROUPED)
+
+KERNELS = (
+    Kernel(
+        row=linear_row("linear_w4", _BY_ROW, CODE_ZERO_POINTS, not_slower(_OP, row_class)),
+        device=Device.CPU,
+        op=_OP,
+        build=build_rows,
+        shape_class=row_class,
+        measured=measured_here(_OP),
+        cost=node_cost,
+    ),
+    Kernel(
+        row=linear_row(
+            "linear_w4_groups", _GROUPED, CODE_ZERO_POINTS, not_slower(_OP, group_class)
+        ),
+        device=Device.CPU,
+        op=_OP,
+        build=build_groups,
+        shape_class=group_class,
+        measured=measured_here(_OP),
+        cost=group_cost,
+    ),
+)

@@ -1,0 +1,134 @@
+"""The operator `pt2e_quant::linear_of_int4`: a few rows times 4-bit weights in groups, on CPUs.
+
+torch's `_weight_int4pack_mm_for_cpu` in bfloat16: up to four rows it reads an eighth of what
+float32 reads and is the fastest there is; with more rows it unpacks each weight once a row, and
+with float32 or float16 activations it measured 5 to 100 times slower than float.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.kernels.int4_linear.pack import OFFSET
+from pt2e_quant.kernels.onednn.operators import aten
+
+__all__ = [
+    "BFLOAT16_ERROR",
+    "FEW_ROWS",
+    "LinearOfInt4",
+    "PackInt4",
+    "error_bound",
+    "scales_and_zeros",
+]
+
+_LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+
+FEW_ROWS = 4
+"""Up to which the operator measured faster than what else there is."""
+_TILE = 16
+"""Rows of a weight that it packs together."""
+BFLOAT16_ERROR = 2.0**-9
+"""Half a step of bfloat16, of the value."""
+
+
+def scales_and_zeros(scale: Tensor, zero_point: Tensor | None) -> Tensor:
+    """What the operator takes: bfloat16[K / group_size, N, 2], N filled up to sixteens.
+
+    It computes (code - 8) * scale + zero, so zero is (8 - zero_point) * scale.
+
+    Args:
+        scale: float[N, K / group_size].
+        zero_point: codes, int32[N, K / group_size]; None for 8 everywhere.
+    """
+    rounded = scale.to(torch.bfloat16)
+    steps = torch.zeros_like(scale) if zero_point is None else OFFSET - zero_point.to(scale.dtype)
+    zeros = (steps.float() * rounded.float()).to(torch.bfloat16)
+    both = torch.stack([rounded.t(), zeros.t()], dim=-1)
+    return torch.nn.functional.pad(both, (0, 0, 0, -len(scale) % _TILE)).contiguous()
+
+
+def error_bound(
+    x: Tensor, codes: Tensor, scale: Tensor, zero_point: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """How far the operator may be from the exact sums: float64[M, N].
+
+    Activations, scales, zeros, weights and the result are rounded to bfloat16, each by 2^-9 of
+    itself; sums are float32.
+
+    Args:
+        x: float32[M, K], finite.
+        codes: uint8[N, K] from 0 to 15.
+        scale: float[N, K / group_size].
+        zero_point: codes, int32[N, K / group_size]; None for 8 everywhere.
+        bias: float32[N] or None.
+    """
+    group_size = codes.shape[1] // scale.shape[1]
+    each = scale.double().abs().repeat_interleave(group_size, 1)
+    zeros = torch.full_like(scale, OFFSET) if zero_point is None else zero_point
+    zeros = zeros.double().repeat_interleave(group_size, 1)
+    weight = (codes.double() - zeros).abs() * each
+    shifted = (OFFSET - zeros).abs() * each
+    # Four roundings of each product, with room for what they do to each other and for the sums.
+    found = x.double().abs() @ (4.1 * BFLOAT16_ERROR * weight + 1.1 * BFLOAT16_ERROR * shifted).t()
+    return found if bias is None else found + 2.0**-22 * bias.double().abs()
+
+
+def _pack(codes: Tensor) -> Tensor:
+    padded = aten.constant_pad_nd.default(codes, [0, 0, 0, -codes.shape[0] % _TILE])
+    made: Tensor = aten._convert_weight_to_int4pack_for_cpu.default(
+        aten.to.dtype(padded, torch.int32), 1
+    )
+    return made
+
+
+def _fake_pack(codes: Tensor) -> Tensor:
+    return codes.new_empty((codes.shape[0] + -codes.shape[0] % _TILE, codes.shape[1] // 2))
+
+
+def _run(
+    x: Tensor,
+    packed: Tensor,
+    group_size: int,
+    scales: Tensor,
+    columns: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    if x.dtype is not torch.float32:
+        raise UnsupportedError(
+            f"linear_of_int4 takes float32 activations, found {x.dtype}",
+            fix="lower a float32 model, or leave the linear float",
+        )
+    rows = aten.to.dtype(aten.detach.default(x), torch.bfloat16)
+    rows = aten.reshape.default(rows, [-1, x.shape[-1]])
+    rows = aten.contiguous.default(rows)
+    found = aten._weight_int4pack_mm_for_cpu.default(rows, packed, group_size, scales)
+    found = aten.to.dtype(aten.slice.Tensor(found, 1, 0, columns), torch.float32)
+    found = aten.reshape.default(found, [*x.shape[:-1], columns])
+    made: Tensor = found if bias is None else aten.add.Tensor(found, bias)
+    return made
+
+
+_LIBRARY.define("pack_int4_linear(Tensor codes) -> Tensor")  # type: ignore[no-untyped-call]
+torch.library.impl(_LIBRARY, "pack_int4_linear", "CompositeExplicitAutograd")(_pack)
+torch.library.register_fake("pt2e_quant::pack_int4_linear", lib=_LIBRARY)(_fake_pack)
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "linear_of_int4(Tensor x, Tensor packed, int group_size, Tensor scales, int columns, "
+    "Tensor? bias=None) -> Tensor"
+)
+# Implicit, so that exporters and compilers see the calls it is made of.
+torch.library.impl(_LIBRARY, "linear_of_int4", "CompositeImplicitAutograd")(_run)
+
+PackInt4: Any = torch.ops.pt2e_quant.pack_int4_linear.default
+"""Codes uint8[N, K] to the layout of torch's operator on this machine, N filled up to sixteens."""
+LinearOfInt4: Any = torch.ops.pt2e_quant.linear_of_int4.default
+"""y = x @ W.t() + bias within `error_bound`, with W = (code - zero_point) * scale.
+
+    x: float32[..., K], finite.
+    packed: `PackInt4` of the codes.
+    group_size: 32, 64, 128 or 256, a divisor of K.
+    scales: of `scales_and_zeros`.
+    columns: N.
+    bias: float32[N].
+"""

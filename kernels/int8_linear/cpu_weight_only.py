@@ -1,0 +1,44 @@
+"""int8 weights under float activations on CPUs: two integer products instead of a float one."""
+
+from torch.fx import Node
+
+from pt2e_quant.core.schemes import INT8_WEIGHT
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.onednn.digits_site import (
+    class_of,
+    linear_row,
+    multiply_digits,
+    node_cost,
+    rows_of,
+)
+from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
+from pt2e_quant.kernels.quantized_values import read_weight
+from pt2e_quant.kernels.site import Site
+
+__all__ = ["KERNELS", "shape_class"]
+
+
+def shape_class(match: Match) -> str:
+    """By the rows of the product and the size of the weight."""
+    return class_of("rows", rows_of(match), match.node("w").meta["val"].numel())
+
+
+def build(site: Site) -> Node:
+    """`linear_of_digits` on the stored integers."""
+    weight = read_weight(site.gm, site.match["w"])
+    assert weight is not None  # the row's scheme says so
+    return multiply_digits(site, site.integers("w"), weight.scale, shape_class)
+
+
+KERNELS = (
+    Kernel(
+        row=linear_row("linear_w8", (INT8_WEIGHT,), not_slower("int8_linear", shape_class)),
+        device=Device.CPU,
+        op="int8_linear",
+        build=build,
+        shape_class=shape_class,
+        measured=measured_here("int8_linear"),
+        cost=node_cost,
+    ),
+)

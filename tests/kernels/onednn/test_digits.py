@@ -1,0 +1,164 @@
+"""Float rows times integer weights through digits of 8 bits, held to float64 within the bound."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.kernels.int8_linear.rows_op import onednn_is_exact
+from pt2e_quant.kernels.onednn.digits_op import (
+    DIGIT_LIMIT,
+    LinearOfDigits,
+    digit_shifts,
+    error_bound,
+    weight_digits,
+)
+from pt2e_quant.kernels.onednn.digits_site import class_of
+from pt2e_quant.kernels.onednn.operators import PackLinear
+from tests.kernels.operands import float_rows, integers, scales
+
+needs_vnni = pytest.mark.skipif(not onednn_is_exact(), reason="oneDNN saturates here")
+SIZES = st.sampled_from([1, 2, 5, 16, 33])
+FEATURES = st.sampled_from([1, 3, 32, 64, 129, 700])
+FLOAT = (torch.float32,)
+
+
+def of_int8(x, weight, scale, bias=None):
+    """The operator on a weight of one digit."""
+    zeros = torch.zeros(len(scale), dtype=torch.int32)
+    packed = PackLinear(weight, None)
+    return LinearOfDigits(x, packed, scale, zeros, digit_shifts(x.dim()), None, None, bias)
+
+
+def of_float(x, real, bias=None):
+    """The operator on a weight of two digits."""
+    high, low, scale = weight_digits(real)
+    zeros = torch.zeros(len(scale), dtype=torch.int32)
+    parts = PackLinear(high, None), scale * 256, zeros, digit_shifts(x.dim())
+    return LinearOfDigits(x, *parts, PackLinear(low, None), scale, bias)
+
+
+def holds(made, x, real, bias, *, low):
+    exact = x.double() @ real.double().t() + (0 if bias is None else bias.double())
+    return bool(((made - exact).abs() <= error_bound(x, real, bias, low=low)).all())
+
+
+@needs_vnni
+@settings(max_examples=60, deadline=None)
+@given(st.data(), SIZES, SIZES, FEATURES, st.booleans())
+def test_int8_weights_when_multiplied_then_within_the_bound(data, M, N, K, has_bias):
+    x = data.draw(float_rows((M, K), FLOAT))
+    weight = data.draw(integers((N, K)))
+    scale = data.draw(scales(N, 0.1))
+    bias = torch.randn(N) if has_bias else None
+    made = of_int8(x, weight, scale, bias)
+    real = (weight.double() * scale.double().unsqueeze(1)).float()
+    assert made.shape == (M, N)
+    assert holds(made, x, real, bias, low=False)
+
+
+@needs_vnni
+@settings(max_examples=40, deadline=None)
+@given(st.data(), SIZES, SIZES, FEATURES, st.booleans())
+def test_float_weights_when_multiplied_in_two_digits_then_within_the_bound(data, M, N, K, has_bias):
+    x, real = data.draw(float_rows((M, K), FLOAT)), data.draw(float_rows((N, K), FLOAT))
+    bias = torch.randn(N) if has_bias else None
+    assert holds(of_float(x, real, bias), x, real, bias, low=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), SIZES, FEATURES)
+def test_digits_of_a_weight_are_within_half_a_step_of_it(data, N, K):
+    real = data.draw(float_rows((N, K), FLOAT))
+    high, low, scale = weight_digits(real)
+    made = (256 * high.double() + low.double()) * scale.double().unsqueeze(1)
+    # The scale itself is rounded to float32.
+    slack = 1 + 2.0**-7
+    assert ((made - real).abs() <= slack * scale.double().unsqueeze(1) / 2).all()
+    assert (256 * high.int() + low.int()).abs().max() <= DIGIT_LIMIT
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), SIZES, st.sampled_from([32, 64, 128]), st.integers(1, 3))
+def test_codes_of_a_grouped_weight_come_back_from_its_digits(data, N, G, groups):
+    """Where scales of a row differ by less than a thousandfold, as those of trained weights do."""
+    codes = data.draw(integers((N, groups * G), 0, 15, torch.uint8)).double()
+    zeros = data.draw(integers((N, groups), 0, 15, torch.uint8)).double().repeat_interleave(G, 1)
+    scale = torch.rand(N, groups, dtype=torch.float64) * 0.1 + 1e-4
+    each = scale.float().double().repeat_interleave(G, 1)
+    high, low, row = weight_digits(((codes - zeros) * each).float())
+    real = (256 * high.double() + low.double()) * row.double().unsqueeze(1)
+    assert torch.equal((real / each + zeros).round(), codes)
+
+
+@needs_vnni
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-30, 1e30])
+def test_rows_of_every_size_share_a_call(size):
+    torch.manual_seed(0)
+    x, real = torch.randn(3, 64), torch.randn(8, 64)
+    x[1] *= size
+    made = of_float(x, real)
+    assert holds(made, x, real, None, low=True)
+    assert torch.equal(made[[0, 2]], of_float(x[[0, 2]], real))
+
+
+@needs_vnni
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
+def test_row_that_is_not_finite_gives_nothing_finite_and_leaves_the_others(wrong):
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 64), torch.randint(-127, 128, (8, 64), dtype=torch.int8)
+    expected = of_int8(x, weight, torch.ones(8))
+    x[1, 5] = wrong
+    made = of_int8(x, weight, torch.ones(8))
+    assert not made[1].isfinite().any()
+    assert torch.equal(made[[0, 2]], expected[[0, 2]])
+
+
+@needs_vnni
+@pytest.mark.parametrize("shape", [(64,), (2, 3, 64), (1, 2, 2, 64)])
+def test_any_rank_is_the_rows_of_two_dimensions(shape):
+    x, weight = torch.randn(shape), torch.randint(-127, 128, (8, 64), dtype=torch.int8)
+    made = of_int8(x, weight, torch.ones(8))
+    expected = of_int8(x.reshape(-1, 64), weight, torch.ones(8))
+    assert torch.equal(made, expected.reshape(*shape[:-1], 8))
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (2, 0, 64)])
+def test_no_rows_give_no_rows(shape):
+    weight = torch.ones(8, 64, dtype=torch.int8)
+    assert of_int8(torch.zeros(shape), weight, torch.ones(8)).shape == (*shape[:-1], 8)
+
+
+def test_rows_that_want_a_gradient_get_a_result_without_one():
+    x = torch.randn(2, 64, requires_grad=True)
+    weight = torch.ones(8, 64, dtype=torch.int8)
+    assert not of_int8(x, weight, torch.ones(8)).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_activations_of_another_dtype_are_refused_by_name(dtype):
+    weight = torch.ones(8, 64, dtype=torch.int8)
+    with pytest.raises(UnsupportedError, match=f"float32 activations, found {dtype}"):
+        of_int8(torch.zeros(2, 64, dtype=dtype), weight, torch.ones(8))
+
+
+def test_the_operators_fake_has_the_results_shape_and_dtype():
+    with FakeTensorMode():
+        weight = torch.empty(8, 64, dtype=torch.int8)
+        made = of_int8(torch.empty(2, 3, 64), weight, torch.empty(8), torch.empty(8))
+    assert (made.shape, made.dtype) == ((2, 3, 8), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "weight", "named"),
+    [
+        (1, 384 * 384, "weight < 2^18, M <= 1"),
+        (64, 768 * 768, "weight < 2^20, M <= 128"),
+        (129, 1024 * 1024, "weight >= 2^20, M > 128"),
+        (None, 4096 * 4096, "weight >= 2^20, any M"),
+    ],
+)
+def test_classes_tell_rows_and_weights_apart(rows, weight, named):
+    assert class_of("rows", rows, weight) == f"float x, rows, {named}"
