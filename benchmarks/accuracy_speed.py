@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks import ours, peers
 from benchmarks.cases import CASES, Case
 from benchmarks.count_ops import OpCount, count_ops
-from benchmarks.measure import Latency, interleave, mean_cosine, sqnr_db
+from benchmarks.measure import Latency, interleave_loads, mean_cosine, sqnr_db
 from benchmarks.results import write_results
 from benchmarks.runtimes import Program, Runtime
 
@@ -62,9 +62,11 @@ def measure_runtime(case: Case, runtime: Runtime, rounds: int) -> list[Row]:
     programs, failures = build_programs(case, runtime)
     with torch.no_grad():
         reference = [case.model(*batch) for batch in case.held_out]
-    latencies = interleave(
-        {label: program.bind(*case.example) for label, program in programs.items()}, rounds=rounds
-    )
+    loaders = {
+        label: lambda p=program: p.reload().bind(*case.example)
+        for label, program in programs.items()
+    }
+    latencies = interleave_loads(loaders, rounds=rounds)
     rows: list[Row] = [
         {**identity(case, runtime, label), "failure": reason} for label, reason in failures.items()
     ]

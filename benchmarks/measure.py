@@ -65,9 +65,44 @@ def interleave(
     Returns:
         The latency of each label, in milliseconds.
     """
+    return _latencies(_samples(calls, rounds, warmup, clock, random.Random(0)))
+
+
+def interleave_loads(
+    load: Mapping[str, Callable[[], Callable[[], object]]], *, loads: int = 8, rounds: int = 100
+) -> dict[str, Latency]:
+    """`interleave` of programs that are loaded anew several times, each time in another order.
+
+    Where a loaded program lies in memory stays as it is as long as it is loaded, and moves its
+    time by a percent or two: within one load that would look like a difference of the programs.
+
+    Args:
+        load: Makes a call to time, by label.
+        loads: How often all are loaded.
+        rounds: Timed rounds of all loads together.
+
+    Returns:
+        The latency of each label over all loads, in milliseconds.
+    """
+    order = random.Random(0)
+    pooled: dict[str, list[float]] = {label: [] for label in load}
+    for _ in range(loads):
+        calls = {label: load[label]() for label in order.sample(list(load), len(load))}
+        found = _samples(calls, -(-rounds // loads), 3, time.perf_counter, order)
+        for label, samples in found.items():
+            pooled[label] += samples
+    return _latencies(pooled)
+
+
+def _samples(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int,
+    clock: Callable[[], float],
+    order: random.Random,
+) -> dict[str, list[float]]:
     labels = list(calls)
     samples: dict[str, list[float]] = {label: [] for label in labels}
-    order = random.Random(0)
     for number in range(warmup + rounds):
         for label in order.sample(labels, len(labels)):
             begin = clock()
@@ -75,6 +110,10 @@ def interleave(
             elapsed = clock() - begin
             if number >= warmup:
                 samples[label].append(1e3 * elapsed)
+    return samples
+
+
+def _latencies(samples: Mapping[str, list[float]]) -> dict[str, Latency]:
     return {
         label: Latency(median_ms=statistics.median(times), min_ms=min(times))
         for label, times in samples.items()

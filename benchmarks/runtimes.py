@@ -36,6 +36,10 @@ class Program:
         """Run once on flat inputs and return the flat outputs."""
         return [torch.as_tensor(value).clone() for value in self.bind(*inputs)()]
 
+    def reload(self) -> "Program":
+        """Load the same bytes once more."""
+        return load_program(self.label, self.runtime, self.data, self.stages)
+
 
 def load_program(
     label: str, runtime: Runtime, data: bytes, stages: Mapping[str, float] | None = None

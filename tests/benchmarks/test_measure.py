@@ -1,11 +1,12 @@
 import math
 import time
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 import torch
 
-from benchmarks.measure import Stopwatch, interleave, mean_cosine, sqnr_db
+from benchmarks.measure import Stopwatch, interleave, interleave_loads, mean_cosine, sqnr_db
 
 
 def test_sqnr_when_noise_is_a_tenth_of_the_signal_then_20_db():
@@ -32,6 +33,25 @@ def test_interleave_runs_every_call_once_a_round_behind_any_other():
     assert all(sorted(labels) == ["a", "b", "c"] for labels in rounds)
     assert len({pair for labels in rounds for pair in pairwise(labels)}) == 6
     assert all(0 <= value.min_ms <= value.median_ms for value in latencies.values())
+
+
+def test_interleave_loads_makes_every_call_anew_in_each_load():
+    made, called = [], Counter()
+
+    def loader(label):
+        def load():
+            made.append(label)
+            return lambda: called.update([label])
+
+        return load
+
+    latencies = interleave_loads({label: loader(label) for label in "ab"}, loads=4, rounds=10)
+    assert Counter(made) == {"a": 4, "b": 4}
+    assert {tuple(made[i : i + 2]) for i in range(0, 8, 2)} == {("a", "b"), ("b", "a")}
+    # rounds are shared out, 3 a load; each load warms up with 3
+    assert called == {"a": 4 * 6, "b": 4 * 6}
+    assert all(0 <= found.min_ms <= found.median_ms for found in latencies.values())
+
 
 
 def test_stopwatch_adds_the_seconds_of_a_stage():
