@@ -1,0 +1,147 @@
+"""Launches on "cuda" without a GPU: every timed case up to the launch itself, and its peers.
+
+Here the branches run that neither definitions nor the interpreter reach: tensors lie on a GPU, its
+name, its processors and its capability are asked for.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.core.errors import MissingExtraError, UnsupportedError
+from pt2e_quant.kernels import fused_op, tiles
+from pt2e_quant.kernels.catalog import BENCHES
+from tests.fake_cuda import CUDA, H200, FakeGpu, fake_cuda
+
+OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
+by_unit = pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.op)
+
+
+@dataclass
+class Launched:
+    """What Triton was asked to launch."""
+
+    calls: list[tuple[Any, tuple[int, ...], dict[str, Any]]] = field(default_factory=list)
+
+    def run(self, kernel, grid, given):
+        self.calls.append((kernel, grid, given))
+
+
+@pytest.fixture
+def launched(monkeypatch) -> Iterator[Launched]:
+    """Triton's launcher, which notes what it was given."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    found = Launched()
+
+    def run(self, *args, grid, warmup, **given):
+        assert not args
+        found.run(self, grid, given)
+
+    monkeypatch.setattr(jit.JITFunction, "run", run)
+    tiles._device_name.cache_clear()
+    yield found
+    tiles._device_name.cache_clear()
+
+
+def off_device(tree):
+    leaves = pytree.tree_leaves(tree)
+    return [t.device for t in leaves if isinstance(t, torch.Tensor) and t.device != CUDA]
+
+
+@by_unit
+def test_every_case_is_launched_with_all_its_arguments_on_its_device(bench, launched):
+    for case in bench.cases:
+        launched.calls.clear()
+        with fake_cuda():
+            operands = case.make(CUDA, 0)
+            made = bench.call(operands, None)
+        assert not off_device((operands, made)), case.name
+        for kernel, grid, given in launched.calls:
+            assert set(given) - OPTIONS == set(kernel.arg_names), case.name
+            assert not off_device(given), case.name
+            assert all(type(size) is int and size > 0 for size in grid), case.name
+        # fp8 products that cuBLAS has are torch._scaled_mm.
+        assert launched.calls or bench.op == "fp8_linear", case.name
+
+
+@by_unit
+def test_every_peer_takes_the_operands_and_gives_a_result_on_the_device(bench):
+    for case in bench.cases:
+        for name, peer in case.peers.items():
+            with fake_cuda():
+                made = peer.prepare(case.make(CUDA, 0))()
+            assert pytree.tree_leaves(made), (case.name, name)
+            assert not off_device(made), (case.name, name)
+
+
+@by_unit
+def test_a_gpu_that_is_too_old_is_refused(bench, launched):
+    older = FakeGpu("NVIDIA T4", 7, 5) if bench.lowest_capability == 80 else FakeGpu("A100", 8, 0)
+    with fake_cuda(older), pytest.raises(UnsupportedError, match=f"found {older.name}") as caught:
+        bench.call(bench.cases[0].make(CUDA, 0), None)
+    assert "fix" in str(caught.value)
+    assert not launched.calls
+
+
+@by_unit
+def test_without_triton_the_extra_is_named(bench, monkeypatch):
+    monkeypatch.setattr(fused_op, "find_spec", lambda name: None)
+    with fake_cuda(), pytest.raises(MissingExtraError, match=r"pip install 'pt2e-quant\[cuda\]'"):
+        bench.call(bench.cases[0].make(CUDA, 0), None)
+
+
+class HopperDriver:
+    """A device that kernels are compiled for, and that nothing is loaded on."""
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+@pytest.mark.slow  # compiles a hundred kernels
+@by_unit
+def test_every_launch_compiles_as_triton_itself_specialises_it(
+    bench, launched, monkeypatch, tmp_path
+):
+    """Sizes that divide by 16, ones, integers of 64 bits: what a compile case only says."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    driver = pytest.importorskip("triton.runtime").driver
+    for case in bench.cases:
+        with fake_cuda():
+            bench.call(case.make(CUDA, 0), None)
+    monkeypatch.undo()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    driver.set_active(HopperDriver())
+    try:
+        for kernel, grid, given in launched.calls:
+            plain = {
+                name: jit.MockTensor(v.dtype, list(v.shape)) if isinstance(v, torch.Tensor) else v
+                for name, v in given.items()
+            }
+            assert kernel.run(grid=grid, warmup=True, **plain).asm["cubin"]
+    finally:
+        driver.reset_active()
+
+
+def test_the_tiles_of_the_device_at_hand_are_read(launched, monkeypatch):
+    (bench,) = (bench for bench in BENCHES if bench.op == "int8_linear")
+    default = tiles.read_tiles("int8_linear")["large"]
+    mine = tiles.TileConfig(default.blocks, num_warps=16, num_stages=2)
+    assert mine != default
+    tables = {tiles.DEFAULT: tiles.read_tiles("int8_linear"), "nvidia_h200": {"large": mine}}
+    monkeypatch.setattr(tiles, "read_tiles", lambda op, slug=tiles.DEFAULT: tables[slug])
+    with fake_cuda(H200):
+        bench.call(bench.cases[0].make(CUDA, 0), None)
+    ((_, _, given),) = launched.calls
+    assert (given["num_warps"], given["num_stages"]) == (16, 2)
