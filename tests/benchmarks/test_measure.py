@@ -53,7 +53,6 @@ def test_interleave_loads_makes_every_call_anew_in_each_load():
     assert all(0 <= found.min_ms <= found.median_ms for found in latencies.values())
 
 
-
 def test_stopwatch_adds_the_seconds_of_a_stage():
     watch = Stopwatch()
     assert watch.run("wait", lambda: time.sleep(0.01)) is None
