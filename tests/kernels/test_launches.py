@@ -122,16 +122,13 @@ def test_every_launch_compiles_as_triton_itself_specialises_it(
             bench.call(case.make(CUDA, 0), None)
     monkeypatch.undo()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    driver.set_active(HopperDriver())
-    try:
-        for kernel, grid, given in launched.calls:
-            plain = {
-                name: jit.MockTensor(v.dtype, list(v.shape)) if isinstance(v, torch.Tensor) else v
-                for name, v in given.items()
-            }
-            assert kernel.run(grid=grid, warmup=True, **plain).asm["cubin"]
-    finally:
-        driver.reset_active()
+    monkeypatch.setattr(driver, "_active", HopperDriver())
+    for kernel, grid, given in launched.calls:
+        plain = {
+            name: jit.MockTensor(v.dtype, list(v.shape)) if isinstance(v, torch.Tensor) else v
+            for name, v in given.items()
+        }
+        assert kernel.run(grid=grid, warmup=True, **plain).asm["cubin"]
 
 
 def test_the_tiles_of_the_device_at_hand_are_read(launched, monkeypatch):
