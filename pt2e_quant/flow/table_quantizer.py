@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import AnnotationError
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import (
     Q_ANNOTATION_KEY,
@@ -82,6 +83,7 @@ class TableQuantizer(Quantizer):
         self.finishing = tuple(finishing)
         self.balances_channels = balances_channels
         self.pads_groups = False
+        self.scales: ScaleFormat | None = None
 
     def set_global(self, scheme: Scheme | None) -> "TableQuantizer":
         """What every node gets that no other rule speaks about; None leaves them float."""
@@ -126,6 +128,16 @@ class TableQuantizer(Quantizer):
     def with_observers(self, **changes: Any) -> "TableQuantizer":
         """Vary the observers, for example `with_observers(activation=MSEObserver)`."""
         self.observers = replace(self.observers, **changes)
+        return self
+
+    def with_scales(self, scales: ScaleFormat) -> "TableQuantizer":
+        """Keep the scales of integer weights in another form, for example in float16.
+
+        In memory and in files of `pt2e_quant.save`: XNNPACK and ONNX Runtime take float32 scales
+        alone, and are given the same values in it. Small floats and code books keep the scales
+        that their schemes say.
+        """
+        self.scales = scales
         return self
 
     def pad_groups(self) -> "TableQuantizer":
@@ -234,7 +246,7 @@ class TableQuantizer(Quantizer):
                 continue
             key = plan.row.name, slot.at, id(scheme)
             if key not in made:
-                made[key] = scheme, self.observers.spec(plan.row, slot, scheme)
+                made[key] = scheme, self.observers.spec(plan.row, slot, self._kept(slot, scheme))
             spec = made[key][1]
             found |= {p: (spec, slot.role) for p in places}
         for group in plan.row.share:
@@ -243,6 +255,12 @@ class TableQuantizer(Quantizer):
                 if place != places[0]:
                     found[place] = (SharedQuantizationSpec(places[0]), found[place][1])
         return found
+
+    def _kept(self, slot: Slot, scheme: TensorScheme) -> TensorScheme:
+        """A scheme that a row takes, with scales in the form asked for."""
+        if self.scales is None or slot.role is not Role.WEIGHT or scheme.format is not None:
+            return scheme
+        return replace(scheme, scales=self.scales)
 
     def validate(self, model: GraphModule) -> None:
         """Refuse an annotated graph with a per-channel axis that its constant does not have.

@@ -14,11 +14,12 @@ import pt2e_quant as pq
 from pt2e_quant.backends.artifact import Backend, is_installed
 from pt2e_quant.core.errors import ArtifactError, ConfigError, UnsupportedError
 from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
+from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 
-from toy_formats import converted, sqnr
+from toy_formats import converted, model_and_input, sqnr
 
 NAMES = ("onnx", "xnnpack")
 INTEGERS = ["int8_dynamic", "int8_dynamic_per_tensor", "a16w8", "a16w4", "w8", "w4_g32", "w3", "w2"]
@@ -51,6 +52,36 @@ def test_quantizer_when_asked_for_a_scheme_then_made_or_refused_with_one_that_ru
         with pytest.raises(ConfigError, match=f'"{re.escape(scheme)}"') as refused:
             backend.quantizer(scheme)
         assert nearest_in(str(refused.value.fix)) in backend.recipes, scheme
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "scales", "operators"),
+    [
+        ("onnx", "w4_g32", ScaleFormat(dtype=torch.float16), {"MatMulNBits": 2}),
+        ("onnx", "w8", ScaleFormat(double_group=256), {}),
+        # XNNPACK rounds the scales of groups to bfloat16; these are so already.
+        ("xnnpack", "a8w4_g32", ScaleFormat(dtype=torch.bfloat16), {"FullyConnected": 2}),
+    ],
+)
+def test_scales_when_kept_in_another_form_then_fewer_bytes_and_the_same_kernels(
+    name, recipe, scales, operators
+):
+    backend = backend_named(name)
+    model, (x,) = model_and_input()
+
+    def quantized(quantizer):
+        return pq.convert_pt2e(pq.prepare_pt2e(torch.export.export(model, (x,)), quantizer))
+
+    kept = quantized(backend.quantizer(recipe).with_scales(scales))
+    assert stored(kept) < stored(quantized(backend.quantizer(recipe)))
+    artifact = backend.lower(kept, (x,))
+    assert artifact.report.integer_ops == operators
+    # One activation that is rounded the other way leaves 65 dB, other scales 47.
+    assert sqnr(kept(x), artifact.run(x)) > 60
+
+
+def stored(gm: torch.fx.GraphModule) -> int:
+    return sum(r.size_after + r.qparams for r in pq.provenance_of(gm).sizes)
 
 
 RUN = [("onnx", "nf4"), ("xnnpack", "nf4"), ("xnnpack", "fp8_weight_only"), ("onnx", "mxfp8")]

@@ -7,7 +7,7 @@ import torch
 from toy_formats import converted, model_and_input, quantizer_of, sqnr
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import AnnotationError, ConfigError
 from pt2e_quant.core.format_schemes import code_book_scheme
 from pt2e_quant.core.granularity import PerChannel, PerGroup
 from pt2e_quant.core.number_formats import CodeBook
@@ -45,6 +45,34 @@ def test_integers_when_scales_are_of_another_form_then_kept_so_and_near(name, sc
         assert bool((mantissa == 0.5).all())
         own = [n for n in quantized.graph.nodes if kind_of_qdq(n) in OWN_KINDS]
         assert not own
+
+
+@pytest.mark.parametrize("scales", SCALES, ids=str)
+def test_scales_when_the_quantizer_keeps_them_so_then_a_row_of_float32_ones_takes_them(scales):
+    model, inputs = model_and_input()
+    program = torch.export.export(model, inputs)
+    quantizer = quantizer_of(scheme_named("w4_g32")).with_scales(scales)
+    quantized = pq.convert_pt2e(pq.prepare_pt2e(program, quantizer))
+    _, said = converted(scheme_named("w4_g32", scales=scales))
+    held = dict(said.named_buffers())
+    for name, value in quantized.named_buffers():
+        assert value.dtype == held[name].dtype
+        assert torch.equal(value.to(torch.float32), held[name].to(torch.float32)), name
+
+
+def test_scales_when_codes_are_no_integers_then_those_of_their_scheme():
+    model, inputs = model_and_input()
+    program = torch.export.export(model, inputs)
+    quantizer = quantizer_of(scheme_named("nf4")).with_scales(ScaleFormat(dtype=torch.float16))
+    quantized = pq.convert_pt2e(pq.prepare_pt2e(program, quantizer))
+    assert dict(quantized.named_buffers())["0.weight_scale"].dtype == torch.float32
+
+
+def test_scales_when_training_is_asked_for_then_refused():
+    model, inputs = model_and_input()
+    quantizer = quantizer_of(scheme_named("w4")).with_scales(ScaleFormat(dtype=torch.float16))
+    with pytest.raises(AnnotationError, match="quantize nothing in training"):
+        pq.prepare_qat_pt2e(torch.export.export(model, inputs), quantizer)
 
 
 def test_power_of_two_when_static_activations_then_every_scale_is_one():
