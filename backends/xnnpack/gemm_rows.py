@@ -33,7 +33,7 @@ __all__ = [
     "BFLOAT16_SCALES",
     "CLIPS",
     "DYNAMIC_GEMMS",
-    "EMBEDDING",
+    "EMBEDDINGS",
     "GROUP_SIZES",
     "STATIC_GEMMS",
     "WEIGHT_ONLY_GEMMS",
@@ -192,16 +192,28 @@ WEIGHT_ONLY_GEMMS = (
     ),
 )
 
-EMBEDDING = OpRow(
-    name="embedding",
-    find=(Op(ops.EMBEDDING, _W, name="op"),),
-    slots=(
-        Slot(
-            at="w",
-            role=Role.WEIGHT,
-            accepts=(INT8_WEIGHT, INT8_WEIGHT_ROWS, *INT4_GROUPS),
-        ),
+_PORTABLE = "portable_only=True looks rows and scales up with portable operators instead"
+
+EMBEDDINGS = (
+    OpRow(
+        name="embedding",
+        find=(Op(ops.EMBEDDING, _W, name="op"),),
+        slots=(Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT, INT8_WEIGHT_ROWS)),),
+        lowers_to="quantized_decomposed.embedding_byte, outside the delegate",
+        note=_PORTABLE,
     ),
-    lowers_to="quantized_decomposed.embedding_byte or embedding_4bit, outside the delegate",
-    note="portable_only=True looks rows and scales of int8 up with portable operators instead",
+    OpRow(
+        name="embedding_int4",
+        find=(Op(ops.EMBEDDING, _W, name="op"),),
+        slots=(
+            Slot(
+                at="w",
+                role=Role.WEIGHT,
+                accepts=(INT4_ROWS, *INT4_GROUPS, *INT4_BFLOAT16_GROUPS),
+            ),
+        ),
+        constraints=(EVEN_COLUMNS,),
+        lowers_to="quantized_decomposed.embedding_4bit, outside the delegate",
+        note=_PORTABLE,
+    ),
 )

@@ -34,6 +34,7 @@ from pt2e_quant.graph.ops import (
 __all__ = [
     "GEMMS",
     "gives_static_int8",
+    "is_int4",
     "is_static_int8",
     "is_weight_only",
     "operands",
@@ -57,6 +58,14 @@ def operands(node: Node) -> tuple[Any, Any]:
 def is_static_int8(node: Node) -> bool:
     """Whether a node is a static per-tensor q or dq of int8."""
     return node.target in (DequantizePerTensor, QuantizePerTensor) and node.args[5] is torch.int8
+
+
+def is_int4(dequantize: Node) -> bool:
+    """Whether a dq of groups or channels reads integers of 4 bits, which the delegate packs."""
+    if dequantize.target not in (DequantizePerGroup, DequantizePerChannel):
+        return False
+    first = 3 if dequantize.target is DequantizePerGroup else 4
+    return dequantize.args[first : first + 3] == (*_INT4, torch.int8)
 
 
 def is_weight_only(node: Node) -> bool:
@@ -97,17 +106,16 @@ def _why_no_rows(gm: GraphModule, weight: Node, *, groups: bool) -> str | None:
         return "the zero_points of its weight are not 0"
     columns = weight.meta["val"].shape[-1]
     if weight.target is DequantizePerGroup:
-        limits, dtype, size = weight.args[3:5], weight.args[5], weight.args[6]
         if not groups:
             return "XNNPACK has no weight-only linear with groups"
-        if limits != _INT4 or dtype is not torch.int8 or int(size) % _GROUP_STEP:  # type: ignore[arg-type]  # an int by schema
+        if not is_int4(weight) or int(weight.args[6]) % _GROUP_STEP:  # type: ignore[arg-type]  # an int by schema
             return f"groups are of int4 and a multiple of {_GROUP_STEP} columns"
         return None
     if weight.target is not DequantizePerChannel or weight.args[3] != 0:
         return "its scales are not one per output channel"
     if weight.args[-1] is not torch.int8:
         return "its weight is not int8 or int4"
-    if weight.args[4:6] == _INT4 and columns % 2:
+    if is_int4(weight) and columns % 2:
         return "an int4 weight needs an even number of columns"
     return None
 

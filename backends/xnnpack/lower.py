@@ -18,13 +18,14 @@ from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operator
 from pt2e_quant.backends.xnnpack.buffer_writes import writes_whole_rows
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
-from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes, embed_portable
+from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes
 from pt2e_quant.backends.xnnpack.grouped_heads import group_heads
 from pt2e_quant.backends.xnnpack.means import means_as_products
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
+from pt2e_quant.backends.xnnpack.portable_embeddings import embed_portable
 from pt2e_quant.backends.xnnpack.recipes import nearest_recipe
 from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
 from pt2e_quant.backends.xnnpack.rework import less_rework

@@ -25,7 +25,7 @@ from pt2e_quant.backends.xnnpack.conditions import (
 from pt2e_quant.backends.xnnpack.gemm_rows import (
     CLIPS,
     DYNAMIC_GEMMS,
-    EMBEDDING,
+    EMBEDDINGS,
     STATIC_GEMMS,
     WEIGHT_ONLY_GEMMS,
 )
@@ -179,7 +179,7 @@ STATIC_ROWS = (*STATIC_GEMMS, *_BINARIES, *_UNARIES, *_POOLS, *_MOVERS)
 
 TABLE = OpTable(
     backend="XNNPACK",
-    rows=(*STATIC_ROWS, *DYNAMIC_GEMMS, *WEIGHT_ONLY_GEMMS, EMBEDDING),
+    rows=(*STATIC_ROWS, *DYNAMIC_GEMMS, *WEIGHT_ONLY_GEMMS, *EMBEDDINGS),
     reasons={
         "aten.softmax": "XNNPACK's softmax is float only",
         "aten.matmul": "XNNPACK multiplies two run-time matrices in float only",

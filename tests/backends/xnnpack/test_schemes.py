@@ -13,7 +13,7 @@ from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.contents import ProgramContents
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import STATIC_ROWS, TABLE
-from pt2e_quant.core.errors import CalibrationError, ConfigError, UnsupportedError
+from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
@@ -58,7 +58,8 @@ PROVEN = {
     "linear_weight_only": "w8",
     "linear_weight_only_int4": "w4",
     "conv2d_dynamic": "test_convolution_when_dynamic_then_delegate_runs_it",
-    "embedding": "each recipe, and test_embedding_when_int4_groups_asked_for",
+    "embedding": "each recipe",
+    "embedding_int4": "test_embedding_when_int4_asked_for, and test_nibble_tables.py",
 }
 WEIGHT = {"int8_dynamic": "qcint8", "w8": "qcint8", "w4": "qcint4", "a8w4": "qcint4"}
 RECIPES_WITHOUT_DATA = sorted(set(RECIPES) - {"int8", "int8-minmax"})
@@ -182,20 +183,22 @@ def test_rule_when_scheme_has_no_kernel_then_float_with_the_reason():  # type: i
     assert products(contents) == {("qdint8", "qcint8"): 3, ("fp32", "fp32"): 1}
 
 
-@pytest.mark.parametrize("size", [32, 64])
-def test_embedding_when_int4_groups_asked_for_then_4bit_kernel_and_equal(size):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("scheme", ["w4", "w4_g32", "w4_g64"])
+def test_embedding_when_int4_asked_for_then_4bit_kernel_and_equal(scheme):  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     model = nn.Embedding(30, 64)
     ids = torch.randint(0, 30, (2, 5))
-    quantizer = BACKEND.quantizer("a8w4_g32").set_operator("embedding", scheme_named(f"w4_g{size}"))
+    quantizer = BACKEND.quantizer("a8w4_g32").set_operator("embedding", scheme_named(scheme))
     canonical = convert_pt2e(prepare_pt2e(exported(model, ids), quantizer))
     artifact = BACKEND.lower(canonical, (ids,))
     assert artifact.contents().kernels == {NIBBLE_LOOKUP: 1}
     other = torch.randint(0, 30, (4, 3))
     torch.testing.assert_close(artifact.run(other), canonical(other), rtol=0, atol=0)
     assert any("embedding_4bit" in note for note in artifact.report.notes)
-    with pytest.raises(UnsupportedError, match="no integer form"):
-        BACKEND.lower(canonical, (ids,), portable_only=True)
+    portable = BACKEND.lower(canonical, (ids,), portable_only=True)
+    assert portable.contents().kernels["aten.embedding"] == 3
+    assert not portable.contents().kernels[NIBBLE_LOOKUP]
+    torch.testing.assert_close(portable.run(other), canonical(other), rtol=0, atol=0)
 
 
 def test_convolution_when_dynamic_then_delegate_runs_it():  # type: ignore[no-untyped-def]

@@ -10,7 +10,6 @@ from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.share_constants import share_constants
-from pt2e_quant.core.scheme_names import scheme_named
 
 ROWS, WIDTH = 500, 64
 
@@ -90,14 +89,3 @@ def test_file_when_nothing_is_tied_then_the_same_bytes():
     assert share_constants(pte) is pte
     shared = lowered(converted()).pte
     assert share_constants(shared) == shared
-
-
-def test_file_when_table_is_of_4_bits_then_the_report_names_the_second_copy():
-    quantizer = BACKEND.quantizer("a8w4_g32").set_global(scheme_named("a8w4_g32"))
-    quantizer.set_operator("embedding", scheme_named("w4_g32"))
-    quantizer.set_operator("linear", scheme_named("a8w4_g32"))
-    torch.manual_seed(0)
-    program = torch.export.export(Tied().eval(), (torch.tensor([3, 7]),))
-    gm = pq.convert_pt2e(pq.prepare_pt2e(program, quantizer))
-    notes = lowered(gm).report.notes
-    assert any(f"twice, {ROWS * WIDTH // 2:,} bytes more" in note for note in notes)
