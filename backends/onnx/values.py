@@ -1,6 +1,6 @@
 """Constants and quantize/dequantize pairs of an ONNX graph: reading them, making them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,9 +18,12 @@ __all__ = [
     "int_attribute",
     "make_constant",
     "only_consumer",
+    "permutation",
     "read_dequantize",
     "read_quantize",
     "redirect",
+    "remove_unread",
+    "sizes",
 ]
 
 Array: TypeAlias = NDArray[Any]
@@ -124,11 +127,38 @@ def only_consumer(value: ir.Value) -> ir.Node | None:
     return users[0].node if len(users) == 1 and not value.is_graph_output() else None
 
 
+def permutation(node: ir.Node) -> list[int] | None:
+    """The order a Transpose brings axes into, None if it is none or leaves it out."""
+    if node.op_type != "Transpose" or "perm" not in node.attributes:
+        return None
+    return list(node.attributes["perm"].as_ints())
+
+
+def sizes(value: ir.Value | None) -> list[int | str | None]:
+    """A value's sizes: int, the name of a dynamic one, or None; empty if the rank is unknown."""
+    if value is None or value.shape is None:
+        return []
+    return [size if isinstance(size, int) else size.value for size in value.shape]
+
+
 def redirect(old: ir.Value, new: ir.Value) -> None:
     """Let every reader of `old`, and the graph's outputs, read `new`; keep an output's name."""
     if old.is_graph_output():
         old.name, new.name = f"{old.name}_before", old.name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node]) -> None:
+    """Remove those nodes that nothing reads, and what this leaves unread before them."""
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node.graph is not graph:
+            continue
+        if any(v.is_graph_output() or list(v.uses()) for v in node.outputs):
+            continue
+        stack += [p for v in node.inputs if v is not None and (p := v.producer()) is not None]
+        graph.remove(node, safe=True)
 
 
 def read_dequantize(value: ir.Value | None) -> Dequantized | None:

@@ -10,7 +10,10 @@ from onnx_ir.passes import common
 from pt2e_quant.backends.onnx.marks import MARKS
 from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips
 from pt2e_quant.backends.onnx.rewrites.block_kernels import look_up_blocks, multiply_blocks
+from pt2e_quant.backends.onnx.rewrites.choose_by_mask import any_of_floats, choose_by_mask
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once
+from pt2e_quant.backends.onnx.rewrites.divide_by_root import divide_by_root
+from pt2e_quant.backends.onnx.rewrites.drop_reshapes import drop_reshapes
 from pt2e_quant.backends.onnx.rewrites.dynamic_linear import (
     multiply_per_tensor,
     multiply_per_token,
@@ -23,14 +26,17 @@ from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias
 from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm
 from pt2e_quant.backends.onnx.rewrites.portable_blocks import look_up_portable, transpose_blocks
 from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max
+from pt2e_quant.backends.onnx.rewrites.rotate_halves import rotate_halves
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     cancel_requantize,
     run_on_integers,
     subtract_by_add,
 )
+from pt2e_quant.backends.onnx.rewrites.stack_heads import stack_heads
 from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
 from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
 from pt2e_quant.backends.onnx.rewrites.write_formats import write_formats
+from pt2e_quant.backends.onnx.rewrites.write_rows import write_rows
 from pt2e_quant.backends.onnx.values import MICROSOFT
 
 __all__ = ["PORTABLE_REWRITES", "REWRITES", "apply_rewrites"]
@@ -57,6 +63,12 @@ _LAST: tuple[Rewrite, ...] = (
     integer_bias,
     relu_as_max,
     keep_layer_norm,
+    drop_reshapes,
+    choose_by_mask,
+    any_of_floats,
+    divide_by_root,
+    write_rows,
+    stack_heads,
 )
 REWRITES = (
     *_STATIC,
@@ -64,6 +76,7 @@ REWRITES = (
     look_up_blocks,
     multiply_per_tensor,
     multiply_per_token,
+    rotate_halves,
     *_LAST,
 )
 PORTABLE_REWRITES = (
