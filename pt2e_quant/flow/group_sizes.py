@@ -11,6 +11,9 @@ from pt2e_quant.core.specs import EdgeOrNode
 
 __all__ = ["check_groups", "group_size_of"]
 
+_SIZES = (256, 128, 64, 32, 16)
+"""Group sizes that kernels take."""
+
 
 def group_size_of(scheme: Scheme | None) -> int | None:
     """The group size of a scheme's weights, None for no groups."""
@@ -35,5 +38,13 @@ def check_groups(scheme: TensorScheme, places: Sequence[EdgeOrNode]) -> None:
             raise AnnotationError(
                 f"groups of {group_size} do not divide the {columns} {what} of {source.name}",
                 node=user,
-                fix="give its module a scheme whose groups do, or quantizer.pad_groups()",
+                fix=f"give its module a scheme {_nearest(group_size, columns)}, or "
+                "quantizer.pad_groups()",
             )
+
+
+def _nearest(group_size: int, columns: int) -> str:
+    """The schemes that divide the columns: in the next smaller groups, or of rows."""
+    smaller = (size for size in _SIZES if size < group_size and columns % size == 0)
+    found = next(smaller, None)
+    return f'of groups of {found} ("…_g{found}")' if found else 'of whole rows ("w4", "a8w4", …)'

@@ -137,7 +137,12 @@ def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
         make_picklable(graph)
     states = [prepared_state(graph) for graph in prepared_graphs(gm)]
     if not any(state.slips or state.constants for state in states):
-        error = AnnotationError(_nothing_annotated(gm), fix="see the reasons above")
+        error = AnnotationError(
+            _nothing_annotated(gm),
+            node=_largest_float(gm),
+            fix="choose a recipe or scheme by the reasons above; docs/schemes.md has the nearest "
+            "that each backend runs",
+        )
         if options.strict:
             raise error
         warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
@@ -208,6 +213,15 @@ def _nothing_annotated(gm: GraphModule) -> str:
     reasons = Counter(record.reason for record in provenance_of(gm).floats)
     listed = "\n".join(f"    {count} x {reason}" for reason, count in reasons.most_common(8))
     return "no tensor of this graph is to be quantized" + (":\n" + listed if listed else "")
+
+
+def _largest_float(gm: GraphModule) -> Node | None:
+    """The node left float that reads most bytes of constants, to show where; None if none does."""
+    records = [record for record in provenance_of(gm).floats if record.size]
+    if not records:
+        return None
+    name = max(records, key=lambda record: record.size).node
+    return next((node for node in gm.graph.nodes if node.name == name), None)
 
 
 def _insert_observers(

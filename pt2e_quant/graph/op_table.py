@@ -72,13 +72,18 @@ class Slot:
         return list(match.edges(self.at))
 
 
-_MOST_NAMED = 12
+_MOST_NAMED = 4
 """Of the schemes that a slot accepts, so many are named in a refusal."""
 
 
-def _is_unlike(accepted: TensorScheme, wanted: TensorScheme) -> tuple[bool, bool]:
-    """Orders schemes by what they share with another: the dtype first, then the granularity."""
-    return accepted.dtype != wanted.dtype, accepted.granularity != wanted.granularity
+def _is_unlike(accepted: TensorScheme, wanted: TensorScheme) -> tuple[bool, ...]:
+    """Orders schemes by what they share with another: codes first, then groups, then scales."""
+    return (
+        accepted.format != wanted.format,
+        accepted.dtype != wanted.dtype,
+        accepted.granularity != wanted.granularity,
+        accepted.scales != wanted.scales,
+    )
 
 
 def _with_axis_of(wanted: TensorScheme, accepted: TensorScheme) -> TensorScheme:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.backends.artifact import Backend, is_installed
@@ -16,12 +17,14 @@ from pt2e_quant.core.errors import ArtifactError, ConfigError, UnsupportedError
 from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.passes.quantize_caches import quantize_caches
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 
 from toy_formats import converted, model_and_input, sqnr
 
-NAMES = ("onnx", "xnnpack")
+NAMES = ("cpu", "onnx", "xnnpack")
+WITHOUT_CACHES = ("onnx", "xnnpack")
 INTEGERS = ["int8_dynamic", "int8_dynamic_per_tensor", "a16w8", "a16w4", "w8", "w4_g32", "w3", "w2"]
 INTEGERS += ["a8w4", "a8w4_g32", "a8w3_g32", "w5_g64"]
 SCHEMES = [*INTEGERS, *FORMAT_SCHEMES]
@@ -80,11 +83,45 @@ def test_scales_when_kept_in_another_form_then_fewer_bytes_and_the_same_kernels(
     assert sqnr(kept(x), artifact.run(x)) > 60
 
 
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(32, 32)
+        self.register_buffer("keys", torch.zeros(1, 16, 32))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.keys.index_copy_(1, at, self.project(x))
+        return x @ self.keys.transpose(1, 2)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_caches_when_lowered_then_run_token_by_token_or_refused_as_caches(name, bits):
+    backend = backend_named(name)
+    torch.manual_seed(0)
+    model, call = Cached().eval(), (torch.randn(1, 1, 32), torch.tensor([3]))
+    quantizer = backend.quantizer("int8_dynamic")
+    quantizer.finishing += (quantize_caches(bits=bits),)
+    gm = pq.convert_pt2e(pq.prepare_pt2e(torch.export.export(model, call), quantizer))
+    if name in WITHOUT_CACHES:
+        with pytest.raises(UnsupportedError, match=f"for caches in {bits} bits") as refused:
+            backend.lower(gm, call)
+        assert refused.value.node_name is not None
+        assert "quantizer.finishing" in str(refused.value.fix)
+        return
+    artifact = backend.lower(gm, call)
+    for at in range(4):
+        x = torch.randn(1, 1, 32)
+        expected = model(x, torch.tensor([at]))
+        assert sqnr(expected, artifact.run(x, torch.tensor([at]))) > 6 * bits - 20
+
+
 def stored(gm: torch.fx.GraphModule) -> int:
     return sum(r.size_after + r.qparams for r in pq.provenance_of(gm).sizes)
 
 
 RUN = [("onnx", "nf4"), ("xnnpack", "nf4"), ("xnnpack", "fp8_weight_only"), ("onnx", "mxfp8")]
+RUN += [("cpu", "w8"), ("cpu", "w4_g32"), ("cpu", "w3"), ("cpu", "nf4")]
 RUN += [("onnx", "fp8_dynamic"), ("xnnpack", "w3"), ("xnnpack", "w1"), ("xnnpack", "mxfp4")]
 SLOW = [(name, scheme) for name in NAMES for scheme in SCHEMES if (name, scheme) not in RUN]
 

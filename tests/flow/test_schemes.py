@@ -96,6 +96,15 @@ def test_groups_when_they_do_not_divide_then_refused_with_node_and_fix():
     with pytest.raises(AnnotationError, match="groups of 32 do not divide the 40 columns") as error:
         pq.prepare_pt2e(torch.export.export(model, inputs), quantizer_of(scheme))
     assert "linear" in str(error.value)
+    assert 'of whole rows ("w4", "a8w4", …), or quantizer.pad_groups()' in str(error.value.fix)
+
+
+def test_groups_when_smaller_ones_divide_then_those_are_offered():
+    model, inputs = model_and_input(columns=96)
+    program = torch.export.export(model, inputs)
+    with pytest.raises(AnnotationError, match="groups of 128 do not divide the 96") as error:
+        pq.prepare_pt2e(program, quantizer_of(scheme_named("w4_g128")))
+    assert 'of groups of 32 ("…_g32")' in str(error.value.fix)
 
 
 def test_groups_when_padded_by_choice_then_converted_and_near_float():
@@ -129,8 +138,10 @@ def test_rows_for_other_schemes_when_none_suits_then_the_reason_is_theirs():
     rows = tuple(row_of(s, f"linear_{s.name}") for s in schemes)
     model, inputs = model_and_input()
     quantizer = TableQuantizer(OpTable(backend="Toy", rows=rows), scheme_named("w3_g32"))
-    with pytest.raises(AnnotationError, match=r'its weight "w" takes int4.*, not int3'):
+    with pytest.raises(AnnotationError, match=r'its weight "w" takes int4.*, not int3') as error:
         pq.prepare_pt2e(torch.export.export(model, inputs), quantizer)
+    assert error.value.node_name == "linear"  # the one with most weights stands for all
+    assert "module  0" in str(error.value)
 
 
 def test_float_slot_when_the_scheme_quantizes_it_then_refused():

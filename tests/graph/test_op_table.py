@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.scale_format import ScaleFormat
+from pt2e_quant.core.scheme_names import scheme_named, weight_scheme
 from pt2e_quant.core.schemes import (
     INT8_ACTIVATION,
     INT8_WEIGHT,
@@ -54,6 +56,22 @@ def test_slot_refuses_with_expected_and_found():
     scheme = Scheme(name="u8", input=UINT8_ACTIVATION, output=None, weight=None)
     with pytest.raises(ValueError, match=r'its input "x" takes int8.*, not uint8'):
         IN.resolve(scheme)
+
+
+def test_slot_that_takes_many_schemes_names_those_most_alike():
+    groups = (None, 16, 32, 64, 128)
+    accepts = tuple(
+        weight_scheme(bits, group, symmetric=symmetric)
+        for bits in (4, 8)
+        for group in groups
+        for symmetric in (True, False)
+    )
+    slot = Slot(at="w", role=Role.WEIGHT, accepts=accepts)
+    scheme = scheme_named("w4_g32", scales=ScaleFormat(dtype=torch.float16))
+    with pytest.raises(ValueError, match="16 others") as error:
+        slot.resolve(scheme)
+    first = str(error.value).split(" takes ")[1]
+    assert first.startswith("int4[-8, 7] symmetric PerGroup(group_size=32, axis=-1) or int4")
 
 
 def test_optional_slot_stays_float_where_the_scheme_says_so():
