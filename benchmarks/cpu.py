@@ -99,10 +99,12 @@ def x86_inductor(case: Case) -> Call:
     return compiled(convert_pt2e(prepared), case.example)
 
 
-def quantized(case: Case, backend: pq.backends.artifact.Backend) -> pq.backends.artifact.Artifact:
-    """The model through a backend of this package with its recipe `int8`."""
+def quantized(
+    case: Case, backend: pq.backends.artifact.Backend, recipe: str = "int8"
+) -> pq.backends.artifact.Artifact:
+    """The model through a backend of this package."""
     exported = torch.export.export(case.model, case.example)
-    prepared = pq.prepare_pt2e(exported, backend.quantizer("int8"))
+    prepared = pq.prepare_pt2e(exported, backend.quantizer(recipe))
     pq.calibrate(prepared, case.calibration, progress=False)
     return backend.lower(pq.convert_pt2e(prepared))
 
@@ -113,11 +115,18 @@ def cpu(case: Case) -> Call:
     return lambda *inputs: artifact.run_leaves(inputs)
 
 
-def cpu_compiled(case: Case) -> Call:
+def cpu_compiled(case: Case, recipe: str = "int8") -> Call:
     """The same program compiled ahead of time."""
-    artifact = quantized(case, pq.backends.get("cpu"))
+    artifact = quantized(case, pq.backends.get("cpu"), recipe)
     artifact.compile()  # type: ignore[attr-defined]
     return lambda *inputs: artifact.run_leaves(inputs)
+
+
+def has_attention(case: Case) -> bool:
+    """Whether recipe int8_bf16 differs from int8 on a model."""
+    graph = torch.export.export(case.model, case.example).graph
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    return any(node.target is attention for node in graph.nodes)
 
 
 def onnx(case: Case, threads: int) -> Call:
@@ -145,9 +154,12 @@ def contenders(case: Case, threads: int) -> tuple[list[Contender], dict[str, str
         INDUCTOR: lambda: x86_inductor(case),
         OURS: lambda: cpu(case),
         f"{OURS}, compiled": lambda: cpu_compiled(case),
+        f"{OURS} int8_bf16, compiled": lambda: cpu_compiled(case, "int8_bf16"),
         "pt2e_quant on ONNX Runtime": lambda: onnx(case, threads),
         "pt2e_quant on XNNPACK": lambda: xnnpack(case, threads),
     }
+    if not has_attention(case):
+        del makers[f"{OURS} int8_bf16, compiled"]
     found: list[Contender] = []
     failures: dict[str, str] = {}
     for label, make in makers.items():

@@ -22,6 +22,7 @@ from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.passes.narrow_attention import narrow_attention
 from pt2e_quant.passes.smooth_channels import smooth_channels
 
 __all__ = ["INT8", "INT8_REDUCED", "RECIPES", "REDUCED_NOTE", "Recipe", "make_quantizer"]
@@ -55,6 +56,7 @@ class Recipe:
         text: one line of explanation.
         scheme: what every node gets; None lets the machine decide.
         observers: which observers gather ranges.
+        transforms: passes that prepare runs before it annotates.
         algorithms: passes that convert runs on the calibrated graph.
         rules: what some nodes get instead.
         balances_channels: even out the channels of linears' inputs, from weights alone.
@@ -63,6 +65,7 @@ class Recipe:
     text: str
     scheme: Scheme | None
     observers: ObserverChoice
+    transforms: tuple[GraphPass, ...] = ()
     algorithms: tuple[GraphPass, ...] = ()
     rules: tuple[QuantRule, ...] = ()
     balances_channels: bool = False
@@ -113,6 +116,13 @@ RECIPES: Mapping[str, Recipe] = {
         observers=_BEST,
         algorithms=(smooth_channels,),
     ),
+    "int8_bf16": Recipe(
+        text="int8, and attention, which stays float, in bfloat16: for CPUs with AMX or AVX512-BF16",
+        scheme=None,
+        observers=_BEST,
+        transforms=(narrow_attention,),
+        algorithms=(smooth_channels,),
+    ),
     "int8_dynamic": Recipe(
         text="linears: int8 activations per token at run time, int8 weights per row; no "
         "calibration; exact sums on any CPU",
@@ -140,12 +150,12 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
     found = RECIPES[recipe]
     is_forced = found.scheme is None and not multiplies_exactly()
     scheme = found.scheme or (INT8_REDUCED if is_forced else INT8)
-    transforms = (place_movers, note_reduced_range) if is_forced else (place_movers,)
+    forced = (note_reduced_range,) if is_forced else ()
     return TableQuantizer(
         table_of(registry),
         scheme,
         observers=found.observers,
-        transforms=transforms,
+        transforms=(*found.transforms, place_movers, *forced),
         algorithms=found.algorithms,
         rules=found.rules,
         balances_channels=found.balances_channels,

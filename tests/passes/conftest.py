@@ -47,9 +47,10 @@ class Program:
         self.records: list[PassRecord] = []
         strip_guards(self.gm)
 
-    def apply(self, *passes: GraphPass) -> "Program":
-        """Run passes, verified between entries."""
-        self.records += run_passes(self.gm, passes, verify=True, sample=(self.args, {}))
+    def apply(self, *passes: GraphPass, keeps_outputs: bool = True) -> "Program":
+        """Run passes, verified between entries; outputs too but where passes are to move them."""
+        sample = (self.args, {}) if keeps_outputs else None
+        self.records += run_passes(self.gm, passes, verify=True, sample=sample)
         return self
 
     @property

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu import quantizer as module
 from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.quantizer import REDUCED_NOTE, make_quantizer
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import QuantizePerTensor
+from pt2e_quant.flow.sample import sqnr_db
 
 _PROBE = "from pt2e_quant.backends.cpu.exact_products import multiplies_exactly as m; print(m())"
 
@@ -35,6 +37,44 @@ def test_recipe_when_named_then_its_range(quantize_with, make_noise, recipe, lim
     gm = quantize_with(net(), (make_noise(1, 3, 6, 6),), make_quantizer(recipe))
     assert activation_limits(gm) == {limits}
     assert REDUCED_NOTE not in provenance_of(gm).notes
+
+
+class Attention(nn.Module):
+    """A layer of self-attention with two heads of 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = self.project(x).view(1, -1, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).reshape(1, -1, 16))
+
+
+def test_int8_bf16_then_attention_alone_is_bfloat16_and_as_near_to_float(
+    quantize_with, make_noise, tmp_path
+):
+    torch.manual_seed(0)
+    model, x = Attention(), make_noise(1, 20, 16)
+    gm = quantize_with(model, (x,), make_quantizer("int8_bf16"), data=[(x,)])
+    narrow = {
+        str(n.target)
+        for n in gm.graph.nodes
+        if getattr(n.meta.get("val"), "dtype", None) is torch.bfloat16
+    }
+    assert narrow == {"aten.to.dtype", "aten.scaled_dot_product_attention.default"}
+    artifact = get("cpu").lower(gm)
+    targets = [n.target for n in artifact.program.graph.nodes]
+    assert targets.count(torch.ops.onednn.qlinear_pointwise.default) == 2
+    artifact.save(tmp_path / "net.qpt2")
+    again = get("cpu").load(tmp_path / "net.qpt2")
+    assert torch.equal(again.run(x), artifact.run(x))
+    plain = get("cpu").lower(quantize_with(model, (x,), make_quantizer("int8"), data=[(x,)]))
+    with torch.no_grad():
+        expected = model(x)
+    loss = sqnr_db([expected], [plain.run(x)]) - sqnr_db([expected], [artifact.run(x)])
+    assert loss < 1
 
 
 @pytest.mark.parametrize(("is_exact", "limits"), [(True, (0, 255)), (False, (0, 127))])
