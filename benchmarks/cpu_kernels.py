@@ -1,4 +1,4 @@
-"""Which shape classes of oneDNN's int8 operators beat its prepacked float32 on this CPU?
+"""Which shape classes of the integer operators beat oneDNN's prepacked float32 on this CPU?
 
 Run `python -m benchmarks.cpu_kernels`: CPU time of both in turn, one thread, the least of the
 rounds; a class's ratio is the geometric mean over its shapes. Writes
@@ -19,8 +19,13 @@ from torch import Tensor
 
 import pt2e_quant.kernels
 from benchmarks.measure import interleave
+from pt2e_quant.kernels.int4_linear.any_rows_op import LinearOfGroups
+from pt2e_quant.kernels.int4_linear.few_rows_op import PackInt4, scales_and_zeros
 from pt2e_quant.kernels.int8_conv2d.cpu import class_of
 from pt2e_quant.kernels.int8_linear.cpu import class_of as linear_class_of
+from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits, digit_shifts, weight_digits
+from pt2e_quant.kernels.onednn.digits_site import class_of as weight_only_class_of
+from pt2e_quant.kernels.onednn.operators import PackLinear
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 
 onednn: Any = torch.ops.onednn
@@ -79,6 +84,12 @@ LINEARS = tuple(
     for rows in (1, 16, 128, 256)
     for n, k in ((32, 32), (10, 64), (768, 768), (3072, 768))
 )
+WEIGHT_ONLY = tuple(
+    (rows, n, k)
+    for rows in (1, 4, 16, 64, 256)
+    for n, k in ((384, 384), (768, 768), (1536, 384), (1024, 1024), (3072, 768), (4096, 1024))
+)
+_GROUP = 32
 
 
 def conv_calls(conv: Conv) -> dict[str, Call]:
@@ -130,6 +141,29 @@ def linear_calls(rows: int, n: int, k: int) -> dict[str, Call]:
     }
 
 
+def weight_only_calls(rows: int, n: int, k: int) -> dict[str, Call]:
+    """The float linear, one on int8 rows, and one on 4-bit groups, all of and to float."""
+    x, weight, bias = torch.randn(rows, k), torch.randn(n, k), torch.randn(n)
+    plain = mkldnn._reorder_linear_weight(weight, rows)
+    high, low, scale = weight_digits(weight)
+    zeros, shifts = torch.zeros(n, dtype=torch.int32), digit_shifts(2)
+    packed = [PackLinear(digit, None) for digit in (high, low)]
+    first = (x, packed[0], scale, zeros, shifts)
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    scales = scales_and_zeros(torch.rand(n, k // _GROUP), None)
+    few = PackInt4(codes)
+
+    def on_groups() -> Tensor:
+        made: Tensor = LinearOfGroups(x, few, _GROUP, scales, n, *first[1:], packed[1], scale, bias)
+        return made
+
+    return {
+        "float": lambda: mkldnn._linear_pointwise(x, plain, bias, "none", [], ""),
+        "rows": lambda: LinearOfDigits(*first, None, None, bias),
+        "groups": on_groups,
+    }
+
+
 def _repeat(call: Call) -> Callable[[], None]:
     def run() -> None:
         for _ in range(_CALLS):
@@ -171,6 +205,27 @@ def linear_ratios(
     return _means(found)
 
 
+def weight_only_ratios(
+    rounds: int, linears: tuple[tuple[int, int, int], ...] = WEIGHT_ONLY
+) -> dict[str, dict[str, float]]:
+    """Shape class to speed of integer weights over float, by how the weight is scaled.
+
+    Where rows are known at run time only, a weight is as fast as with the worst number of them.
+    """
+    found: dict[str, dict[str, list[float]]] = {"rows": {}, "groups": {}}
+    by_weight: dict[str, dict[str, set[str]]] = {"rows": {}, "groups": {}}
+    for rows, n, k in linears:
+        times = times_of(weight_only_calls(rows, n, k), rounds)
+        for form, ratios in found.items():
+            name, of_any = (weight_only_class_of(form, m, n * k) for m in (rows, None))
+            ratios.setdefault(name, []).append(times["float"] / times[form])
+            by_weight[form].setdefault(of_any, set()).add(name)
+    made = {form: _means(ratios) for form, ratios in found.items()}
+    for form, classes in by_weight.items():
+        made[form] |= {name: min(made[form][one] for one in ones) for name, ones in classes.items()}
+    return made
+
+
 def main() -> None:
     """Measure, print, and write unless told not to."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -179,9 +234,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    weight_only = weight_only_ratios(options.rounds)
     results = {
         "int8_conv2d": conv_ratios(options.rounds),
-        "int8_linear": linear_ratios(options.rounds),
+        "int8_linear": linear_ratios(options.rounds) | weight_only["rows"],
+        "int4_linear": weight_only["rows"] | weight_only["groups"],
     }
     for op, ratios in results.items():
         text = json.dumps(ratios, indent=2) + "\n"

@@ -14,6 +14,7 @@ from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
 from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.fold_packing import fold_packing
 from pt2e_quant.backends.cpu.opaque_to_compile import opaque_to_compile
+from pt2e_quant.backends.cpu.refuse_weights import loose_weights, nearest_recipe
 from pt2e_quant.backends.cpu.reshape_views import reshape_views
 from pt2e_quant.backends.cpu.single_pass_qdq import single_pass_qdq
 from pt2e_quant.backends.cpu.table import REGISTRY
@@ -22,6 +23,7 @@ from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
+from pt2e_quant.backends.refuse_formats import refuse_formats
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
@@ -84,14 +86,11 @@ def lower(
     """
     verify_canonical(gm)
     _refuse_saturation(gm)
+    if strict:
+        refuse_formats(gm, "oneDNN", nearest_recipe, has_caches=True)
     artifact = _assemble(write_program(gm, "cpu"), registry)
     if strict and (weights := [i for i in artifact.report.islands if i.what == LOOSE_WEIGHT]):
-        raise UnsupportedError(
-            f"oneDNN has no fused operator for the quantized weight of {weights[0].node}"
-            + (f" and {len(weights) - 1} more" if len(weights) > 1 else "")
-            + f": {weights[0].reason}",
-            fix="lower(..., strict=False) to dequantize it in every call",
-        )
+        raise loose_weights(artifact.program, weights)
     if verify:
         sample = choose_sample(gm, example_inputs)
         artifact.check = partial(check_artifact, gm=gm, sample=sample, margin_db=margin_db)

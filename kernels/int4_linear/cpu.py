@@ -2,8 +2,8 @@
 
 With a scale for each row, code - zero_point is an int8 weight as it is, and `linear_of_digits`
 takes it. With a scale for each group a few rows go through `linear_of_int4`, half a byte a weight.
-For more rows, or a number known at run time only, the weight is rounded to 16 bits of its row's
-largest: two int8 weights, so two bytes in memory (the file keeps 4 bits).
+For more rows the weight is rounded to 16 bits of its row's largest: two int8 weights, so two bytes
+in memory (the file keeps 4 bits). Where their number is known at run time only, both are kept.
 """
 
 import torch
@@ -14,6 +14,7 @@ from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.grouped_weight import GroupedWeight, read_grouped_weight
+from pt2e_quant.kernels.int4_linear.any_rows_op import LinearOfGroups
 from pt2e_quant.kernels.int4_linear.entries import CODE_ZERO_POINTS, WEIGHTS
 from pt2e_quant.kernels.int4_linear.few_rows_op import (
     FEW_ROWS,
@@ -23,15 +24,18 @@ from pt2e_quant.kernels.int4_linear.few_rows_op import (
 )
 from pt2e_quant.kernels.int4_linear.pack import OFFSET
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits
 from pt2e_quant.kernels.onednn.digits_site import (
+    call_linear,
     class_of,
+    digits_cost,
     linear_row,
-    multiply_digits,
     node_cost,
+    row_digits,
     rows_of,
     two_digits,
 )
-from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here, not_slower
+from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
 from pt2e_quant.kernels.site import Site
 
 __all__ = ["KERNELS", "group_class", "row_class"]
@@ -56,16 +60,20 @@ def build_rows(site: Site) -> Node:
     if weight.zero_point is not None:
         steps = steps - weight.zero_point
     plain = site.constant("weight_int8", steps.to(torch.int8))
-    return multiply_digits(site, plain, weight.scale.reshape(-1).float(), row_class)
+    operands = row_digits(site, plain, weight.scale.reshape(-1).float())
+    return call_linear(site, LinearOfDigits, operands, row_class(site.match))
 
 
 def build_groups(site: Site) -> Node:
-    """`linear_of_int4` for a few rows, else `linear_of_digits` on a weight in two digits."""
+    """`linear_of_int4` for a few rows, `linear_of_digits` for more, both for an unknown number."""
     weight = _read(site)
-    rows = rows_of(site.match)
-    if rows is not None and rows <= FEW_ROWS:
-        return _few_rows(site, weight)
-    return two_digits(site, _real(weight), group_class)
+    rows, name = rows_of(site.match), group_class(site.match)
+    if rows is None:
+        operands = (*_codes(site, weight), *two_digits(site, _real(weight)))
+        return call_linear(site, LinearOfGroups, operands, name)
+    if rows <= FEW_ROWS:
+        return call_linear(site, LinearOfInt4, _codes(site, weight), name)
+    return call_linear(site, LinearOfDigits, two_digits(site, _real(weight)), name)
 
 
 def _read(site: Site) -> GroupedWeight:
@@ -83,39 +91,31 @@ def _real(weight: GroupedWeight) -> Tensor:
     return (steps * weight.scale.to(torch.float32).unsqueeze(-1)).view(N, K)
 
 
-def _few_rows(site: Site, weight: GroupedWeight) -> Node:
-    op, anchor = site.match.nodes["op"], site.match.anchor
-    bias = site.match.values.get("b")
+def _codes(site: Site, weight: GroupedWeight) -> tuple[Node | int, ...]:
+    """What `linear_of_int4` takes between x and the bias."""
     offset = OFFSET if weight.integers.dtype is torch.int8 else 0
     codes = (weight.integers.to(torch.int16) + offset).to(torch.uint8)
     zeros = weight.zero_point
     zeros = torch.zeros_like(weight.scale, dtype=torch.int32) if zeros is None else zeros
-    packed = site.editor.call(
-        PackInt4, site.constant("weight_codes", codes), like=op, before=site.place
-    )
-    node = site.editor.call(
-        LinearOfInt4,
-        site.editor.now(site.match.node("x")),
-        packed,
-        weight.group_size,
-        site.constant("scales_and_zeros", scales_and_zeros(weight.scale, zeros + offset)),
-        len(codes),
-        site.editor.now(bias) if isinstance(bias, Node) else None,
-        like=anchor,
-        before=site.place,
-        val=anchor.meta["val"],
-    )
-    node.meta[SHAPE_CLASS_KEY] = group_class(site.match)
-    return node
+    plain = site.constant("weight_codes", codes)
+    packed = site.editor.call(PackInt4, plain, like=site.match.nodes["op"], before=site.place)
+    scales = site.constant("scales_and_zeros", scales_and_zeros(weight.scale, zeros + offset))
+    return packed, weight.group_size, scales, len(codes)
 
 
 def group_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
-    if node.target is not LinearOfInt4:
+    """Of a fused call in a graph; with an unknown number of rows, as of more than a few."""
+    if node.target is LinearOfDigits:
         return node_cost(node)
-    x, packed, scales = (node.args[i].meta["val"] for i in (0, 1, 3))  # type: ignore[union-attr]  # nodes by construction
-    rows = x.numel() // max(1, x.shape[-1])
+    x, packed, scales, *digits = (
+        found.meta["val"]
+        for i in (0, 1, 3, 5, 9)
+        if i < len(node.args) and isinstance(found := node.args[i], Node)
+    )
     out = node.meta["val"]
+    if node.target is LinearOfGroups:
+        return digits_cost(x, digits[:2], out)
+    rows = x.numel() // max(1, x.shape[-1])
     return Cost(
         bytes=moved_bytes(x, packed, scales, out),
         operations=2 * rows * out.shape[-1] * x.shape[-1],
@@ -137,7 +137,13 @@ KERNELS = (
     ),
     Kernel(
         row=linear_row(
-            "linear_w4_groups", _GROUPED, CODE_ZERO_POINTS, not_slower(_OP, group_class)
+            "linear_w4_groups",
+            _GROUPED,
+            CODE_ZERO_POINTS,
+            not_slower(_OP, group_class),
+            lowers_to="pt2e_quant::linear_of_int4, linear_of_digits or linear_of_groups",
+            note="up to 4 rows in bfloat16; else activations are rounded to 16 bits of a row's "
+            "largest, weights to 16 bits of theirs",
         ),
         device=Device.CPU,
         op=_OP,

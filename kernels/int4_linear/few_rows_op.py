@@ -20,6 +20,7 @@ __all__ = [
     "LinearOfInt4",
     "PackInt4",
     "error_bound",
+    "linear_of_int4",
     "scales_and_zeros",
 ]
 
@@ -87,7 +88,7 @@ def _fake_pack(codes: Tensor) -> Tensor:
     return codes.new_empty((codes.shape[0] + -codes.shape[0] % _TILE, codes.shape[1] // 2))
 
 
-def _run(
+def linear_of_int4(
     x: Tensor,
     packed: Tensor,
     group_size: int,
@@ -95,6 +96,11 @@ def _run(
     columns: int,
     bias: Tensor | None = None,
 ) -> Tensor:
+    """A few float32 rows times packed codes; see `LinearOfInt4`.
+
+    Raises:
+        UnsupportedError: the activations are not float32.
+    """
     if x.dtype is not torch.float32:
         raise UnsupportedError(
             f"linear_of_int4 takes float32 activations, found {x.dtype}",
@@ -118,7 +124,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
     "Tensor? bias=None) -> Tensor"
 )
 # Implicit, so that exporters and compilers see the calls it is made of.
-torch.library.impl(_LIBRARY, "linear_of_int4", "CompositeImplicitAutograd")(_run)
+torch.library.impl(_LIBRARY, "linear_of_int4", "CompositeImplicitAutograd")(linear_of_int4)
 
 PackInt4: Any = torch.ops.pt2e_quant.pack_int4_linear.default
 """Codes uint8[N, K] to the layout of torch's operator on this machine, N filled up to sixteens."""

@@ -5,11 +5,13 @@ from torch.fx import Node
 from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits
 from pt2e_quant.kernels.onednn.digits_site import (
+    call_linear,
     class_of,
     linear_row,
-    multiply_digits,
     node_cost,
+    row_digits,
     rows_of,
 )
 from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
@@ -28,7 +30,8 @@ def build(site: Site) -> Node:
     """`linear_of_digits` on the stored integers."""
     weight = read_weight(site.gm, site.match["w"])
     assert weight is not None  # the row's scheme says so
-    return multiply_digits(site, site.integers("w"), weight.scale, shape_class)
+    operands = row_digits(site, site.integers("w"), weight.scale)
+    return call_linear(site, LinearOfDigits, operands, shape_class(site.match))
 
 
 KERNELS = (

@@ -15,7 +15,14 @@ from torch import Tensor
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.kernels.onednn.operators import QLinear, aten
 
-__all__ = ["DIGIT_LIMIT", "LinearOfDigits", "digit_shifts", "error_bound", "weight_digits"]
+__all__ = [
+    "DIGIT_LIMIT",
+    "LinearOfDigits",
+    "digit_shifts",
+    "error_bound",
+    "linear_of_digits",
+    "weight_digits",
+]
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
@@ -88,7 +95,7 @@ def _product(digits: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Te
     return made
 
 
-def _run(
+def linear_of_digits(
     x: Tensor,
     packed: Tensor,
     scale: Tensor,
@@ -98,6 +105,11 @@ def _run(
     scale_low: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
+    """float32 rows times an int8 weight, or one of two digits; see `LinearOfDigits`.
+
+    Raises:
+        UnsupportedError: the activations are not float32.
+    """
     if x.dtype is not torch.float32:
         raise UnsupportedError(
             f"linear_of_digits takes float32 activations, found {x.dtype}",
@@ -130,7 +142,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 # Implicit, so that exporters and compilers see the calls it is made of: what they make of a program
 # needs nothing of this package.
-torch.library.impl(_LIBRARY, "linear_of_digits", "CompositeImplicitAutograd")(_run)
+torch.library.impl(_LIBRARY, "linear_of_digits", "CompositeImplicitAutograd")(linear_of_digits)
 
 LinearOfDigits: Any = torch.ops.pt2e_quant.linear_of_digits.default
 """y = x @ W.t() + bias with W = integers * scale, within `error_bound` of it.

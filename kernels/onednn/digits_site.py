@@ -1,6 +1,7 @@
 """Where float rows meet integer weights: what a match needs, its class of sizes, the call."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,20 +9,28 @@ from torch.fx import Node
 
 from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.meta import fake_cast
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.int8_linear.rows_op import onednn_is_exact
-from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits, digit_shifts, weight_digits
+from pt2e_quant.kernels.onednn.digits_op import digit_shifts, weight_digits
 from pt2e_quant.kernels.onednn.operators import PackLinear
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["class_of", "linear_row", "multiply_digits", "node_cost", "rows_of", "two_digits"]
+__all__ = [
+    "call_linear",
+    "class_of",
+    "digits_cost",
+    "linear_row",
+    "node_cost",
+    "row_digits",
+    "rows_of",
+    "two_digits",
+]
 
 _ROWS = (1, 4, 16, 128)
-_WEIGHTS = (18, 20)
+_WEIGHTS = (18, 20, 22)
 _MOST_FEATURES = (2**31 - 1) // (255 * 128)
 """Of a sum in 32 bits."""
 
@@ -46,7 +55,7 @@ def class_of(form: str, rows: int | None, weight: int) -> str:
         weight: elements.
 
     >>> class_of("rows", 16, 768 * 768), class_of("groups", None, 2**22)
-    ('float x, rows, weight < 2^20, M <= 16', 'float x, groups, weight >= 2^20, any M')
+    ('float x, rows, weight < 2^20, M <= 16', 'float x, groups, weight >= 2^22, any M')
     """
     kind = next((f"< 2^{p}" for p in _WEIGHTS if weight < 2**p), f">= 2^{_WEIGHTS[-1]}")
     most = next((f"M <= {m}" for m in _ROWS if rows is not None and rows <= m), None)
@@ -76,13 +85,21 @@ _EXACT = Constraint(
 )
 
 
-def linear_row(name: str, weights: tuple[TensorScheme, ...], *needs: Constraint) -> OpRow:
+def linear_row(
+    name: str,
+    weights: tuple[TensorScheme, ...],
+    *needs: Constraint,
+    lowers_to: str = "pt2e_quant::linear_of_digits",
+    note: str = "activations are rounded to 16 bits of a row's largest, weights stay as they are",
+) -> OpRow:
     """A linear of float rows; what follows it stays an operator of its own.
 
     Args:
         name: of the row.
         weights: the schemes it takes.
         needs: constraints besides those of every such row.
+        lowers_to: the operators it becomes.
+        note: for the docs page.
     """
     return OpRow(
         name=name,
@@ -93,66 +110,68 @@ def linear_row(name: str, weights: tuple[TensorScheme, ...], *needs: Constraint)
             Slot(at="w", role=Role.WEIGHT, accepts=weights),
         ),
         constraints=(_FLOAT32, _FEATURES, _EXACT, *needs),
-        lowers_to="pt2e_quant::linear_of_digits",
-        note="activations are rounded to 16 bits of a row's largest, weights stay as they are",
+        lowers_to=lowers_to,
+        note=note,
     )
 
 
-def multiply_digits(
-    site: Site, weight: Node, scale: Tensor, shape_class: Callable[[Match], str]
-) -> Node:
-    """`linear_of_digits` on int8 weights with a scale for each row."""
-    return _call(site, (weight, scale), None, shape_class)
+def row_digits(site: Site, weight: Node, scale: Tensor) -> tuple[Node | None, ...]:
+    """What `linear_of_digits` takes between x and the bias, of int8 weights with a scale a row."""
+    return _operands(site, (weight, scale), None)
 
 
-def two_digits(site: Site, real: Tensor, shape_class: Callable[[Match], str]) -> Node:
-    """`linear_of_digits` on a weight that is rounded to 16 bits of its row's largest."""
+def two_digits(site: Site, real: Tensor) -> tuple[Node | None, ...]:
+    """The same of a weight that is rounded to 16 bits of its row's largest."""
     high, low, scale = weight_digits(real)
-    parts = [
+    first, second = (
         (site.constant(f"weight_{name}", digit), factor)
         for name, digit, factor in (("high", high, scale * 256), ("low", low, scale))
-    ]
-    return _call(site, parts[0], parts[1], shape_class)
+    )
+    return _operands(site, first, second)
 
 
-def _call(
-    site: Site,
-    first: tuple[Node, Tensor],
-    second: tuple[Node, Tensor] | None,
-    shape_class: Callable[[Match], str],
-) -> Node:
+def _operands(
+    site: Site, first: tuple[Node, Tensor], second: tuple[Node, Tensor] | None
+) -> tuple[Node | None, ...]:
     op = site.match.nodes["op"]
-    bias = site.match.values.get("b")
 
     def packed(part: tuple[Node, Tensor], name: str) -> tuple[Node, Node]:
         weight, scale = part
         made = site.editor.call(PackLinear, weight, None, like=op, before=site.place)
         return made, site.constant(name, scale)
 
-    weight, scale = packed(first, "weight_scale")
     zeros = site.constant("weight_zero_point", torch.zeros(len(first[1]), dtype=torch.int32))
-    x = site.editor.now(site.match.node("x"))
-    shifts = site.constant("digit_shifts", digit_shifts(x.meta["val"].dim()))
+    shifts = site.constant("digit_shifts", digit_shifts(op.meta["val"].dim()))
     low = (None, None) if second is None else packed(second, "weight_low_scale")
-    bias = site.editor.now(bias) if isinstance(bias, Node) else None
-    anchor = site.match.anchor
+    return *packed(first, "weight_scale"), zeros, shifts, *low
+
+
+def call_linear(site: Site, target: Any, operands: tuple[Any, ...], shape_class: str) -> Node:
+    """A call of x, what a weight is made of, and the bias, marked with its class of sizes."""
+    bias, anchor = site.match.values.get("b"), site.match.anchor
     node = site.editor.call(
-        LinearOfDigits,
-        *(x, weight, scale, zeros, shifts, *low, bias),
+        target,
+        site.editor.now(site.match.node("x")),
+        *operands,
+        site.editor.now(bias) if isinstance(bias, Node) else None,
         like=anchor,
         before=site.place,
-        val=fake_cast(anchor.meta["val"], torch.float32),
+        val=anchor.meta["val"],
     )
-    node.meta[SHAPE_CLASS_KEY] = shape_class(site.match)
+    node.meta[SHAPE_CLASS_KEY] = shape_class
     return node
 
 
-def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph: two products of integers for each digit of the weight."""
-    x, weight = (node.args[i].meta["val"] for i in (0, 1))  # type: ignore[union-attr]  # nodes by construction
-    digits = 1 if node.args[5] is None else 2
+def digits_cost(x: Tensor, weights: Sequence[Tensor], out: Tensor) -> Cost:
+    """Two products of integers for each digit of the weight."""
     rows = x.numel() // max(1, x.shape[-1])
     return Cost(
-        bytes=moved_bytes(x, *[weight] * digits, node.meta["val"]),
-        operations=4 * digits * rows * weight.numel(),
+        bytes=moved_bytes(x, *weights, out),
+        operations=4 * rows * sum(weight.numel() for weight in weights),
     )
+
+
+def node_cost(node: Node) -> Cost:
+    """Of a call of `linear_of_digits` in a graph."""
+    x, *weights = (found.meta["val"] for i in (0, 1, 5) if isinstance(found := node.args[i], Node))
+    return digits_cost(x, weights, node.meta["val"])

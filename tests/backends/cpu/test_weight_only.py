@@ -15,6 +15,7 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.sample import sqnr_db
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.kernels.grouped_weight import read_grouped_weight
 from pt2e_quant.kernels.int4_linear import few_rows_op
@@ -80,6 +81,17 @@ def test_any_batch_when_run_then_near_the_graph(recipe):
         x = torch.randn(n, 5, 64)
         with torch.no_grad():
             torch.testing.assert_close(artifact.run(x), gm(x), rtol=0, atol=3e-4)
+
+
+def test_groups_when_rows_are_unknown_then_the_form_that_their_number_asks_for():
+    gm, artifact = lowered_net("w4_g32", 9, 64, shapes=BATCH)
+    assert artifact.report.integer_ops == {"pt2e_quant.linear_of_groups": 2}
+    x = torch.randn(9, 64)
+    with torch.no_grad():
+        wanted = gm(x)
+        many, few = artifact.run(x), torch.cat([artifact.run(x[:4]), artifact.run(x[4:8])])
+    assert sqnr_db([wanted], [many]) >= LEAST_DB[DIGITS]
+    assert LEAST_DB[FEW] <= sqnr_db([wanted[:8]], [few]) < LEAST_DB[DIGITS]
 
 
 @pytest.mark.parametrize(("rows", "name"), [(1, FEW), (4, FEW), (5, DIGITS)])

@@ -156,8 +156,8 @@ def test_the_operators_fake_has_the_results_shape_and_dtype():
     [
         (1, 384 * 384, "weight < 2^18, M <= 1"),
         (64, 768 * 768, "weight < 2^20, M <= 128"),
-        (129, 1024 * 1024, "weight >= 2^20, M > 128"),
-        (None, 4096 * 4096, "weight >= 2^20, any M"),
+        (129, 1024 * 1024, "weight < 2^22, M > 128"),
+        (None, 4096 * 4096, "weight >= 2^22, any M"),
     ],
 )
 def test_classes_tell_rows_and_weights_apart(rows, weight, named):
