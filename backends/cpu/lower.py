@@ -38,6 +38,7 @@ from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.strip_guards import strip_guards
 from pt2e_quant.passes.unsigned_activations import unsigned_activations
+from pt2e_quant.passes.widen_scales import widen_scales
 
 __all__ = ["MODULE_PASSES", "SUFFIX", "load", "lower", "lower_graph", "make_module"]
 
@@ -58,6 +59,7 @@ def lowering_passes(registry: Registry) -> tuple[GraphPass, ...]:
     """What lowering to a program runs, in order."""
     return (
         strip_guards,
+        widen_scales,
         unsigned_activations,
         fuse_choose_quantize,
         duplicate_dequantize,
@@ -86,9 +88,9 @@ def lower(
     """
     verify_canonical(gm)
     _refuse_saturation(gm)
-    if strict:
-        refuse_formats(gm, "oneDNN", nearest_recipe, has_caches=True)
     artifact = _assemble(write_program(gm, "cpu"), registry)
+    if strict:
+        refuse_formats(artifact.program, "oneDNN", nearest_recipe, has_caches=True)
     if strict and (weights := [i for i in artifact.report.islands if i.what == LOOSE_WEIGHT]):
         raise loose_weights(artifact.program, weights)
     if verify:
