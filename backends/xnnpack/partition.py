@@ -13,6 +13,7 @@ from executorch.backends.xnnpack.partition.config.gemm_configs import LinearConf
 from executorch.backends.xnnpack.partition.config.generic_node_configs import (
     EluConfig,
     GenericNodePartitionerConfig,
+    UnsqueezeCopyConfig,
 )
 from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -62,6 +63,23 @@ class WeightOnlyLinearConfig(LinearConfig):  # type: ignore[misc]  # executorch 
         return found
 
 
+class OneDynamicSizeConfig(UnsqueezeCopyConfig):  # type: ignore[misc]  # executorch ships no types
+    """ExecuTorch's setting for unsqueeze, for shapes that the delegate's reshape can say.
+
+    Theirs takes every shape, and lowering fails where two sizes are dynamic.
+    """
+
+    def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
+        """Whether the delegate takes an unsqueeze."""
+        sizes = node.meta["val"].shape
+        fits = sum(not isinstance(size, int) for size in sizes) <= 1
+        return fits and bool(super().check_constraints(node, ep))
+
+
+_OURS = {LinearConfig: WeightOnlyLinearConfig, UnsqueezeCopyConfig: OneDynamicSizeConfig}
+"""Settings of ExecuTorch's, and what takes their place."""
+
+
 def make_partitioner(integer: Iterable[str], fusing: Iterable[str]) -> XnnpackPartitioner:
     """ExecuTorch's partitioner with more operators in integers.
 
@@ -71,8 +89,8 @@ def make_partitioner(integer: Iterable[str], fusing: Iterable[str]) -> XnnpackPa
     """
     wanted, fused = set(integer), set(fusing)
     configs = []
-    for config in (*ALL_PARTITIONER_CONFIGS, EluConfig):
+    for config in (_OURS.get(c, c) for c in (*ALL_PARTITIONER_CONFIGS, EluConfig)):
         if config.target_name in wanted and issubclass(config, GenericNodePartitionerConfig):
             config = _admit_integers(config, fuses=config.target_name in fused)
-        configs.append(WeightOnlyLinearConfig if config is LinearConfig else config)
+        configs.append(config)
     return XnnpackPartitioner(configs=configs)

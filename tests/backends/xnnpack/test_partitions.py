@@ -251,3 +251,24 @@ def test_cache_when_run_token_by_token_then_as_the_graph_in_two_partitions(recip
             expected, found = canonical(*arguments), artifact.run(*arguments)
             assert sqnr_db(expected, found) > 30
             assert sqnr_db(whole[:, i : i + 1], found) > 30
+
+
+def test_unsqueeze_when_two_sizes_are_dynamic_then_outside_of_the_delegate():  # type: ignore[no-untyped-def]
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.up(x)
+            return (y.unsqueeze(-1) * torch.sigmoid(y).unsqueeze(-1)).squeeze(-1)
+
+    torch.manual_seed(0)
+    sizes = {0: torch.export.Dim("batch", max=4), 1: LENGTH}
+    program = torch.export.export(Outer(), (torch.randn(2, 5, 16),), dynamic_shapes=(sizes,))
+    canonical = convert_pt2e(prepare_pt2e(program, BACKEND.quantizer("int8_dynamic")))
+    artifact = BACKEND.lower(canonical)
+    assert artifact.contents().kernels == {"aten.unsqueeze_copy": 2, "aten.squeeze_copy": 1}
+    for shape in ((1, 1, 16), (4, 16, 16)):
+        x = torch.randn(shape)
+        assert sqnr_db(canonical(x), artifact.run(x)) > 100
