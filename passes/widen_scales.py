@@ -10,12 +10,13 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.blocks import WHOLE
 from pt2e_quant.core.format_ops import DequantizeBlock
 from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerGroup
+from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.held_constants import held_constant
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["widen_scales"]
+__all__ = ["widen_scales", "widened_qparams"]
 
 
 @graph_pass()
@@ -40,6 +41,24 @@ def widen_scales(gm: GraphModule) -> PassResult:
         editor.replace(node, made.emit(editor))
         notes.append(Note(node.name, "float32 scales"))
     return PassResult(editor.finish(), tuple(notes))
+
+
+def widened_qparams(gm: GraphModule, node: Node) -> QParams | None:
+    """The qparams that the pass would give a dequantize_block; None where it would let it stay."""
+    made = _Widened.read(gm, node)
+    if isinstance(made, str):
+        return None
+    named = arguments(node)
+    shape = made.scale.shape if made.axis is None else (-1,)
+    return QParams(
+        scale=made.scale.reshape(shape),
+        zero_point=made.zero_point.reshape(shape),
+        quant_min=named["quant_min"],
+        quant_max=named["quant_max"],
+        dtype=named["dtype"],
+        axis=made.axis,
+        group_size=named["block_size"][1] if made.axis is None else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

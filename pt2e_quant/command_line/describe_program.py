@@ -31,7 +31,7 @@ def describe_program(gm: GraphModule) -> Report:
             record = _tensor(gm, node)
             if record is not None:
                 provenance.tensors.append(record)
-        elif not _computes_float(node):
+        elif not _computes_float(node) or _makes_scales(node):
             continue
         elif _is_integer(node, between):
             between.add(node)
@@ -61,6 +61,14 @@ def _is_integer(node: Node, between: set[Node]) -> bool:
         return True
     starts = any(is_dequantize(n) or n in between for n in node.all_input_nodes)
     return starts and any(is_quantize(user) for user in node.users)
+
+
+def _makes_scales(node: Node) -> bool:
+    """Whether it only lays out the scales of other q/dq: double-quantized ones are so."""
+    readers = list(node.users)
+    return bool(readers) and all(
+        (is_quantize(user) or is_dequantize(user)) and user.args[0] is not node for user in readers
+    )
 
 
 def _stored(node: Node) -> Node | None:

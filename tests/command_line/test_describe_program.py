@@ -34,3 +34,13 @@ def test_a_quantized_program_is_read_off_its_graph(plain_backend):
     ]
     assert [len(w.scale) for w in weights] == [8, 3]
     assert report.size_bytes < report.float_size_bytes
+
+
+def test_what_only_lays_out_scales_is_no_operator():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
+    program = export(model, (torch.randn(2, 128),))
+    quantizer = pq.backends.get("onnx").quantizer("nf4_double")
+    report = describe_program(pq.convert_pt2e(pq.prepare_pt2e(program, quantizer)))
+    assert report.integer_ops == {"aten.linear": 2}
+    assert report.float_ops == {"aten.relu": 1}

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ArtifactError, ConfigError, InvariantError, near
+from pt2e_quant.core.format_ops import DequantizeBlock
 from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, read_qparams
 from pt2e_quant.core.qparams import QParams
@@ -19,6 +20,7 @@ from pt2e_quant.flow.encodings.encoding import Encoding
 from pt2e_quant.flow.encodings.own import write_own
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.passes.pack_weights import PACKED_SUFFIX
+from pt2e_quant.passes.widen_scales import widened_qparams
 
 __all__ = ["EncodingFormat", "export_encodings", "width_of"]
 
@@ -50,10 +52,11 @@ def export_encodings(
 
     Returns:
         The names of quantized tensors that the file does not hold: those with qparams of run
-        time, small floats and code books.
+        time, small floats and code books. Scales in other forms than float32 go out as the
+        numbers they stand for.
 
     Raises:
-        ConfigError: the format is unknown, or nothing of the program is quantized.
+        ConfigError: the format is unknown, or nothing of the program has qparams that it can hold.
         UnsupportedError: the format cannot say what a tensor has.
         ArtifactError: the path cannot be written.
     """
@@ -63,8 +66,9 @@ def export_encodings(
     found = list(_encodings(quantized))
     if not found:
         raise ConfigError(
-            "this program has no quantized tensor with constant qparams",
-            fix="give the result of convert_pt2e",
+            "this program has no quantized tensor of integers with constant qparams",
+            fix="give the result of convert_pt2e; qparams of run time, small floats and code books "
+            "have no encoding",
         )
     text = json.dumps(_WRITERS[EncodingFormat(format)](found), indent=1, allow_nan=False)
     try:
@@ -85,16 +89,23 @@ def _encodings(gm: GraphModule) -> Iterator[Encoding]:
         if held is None:
             continue
         name = str(held.target).removesuffix(PACKED_SUFFIX).removesuffix("_q")
-        try:
-            qparams = read_qparams(gm, node)
-        except InvariantError:
-            continue  # a small float or a code book
-        if name not in done and not qparams.zero_point.is_floating_point():
+        qparams = _constant_qparams(gm, node)
+        if qparams is not None and name not in done and not qparams.zero_point.is_floating_point():
             done.add(name)
             yield _of_qparams(name, qparams, records.get(name))
     for name, record in records.items():
         if name not in done and len(record.scale) == 1 and record.dtype in _INTEGERS:
             yield _of_record(record)
+
+
+def _constant_qparams(gm: GraphModule, node: Node) -> QParams | None:
+    """The qparams of a constant's dequantize; None for small floats, code books, other blocks."""
+    if node.target is DequantizeBlock:
+        return widened_qparams(gm, node)
+    try:
+        return read_qparams(gm, node)
+    except InvariantError:
+        return None
 
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (*range(1, 9), 16, 32))

@@ -12,6 +12,7 @@ from torch import nn
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ArtifactError, ConfigError, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.flow.encodings.aimet import read_dicts, read_lists, write_dicts, write_lists
 from pt2e_quant.flow.encodings.encoding import Encoding
@@ -267,6 +268,30 @@ def test_read_when_float_or_other_kinds_then_said():
         ]})  # fmt: skip
     with pytest.raises(ArtifactError, match="inputs and outputs of a module"):
         read_dicts({"activation_encodings": {"conv": {"output": {"0": {}}}}})
+
+
+@pytest.mark.parametrize(
+    "scales", [ScaleFormat(dtype=torch.float16), ScaleFormat(double_group=16)], ids=str
+)
+@pytest.mark.parametrize("recipe", ["w4_g32", "w8"])
+def test_export_when_scales_are_of_another_form_then_the_numbers_they_stand_for(
+    recipe, scales, tmp_path
+):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(2, 64)
+    program = torch.export.export(model.eval(), (x,))
+
+    def prepared(**form):
+        quantizer = pq.backends.get("onnx").quantizer(recipe)
+        quantizer.balances_channels = False
+        quantizer = quantizer.with_scales(form["scales"]) if form else quantizer
+        return pq.prepare_pt2e(program, quantizer)
+
+    original = pq.convert_pt2e(prepared(scales=scales))
+    assert pq.export_encodings(original, tmp_path / "e.json") == ()
+    again = prepared()
+    assert pq.import_encodings(again, tmp_path / "e.json") == ("0.weight", "2.weight")
+    assert torch.equal(pq.convert_pt2e(again)(x), original(x))
 
 
 @pytest.mark.parametrize("format", ["pt2e_quant", "aimet-1.0.0"])
