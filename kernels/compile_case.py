@@ -26,6 +26,8 @@ class CompileCase:
         packed_weights: names of the blocks, or constants, whose product is how many packed (4-bit)
             weights one turn of the loop unpacks, ("BLOCK_N", "BLOCK_K"): the gate counts
             instructions per weight; empty where none are.
+        least_load: bytes that no load of the loop may take less of: the address of a smaller one
+            costs a thread as much.
         least_wide: the share of bytes that the loop of a kernel with a matrix instruction must load
             16 at a time.
     """
@@ -41,6 +43,7 @@ class CompileCase:
     fp_fusion: bool = False
     lowest_capability: int = 80
     packed_weights: tuple[str, ...] = ()
+    least_load: int = 1
     least_wide: float = 0.9
 
     @property

@@ -15,7 +15,7 @@ from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.measured import read_measured
 from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken, NormQuantizePerTokenE4m3
-from pt2e_quant.kernels.quantize.op import Quantize
+from pt2e_quant.kernels.quantize.op import Quantize, QuantizePixels
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
 
 __all__ = ["describe"]
@@ -26,6 +26,7 @@ _OPS: dict[object, str] = {
     NormQuantizePerToken: "norm_quantize",
     NormQuantizePerTokenE4m3: "norm_quantize",
     Quantize: "quantize",
+    QuantizePixels: "quantize",
 }
 """What passes of their own insert, without an entry of the registry."""
 

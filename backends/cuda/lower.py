@@ -19,6 +19,7 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
 from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import fuse_norm_per_token
 from pt2e_quant.kernels.quantize.fuse_lone_e4m3 import fuse_lone_e4m3
 from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_qdq
@@ -44,7 +45,7 @@ def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, 
     if measures.allows("norm_quantize"):
         before += [fuse_norm_per_token]
     if measures.allows("quantize"):
-        after += [fuse_lone_qdq, *([fuse_lone_e4m3] if measures.has_fp8 else [])]
+        after += [widen_pixels, fuse_lone_qdq, *([fuse_lone_e4m3] if measures.has_fp8 else [])]
     return (
         strip_guards,
         signed_activations,

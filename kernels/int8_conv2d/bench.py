@@ -207,6 +207,8 @@ _LAYERS = tuple(
     for batch in (64, 1)
     for layer in (
         Layer(0, 3, 64, 224, kernel=7, stride=2, padding=3),
+        # The same as `widen_pixels` leaves it.
+        Layer(0, 4, 64, 224, kernel=7, stride=2, padding=3),
         Layer(0, 64, 64, 56, kernel=3, padding=1),
         Layer(0, 64, 256, 56, adds=True),
         Layer(0, 256, 64, 56),

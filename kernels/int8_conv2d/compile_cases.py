@@ -1,6 +1,7 @@
 """The variants of int8_conv2d that are compiled ahead of time."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pt2e_quant.kernels.compile_case import CompileCase
 
@@ -81,11 +82,11 @@ def _products(
     classes: tuple[str, ...],
     constants: Mapping[str, int | bool | str],
     matrix_units: Mapping[int, str] = _WGMMA,
+    least_load: int = 1,
 ) -> tuple[CompileCase, ...]:
     kernel = "int8_conv2d_kernel"
-    return tuple(
-        _case(kernel, variant, name, _PRODUCT, constants, matrix_units) for name in classes
-    )
+    cases = (_case(kernel, variant, name, _PRODUCT, constants, matrix_units) for name in classes)
+    return tuple(replace(case, least_load=least_load) for case in cases)
 
 
 _WINDOW = {"KH": 3, "KW": 3, "IS_PADDED": True, "groups": 1}
@@ -99,7 +100,11 @@ CASES = (
     *_products("3x3, residual, int8", _DENSE, {**_TO_INT8, **_CHANNELS}),
     *_products("3x3, bf16", _DENSE[-1:], {**_TO_FLOAT, **_CHANNELS}),
     # Three bytes a pixel are read one by one, and bound it; wider loads have no address there.
+    # `widen_pixels` makes them four where a kernel quantizes the image.
     *_products("7x7 of 3 channels, int8", _STEMS, {**_TO_INT8, **_STEM, "UNIT": 3}, {}),
+    *_products(
+        "7x7 of 4 channels, int8", _STEMS, {**_TO_INT8, **_STEM, "UNIT": 4}, {}, least_load=4
+    ),
     *_products(
         "3x3 of 32 channels, int8",
         _FOLDED,

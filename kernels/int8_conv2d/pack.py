@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["pack_weight", "unpack_weight", "window_sums"]
+__all__ = ["drop_channels", "fill_channels", "pack_weight", "unpack_weight", "window_sums"]
 
 
 def pack_weight(weight: Tensor, groups: int) -> Tensor:
@@ -26,6 +26,24 @@ def unpack_weight(packed: Tensor) -> Tensor:
     if packed.dim() == 3:
         return packed.permute(2, 0, 1).unsqueeze(1).contiguous()
     return packed.permute(0, 3, 1, 2).contiguous()
+
+
+def fill_channels(packed: Tensor, channels: int) -> Tensor:
+    """A packed weight with input channels of zeros behind its own, which add nothing to any sum.
+
+    Args:
+        packed: int8[O, KH, KW, C] of `pack_weight`.
+        channels: at least C.
+
+    Returns:
+        int8[O, KH, KW, channels]; its `window_sums` are the same.
+    """
+    return torch.nn.functional.pad(packed, (0, channels - packed.shape[-1]))
+
+
+def drop_channels(filled: Tensor, channels: int) -> Tensor:
+    """What `fill_channels` was given, of so many channels."""
+    return filled[..., :channels].contiguous()
 
 
 def window_sums(weight: Tensor) -> Tensor:

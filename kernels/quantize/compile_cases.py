@@ -4,6 +4,12 @@ from pt2e_quant.kernels.compile_case import CompileCase
 
 __all__ = ["CASES"]
 
+_STEPS = {
+    "out_scaling": "fp32",
+    "out_zero_point": "i32",
+    "out_min": "i32",
+    "out_max": "i32",
+}
 _SIGNATURE = {
     "x": "*bf16",
     "out": "*i8",
@@ -12,10 +18,7 @@ _SIGNATURE = {
     "x_zero_point": "i32",
     "act_low": "fp32",
     "act_high": "fp32",
-    "out_scaling": "fp32",
-    "out_zero_point": "i32",
-    "out_min": "i32",
-    "out_max": "i32",
+    **_STEPS,
 }
 _VARIANTS: dict[str, tuple[dict[str, str], dict[str, bool | str]]] = {
     "bf16 to int8": ({}, {"FROM_INTEGER": False, "ACTIVATION": "none", "IS_INTEGER": True}),
@@ -38,7 +41,7 @@ _VARIANTS: dict[str, tuple[dict[str, str], dict[str, bool | str]]] = {
     ),
 }
 
-CASES = tuple(
+_WHOLE = tuple(
     CompileCase(
         op="quantize",
         kernel="quantize_kernel",
@@ -53,3 +56,19 @@ CASES = tuple(
     for variant, (types, constants) in _VARIANTS.items()
     for shape_class in ("small", "large")
 )
+_PIXELS = tuple(
+    CompileCase(
+        op="quantize",
+        kernel="quantize_pixels_kernel",
+        variant=f"3 channels, {kind}",
+        shape_class=shape_class,
+        signature={"x": f"*{kind}", "out": "*i32", "area": "i32", **_STEPS},
+        constants={"CHANNELS": 3, "IS_PLANAR": True, "WIDTH": 4},
+        aligned=("x", "out", "area"),
+        matrix_units={},
+    )
+    for kind in ("fp32", "bf16")
+    for shape_class in ("small", "large")
+)
+
+CASES = (*_WHOLE, *_PIXELS)

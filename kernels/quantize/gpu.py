@@ -7,17 +7,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pt2e_quant.core.errors import InputError
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Epilogue
 from pt2e_quant.kernels.epilogue.gpu import (
     activate,
     output_launch_arguments,
     real_values,
+    requantize,
     stored,
 )
-from pt2e_quant.kernels.launch import ELEMENTS, check_operands, launching
+from pt2e_quant.kernels.launch import ELEMENTS, check_fp8, check_operands, launching
+from pt2e_quant.kernels.quantize.reference import PIXEL
 from pt2e_quant.kernels.tiles import TileConfig, elements_class, tiles_for
 
-__all__ = ["quantize", "quantize_kernel"]
+__all__ = ["quantize", "quantize_kernel", "quantize_pixels", "quantize_pixels_kernel"]
+
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @triton.jit(do_not_specialize=["x_zero_point", "out_zero_point", "out_min", "out_max"])
@@ -47,6 +53,41 @@ def quantize_kernel(
     tl.store(out + at, made, mask=inside)
 
 
+@triton.jit(do_not_specialize=["out_zero_point", "out_min", "out_max"])
+def quantize_pixels_kernel(
+    x,
+    out,
+    area,
+    out_scaling,
+    out_zero_point,
+    out_min,
+    out_max,
+    CHANNELS: tl.constexpr,
+    IS_PLANAR: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """BLOCK pixels of one image of `area` pixels: a word of four bytes each.
+
+    A planar image has its channels one after the other, any other has the pixels so.
+    """
+    tiles = tl.cdiv(area, BLOCK)
+    image = (tl.program_id(0) // tiles).to(tl.int64)
+    pixels = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixels < area
+    first = x + image * area * CHANNELS
+    word = tl.zeros((BLOCK,), dtype=tl.int32)
+    for channel in tl.static_range(WIDTH):
+        if channel < CHANNELS:
+            at = channel * area + pixels if IS_PLANAR else pixels * CHANNELS + channel
+            real = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
+            steps = requantize(real, out_scaling, out_zero_point, out_min, out_max)
+        else:
+            steps = tl.zeros((BLOCK,), dtype=tl.int32) + out_zero_point
+        word |= (steps & 0xFF) << (8 * channel)
+    tl.store(out + image * area + pixels, word, mask=inside)
+
+
 def quantize(
     x: Tensor,
     *,
@@ -66,6 +107,8 @@ def quantize(
     """
     end = Epilogue(**output)
     check_operands("quantize", {"x": (x, ELEMENTS)})
+    if end.out_dtype is torch.float8_e4m3fn:
+        check_fp8("quantize", x.device)
     out = torch.empty_like(x, dtype=end.out_dtype)
     if out.numel() == 0:
         return out
@@ -86,3 +129,60 @@ def quantize(
             **chosen.options(),
         )
     return out
+
+
+def quantize_pixels(
+    x: Tensor,
+    *,
+    out_scale: float = 1.0,
+    out_zero_point: int = 0,
+    out_min: int = -128,
+    out_max: int = 127,
+    label: str = "",
+    tiles: TileConfig | None = None,
+) -> Tensor:
+    """Launch the kernel; see `op.QuantizePixels` for the arguments, `tiles` replaces the tables'.
+
+    What is neither contiguous nor channels-last is copied first.
+
+    Raises:
+        InputError: a dtype or a shape that the kernel does not take.
+        UnsupportedError: the GPU is too old.
+    """
+    end = Epilogue(
+        out_dtype=torch.int8,
+        out_scale=out_scale,
+        out_zero_point=out_zero_point,
+        out_min=out_min,
+        out_max=out_max,
+    )
+    check_operands("quantize_pixels", {"x": (x, _FLOATS)})
+    if x.dim() != 4 or not 1 <= x.shape[1] <= PIXEL or x[:1].numel() >= 2**31 // PIXEL:
+        raise InputError(
+            f"quantize_pixels takes x as [N, 1 .. {PIXEL}, H, W] of images below 2 GiB, "
+            f"found {list(x.shape)}"
+        )
+    N, C, H, W = x.shape
+    out = torch.empty((N, H, W), dtype=torch.int32, device=x.device)
+    made = out.view(torch.int8).reshape(N, H, W, PIXEL).permute(0, 3, 1, 2)
+    if out.numel() == 0:
+        return made
+    is_planar = not x.is_contiguous(memory_format=torch.channels_last)
+    chosen = tiles or tiles_for("quantize", x.device, elements_class(PIXEL * out.numel()))
+    with launching("quantize_pixels", label, x.device):
+        quantize_pixels_kernel[(N * triton.cdiv(H * W, chosen["BLOCK"]),)](
+            x=x.contiguous() if is_planar else x,
+            out=out,
+            area=H * W,
+            out_scaling=end.scaling,
+            out_zero_point=out_zero_point,
+            out_min=out_min,
+            out_max=out_max,
+            CHANNELS=C,
+            IS_PLANAR=is_planar,
+            WIDTH=PIXEL,
+            # A fused multiply-add would skip a rounding that the definition has.
+            enable_fp_fusion=False,
+            **chosen.options(),
+        )
+    return made

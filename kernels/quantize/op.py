@@ -1,4 +1,4 @@
-"""The operator `pt2e_quant::quantize`."""
+"""The operators `pt2e_quant::quantize` and `pt2e_quant::quantize_pixels`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from pt2e_quant.kernels.epilogue.epilogue import OUTPUT_SCHEMA
 from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.quantize import reference
 
-__all__ = ["Quantize", "cost"]
+__all__ = ["Quantize", "QuantizePixels", "cost"]
 
 
 def _fake(x: Tensor, *, out_dtype: torch.dtype = torch.float32, **named: Any) -> Tensor:
@@ -33,6 +33,26 @@ Quantize = define(
 Without an activation equal to the last bit to quantized_decomposed's quantize_per_tensor and
 dequantize_per_tensor; with one, to the operators in float32 but for the last bit of exp and erf.
 The result has x's strides.
+"""
+
+
+def _fake_pixels(x: Tensor, **named: Any) -> Tensor:
+    N, _, H, W = x.shape
+    return x.new_empty((N, H, W, reference.PIXEL), dtype=torch.int8).permute(0, 3, 1, 2)
+
+
+QuantizePixels = define(
+    "quantize_pixels(Tensor x, *, float out_scale=1.0, int out_zero_point=0, int out_min=-128, "
+    'int out_max=127, str label="") -> Tensor',
+    reference=reference.quantize_pixels,
+    triton=triton_kernel("pt2e_quant.kernels.quantize.gpu", "quantize_pixels"),
+    fake=_fake_pixels,
+)
+"""int8[N, 4, H, W] of images, channels-last in memory: a pixel is one aligned word of 32 bits.
+
+    x: float32, float16 or bfloat16[N, C, H, W], C of 1 .. 4.
+    out_scale, …, out_max: of `epilogue.Epilogue`; channels from C on hold out_zero_point.
+    label: the node, for the profiler.
 """
 
 

@@ -25,6 +25,10 @@ _HALF_ARITHMETIC = re.compile(
 )
 
 
+_JUDGED_ALONE = ("half_arithmetic", "narrowest_load")
+"""Facts that rules judge, and no baseline has a use for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFacts:
     """Static facts of one kernel, tile row and generation.
@@ -40,6 +44,7 @@ class KernelFacts:
             1.0 if it has none. Qparams of groups do not count.
         issue_share: time to issue the loop's instructions over that of its matrix products, at the
             published rates: below 1 the matrix units are the limit. None where either is unknown.
+        narrowest_load: bytes of the smallest global load of the loop; 16 if it has none.
         half_arithmetic: operations on bfloat16 or float16 values other than casts, loads, stores
             and products of matrices: the interpreter computes them wrongly, so no test sees them.
         per_weight: instructions of a thread for each packed weight; None where there are none.
@@ -52,13 +57,15 @@ class KernelFacts:
     matrix: str
     loop_instructions: int
     wide_loads: float
+    narrowest_load: int = 16
     half_arithmetic: int = 0
     issue_share: float | None = None
     per_weight: float | None = None
 
     def to_json(self) -> dict[str, object]:
         """Without the facts that are unknown, and those that a baseline has no use for."""
-        return {n: v for n, v in asdict(self).items() if v is not None and n != "half_arithmetic"}
+        kept = {n: v for n, v in asdict(self).items() if n not in _JUDGED_ALONE}
+        return {n: v for n, v in kept.items() if v is not None}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "KernelFacts":
@@ -93,6 +100,7 @@ def kernel_facts(
         loop_instructions=len(loop),
         # Beside packed weights the loads of one and two bytes are scales and zero points of groups.
         wide_loads=_wide_share([i for i in loads if not packed or i.loaded_bytes > 2]),
+        narrowest_load=min((i.loaded_bytes for i in loads), default=16),
         half_arithmetic=len(_HALF_ARITHMETIC.findall(compiled.ttir)),
         issue_share=_issue_share(loop, generation),
         per_weight=round(len(loop) * threads / weights, 2) if weights else None,

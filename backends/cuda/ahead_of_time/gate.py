@@ -21,6 +21,8 @@ def broken_rules(case: CompileCase, capability: int, facts: KernelFacts) -> list
         found.append(f"its loop multiplies by {facts.matrix or 'nothing'}, not by {wanted}")
     if wanted is not None and facts.wide_loads < case.least_wide:
         found.append(f"only {facts.wide_loads:.0%} of its loop's bytes are loaded 16 at a time")
+    if facts.narrowest_load < case.least_load:
+        found.append(f"its loop has loads of {facts.narrowest_load} bytes, not {case.least_load}")
     if facts.half_arithmetic:
         found.append(f"{facts.half_arithmetic} operations on 16-bit floats: cast to float32 first")
     return found

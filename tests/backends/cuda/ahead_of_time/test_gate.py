@@ -66,6 +66,15 @@ def test_facts_are_counted():
     assert found.per_weight == pytest.approx(8 * 128 / (64 * 32), abs=1e-2)
 
 
+def test_narrow_loads_break_the_rule_of_a_case_that_forbids_them():
+    case = dataclasses.replace(CASE, matrix_units={}, least_load=4)
+    found = facts_of(["LDG.E.128 R1", "LDGSTS.E [R1]", "LDG.E.U8 R1"])
+    assert found.narrowest_load == 1
+    assert broken_rules(case, 90, found) == ["its loop has loads of 1 bytes, not 4"]
+    assert not broken_rules(case, 90, facts_of(["LDG.E.128 R1", "LDGSTS.E [R1]"]))
+    assert "narrowest_load" not in found.to_json()
+
+
 def test_issue_share_of_a_warps_own_products():
     found = facts_of(["IMMA.16832.S8.S8.SAT R1"] * 4, capability=80)
     assert found.issue_share == pytest.approx((5 / 4) / (4 * 16 * 8 * 32 / 2048), abs=1e-3)
