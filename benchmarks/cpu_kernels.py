@@ -19,8 +19,9 @@ from torch import Tensor
 
 import pt2e_quant.kernels
 from benchmarks.measure import interleave
+from pt2e_quant.core.packing import pack
 from pt2e_quant.kernels.int4_linear.any_rows_op import LinearOfGroups
-from pt2e_quant.kernels.int4_linear.few_rows_op import PackInt4, scales_and_zeros
+from pt2e_quant.kernels.int4_linear.few_rows_op import UINT4, PackInt4, scales_and_zeros
 from pt2e_quant.kernels.int8_conv2d.cpu import class_of
 from pt2e_quant.kernels.int8_linear.cpu import class_of as linear_class_of
 from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits, digit_shifts, weight_digits
@@ -151,7 +152,7 @@ def weight_only_calls(rows: int, n: int, k: int) -> dict[str, Call]:
     first = (x, packed[0], scale, zeros, shifts)
     codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
     scales = scales_and_zeros(torch.rand(n, k // _GROUP), None)
-    few = PackInt4(codes)
+    few = PackInt4(pack(codes, UINT4))
 
     def on_groups() -> Tensor:
         made: Tensor = LinearOfGroups(x, few, _GROUP, scales, n, *first[1:], packed[1], scale, bias)

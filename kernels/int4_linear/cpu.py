@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.core.granularity import PerGroup
+from pt2e_quant.core.packing import pack
+from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.grouped_weight import GroupedWeight, read_grouped_weight
@@ -18,22 +20,24 @@ from pt2e_quant.kernels.int4_linear.any_rows_op import LinearOfGroups
 from pt2e_quant.kernels.int4_linear.entries import CODE_ZERO_POINTS, WEIGHTS
 from pt2e_quant.kernels.int4_linear.few_rows_op import (
     FEW_ROWS,
+    UINT4,
     LinearOfInt4,
     PackInt4,
     scales_and_zeros,
 )
 from pt2e_quant.kernels.int4_linear.pack import OFFSET
+from pt2e_quant.kernels.int4_linear.pack_digits_op import PackInt4Digits, dequantize
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits
+from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits, weight_digits
 from pt2e_quant.kernels.onednn.digits_site import (
     call_linear,
     class_of,
+    digit_operands,
     digits_cost,
     linear_row,
     node_cost,
     row_digits,
     rows_of,
-    two_digits,
 )
 from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
 from pt2e_quant.kernels.site import Site
@@ -67,13 +71,17 @@ def build_rows(site: Site) -> Node:
 def build_groups(site: Site) -> Node:
     """`linear_of_int4` for a few rows, `linear_of_digits` for more, both for an unknown number."""
     weight = _read(site)
+    offset = OFFSET if weight.integers.dtype is torch.int8 else 0
+    codes = (weight.integers.to(torch.int16) + offset).to(torch.uint8)
+    nibbles = site.constant("weight_codes", pack(codes, UINT4))
+    zeros = torch.zeros_like(weight.scale, dtype=torch.int32)
+    zeros = offset + (zeros if weight.zero_point is None else weight.zero_point)
     rows, name = rows_of(site.match), group_class(site.match)
-    if rows is None:
-        operands = (*_codes(site, weight), *two_digits(site, _real(weight)))
-        return call_linear(site, LinearOfGroups, operands, name)
-    if rows <= FEW_ROWS:
-        return call_linear(site, LinearOfInt4, _codes(site, weight), name)
-    return call_linear(site, LinearOfDigits, two_digits(site, _real(weight)), name)
+    few = _few_rows(site, weight, nibbles, zeros) if rows is None or rows <= FEW_ROWS else ()
+    if rows is not None and rows <= FEW_ROWS:
+        return call_linear(site, LinearOfInt4, few, name)
+    digits = _two_digits(site, weight.scale.float(), nibbles, zeros.to(torch.uint8))
+    return call_linear(site, LinearOfGroups if few else LinearOfDigits, (*few, *digits), name)
 
 
 def _read(site: Site) -> GroupedWeight:
@@ -82,25 +90,26 @@ def _read(site: Site) -> GroupedWeight:
     return weight
 
 
-def _real(weight: GroupedWeight) -> Tensor:
-    """The dequantized weight, as the canonical graph computes it."""
-    N, K = weight.integers.shape
-    steps = weight.integers.to(torch.float32).view(N, -1, weight.group_size)
-    if weight.zero_point is not None:
-        steps = steps - weight.zero_point.unsqueeze(-1)
-    return (steps * weight.scale.to(torch.float32).unsqueeze(-1)).view(N, K)
-
-
-def _codes(site: Site, weight: GroupedWeight) -> tuple[Node | int, ...]:
+def _few_rows(
+    site: Site, weight: GroupedWeight, nibbles: Node, zeros: Tensor
+) -> tuple[Node | int, ...]:
     """What `linear_of_int4` takes between x and the bias."""
-    offset = OFFSET if weight.integers.dtype is torch.int8 else 0
-    codes = (weight.integers.to(torch.int16) + offset).to(torch.uint8)
-    zeros = weight.zero_point
-    zeros = torch.zeros_like(weight.scale, dtype=torch.int32) if zeros is None else zeros
-    plain = site.constant("weight_codes", codes)
-    packed = site.editor.call(PackInt4, plain, like=site.match.nodes["op"], before=site.place)
-    scales = site.constant("scales_and_zeros", scales_and_zeros(weight.scale, zeros + offset))
-    return packed, weight.group_size, scales, len(codes)
+    packed = site.editor.call(PackInt4, nibbles, like=site.source, before=site.place)
+    scales = site.constant("scales_and_zeros", scales_and_zeros(weight.scale, zeros))
+    return packed, weight.group_size, scales, len(weight.integers)
+
+
+def _two_digits(site: Site, scale: Tensor, nibbles: Node, zeros: Tensor) -> tuple[Node | None, ...]:
+    """What `linear_of_digits` takes between x and the bias."""
+    stored = nibbles, site.constant("group_scale", scale), site.constant("group_zero_point", zeros)
+    high, low = (
+        site.editor.call(PackInt4Digits, *stored, is_high, like=site.source, before=site.place)
+        for is_high in (True, False)
+    )
+    codes = constant_of(site.gm, nibbles)
+    assert codes is not None  # made above
+    _, _, step = weight_digits(dequantize(codes, scale, zeros))
+    return digit_operands(site, (high, step * 256), (low, step))
 
 
 def group_cost(node: Node) -> Cost:

@@ -11,26 +11,30 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.packing import unpack
 from pt2e_quant.kernels.int4_linear.pack import OFFSET
 from pt2e_quant.kernels.onednn.operators import aten
 
 __all__ = [
     "BFLOAT16_ERROR",
     "FEW_ROWS",
+    "UINT4",
     "LinearOfInt4",
     "PackInt4",
     "error_bound",
     "linear_of_int4",
     "scales_and_zeros",
+    "unpack_nibbles",
 ]
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
+UINT4: torch.dtype = getattr(torch, "uint4")  # noqa: B009  # torch's stubs do not list it
 FEW_ROWS = 4
 """Up to which the operator measured faster than what else there is."""
 _TILE = 16
 """Rows of a weight that it packs together."""
-BFLOAT16_ERROR = 2.0**-9
+BFLOAT16_ERROR = 2.0**-8
 """Half a step of bfloat16, of the value."""
 
 
@@ -55,7 +59,7 @@ def error_bound(
 ) -> Tensor:
     """How far the operator may be from the exact sums: float64[M, N].
 
-    Activations, scales, zeros, weights and the result are rounded to bfloat16, each by 2^-9 of
+    Activations, scales, zeros, weights and the result are rounded to bfloat16, each by 2^-8 of
     itself; sums are float32.
 
     Args:
@@ -76,7 +80,13 @@ def error_bound(
     return found if bias is None else found + 2.0**-22 * bias.double().abs()
 
 
-def _pack(codes: Tensor) -> Tensor:
+def unpack_nibbles(nibbles: Tensor) -> Tensor:
+    """Codes uint8[N, K] of bytes uint8[N, K / 2]."""
+    return unpack(nibbles, UINT4, (nibbles.shape[0], 2 * nibbles.shape[1]))
+
+
+def _pack(nibbles: Tensor) -> Tensor:
+    codes = unpack_nibbles(nibbles)
     padded = aten.constant_pad_nd.default(codes, [0, 0, 0, -codes.shape[0] % _TILE])
     made: Tensor = aten._convert_weight_to_int4pack_for_cpu.default(
         aten.to.dtype(padded, torch.int32), 1
@@ -84,8 +94,9 @@ def _pack(codes: Tensor) -> Tensor:
     return made
 
 
-def _fake_pack(codes: Tensor) -> Tensor:
-    return codes.new_empty((codes.shape[0] + -codes.shape[0] % _TILE, codes.shape[1] // 2))
+def _fake_pack(nibbles: Tensor) -> Tensor:
+    columns, half = nibbles.shape
+    return nibbles.new_empty((columns + -columns % _TILE, half))
 
 
 def linear_of_int4(
@@ -116,7 +127,7 @@ def linear_of_int4(
     return made
 
 
-_LIBRARY.define("pack_int4_linear(Tensor codes) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.define("pack_int4_linear(Tensor nibbles) -> Tensor")  # type: ignore[no-untyped-call]
 torch.library.impl(_LIBRARY, "pack_int4_linear", "CompositeExplicitAutograd")(_pack)
 torch.library.register_fake("pt2e_quant::pack_int4_linear", lib=_LIBRARY)(_fake_pack)
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -127,7 +138,10 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 torch.library.impl(_LIBRARY, "linear_of_int4", "CompositeImplicitAutograd")(linear_of_int4)
 
 PackInt4: Any = torch.ops.pt2e_quant.pack_int4_linear.default
-"""Codes uint8[N, K] to the layout of torch's operator on this machine, N filled up to sixteens."""
+"""Codes as `core.packing` stores them, uint8[N, K / 2], to the layout of torch's operator here.
+
+N is filled up to sixteens.
+"""
 LinearOfInt4: Any = torch.ops.pt2e_quant.linear_of_int4.default
 """y = x @ W.t() + bias within `error_bound`, with W = (code - zero_point) * scale.
 

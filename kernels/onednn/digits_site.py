@@ -13,7 +13,7 @@ from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.int8_linear.rows_op import onednn_is_exact
-from pt2e_quant.kernels.onednn.digits_op import digit_shifts, weight_digits
+from pt2e_quant.kernels.onednn.digits_op import digit_shifts
 from pt2e_quant.kernels.onednn.operators import PackLinear
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY
 from pt2e_quant.kernels.site import Site
@@ -21,12 +21,12 @@ from pt2e_quant.kernels.site import Site
 __all__ = [
     "call_linear",
     "class_of",
+    "digit_operands",
     "digits_cost",
     "linear_row",
     "node_cost",
     "row_digits",
     "rows_of",
-    "two_digits",
 ]
 
 _ROWS = (1, 4, 16, 128)
@@ -117,33 +117,21 @@ def linear_row(
 
 def row_digits(site: Site, weight: Node, scale: Tensor) -> tuple[Node | None, ...]:
     """What `linear_of_digits` takes between x and the bias, of int8 weights with a scale a row."""
-    return _operands(site, (weight, scale), None)
+    like = site.match.nodes["op"]
+    packed = site.editor.call(PackLinear, weight, None, like=like, before=site.place)
+    return digit_operands(site, (packed, scale), None)
 
 
-def two_digits(site: Site, real: Tensor) -> tuple[Node | None, ...]:
-    """The same of a weight that is rounded to 16 bits of its row's largest."""
-    high, low, scale = weight_digits(real)
-    first, second = (
-        (site.constant(f"weight_{name}", digit), factor)
-        for name, digit, factor in (("high", high, scale * 256), ("low", low, scale))
-    )
-    return _operands(site, first, second)
-
-
-def _operands(
+def digit_operands(
     site: Site, first: tuple[Node, Tensor], second: tuple[Node, Tensor] | None
 ) -> tuple[Node | None, ...]:
-    op = site.match.nodes["op"]
-
-    def packed(part: tuple[Node, Tensor], name: str) -> tuple[Node, Node]:
-        weight, scale = part
-        made = site.editor.call(PackLinear, weight, None, like=op, before=site.place)
-        return made, site.constant(name, scale)
-
+    """The same of packed digits, high or only one first, each with its scales of rows."""
     zeros = site.constant("weight_zero_point", torch.zeros(len(first[1]), dtype=torch.int32))
-    shifts = site.constant("digit_shifts", digit_shifts(op.meta["val"].dim()))
-    low = (None, None) if second is None else packed(second, "weight_low_scale")
-    return *packed(first, "weight_scale"), zeros, shifts, *low
+    shifts = site.constant("digit_shifts", digit_shifts(site.source.meta["val"].dim()))
+    found = first[0], site.constant("weight_scale", first[1]), zeros, shifts
+    if second is None:
+        return *found, None, None
+    return *found, second[0], site.constant("weight_low_scale", second[1])
 
 
 def call_linear(site: Site, target: Any, operands: tuple[Any, ...], shape_class: str) -> Node:

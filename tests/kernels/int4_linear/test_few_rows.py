@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.packing import pack
 from pt2e_quant.kernels.int4_linear.few_rows_op import (
+    UINT4,
     LinearOfInt4,
     PackInt4,
     error_bound,
@@ -21,7 +23,7 @@ COLUMNS = st.sampled_from([1, 15, 16, 17, 48, 70])
 def multiplied(x, codes, scale, zero_point, bias=None):
     G = codes.shape[1] // scale.shape[1]
     both = scales_and_zeros(scale, zero_point)
-    return LinearOfInt4(x, PackInt4(codes), G, both, len(codes), bias)
+    return LinearOfInt4(x, PackInt4(pack(codes, UINT4)), G, both, len(codes), bias)
 
 
 def exact(x, codes, scale, zero_point, bias=None):
@@ -79,6 +81,7 @@ def test_activations_of_another_dtype_are_refused_by_name():
 
 def test_the_operators_fake_has_the_results_shape_and_dtype():
     with FakeTensorMode():
-        codes, scale = torch.empty(20, 64, dtype=torch.uint8), torch.empty(20, 2)
-        made = multiplied(torch.empty(2, 1, 64), codes, scale, None, torch.empty(20))
+        packed = PackInt4(torch.empty(20, 32, dtype=torch.uint8))
+        both = scales_and_zeros(torch.empty(20, 2), None)
+        made = LinearOfInt4(torch.empty(2, 1, 64), packed, 32, both, 20, torch.empty(20))
     assert (made.shape, made.dtype) == ((2, 1, 20), torch.float32)

@@ -1,0 +1,51 @@
+"""The operator `pt2e_quant::pack_int4_digits`: 4-bit codes to a packed int8 digit of the weight.
+
+A program holds the codes alone, half a byte a weight, and makes both digits of them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.kernels.int4_linear.few_rows_op import unpack_nibbles
+from pt2e_quant.kernels.onednn.digits_op import weight_digits
+from pt2e_quant.kernels.onednn.operators import PackLinear
+
+__all__ = ["PackInt4Digits", "dequantize"]
+
+_LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+
+
+def dequantize(nibbles: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """(code - zero_point) * scale in float32[N, K], as the canonical graph computes it."""
+    codes = unpack_nibbles(nibbles)
+    steps = codes.to(torch.float32).view(*scale.shape, -1) - zero_point.unsqueeze(-1)
+    return (steps * scale.unsqueeze(-1)).view(codes.shape)
+
+
+def _pack(nibbles: Tensor, scale: Tensor, zero_point: Tensor, is_high: bool) -> Tensor:
+    high, low, _ = weight_digits(dequantize(nibbles, scale, zero_point))
+    packed: Tensor = PackLinear(high if is_high else low, None)
+    return packed
+
+
+def _fake(nibbles: Tensor, scale: Tensor, zero_point: Tensor, is_high: bool) -> Tensor:
+    columns, half = nibbles.shape
+    return nibbles.new_empty((2 * half, columns), dtype=torch.int8)
+
+
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "pack_int4_digits(Tensor nibbles, Tensor scale, Tensor zero_point, bool is_high) -> Tensor"
+)
+torch.library.impl(_LIBRARY, "pack_int4_digits", "CompositeExplicitAutograd")(_pack)
+torch.library.register_fake("pt2e_quant::pack_int4_digits", lib=_LIBRARY)(_fake)
+
+PackInt4Digits: Any = torch.ops.pt2e_quant.pack_int4_digits.default
+"""One of the two `weight_digits` of a weight in groups, packed by oneDNN.
+
+    nibbles: uint8[N, K / 2], codes in the format of `core.packing`.
+    scale: float32[N, K / group_size].
+    zero_point: uint8[N, K / group_size], codes.
+    is_high: which digit.
+"""
