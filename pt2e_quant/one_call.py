@@ -28,6 +28,7 @@ def quantize(
     calibration_data: Iterable[Any] | None = None,
     backend: str | Backend,
     recipe: str = "int8",
+    pad_groups: bool = False,
     strict: bool = True,
     verify: bool = True,
     progress: bool = True,
@@ -45,6 +46,8 @@ def quantize(
         backend: "xnnpack", "onnx", "cpu", "cuda", or one of an entry point; or a backend itself,
             as `with_kernels` gives it.
         recipe: a recipe of that backend.
+        pad_groups: pad linears with zero columns where the recipe's groups do not divide their
+            weights, instead of refusing them.
         strict: make errors of what the report would warn of.
         verify: run the artifact once against the quantized graph.
         progress: show a progress bar on a terminal.
@@ -58,6 +61,8 @@ def quantize(
     target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
     quantizer = target.quantizer(recipe)
+    if pad_groups:
+        quantizer.pad_groups()
     program = _export(model, args, kwargs, dynamic_shapes)
     prepared = prepare_pt2e(program, quantizer, strict=strict)
     if calibration_data is not None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import CalibrationError, InputError
+from pt2e_quant.core.errors import AnnotationError, CalibrationError, InputError
 
 
 class Decoder(nn.Module):
@@ -104,6 +104,17 @@ def test_quantize_when_a_recipe_needs_no_data_then_none_is_asked_for(backend, pa
     x = torch.randn(4, 64, generator=generator)
     artifact = pq.quantize(model, (x,), backend=backend, recipe="w4_g32")
     assert artifact.report.integer_ops == {"MatMulNBits": 2}
+    assert torch.nn.functional.cosine_similarity(artifact.run(x), model(x)).min() > 0.98
+
+
+def test_quantize_when_groups_do_not_divide_then_padded_by_choice_alone():
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(40, 32)).eval(), torch.randn(4, 40)
+    with pytest.raises(AnnotationError, match="groups of 32 do not divide the 40 columns"):
+        pq.quantize(model, (x,), backend="onnx", recipe="w4_g32")
+    artifact = pq.quantize(model, (x,), backend="onnx", recipe="w4_g32", pad_groups=True)
+    assert artifact.report.integer_ops == {"MatMulNBits": 1}
     assert torch.nn.functional.cosine_similarity(artifact.run(x), model(x)).min() > 0.98
 
 

@@ -72,6 +72,10 @@ def quantize(
         list[str] | None,
         typer.Option(help='Leave these modules float: a name, a glob, or "re:…"; repeatable.'),
     ] = None,
+    pad_groups: Annotated[
+        bool,
+        typer.Option("--pad-groups", help="Pad linears that the recipe's groups do not divide."),
+    ] = False,
     strict: Annotated[bool, typer.Option(help="Refuse what the report would warn of.")] = True,
     verify: Annotated[bool, typer.Option(help="Check the artifact by running it once.")] = True,
     margin_db: Annotated[float, typer.Option(help="How near it must be to its graph.")] = 6.0,
@@ -98,6 +102,7 @@ def quantize(
             batch_size=batch_size,
             max_batches=max_batches,
             keep_float=keep_float or (),
+            pad_groups=pad_groups,
             strict=strict,
             verify=verify,
             margin_db=margin_db,

@@ -39,6 +39,7 @@ class QuantizeOptions:
         batch_size: of arrays whose first dimension is dynamic.
         max_batches: calibrate with so many at most.
         keep_float: names of modules that stay float: globs, or regexes after "re:".
+        pad_groups: pad linears whose weights the recipe's groups do not divide.
         strict: make errors of what the report would warn of.
         verify: run the artifact once against the quantized graph.
         margin_db: how near it must be.
@@ -53,6 +54,7 @@ class QuantizeOptions:
     batch_size: int | None = None
     max_batches: int | None = None
     keep_float: Sequence[str] = ()
+    pad_groups: bool = False
     strict: bool = True
     verify: bool = True
     margin_db: float = 6.0
@@ -77,6 +79,8 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
     quantizer = backend.quantizer(options.recipe)
     for name in options.keep_float:
         quantizer.set_module_name(name, None)
+    if options.pad_groups:
+        quantizer.pad_groups()
     output = options.output or options.model.with_suffix(backend.suffix)
     if output.suffix != backend.suffix:
         raise ConfigError(

@@ -39,7 +39,7 @@ def check_groups(scheme: TensorScheme, places: Sequence[EdgeOrNode]) -> None:
                 f"groups of {group_size} do not divide the {columns} {what} of {source.name}",
                 node=user,
                 fix=f"give its module a scheme {_nearest(group_size, columns)}, or "
-                "quantizer.pad_groups()",
+                "quantizer.pad_groups() (--pad-groups)",
             )
 
 

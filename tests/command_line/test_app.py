@@ -40,6 +40,15 @@ def test_quantize_for_a_gpu_needs_a_word_for_kernels_nobody_measured(folder, cap
     assert (folder / "model.qcuda").exists()
 
 
+def test_quantize_when_groups_do_not_divide_then_the_option_pads_them(folder, capsys):
+    asked = ("quantize", "model.pt2", "--backend", "cuda", "--recipe", "w4_g32")
+    asked = (*asked, "--allow-unmeasured", "-q")
+    assert call(*asked) == 1
+    assert "--pad-groups" in capsys.readouterr().err
+    assert call(*asked, "--pad-groups") == 0
+    assert (folder / "model.qcuda").exists()
+
+
 def test_quantize_names_the_output_after_the_model_and_is_quiet(folder, plain_backend, capsys):
     assert call(*QUANTIZE, "--quiet", "--batch-size", "3") == 0
     assert (folder / "model.plain").is_file()
