@@ -17,6 +17,7 @@ from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
 from pt2e_quant.backends.xnnpack.buffer_writes import writes_whole_rows
 from pt2e_quant.backends.xnnpack.contents import read_named_data
+from pt2e_quant.backends.xnnpack.conv1d_as_conv2d import conv1d_as_conv2d
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
 from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes
 from pt2e_quant.backends.xnnpack.grouped_heads import group_heads
@@ -80,6 +81,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         unbind_as_selects,
         pool_by_depthwise,
         spell_for_delegate,
+        conv1d_as_conv2d,
         move_integers,
         unfold_biases,
         refloat_leftovers,

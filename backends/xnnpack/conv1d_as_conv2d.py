@@ -1,0 +1,133 @@
+"""Convolutions of sequences as convolutions of images, where two sizes are dynamic.
+
+The delegate has no conv1d. ExecuTorch writes one as a conv2d between two reshapes inside of it,
+and fails on them where both the batch and the length are dynamic: a reshape there takes one.
+"""
+
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, is_dequantize
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.ops import (
+    CONV1D,
+    CONV_TRANSPOSE1D,
+    HARDTANH,
+    RELU,
+    argument,
+    aten,
+    is_call,
+)
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+
+__all__ = ["conv1d_as_conv2d"]
+
+_CONVS = (*CONV1D, *CONV_TRANSPOSE1D)
+
+
+@graph_pass()
+def conv1d_as_conv2d(gm: GraphModule) -> PassResult:
+    """Write a conv1d of two dynamic sizes as a conv2d with a last size of 1; transposed ones too.
+
+    Before:  q(conv1d(dq(x_q), dq(w_q), b))
+    After:   q(flatten(dq(q(conv2d(dq(q(unflatten(dq(x_q), -1, [-1, 1]))), dq(w_q_2d), b))), -2))
+
+    `move_integers` then takes both reshapes on the integers, outside of the delegate, where
+    ExecuTorch makes them views. Between two such convolutions none is left.
+    """
+    editor = Editor(gm)
+    notes = []
+    images: dict[Node, Node] = {}
+    for conv in [n for n in gm.graph.nodes if is_call(n, _CONVS)]:
+        weight = argument(conv, "weight")
+        held = weight.args[0] if is_dequantize(weight) else weight
+        value = constant_of(gm, held)
+        if value is None or not _has_two_dynamic_sizes(conv):
+            continue
+        wide = editor.constant(f"{held.target}_2d", value.detach().unsqueeze(-1), like=held)
+        if held is not weight:
+            wide = editor.call(weight.target, wide, *weight.args[1:], like=weight, before=conv)
+        _widen(editor, conv, wide, images)
+        notes.append(Note(conv.name, "conv1d -> conv2d"))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+def _has_two_dynamic_sizes(conv: Node) -> bool:
+    shape = conv.meta["val"].shape
+    return len(shape) == 3 and sum(not isinstance(size, int) for size in shape) > 1
+
+
+def _widen(editor: Editor, conv: Node, weight: Node, images: dict[Node, Node]) -> None:
+    """Put a conv2d with reshapes around it in the place of a conv1d, with the clip behind it.
+
+    Args:
+        editor: inserts the calls.
+        conv: the conv1d.
+        weight: of the conv2d.
+        images: what the conv2ds made so far give, by what takes the place of the conv1ds.
+    """
+    x = argument(conv, "input")
+    image = _image(editor, x, conv, images)
+    made = _conv2d(editor, conv, image, weight)
+    last = conv
+    clip = _sole_reader(conv)
+    if clip is not None and is_call(clip, (*RELU, *HARDTANH)):
+        made = editor.call(clip.target, made, *clip.args[1:], like=clip, before=clip)
+        last = clip
+    quantize = _sole_reader(last)
+    if quantize is not None and quantize.target is QuantizePerTensor:
+        made = _again(editor, made, quantize.args[1:], last)
+    flat = editor.call(aten.flatten.using_ints, made, -2, -1, like=last, before=last)
+    editor.replace(last, flat)
+    images[flat] = made
+    editor.discard([last, conv, x])
+
+
+def _sole_reader(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _conv2d(editor: Editor, conv: Node, image: Node, weight: Node) -> Node:
+    """The conv2d of a conv1d's arguments, each with that of a last size of 1."""
+    bias, groups = argument(conv, "bias"), argument(conv, "groups")
+    stride, dilation = (_pair(argument(conv, name), 1) for name in ("stride", "dilation"))
+    padding = argument(conv, "padding")
+    args: tuple[Any, ...] = (image, weight, bias, stride)
+    if is_call(conv, CONV_TRANSPOSE1D):
+        more = _pair(argument(conv, "output_padding"), 0)
+        args = (*args, _pair(padding, 0), more, groups, dilation)
+        return editor.call(aten.conv_transpose2d.input, *args, like=conv, before=conv)
+    if isinstance(padding, str):
+        args = (*args, padding, dilation, groups)
+        return editor.call(aten.conv2d.padding, *args, like=conv, before=conv)
+    args = (*args, _pair(padding, 0), dilation, groups)
+    return editor.call(aten.conv2d.default, *args, like=conv, before=conv)
+
+
+def _image(editor: Editor, x: Node, conv: Node, images: dict[Node, Node]) -> Node:
+    """The input of a conv1d with a last size of 1, as the conv2d before it gives it if one does."""
+    if x.target is not DequantizePerTensor:
+        return images.get(x) or _open(editor, x, conv)
+    quantize = x.args[0]
+    assert isinstance(quantize, Node)
+    made = images.get(quantize.args[0]) if quantize.target is QuantizePerTensor else None  # type: ignore[arg-type]  # a quantize reads a node
+    if made is None or made.args[1:] != x.args[1:]:
+        return _again(editor, _open(editor, x, conv), x.args[1:], conv)
+    return editor.call(DequantizePerTensor, *made.args, like=conv, before=conv)
+
+
+def _open(editor: Editor, x: Node, conv: Node) -> Node:
+    return editor.call(aten.unflatten.int, x, -1, [-1, 1], like=conv, before=conv)
+
+
+def _again(editor: Editor, x: Node, qparams: Any, at: Node) -> Node:
+    """A value behind a q and a dq of its own, before a node and in its name."""
+    stored = editor.call(QuantizePerTensor, x, *qparams, like=at, before=at)
+    return editor.call(DequantizePerTensor, stored, *qparams, like=at, before=at)
+
+
+def _pair(sizes: Any, other: int) -> list[int]:
+    first: int = sizes if isinstance(sizes, int) else sizes[0]
+    return [first, other]
