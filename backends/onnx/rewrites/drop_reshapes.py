@@ -1,10 +1,10 @@
-"""Drop reshapes that change nothing."""
+"""Drop reshapes that change nothing, or whose result is reshaped again."""
 
 import onnx_ir as ir
 
-from pt2e_quant.backends.onnx.values import redirect, sizes
+from pt2e_quant.backends.onnx.values import constant, redirect, remove_unread, sizes
 
-__all__ = ["drop_reshapes"]
+__all__ = ["drop_reshapes", "join_reshapes"]
 
 
 def drop_reshapes(graph: ir.Graph) -> int:
@@ -23,5 +23,25 @@ def drop_reshapes(graph: ir.Graph) -> int:
             continue
         redirect(output, source)
         graph.remove(node, safe=True)
+        changed += 1
+    return changed
+
+
+def join_reshapes(graph: ir.Graph) -> int:
+    """Reshape at once what is reshaped twice, where the second says all sizes itself.
+
+    A size of 0 would be taken from the first one's result.
+
+    Before:  Reshape(Reshape(x, [2, 17, 64]), [2, -1, 4, 16])
+    After:   Reshape(x, [2, -1, 4, 16])
+    """
+    changed = 0
+    for node in [n for n in graph if n.op_type == "Reshape"]:
+        between, shape = node.inputs[0], constant(node.inputs[1])
+        first = between.producer() if between is not None else None
+        if first is None or first.op_type != "Reshape" or shape is None or 0 in shape:
+            continue
+        node.replace_input_with(0, first.inputs[0])
+        remove_unread(graph, [first])
         changed += 1
     return changed

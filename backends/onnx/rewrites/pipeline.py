@@ -13,7 +13,7 @@ from pt2e_quant.backends.onnx.rewrites.block_kernels import look_up_blocks, mult
 from pt2e_quant.backends.onnx.rewrites.choose_by_mask import any_of_floats, choose_by_mask
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once
 from pt2e_quant.backends.onnx.rewrites.divide_by_root import divide_by_root
-from pt2e_quant.backends.onnx.rewrites.drop_reshapes import drop_reshapes
+from pt2e_quant.backends.onnx.rewrites.drop_reshapes import drop_reshapes, join_reshapes
 from pt2e_quant.backends.onnx.rewrites.dynamic_linear import (
     multiply_per_tensor,
     multiply_per_token,
@@ -64,6 +64,7 @@ _LAST: tuple[Rewrite, ...] = (
     relu_as_max,
     keep_layer_norm,
     drop_reshapes,
+    join_reshapes,
     choose_by_mask,
     any_of_floats,
     divide_by_root,

@@ -1,4 +1,4 @@
-"""Norms of a root mean square, masks and reshapes in the form with the fewest operators."""
+"""Norms of a root mean square and masks in the form with the fewest operators."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-import onnx_ir as ir
-import onnxruntime
 
 from pt2e_quant.backends.onnx.rewrites.choose_by_mask import any_of_floats, choose_by_mask
 from pt2e_quant.backends.onnx.rewrites.divide_by_root import divide_by_root
-from pt2e_quant.backends.onnx.rewrites.drop_reshapes import drop_reshapes
 from pt2e_quant.passes.decompose_attention import masked_score
 
 LOW = masked_score(torch.float32)
@@ -110,47 +107,3 @@ def test_masks_when_they_are_numbers_then_it_declines(exported):
     args = (torch.tensor([[0, 1, 3], [0, 0, 0]]), torch.randn(2, 3))
     program = exported(Others(), args)
     program.apply(choose_by_mask, fired=0).apply(any_of_floats, fired=0).equals(*args)
-
-
-HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
-
-
-@pytest.mark.parametrize(
-    ("shape", "sizes", "fired"),
-    [
-        ("0, 2, -1", ("N", 2, 6), 1),
-        ("-1, 2, 6", ("N", 2, 6), 1),
-        ("-1, 6, 2", ("N", 6, 2), 0),
-        ("-1, 2, 6", (None, 2, 6), 0),
-        ("-1, 2, 6", None, 0),
-    ],
-)
-def test_drop_reshapes_when_sizes_are_known_to_stay_then_it_goes(shape, sizes, fired):
-    model = ir.from_onnx_text(
-        f"{HEADER} g (float[N,2,6] x) => (float[N,A,B] y) <int64[3] shape = {{{shape}}}>\n"
-        "{ r = Reshape(x, shape)\n y = Relu(r) }"
-    )
-    model.graph[0].outputs[0].shape = None if sizes is None else ir.Shape(sizes)
-    before = first_result(model)
-    assert drop_reshapes(model.graph) == fired
-    assert drop_reshapes(model.graph) == 0
-    assert sum(node.op_type == "Reshape" for node in model.graph) == 1 - fired
-    np.testing.assert_array_equal(before, first_result(model))
-
-
-def test_drop_reshapes_when_it_gives_a_result_then_it_stays():
-    model = ir.from_onnx_text(
-        f"{HEADER} g (float[N,2,6] x) => (float[N,2,6] y) <int64[3] shape = {{0, 2, 6}}>\n"
-        "{ y = Reshape(x, shape) }"
-    )
-    assert drop_reshapes(model.graph) == 0
-
-
-def first_result(model: ir.Model) -> np.ndarray:
-    """The first result of ONNX Runtime, unoptimized, for three rows."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
-    x = np.random.default_rng(0).normal(size=(3, 2, 6)).astype(np.float32)
-    found: np.ndarray = session.run(None, {"x": x})[0]
-    return found
