@@ -79,18 +79,18 @@ _BEST = ObserverChoice(
     },
 )
 
-_HEAD = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_tied_linear)
-"""A language model's head with tied tables: rounded to 4 bits it alone costs more than the rest."""
 
-
-def _weight_only(name: str, text: str) -> Recipe:
+def _without_data(name: str, text: str) -> Recipe:
     scheme = scheme_named(name)
     is_small = scheme.weight is not None and scheme.weight.bits < 8
+    head = scheme_named("w8" if scheme.input is None else "int8_dynamic")
+    # A language model's head with tied tables: rounded to 4 bits it alone costs more than the rest.
+    rule = QuantRule(kind=RuleKind.GLOBAL, scheme=head, where=is_tied_linear)
     return Recipe(
-        text=f"linears: float32 activations, {text}; no calibration",
+        text=f"linears: {text}; no calibration",
         scheme=scheme,
         observers=ObserverChoice(search=WeightSearch.MSE if is_small else WeightSearch.MIN_MAX),
-        rules=(_HEAD,) if is_small else (),
+        rules=(rule,) if is_small else (),
         balances_channels=True,
     )
 
@@ -130,10 +130,15 @@ RECIPES: Mapping[str, Recipe] = {
         observers=ObserverChoice(),
         balances_channels=True,
     ),
-    "w8": _weight_only("w8", "int8 weights per row"),
-    "w4": _weight_only("w4", "int4 weights per row"),
+    "a8w4": _without_data(
+        "a8w4", "int8 activations per token at run time, int4 weights per row, run as int8 ones"
+    ),
+    "w8": _without_data("w8", "float32 activations, int8 weights per row"),
+    "w4": _without_data("w4", "float32 activations, int4 weights per row"),
     **{
-        f"w4_g{size}": _weight_only(f"w4_g{size}", f"int4 weights in groups of {size}")
+        f"w4_g{size}": _without_data(
+            f"w4_g{size}", f"float32 activations, int4 weights in groups of {size}"
+        )
         for size in GROUP_SIZES
     },
 }

@@ -21,6 +21,7 @@ from pt2e_quant.kernels.site import Site
 __all__ = [
     "KERNELS",
     "PER_TOKEN",
+    "WEIGHT",
     "build",
     "linear_rows",
     "node_cost",
@@ -28,7 +29,7 @@ __all__ = [
     "shape_class",
 ]
 
-_WEIGHT = TensorScheme(dtype=torch.int8, granularity=PerChannel(0), symmetric=True)
+WEIGHT = TensorScheme(dtype=torch.int8, granularity=PerChannel(0), symmetric=True)
 PER_TOKEN = TensorScheme(dtype=torch.int8, granularity=PerToken(), symmetric=False, is_dynamic=True)
 _LONGEST = (2**31 - 1) // (255 * 128)
 
@@ -104,19 +105,22 @@ _COMMON = (
 )
 
 
-def linear_rows(name: str, x: TensorScheme, lowers_to: str) -> tuple[OpRow, ...]:
+def linear_rows(
+    name: str, x: TensorScheme, lowers_to: str, weights: tuple[TensorScheme, ...] = (WEIGHT,)
+) -> tuple[OpRow, ...]:
     """Linears on activations of one scheme: alone, with an activation, with a sum.
 
     Args:
         name: of the first row.
         x: the activations' scheme.
         lowers_to: the fused operator.
+        weights: their schemes.
     """
     return gemm_rows(
         name,
         ops.LINEAR,
         x=(x,),
-        w=(_WEIGHT,),
+        w=weights,
         activations=ACTIVATIONS,
         # The other summand is a transformer's residual stream, which rounding would wear out.
         residual=(),

@@ -9,6 +9,7 @@ from torch import nn
 from pt2e_quant.backends import get
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
 from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.graph.pattern import find_matches
@@ -41,6 +42,19 @@ def test_transformer_when_lowered_then_all_linears_fused_and_near_the_graph(name
     assert report.integer_ops[ROWS] == sum(isinstance(m, nn.Linear) for m in model.modules())
     assert not report.islands
     assert report.sqnr_canonical_db >= LEAST_DB
+
+
+def test_weights_of_4_bits_when_lowered_then_the_same_operator_and_near_the_graph(make_noise):
+    net = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 20))
+    ep = torch.export.export(net.eval(), (make_noise(3, 32),))
+    gm = convert_pt2e(prepare_pt2e(ep, CPU.quantizer("a8w4")))
+    assert {r.dtype for r in provenance_of(gm).tensors if "weight" in r.name} == {"int4"}
+    artifact = CPU.lower(gm)
+    assert artifact.report.integer_ops[ROWS] == 2
+    assert not artifact.report.islands
+    x = make_noise(3, 32, seed=1)
+    with torch.no_grad():
+        torch.testing.assert_close(artifact.run(x), gm(x), rtol=1e-5, atol=1e-5)
 
 
 def test_any_batch_and_length_when_run_then_near_the_graph(make_noise):
