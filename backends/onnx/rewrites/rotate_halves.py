@@ -66,7 +66,7 @@ def rotate_halves(graph: ir.Graph) -> int:
 
 
 def _swapped(node: ir.Node) -> ir.Value | None:
-    """The x of Concat(-x[..., D / 2:], x[..., :D / 2])."""
+    """The x of Concat(-x[..., D / 2:], x[..., :D / 2]), in float32, which the kernel has."""
     if len(node.inputs) != 2 or int_attribute(node, "axis", -1) not in (-1, 3):
         return None
     minus, low = (value.producer() if value is not None else None for value in node.inputs)
@@ -77,7 +77,7 @@ def _swapped(node: ir.Node) -> ir.Value | None:
     width = sizes(x)[-1] if len(sizes(x)) == 4 else None
     if high is None or high.op_type != "Slice" or high.inputs[0] is not x or x is None:
         return None
-    if not isinstance(width, int) or width % 2:
+    if not isinstance(width, int) or width % 2 or x.dtype is not ir.DataType.FLOAT:
         return None
     half = width // 2
     is_halved = _range(low, width) == (0, half) and _range(high, width) == (half, width)

@@ -76,7 +76,7 @@ def test_rotate_halves_when_layers_share_tables_then_each_is_halved_once(rotary)
 
 
 class Others(nn.Module):
-    """Halves of different angles, angles for each sequence or head, and other turns."""
+    """Halves of different angles, angles for each sequence, other turns, and float64."""
 
     def forward(self, x: Tensor, angles: Tensor, each: Tensor) -> tuple[Tensor, ...]:
         twice = torch.cat((angles, angles), -1)
@@ -89,6 +89,7 @@ class Others(nn.Module):
         uneven = torch.cat((-x[..., half - 1 :], x[..., : half - 1]), -1)
         return (
             rotated(x, apart),
+            rotated(x.double(), twice.double()),
             rotated(x, pairs),
             rotated(x, both),
             x * both.cos()[None, :] + turned(x) * both.sin()[None, :],
