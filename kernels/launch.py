@@ -62,12 +62,17 @@ def check_operands(op: str, dtypes: dict[str, tuple[Tensor, tuple[torch.dtype, .
     Raises:
         InputError: a dtype is wrong, or two tensors lie on different devices.
     """
-    first_name, (first, _) = next(iter(dtypes.items()))
     for name, (tensor, allowed) in dtypes.items():
         if tensor.dtype not in allowed:
             kinds = " or ".join(str(d) for d in allowed)
             raise InputError(f"{op} takes {name} in {kinds}, found {tensor.dtype}")
-        if tensor.device != first.device:
+    _check_one_device(op, {name: tensor for name, (tensor, _) in dtypes.items()})
+
+
+def _check_one_device(op: str, tensors: dict[str, Tensor]) -> None:
+    first_name, first = next(iter(tensors.items()), ("", None))
+    for name, tensor in tensors.items():
+        if first is not None and tensor.device != first.device:
             raise InputError(
                 f"{op} takes tensors of one device: {first_name} is on {first.device}, "
                 f"{name} on {tensor.device}",
@@ -83,11 +88,14 @@ def check_shapes(op: str, shapes: dict[str, tuple[Tensor | None, tuple[int, ...]
         shapes: argument name to its tensor, or None where it is left out, and the shape it needs.
 
     Raises:
-        InputError: a shape is another.
+        InputError: a shape is another, or two tensors lie on different devices.
     """
-    for name, (tensor, shape) in shapes.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
+    given = {name: tensor for name, (tensor, _) in shapes.items() if tensor is not None}
+    for name, tensor in given.items():
+        shape = shapes[name][1]
+        if tuple(tensor.shape) != shape:
             raise InputError(f"{op} takes {name} of shape {shape}, found {tuple(tensor.shape)}")
+    _check_one_device(op, given)
 
 
 def rows_of(op: str, x: Tensor, depth: int, *per_row: Tensor) -> int:

@@ -188,6 +188,7 @@ def a8w4_linear(
     _check_shapes(x, weight, weight_scale, weight_sum, group_size, end)
     M = rows_of("a8w4_linear", x, K, x_scale, x_zero_point)
     x, weight, weight_scale = x.contiguous(), weight.contiguous(), weight_scale.contiguous()
+    x_scale, x_zero_point = x_scale.contiguous(), x_zero_point.contiguous()
     out = torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
     if out.numel() == 0:
         return out
@@ -202,8 +203,8 @@ def a8w4_linear(
             x_zero_point=x_zero_point,
             weight=weight,
             weight_scale=weight_scale,
-            weight_sum=weight_sum,
-            bias=end.bias,
+            weight_sum=weight_sum.contiguous(),
+            bias=None if end.bias is None else end.bias.contiguous(),
             out=written,
             M=M,
             N=N,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pt2e_quant.kernels.embedding_gather.reference import check_bits
+from pt2e_quant.kernels.embedding_gather.reference import check_bits, check_table
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import activate, output_launch_arguments, stored
 from pt2e_quant.kernels.launch import check_operands, launching
@@ -118,7 +118,7 @@ def embedding_gather(
 
     Raises:
         ConfigError: a width that the kernel does not take.
-        InputError: dtypes or devices that the kernel does not take.
+        InputError: dtypes, devices or shapes that the kernel does not take.
         UnsupportedError: the GPU is too old.
     """
     check_bits(bits)
@@ -131,6 +131,7 @@ def embedding_gather(
     if zero_point is not None:
         wanted["zero_point"] = (zero_point, (torch.int32,))
     check_operands("embedding_gather", wanted)
+    check_table(table, scale, zero_point, columns, bits)
     out = scale.new_empty((*indices.shape, columns), dtype=end.out_dtype)
     if out.numel() == 0:
         return out

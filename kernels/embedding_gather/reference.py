@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.packing import unpack
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 
-__all__ = ["check_bits", "embedding_gather"]
+__all__ = ["check_bits", "check_table", "embedding_gather"]
 
 _NIBBLES = {True: getattr(torch, "int4"), False: getattr(torch, "uint4")}  # noqa: B009  # torch's stubs list neither
 
@@ -23,6 +23,33 @@ def check_bits(bits: int) -> None:
     """
     if bits not in (4, 8):
         raise ConfigError(f"embedding_gather takes tables of 8 or 4 bits, found {bits}")
+
+
+def check_table(
+    table: Tensor, scale: Tensor, zero_point: Tensor | None, columns: int, bits: int
+) -> None:
+    """Refuse qparams and rows that are not the table's.
+
+    Raises:
+        InputError: a shape is another.
+    """
+    row = -(-columns * bits // 8)
+    if table.dim() != 2 or table.shape[1] != row:
+        raise InputError(
+            f"embedding_gather takes {columns} columns of {bits} bits in rows of {row} bytes, "
+            f"found {tuple(table.shape)}"
+        )
+    groups = scale.shape[1] if scale.dim() == 2 and len(scale) == len(table) else 0
+    if groups == 0 or columns % groups:
+        raise InputError(
+            f"embedding_gather takes a scale for each group of a row of {columns}, for "
+            f"{len(table)} rows, found {tuple(scale.shape)}"
+        )
+    if zero_point is not None and zero_point.shape != scale.shape:
+        raise InputError(
+            f"embedding_gather takes as many zero points as scales, {tuple(scale.shape)}, found "
+            f"{tuple(zero_point.shape)}"
+        )
 
 
 def embedding_gather(
@@ -40,9 +67,11 @@ def embedding_gather(
     """Look rows up; see `op.EmbeddingGather` for the arguments.
 
     Raises:
+        InputError: the qparams or the rows are not the table's.
         IndexError: an index is outside the table.
     """
     check_bits(bits)
+    check_table(table, scale, zero_point, columns, bits)
     flat = indices.reshape(-1)
     if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < len(table):
         raise IndexError(f"an index is outside of a table of {len(table)} rows")

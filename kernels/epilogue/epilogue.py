@@ -8,12 +8,13 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, InputError
 
 __all__ = ["EPILOGUE_SCHEMA", "INTEGER_OUTPUTS", "OUTPUT_SCHEMA", "Activation", "Epilogue"]
 
 INTEGER_OUTPUTS = (torch.int8, torch.uint8)
-_FLOAT_OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_ADDED = (*INTEGER_OUTPUTS, *_FLOATS)
 _CODES = (*INTEGER_OUTPUTS, torch.float8_e4m3fn)
 
 OUTPUT_SCHEMA = (
@@ -59,7 +60,7 @@ class Epilogue:
     the float8_e4m3fn nearest to real / out_scale, ties to even, saturated; a NaN stays NaN.
 
     Args:
-        bias: float32[N], in real units.
+        bias: a float dtype[N], in real units.
         residual: what is added, of the result's shape: integers with the qparams that follow, or
             floats.
         residual_scale: real units per integer step of an integer residual.
@@ -74,6 +75,7 @@ class Epilogue:
 
     Raises:
         ConfigError: a dtype or a number that no kernel takes.
+        InputError: a bias or a residual of a dtype that no kernel takes.
     """
 
     bias: Tensor | None = None
@@ -93,10 +95,14 @@ class Epilogue:
         wanted = _LIMITS.get(activation, 0)
         if len(self.limits) != wanted:
             raise ConfigError(f"{activation} takes {wanted} limits, found {list(self.limits)}")
-        if self.out_dtype not in (*_CODES, *_FLOAT_OUTPUTS):
+        if self.out_dtype not in (*_CODES, *_FLOATS):
             raise ConfigError(f"a fused operator writes no {self.out_dtype}")
         if self.is_quantized and not (self.out_scale > 0 and math.isfinite(1.0 / self.out_scale)):
             raise ConfigError(f"the scale of a result must be positive, found {self.out_scale}")
+        added = ("bias", self.bias, _FLOATS), ("residual", self.residual, _ADDED)
+        for name, tensor, allowed in added:
+            if tensor is not None and tensor.dtype not in allowed:
+                raise InputError(f"a fused operator adds no {name} in {tensor.dtype}")
 
     @property
     def is_integer(self) -> bool:

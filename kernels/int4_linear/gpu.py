@@ -233,7 +233,7 @@ def int4_linear(
             weight=weight,
             scale=scale,
             zero_point=None if zero_point is None else zero_point.contiguous(),
-            bias=end.bias,
+            bias=None if end.bias is None else end.bias.contiguous(),
             out=written,
             M=M,
             N=N,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pt2e_quant.core.errors import InputError
+
 __all__ = ["Reading", "result_like", "walk_together"]
 
 _DIMS = 3
@@ -30,9 +32,12 @@ def result_like(x: Tensor, y: Tensor) -> Tensor:
     """The operand whose shape and strides the result takes; x where both have its shape.
 
     Raises:
-        RuntimeError: the shapes do not broadcast.
+        InputError: the shapes do not broadcast.
     """
-    shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]  # torch's own
+    try:
+        shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]  # torch's own
+    except RuntimeError as error:
+        raise InputError(f"int8_add has no sum of {tuple(x.shape)} and {tuple(y.shape)}") from error
     if x.shape == shape:
         return x
     return y if y.shape == shape else x.expand(shape)

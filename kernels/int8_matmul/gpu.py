@@ -146,7 +146,8 @@ def int8_matmul(
     batches = read_batches(left.shape, right.shape)
     M, K, N = left.shape[-2], left.shape[-1], right.shape[-1]
     shape = (*batches.shape, M, N)
-    check_shapes("int8_matmul", {"bias": (end.bias, (N,)), "residual": (end.residual, shape)})
+    ends = {"bias": (end.bias, (N,)), "residual": (end.residual, shape)}
+    check_shapes("int8_matmul", {"left": (left, tuple(left.shape)), **ends})
     out = torch.empty(shape, dtype=end.out_dtype, device=left.device)
     if out.numel() == 0:
         return out

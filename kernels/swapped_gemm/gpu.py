@@ -170,8 +170,8 @@ def adding(
     chosen = tiles_for(op, out.device, "add_splits")
     named = {
         "partial": partial,
-        "row_scale": row_scale,
-        "bias": end.bias,
+        "row_scale": None if row_scale is None else row_scale.contiguous(),
+        "bias": None if end.bias is None else end.bias.contiguous(),
         "out": out,
         "SPLITS": partial.shape[0],
         "size": out.numel(),
