@@ -15,6 +15,7 @@ from executorch.backends.xnnpack.partition.config.generic_node_configs import (
     GenericNodePartitionerConfig,
     UnsqueezeCopyConfig,
 )
+from executorch.backends.xnnpack.partition.config.node_configs import PreluConfig
 from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.backends.xnnpack.utils.quant_utils import is_dequant
@@ -76,7 +77,22 @@ class OneDynamicSizeConfig(UnsqueezeCopyConfig):  # type: ignore[misc]  # execut
         return fits and bool(super().check_constraints(node, ep))
 
 
-_OURS = {LinearConfig: WeightOnlyLinearConfig, UnsqueezeCopyConfig: OneDynamicSizeConfig}
+class ImagePreluConfig(PreluConfig):  # type: ignore[misc]  # executorch ships no types
+    """ExecuTorch's setting for prelu, for images alone.
+
+    Theirs takes every rank, and lowering fails on all but four.
+    """
+
+    def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
+        """Whether the delegate takes a prelu."""
+        return node.meta["val"].dim() == 4 and bool(super().check_constraints(node, ep))
+
+
+_OURS = {
+    LinearConfig: WeightOnlyLinearConfig,
+    PreluConfig: ImagePreluConfig,
+    UnsqueezeCopyConfig: OneDynamicSizeConfig,
+}
 """Settings of ExecuTorch's, and what takes their place."""
 
 

@@ -272,3 +272,26 @@ def test_unsqueeze_when_two_sizes_are_dynamic_then_outside_of_the_delegate():  #
     for shape in ((1, 1, 16), (4, 16, 16)):
         x = torch.randn(shape)
         assert sqnr_db(canonical(x), artifact.run(x)) > 100
+
+
+@pytest.mark.parametrize("slopes", [1, 16])
+@pytest.mark.parametrize("shape", [(3, 16), (2, 16, 5), (1, 16, 4, 4)])
+def test_prelu_when_not_of_images_then_outside_of_the_delegate(shape, slopes):  # type: ignore[no-untyped-def]
+    class Slopes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.prelu = nn.Linear(shape[-1], shape[-1]), nn.PReLU(slopes)
+            self.prelu.weight.data = torch.linspace(0.1, 0.9, slopes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.prelu(self.up(x))
+
+    torch.manual_seed(0)
+    program = torch.export.export(Slopes().eval(), (torch.randn(shape),))
+    canonical = convert_pt2e(prepare_pt2e(program, BACKEND.quantizer("int8_dynamic")))
+    artifact = BACKEND.lower(canonical)
+    x = torch.randn(shape)
+    assert sqnr_db(canonical(x), artifact.run(x)) > 100
+    is_image = len(shape) == 4
+    assert ("PReLU" in artifact.report.float_ops) == is_image
+    assert artifact.contents().kernels == ({} if is_image else {"aten.gt": 1, "aten.where": 1})
