@@ -252,6 +252,21 @@ def test_tied_table_when_lowered_then_its_integers_are_in_the_file_once(
     assert sqnr_db(gm(ids(3, 6)), artifact.run(ids(3, 6))) > limit
 
 
+@pytest.mark.parametrize("portable", [False, True], ids=["kernels", "portable"])
+@pytest.mark.parametrize("scheme", ["w4", "w4_g32"])
+def test_tied_table_when_rules_ask_for_4_bits_then_in_the_file_once_too(
+    scheme: str, portable: bool
+) -> None:
+    torch.manual_seed(0)
+    quantizer = BACKEND.quantizer("w4").set_operator("embedding", scheme_named(scheme))
+    gm = converted(Tied(), quantizer.set_operator("linear", scheme_named(scheme)))
+    artifact = BACKEND.lower(gm, (ids(2, 5),), portable=portable)  # type: ignore[call-arg]  # ours
+    assert isinstance(artifact, OnnxArtifact)
+    sizes = [len(i.raw_data) for i in proto(artifact).graph.initializer]
+    assert [n for n in sizes if n >= 512 * 128 // 2] == [512 * 128 // 2]
+    assert sqnr_db(gm(ids(3, 6)), artifact.run(ids(3, 6))) > least_db(scheme, portable)
+
+
 @pytest.mark.parametrize("recipe", ["w4_g128", "w4", "a8w4_g32", "int8_dynamic", "w8"])
 def test_file_when_saved_and_loaded_then_the_same_results_and_records(
     recipe: str, tmp_path: Any

@@ -120,6 +120,16 @@ def test_file_when_lookups_and_heads_share_4_bits_then_once(portable_only):
     assert counts(artifact.pte, integers(gm, rows)) == [1, 0]
 
 
+def test_program_when_saved_and_loaded_then_4_bits_are_there_once_and_lowered_so(tmp_path):
+    torch.manual_seed(0)
+    gm = converted(Tied(300), "w4_g32", "a8w4_g32")
+    pq.save(gm, tmp_path / "x.ptq", keep_sample=False)
+    packed = next(t for t in gm.state_dict().values() if tuple(t.shape) == (300, WIDTH // 2))
+    assert (tmp_path / "x.ptq").read_bytes().count(packed.numpy().tobytes()) == 1
+    artifact = lowered(pq.load(tmp_path / "x.ptq"))
+    assert counts(artifact.pte, integers(gm, 300)) == [1, 0]
+
+
 def test_file_when_lookups_alone_share_4_bits_then_once():
     class Two(nn.Module):
         def __init__(self) -> None:
