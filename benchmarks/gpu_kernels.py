@@ -120,13 +120,17 @@ def _peer_row(case: BenchCase[Any], name: str, timing: Timing, ours: Timing) -> 
 def float_ratios(rows: Sequence[Row]) -> dict[str, float]:
     """Shape class to speed over float: over the fastest float peer, the least of the class's cases.
 
+    A quantize has no float form: without such a peer it is over the fastest of what would run
+    instead, or lowering would never know the kernel as measured.
+
     Args:
         rows: of `measure_case`, of one kernel.
     """
     found: dict[str, float] = {}
     for row in rows:
         peers: dict[str, dict[str, Any]] = row["peers"]  # type: ignore[assignment]  # by construction
-        ratios = [float(peer["ratio"]) for peer in peers.values() if peer["is_float"]]
+        floats = [peer for peer in peers.values() if peer["is_float"]]
+        ratios = [float(peer["ratio"]) for peer in floats or peers.values()]
         if ratios:
             shape_class = str(row["shape_class"])
             found[shape_class] = min(found.get(shape_class, float("inf")), *ratios)

@@ -184,8 +184,10 @@ def test_the_slowest_case_of_a_class_decides():
         peers = {name: {"ratio": r, "is_float": name != "int"} for name, r in ratios.items()}
         return {"shape_class": shape_class, "peers": peers}
 
-    rows = [row("a", x=3.0, y=2.0), row("a", x=0.9, y=4.0), row("b", int=0.1), row("c", z=1.0)]
+    rows = [row("a", x=3.0, y=2.0), row("a", x=0.9, int=0.1), row("c", z=1.0), row("d")]
     assert float_ratios(rows) == {"a": 0.9, "c": 1.0}
+    # What has no float form is held to what would run instead.
+    assert float_ratios([row("b", int=1.3)]) == {"b": 1.3}
 
 
 @pytest.fixture
