@@ -17,7 +17,8 @@ def read_measured(op: str, device: str) -> Mapping[str, float]:
         device: a GPU's name as `tiles.device_slug` writes it.
 
     Returns:
-        Ratios above 1 where the kernel was faster; empty if it was never measured there.
+        Ratios above 1 where the kernel was faster (than what would run instead, where there is no
+        float form); empty if it was never measured there.
     """
     file = files("pt2e_quant.kernels").joinpath(op, "measured", f"{device}.json")
     if not file.is_file():
