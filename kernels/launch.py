@@ -108,10 +108,12 @@ def rows_of(op: str, x: Tensor, depth: int, *per_row: Tensor) -> int:
         per_row: tensors of one element, or of one for each row.
 
     Raises:
-        InputError: another depth, or another count of elements.
+        InputError: another depth, a depth of 0, or another count of elements.
     """
     check_shapes(op, {"x": (x, (*x.shape[:-1], depth))})
-    rows = x.numel() // depth if depth else 0
+    if not depth:
+        raise InputError(f"{op} takes weights of at least one column, found {tuple(x.shape)} for x")
+    rows = x.numel() // depth
     for tensor in per_row:
         if tensor.numel() not in (1, rows):
             raise InputError(f"{op} takes scales of 1 element or {rows}, found {tensor.numel()}")

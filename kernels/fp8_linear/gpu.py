@@ -117,6 +117,7 @@ def fp8_linear(
     end = Epilogue(**epilogue)
     _check(x, x_scale, weight, weight_scale)
     x, weight = x.contiguous(), weight.contiguous()
+    x_scale, weight_scale = x_scale.contiguous(), weight_scale.contiguous()
     N, K = weight.shape
     M = rows_of("fp8_linear", x, K, x_scale)
     if weight_scale.numel() not in (1, N):
@@ -155,7 +156,7 @@ def _launch(
         x_scale=x_scale,
         weight=weight,
         weight_scale=weight_scale,
-        bias=end.bias,
+        bias=None if end.bias is None else end.bias.contiguous(),
         out=written,
         M=M,
         N=N,

@@ -10,7 +10,7 @@ from torch import Tensor
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
 from pt2e_quant.kernels.int8_linear.product_class import product_class
-from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
+from pt2e_quant.kernels.launch import check_operands, check_shapes, launching, rows_of
 from pt2e_quant.kernels.swapped_gemm.gpu import tile_of_program
 from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
@@ -189,7 +189,7 @@ def int8_linear(
     x_scale, x_zero_point = x_scale.reshape(-1), x_zero_point.reshape(-1)
     x, weight = x.contiguous(), weight.contiguous()
     N, K = weight.shape
-    M = x.numel() // K if K else 0
+    M = rows_of("int8_linear", x, K)
     _check_shapes(x, x_scale, x_zero_point, weight, weight_scale, weight_sum, end)
     out = torch.empty((*x.shape[:-1], N), dtype=end.out_dtype, device=x.device)
     if out.numel() == 0:

@@ -8,7 +8,7 @@ from torch import Tensor
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import stored
-from pt2e_quant.kernels.launch import check_fp8, check_operands, launching
+from pt2e_quant.kernels.launch import check_fp8, check_operands, check_shapes, launching
 from pt2e_quant.kernels.norm_quantize.norm import LONGEST, Norm
 from pt2e_quant.kernels.quantize_per_token.gpu import (
     PRECISIONS,
@@ -207,6 +207,7 @@ def _launch(
     K = x.shape[-1] if x.dim() else 0
     if not 1 <= K <= LONGEST:
         raise InputError(f"{op} takes rows of 1 to {LONGEST} elements, found {tuple(x.shape)}")
+    check_shapes(op, {"weight": (norm.weight, (K,)), "bias": (norm.bias, (K,))})
     out, scale, zero_point = results
     is_e4m3 = out.dtype is torch.float8_e4m3fn
     if is_e4m3:

@@ -32,18 +32,6 @@ SEVERAL = [bench for bench in BENCHES if bench.op in FREE]
 by_larger_unit = pytest.mark.parametrize("bench", SEVERAL, ids=lambda bench: bench.op)
 
 
-def but(wrong, why, benches=BENCHES):
-    """All units, of which one is known to be wrong."""
-    return [
-        pytest.param(
-            bench,
-            id=bench.op,
-            marks=[pytest.mark.xfail(reason=why, strict=True)] if bench.op == wrong else [],
-        )
-        for bench in benches
-    ]
-
-
 class Drawn:
     """A unit's call, of which one tensor at a time is replaced."""
 
@@ -74,16 +62,14 @@ def spread(tensor):
     return view.copy_(tensor)
 
 
-@pytest.mark.parametrize("bench", but("fp8_linear", "scales and bias are read as contiguous"))
+@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.op)
 def test_tensors_that_are_not_contiguous_give_the_same(bench):
     drawn = Drawn(bench)
     for place in drawn.places:
         assert drawn.is_good(drawn.call_with(place, spread(drawn.leaves[place]))), place
 
 
-@pytest.mark.parametrize(
-    "bench", but("norm_quantize", "the weight's length is not checked", SEVERAL)
-)
+@by_larger_unit
 def test_other_lengths_are_refused(bench):
     """But for one: a scale for all rows, a mask that broadcasts, a group a row are another call."""
     drawn = Drawn(bench)
