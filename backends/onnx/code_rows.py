@@ -39,8 +39,13 @@ def _integers() -> list[TensorScheme]:
 
 
 _MATRICES = tuple(dict.fromkeys([*_integers(), *_formats()]))
-_KERNELS = tuple(s for s in _MATRICES if not isinstance(s.granularity, PerGroup | PerBlock))
-"""For convolutions: groups run along the last axis, which there is a kernel's width."""
+_INT4 = tuple(weight_scheme(4, symmetric=symmetric) for symmetric in (True, False))
+_KERNELS = (
+    *(s for s in _MATRICES if not isinstance(s.granularity, PerGroup | PerBlock)),
+    *_INT4,
+)
+"""For convolutions: groups run along the last axis, which there is a kernel's width. Of 4 bits
+ONNX Runtime has kernels for matrices alone."""
 
 _FLOAT = Slot(at="x", role=Role.INPUT, accepts=())
 _NOTE = "codes of 1 to 8 bits, any scheme by name: in the file as they are, decoded once, at load"

@@ -14,7 +14,7 @@ from pt2e_quant.core.unpack_op import is_unpack
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.held_constants import held_constant
 from pt2e_quant.graph.meta import source_constant
-from pt2e_quant.graph.ops import arguments
+from pt2e_quant.graph.ops import CONV, arguments, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.passes.unpack_weights import unpack_nodes
 
@@ -29,7 +29,8 @@ def keep_codes(gm: GraphModule) -> PassResult:
     """Unpack what ONNX has integers for; the rest stays packed, behind a dequantize of our own.
 
     A weight that integer activations are multiplied with is unpacked, whatever its width: its
-    product is one of int8.
+    product is one of int8. A convolution's stays packed in 4 bits too: ONNX Runtime dequantizes
+    the type of its own in every call there.
 
     Before:  linear(x, dequantize_per_channel(unpack(w, 3, …), scale[N], zero_point, 0, …))
     After:   linear(x, dequantize_block(unpack(w, 3, …), scale[N, 1], None, [1, -1], …))
@@ -42,13 +43,19 @@ def keep_codes(gm: GraphModule) -> PassResult:
             continue
         if node.target not in (DequantizePerChannel, DequantizePerGroup):
             kept.update(packed)
-        elif packed[0].args[1] not in _OWN_TYPE and not any(_integer_readers(node)):
+        elif _has_no_type(packed[0], node) and not any(_integer_readers(node)):
             kept.update(packed)
             editor.replace(node, _as_block(gm, editor, node))
     changed = editor.finish()
     rest = [n for n in gm.graph.nodes if is_unpack(n) and n not in kept]
     result = unpack_nodes(gm, rest)
     return PassResult(changed or result.changed, result.notes)
+
+
+def _has_no_type(packed: Node, dequantize: Node) -> bool:
+    """Whether ONNX has no integers of a weight's width, or no kernel that reads them there."""
+    bits = packed.args[1]
+    return bits not in _OWN_TYPE or (bits == 4 and any(is_call(n, CONV) for n in dequantize.users))
 
 
 def _integer_readers(dequantize: Node) -> Iterator[Node]:

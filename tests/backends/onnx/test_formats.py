@@ -113,7 +113,9 @@ def test_file_when_codes_are_few_bits_then_so_is_the_file(name: str, most: float
 
 
 @pytest.mark.parametrize(
-    ("rank", "name"), [(1, "w3"), (2, "fp4_weight_only"), (3, "lut2")], ids=lambda v: str(v)
+    ("rank", "name"),
+    [(1, "w3"), (2, "fp4_weight_only"), (3, "lut2"), (1, "w4"), (2, "w4")],
+    ids=lambda v: str(v),
 )
 def test_convolution_when_in_codes_then_exact(rank: int, name: str) -> None:
     torch.manual_seed(0)
