@@ -44,6 +44,12 @@ TABLE = OpTable(
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give workers that share a machine one thread each."""
+    if hasattr(config, "workerinput"):
+        torch.set_num_threads(1)
+
+
 class PlainArtifact(Artifact):
     def __init__(self, program, capture: Capture, report: Report) -> None:
         super().__init__(capture, report)

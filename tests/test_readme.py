@@ -70,7 +70,7 @@ def test_the_first_two_shell_blocks_are_the_two_commands():
         assert set(wanted.group(1).split(",")) <= set(extras)
     script = re.search(r"python (examples/\S+)", run).group(1)
     assert (ROOT / script).is_file()
-    assert test.rstrip().endswith("pytest")
+    assert test.rstrip().endswith("&& pytest -n auto --dist loadfile")
 
 
 def test_generated_pages_are_up_to_date():
