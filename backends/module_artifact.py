@@ -39,8 +39,10 @@ class ModuleArtifact(Artifact):
         Raises:
             InputError: the inputs do not fit the captured graph.
         """
-        leaves = self.capture.bind(args, kwargs)
-        found = profile(self.module, self.capture.positional(leaves))
+        inputs = self.capture.positional(self.capture.bind(args, kwargs))
+        profile(self.module, inputs)  # operators prepare themselves in their first call
+        self.reset()
+        found = profile(self.module, inputs)
         self.reset()
         return found
 
