@@ -12,7 +12,6 @@ from pt2e_quant.backends.cpu.quantizer import make_quantizer
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.kernels.onednn import speed
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +21,6 @@ def one_thread():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch):
-    """Tiny shapes are lowered whatever was measured on this machine."""
-    monkeypatch.setattr(speed, "measured_here", lambda op: {})
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
