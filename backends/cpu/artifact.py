@@ -1,5 +1,6 @@
 """A quantized program as a torch module of oneDNN's fused operators."""
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.backends.artifact import write_artifact
 from pt2e_quant.backends.cpu.compile_program import compile_program
+from pt2e_quant.backends.cpu.load_compiled import load_compiled
 from pt2e_quant.backends.module_artifact import ModuleArtifact
 from pt2e_quant.backends.profile import Profiled
 from pt2e_quant.core.capture import Capture
@@ -72,8 +75,7 @@ class CpuArtifact(ModuleArtifact):
         Args:
             path: where to leave the compiled program, a .pt2 that runs without this package and
                 without a compiler (`torch._inductor.aoti_load_package`, or `load_compiled` of
-                `pt2e_quant.backends.cpu.load_compiled`, which is faster); a temporary file by
-                default.
+                `pt2e_quant.backends.cpu.load_compiled`, which is faster); nowhere by default.
 
         Returns:
             The artifact itself.
@@ -98,13 +100,20 @@ class CpuArtifact(ModuleArtifact):
                 node=rows,
                 fix='run it as it is, or quantize with recipe "int8", which compiles',
             )
-        self._compiled = compile_program(self.exported_program(), path)
-        if self.check is not None:
-            try:
+        if path is not None and Path(path).suffix != ".pt2":
+            raise ArtifactError(
+                f'cannot write a compiled program to "{path}"', fix="give a path that ends in .pt2"
+            )
+        data = compile_program(self.exported_program())
+        self._compiled = load_compiled(io.BytesIO(data))
+        try:
+            if self.check is not None:
                 self.check(self)
-            except ArtifactError:
-                self._compiled = None
-                raise
+            if path is not None:
+                write_artifact(path, data)
+        except ArtifactError:
+            self._compiled = None
+            raise
         return self
 
     def exported_program(self) -> ExportedProgram:

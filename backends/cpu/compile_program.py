@@ -1,9 +1,8 @@
 """Ahead-of-time compilation of a fused program by torch's Inductor."""
 
-import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from pt2e_quant.backends.cpu.load_compiled import load_compiled
-from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum, QConvSum, QLinear, aten
 
@@ -88,21 +86,14 @@ def _add_summand(graph: Graph, node: Node) -> None:
     graph.erase_node(node)
 
 
-def compile_program(
-    program: ExportedProgram, path: str | Path | None
-) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Compile a program into a .pt2 file and load it.
+def compile_program(program: ExportedProgram) -> bytes:
+    """Compile a program into the bytes of a .pt2, which `load_compiled` reads.
 
     Args:
         program: what to compile; constants are frozen into it, weights packed.
-        path: where the file goes; None for a temporary one that lasts as long as the result.
-
-    Returns:
-        A call on the leaves of the program's inputs that gives the leaves of its results.
 
     Raises:
         UnsupportedError: this machine has no C++ compiler.
-        ArtifactError: the path cannot be written.
     """
     if not any(shutil.which(name) for name in ("g++", "c++", "clang++", "cl")):
         raise UnsupportedError(
@@ -110,25 +101,10 @@ def compile_program(
             fix="install g++ or clang, or run the artifact as it is",
         )
     settings = {"freezing": True, "post_grad_custom_post_pass": SumsForInductor()}
-    # Inductor freezes constants only where no gradient is asked for.
-    with torch.no_grad(), _target(path) as target:
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=str(target), inductor_configs=settings
-        )
-        return load_compiled(target)
-
-
-@contextlib.contextmanager
-def _target(path: str | Path | None) -> Iterator[Path]:
-    """Where the package goes; a temporary one is deleted once it is loaded."""
-    if path is None:
-        with tempfile.TemporaryDirectory(prefix="pt2e_quant_") as folder:
-            yield Path(folder) / "program.pt2"
-        return
-    target = Path(path)
-    if target.suffix != ".pt2" or not target.parent.is_dir():
-        raise ArtifactError(
-            f'cannot write a compiled program to "{path}"',
-            fix="give a path that ends in .pt2, in a folder that exists",
-        )
-    yield target
+    with tempfile.TemporaryDirectory(prefix="pt2e_quant_") as folder:
+        target = Path(folder) / "program.pt2"
+        with torch.no_grad():  # Inductor freezes constants only where no gradient is asked for.
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(target), inductor_configs=settings
+            )
+        return target.read_bytes()

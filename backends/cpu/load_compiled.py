@@ -4,7 +4,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
 import torch
@@ -18,8 +18,8 @@ __all__ = ["align_weights", "load_compiled"]
 _CACHE_LINE = 64
 
 
-def load_compiled(path: str | Path) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Load a .pt2 that `CpuArtifact.compile` wrote.
+def load_compiled(source: str | Path | BinaryIO) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Load a .pt2 that `CpuArtifact.compile` wrote. It holds machine code: load whom you trust.
 
     `torch._inductor.aoti_load_package` loads it as well. There, constants lie where malloc puts
     them, 16 bytes off a cache line more often than not, and each load of oneDNN's matrix kernels
@@ -27,7 +27,7 @@ def load_compiled(path: str | Path) -> Callable[[Sequence[Any]], Sequence[Any]]:
     packed weights that lie so are copied, and their first places stay allocated.
 
     Args:
-        path: the file.
+        source: the file, or a stream of its bytes.
 
     Returns:
         A call on the leaves of the program's inputs that gives the leaves of its results.
@@ -37,14 +37,17 @@ def load_compiled(path: str | Path) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """
     try:
         # The library stays mapped once it is loaded, without its file.
-        with tempfile.TemporaryDirectory(prefix="pt2e_quant_") as folder, ZipFile(path) as package:
+        with (
+            tempfile.TemporaryDirectory(prefix="pt2e_quant_") as folder,
+            ZipFile(source) as package,
+        ):
             # What the library calls through torch's dispatcher is listed in a file beside it.
             package.extractall(folder)
             (library,) = Path(folder).rglob("*.so")
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
     except (OSError, BadZipFile, ValueError) as error:
         raise ArtifactError(
-            f'cannot read "{path}" as a compiled program: {error}',
+            f'cannot read "{source}" as a compiled program: {error}',
             fix="write it with artifact.compile(path)",
         ) from error
     align_weights(runner)

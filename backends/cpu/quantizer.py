@@ -117,7 +117,8 @@ RECIPES: Mapping[str, Recipe] = {
         algorithms=(smooth_channels,),
     ),
     "int8_bf16": Recipe(
-        text="int8, and attention, which stays float, in bfloat16: for CPUs with AMX or AVX512-BF16",
+        text="int8, and attention, which stays float, in bfloat16: for CPUs with AMX or "
+        "AVX512-BF16",
         scheme=None,
         observers=_BEST,
         transforms=(narrow_attention,),

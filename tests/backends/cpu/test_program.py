@@ -105,18 +105,18 @@ def test_load_compiled_then_packed_weights_lie_on_cache_lines(lowered, tmp_path,
 
 
 def test_compile_when_the_result_is_wrong_then_refused_and_the_module_runs(
-    lowered, make_noise, monkeypatch
+    lowered, make_noise, monkeypatch, tmp_path
 ):
     _, artifact = lowered
     x = make_noise(2, 3, 8, 8)
     expected = artifact.run(x)
-    monkeypatch.setattr(
-        "pt2e_quant.backends.cpu.artifact.compile_program",
-        lambda program, path: lambda leaves: [torch.zeros_like(expected)],
-    )
+    monkeypatch.setattr(artifact_module, "compile_program", lambda program: b"")
+    zeros = [torch.zeros_like(expected)]
+    monkeypatch.setattr(artifact_module, "load_compiled", lambda source: lambda leaves: zeros)
     with pytest.raises(ArtifactError, match="differs from the canonical graph"):
-        artifact.compile()
+        artifact.compile(tmp_path / "net.pt2")
     assert torch.equal(artifact.run(x), expected)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x05\x06" + bytes(18), b"no zip file"])
@@ -135,10 +135,15 @@ def test_compile_when_there_is_no_compiler_then_refused(lowered, monkeypatch):
         artifact.compile()
 
 
-def test_compile_when_the_path_is_wrong_then_refused(lowered, tmp_path):
+def test_compile_when_the_path_is_wrong_then_refused(lowered, tmp_path, monkeypatch):
     _, artifact = lowered
     with pytest.raises(ArtifactError, match=r"ends in \.pt2"):
-        artifact.compile(tmp_path / "absent" / "net.bin")
+        artifact.compile(tmp_path / "net.bin")
+    monkeypatch.setattr(artifact_module, "compile_program", lambda program: b"")
+    monkeypatch.setattr(artifact_module, "load_compiled", lambda source: artifact.module)
+    artifact.check = None
+    with pytest.raises(ArtifactError, match="absent"):
+        artifact.compile(tmp_path / "absent" / "net.pt2")
 
 
 def test_compile_when_buffers_are_written_then_refused(quantize_with, make_noise):
