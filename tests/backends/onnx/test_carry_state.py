@@ -120,8 +120,8 @@ def test_run_when_a_call_is_refused_then_the_state_is_as_before():
 
 @pytest.mark.parametrize(
     "value",
-    [torch.tensor(True), torch.randn(3, 4), torch.empty(0), torch.arange(5, dtype=torch.uint8)],
-    ids=str,
+    [torch.tensor(True), torch.arange(12.0).reshape(3, 4) / 7, torch.empty(0), torch.arange(5)],
+    ids=lambda value: f"{value.dtype}{list(value.shape)}",
 )
 def test_state_when_written_and_read_then_equal(value):
     tensor = StateTensor("a.b", value)
