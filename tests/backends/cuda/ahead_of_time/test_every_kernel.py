@@ -8,15 +8,22 @@ from pt2e_quant.backends.cuda.ahead_of_time.matrix import targets
 from pt2e_quant.kernels.catalog import COMPILE_CASES
 from pt2e_quant.kernels.tiles import DEFAULT
 
-VERSION = "3.7.1"
-"""Of the Triton that baselines are written with."""
-
 TARGETS = {target.name: target for target in targets(COMPILE_CASES)}
-BASELINE = {
-    name: facts
-    for op in sorted({case.op for case in COMPILE_CASES})
-    for name, facts in read_baseline(op, VERSION).items()
+BASELINES = {
+    version: {
+        name: facts
+        for op in sorted({case.op for case in COMPILE_CASES})
+        for name, facts in read_baseline(op, version).items()
+    }
+    for version in ("3.7.1", "3.6.0")
 }
+KNOWN = {
+    "3.7.1": set(),
+    "3.6.0": {"quantize_per_token/quantize_per_token_kernel/row/bf16 @ default sm_80"},
+}
+"""Rows that break a rule, by Triton's version; docs/limits.md has them too."""
+
+by_version = pytest.mark.parametrize("version", BASELINES)
 
 
 def in_every_run():
@@ -34,19 +41,21 @@ def in_every_run():
 IN_EVERY_RUN = in_every_run()
 
 
-def test_the_baseline_has_every_row_and_no_other():
+@by_version
+def test_the_baseline_has_every_row_and_no_other(version):
     how = "run python -m pt2e_quant.backends.cuda.ahead_of_time --write"
-    assert BASELINE.keys() - TARGETS.keys() == set(), how
-    assert TARGETS.keys() - BASELINE.keys() == set(), how
+    assert BASELINES[version].keys() - TARGETS.keys() == set(), how
+    assert TARGETS.keys() - BASELINES[version].keys() == set(), how
 
 
-def test_the_baseline_breaks_no_rule():
-    broken = {}
-    for name in BASELINE.keys() & TARGETS.keys():
+@by_version
+def test_the_baseline_breaks_no_rule_but_those_that_are_known(version):
+    broken = set()
+    for name, facts in BASELINES[version].items():
         target = TARGETS[name]
-        if found := broken_rules(target.case, target.capability, BASELINE[name]):
-            broken[name] = found
-    assert broken == {}
+        if broken_rules(target.case, target.capability, facts):
+            broken.add(name)
+    assert broken == KNOWN[version]
 
 
 def check(name):
@@ -56,7 +65,8 @@ def check(name):
 
     target = TARGETS[name]
     facts = examine(target)
-    assert broken_rules(target.case, target.capability, facts) == []
+    if name not in KNOWN.get(triton_version(), set()):
+        assert broken_rules(target.case, target.capability, facts) == []
     before = read_baseline(target.case.op, triton_version()).get(name)
     assert before is None or regressions(facts, before) == []
 
