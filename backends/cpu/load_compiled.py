@@ -23,8 +23,8 @@ def load_compiled(source: str | Path | BinaryIO) -> Callable[[Sequence[Any]], Se
 
     `torch._inductor.aoti_load_package` loads it as well. There, constants lie where malloc puts
     them, 16 bytes off a cache line more often than not, and each load of oneDNN's matrix kernels
-    then touches two lines: ResNet-50 took 12.7 ms so and 10.0 ms here (one thread, with AMX). Here
-    packed weights that lie so are copied, and their first places stay allocated.
+    then touches two lines. Here packed weights that lie so are copied, and their first places stay
+    allocated.
 
     Args:
         source: the file, or a stream of its bytes.
