@@ -17,6 +17,7 @@ from pt2e_quant.core.errors import module_path
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
+from pt2e_quant.kernels.profiler_range import label_of
 
 __all__ = ["NodeTime", "Profile", "Profiled", "profile"]
 
@@ -104,7 +105,7 @@ def _range_name(node: Node) -> str:
     assert kernel is not None
     value = node.meta["val"]
     layout = "channels_last" if value.dim() == 4 else "contiguous"
-    where = f"{module_path(node)} {node.name}".strip()
+    where = label_of(node)
     return f"pt2e_quant::{kernel.op} {where} {layout}"
 
 

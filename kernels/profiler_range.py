@@ -4,8 +4,16 @@ import contextlib
 from contextlib import AbstractContextManager
 
 import torch
+from torch.fx import Node
 
-__all__ = ["profiler_range"]
+from pt2e_quant.core.errors import module_path
+
+__all__ = ["label_of", "profiler_range"]
+
+
+def label_of(node: Node) -> str:
+    """A node's module path and name, as ranges and profiles have them."""
+    return f"{module_path(node)} {node.name}".strip()
 
 
 def profiler_range(op: str, label: str) -> AbstractContextManager[object]:

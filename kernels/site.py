@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import module_path
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_cast
 from pt2e_quant.graph.ops import CONV1D, CONV2D, is_call
 from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantized_values import Affine
 
 __all__ = ["Site"]
@@ -49,7 +49,7 @@ class Site:
     def label(self) -> str:
         """The module path, node and layout of the result, for the profiler."""
         layout = "channels_last" if is_call(self.source, CONV1D + CONV2D) else "contiguous"
-        return f"{module_path(self.source)} {self.source.name} {layout}".strip()
+        return f"{label_of(self.source)} {layout}".strip()
 
     def integers(self, name: str) -> Node:
         """The integers behind the dequantize that a variable of the pattern stands for."""

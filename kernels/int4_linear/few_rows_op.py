@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.packing import unpack
 from pt2e_quant.kernels.int4_linear.pack import OFFSET
+from pt2e_quant.kernels.onednn.digits_op import check_float32
 from pt2e_quant.kernels.onednn.operators import aten
 
 __all__ = [
@@ -112,11 +112,7 @@ def linear_of_int4(
     Raises:
         UnsupportedError: the activations are not float32.
     """
-    if x.dtype is not torch.float32:
-        raise UnsupportedError(
-            f"linear_of_int4 takes float32 activations, found {x.dtype}",
-            fix="lower a float32 model, or leave the linear float",
-        )
+    check_float32("linear_of_int4", x)
     rows = aten.to.dtype(aten.detach.default(x), torch.bfloat16)
     rows = aten.reshape.default(rows, [-1, x.shape[-1]])
     rows = aten.contiguous.default(rows)

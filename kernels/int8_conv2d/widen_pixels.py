@@ -2,7 +2,6 @@
 
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
@@ -10,6 +9,7 @@ from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.kernels.int8_conv2d.op import Int8Conv2d
 from pt2e_quant.kernels.int8_conv2d.pack import fill_channels
 from pt2e_quant.kernels.launch import ELEMENTS
+from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantize.op import QuantizePixels
 from pt2e_quant.kernels.quantize.reference import PIXEL
 from pt2e_quant.kernels.quantized_values import Affine, affine_of
@@ -86,7 +86,7 @@ def _launch(editor: Editor, quantize: Node, affine: Affine) -> Node:
         out_zero_point=affine.zero_point,
         out_min=affine.quant_min,
         out_max=affine.quant_max,
-        label=f"{module_path(quantize)} {quantize.name}".strip(),
+        label=label_of(quantize),
         like=quantize,
         before=quantize,
     )

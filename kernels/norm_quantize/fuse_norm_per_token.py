@@ -4,7 +4,6 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import module_path
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import arguments
@@ -12,6 +11,7 @@ from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken, NormQuantizePerTokenE4m3
 from pt2e_quant.kernels.norm_quantize.read_norm import CONSTRAINTS, NORMS, read_norm
+from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
 
 __all__ = ["fuse_norm_per_token"]
@@ -79,7 +79,7 @@ def _replace(editor: Editor, match: Match) -> None:
         norm.rounds_first,
         norm.value_dtype,
         **limits,
-        label=f"{module_path(match.anchor)} {match.anchor.name}".strip(),
+        label=label_of(match.anchor),
         like=match.anchor,
         before=quantize,
         val=quantize.meta["val"],

@@ -18,6 +18,7 @@ from pt2e_quant.kernels.onednn.operators import QLinear, aten
 __all__ = [
     "DIGIT_LIMIT",
     "LinearOfDigits",
+    "check_float32",
     "digit_shifts",
     "error_bound",
     "linear_of_digits",
@@ -95,6 +96,19 @@ def _product(digits: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Te
     return made
 
 
+def check_float32(op: str, x: Tensor) -> None:
+    """Refuse activations of other dtypes.
+
+    Raises:
+        UnsupportedError: naming the operator and the dtype.
+    """
+    if x.dtype is not torch.float32:
+        raise UnsupportedError(
+            f"{op} takes float32 activations, found {x.dtype}",
+            fix="lower a float32 model, or leave the linear float",
+        )
+
+
 def linear_of_digits(
     x: Tensor,
     packed: Tensor,
@@ -110,11 +124,7 @@ def linear_of_digits(
     Raises:
         UnsupportedError: the activations are not float32.
     """
-    if x.dtype is not torch.float32:
-        raise UnsupportedError(
-            f"linear_of_digits takes float32 activations, found {x.dtype}",
-            fix="lower a float32 model, or leave the linear float",
-        )
+    check_float32("linear_of_digits", x)
     if all(type(size) is int for size in x.shape) and x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], scale.shape[0]))
     x = aten.detach.default(x)  # or half a gradient would go by way of the scale

@@ -2,10 +2,10 @@
 
 from torch.fx import GraphModule
 
-from pt2e_quant.core.errors import module_path
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.kernels.launch import ELEMENTS
+from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantize.op import Quantize
 from pt2e_quant.kernels.quantized_values import e4m3_of
 
@@ -32,7 +32,7 @@ def fuse_lone_e4m3(gm: GraphModule) -> PassResult:
             node.args[0],
             out_dtype=found.dtype,
             out_scale=found.scale,
-            label=f"{module_path(node)} {node.name}".strip(),
+            label=label_of(node),
             like=node,
             before=node,
             val=node.meta["val"],

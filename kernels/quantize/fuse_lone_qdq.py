@@ -5,11 +5,11 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS
+from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantize.op import Quantize
 from pt2e_quant.kernels.quantized_values import Affine, affine_of
 
@@ -39,7 +39,7 @@ def fuse_lone_qdq(gm: GraphModule) -> PassResult:
 
 def _launch(editor: Editor, node: Node, affine: Affine) -> Node:
     value: Tensor = node.meta["val"]
-    named: dict[str, Any] = {"label": f"{module_path(node)} {node.name}".strip()}
+    named: dict[str, Any] = {"label": label_of(node)}
     if node.target is QuantizePerTensor:
         named |= {
             "out_dtype": affine.dtype,

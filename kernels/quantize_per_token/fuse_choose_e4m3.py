@@ -1,18 +1,17 @@
 """Choosing scales of rows and quantizing to 8-bit floats with them become one launch."""
 
-from operator import getitem
 from typing import TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.blocks import WHOLE
-from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.format_ops import ChooseScales, DequantizeFloat, QuantizeFloat
 from pt2e_quant.core.number_formats import FP8_E4M3
 from pt2e_quant.graph.alias import mutated_roots, roots
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.kernels.quantize_per_token.one_launch import one_launch
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRowsE4m3
 
 __all__ = ["fuse_choose_e4m3"]
@@ -44,7 +43,8 @@ def fuse_choose_e4m3(gm: GraphModule) -> PassResult:
         x: Node = choose.args[0]
         results = None if source_of.get(x, x) in written else shared.get(x)
         if results is None:
-            results = shared[x] = _launch(editor, choose, x)
+            codes, scale = one_launch(editor, QuantizeRowsE4m3, x, like=choose, results=2)
+            results = shared[x] = codes, scale
             notes.append(Note(choose.name, "chosen and quantized in one launch"))
         for quantize in quantizes:
             editor.replace(quantize, results[0])
@@ -74,13 +74,3 @@ def _quantizes(choose: Node) -> list[Node]:
     others = [n for n in readers if n not in quantizes and n.target is not DequantizeFloat]
     alike = all(n.args[2] is None and n.args[4] == FP8_E4M3.name for n in quantizes)
     return quantizes if alike and not others else []
-
-
-def _launch(editor: Editor, choose: Node, x: Node) -> _Results:
-    label = f"{module_path(choose)} {choose.name}".strip()
-    both = editor.call(QuantizeRowsE4m3, x, label=label, like=choose, before=choose)
-
-    def part(i: int) -> Node:
-        return editor.call(getitem, both, i, like=choose, before=choose)
-
-    return part(0), part(1)

@@ -5,11 +5,11 @@ from typing import Any, TypeAlias
 
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.qdq import ChoosePerToken, DequantizePerToken, QuantizePerToken
 from pt2e_quant.graph.alias import mutated_roots, roots
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.kernels.quantize_per_token.one_launch import one_launch
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 
 __all__ = ["fuse_choose_quantize"]
@@ -46,7 +46,10 @@ def fuse_choose_quantize(gm: GraphModule) -> PassResult:
         key = (x, low, high)
         results = None if source_of.get(x, x) in written else shared.get(key)
         if results is None:
-            results = shared[key] = _launch(editor, choose, x, low, high)
+            integers, scale, zero_point = one_launch(
+                editor, QuantizeRows, x, low, high, like=choose, results=3
+            )
+            results = shared[key] = integers, scale, zero_point
             notes.append(Note(choose.name, "chosen and quantized in one launch"))
         _redirect(editor, choose, quantizes, results)
     return PassResult(changed=editor.finish(), notes=tuple(notes))
@@ -64,16 +67,6 @@ def _quantizes(choose: Node) -> list[Node]:
     if others or len(ranges) != 1 or any(part.target is not getitem for part in choose.users):
         return []
     return quantizes
-
-
-def _launch(editor: Editor, choose: Node, x: Node, low: int, high: int) -> _Results:
-    label = f"{module_path(choose)} {choose.name}".strip()
-    both = editor.call(QuantizeRows, x, low, high, label=label, like=choose, before=choose)
-
-    def part(i: int) -> Node:
-        return editor.call(getitem, both, i, like=choose, before=choose)
-
-    return part(0), part(1), part(2)
 
 
 def _redirect(editor: Editor, choose: Node, quantizes: list[Node], results: _Results) -> None:
