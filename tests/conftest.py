@@ -1,6 +1,7 @@
 """A backend small enough for tests: it runs the canonical graph in torch."""
 
 import json
+import os
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends import registry
@@ -26,6 +28,12 @@ from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
 from pt2e_quant.kernels.onednn import speed
+
+# The same examples in every run, so that a change fails by its own fault. Others are looked for
+# with HYPOTHESIS_PROFILE=search, also in the processes that tests start.
+settings.register_profile("repeat", derandomize=True)
+settings.register_profile("search", derandomize=False, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 _aten = torch.ops.aten
 _INT8 = Scheme(name="int8", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=INT8_WEIGHT)

@@ -4,7 +4,15 @@ import math
 
 import torch
 
-__all__ = ["assert_near_codes", "hard_values", "same_codes"]
+from pt2e_quant.core.float_codes import encode_float
+from pt2e_quant.core.number_formats import FP8_E4M3
+from pt2e_quant.kernels.epilogue.epilogue import Activation
+from pt2e_quant.kernels.epilogue.reference import activate
+
+__all__ = ["assert_codes_of_activation", "assert_near_codes", "hard_values", "same_codes"]
+
+# What is left of a difference of numbers near 1 is off by last bits of 1, times x in a gelu.
+_CANCELS = (Activation.GELU, Activation.GELU_TANH, Activation.TANH)
 
 
 def hard_values():
@@ -36,6 +44,20 @@ def assert_near_codes(made, wanted):
     assert made.stride() == wanted.stride()
     first, second = (_order(codes) for codes in (made, wanted))
     assert (first - second).abs().max() <= 1
+
+
+def assert_codes_of_activation(codes, x, activation, scale):
+    """Codes of values as near to an activation's in float64 as float32's arithmetic is.
+
+    exp of a large argument is exact to 18 bits, and beyond e**80 is taken for that.
+    """
+    real = activate(x.double(), activation)
+    error = real.abs() * 2.0**-18 + 2.0**-107
+    if activation in _CANCELS:
+        error += x.double().abs().clamp_min(1.0) * 2.0**-22
+    ends = (encode_float(((real + e) / scale).float(), FP8_E4M3) for e in (-error, error))
+    low, high = (_order(end) for end in ends)
+    assert ((low <= _order(codes)) & (_order(codes) <= high)).all()
 
 
 def _order(codes):
