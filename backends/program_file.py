@@ -8,7 +8,8 @@ import io
 import json
 import pickle
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,24 +29,37 @@ _RECORD = "pt2e_quant_{}.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProgram:
-    """A file's bytes, and the canonical graph in it, with its call and its record."""
+    """A file's bytes, and the canonical graph in it, with its call and its record.
+
+    Args:
+        data: of the file.
+        gm: the canonical graph.
+        choices: the options that it was lowered with, by name; none is a default.
+    """
 
     data: bytes
     gm: GraphModule
+    choices: Mapping[str, bool] = field(default_factory=dict)
 
 
-def write_program(gm: GraphModule, backend: str) -> StoredProgram:
+def write_program(
+    gm: GraphModule, backend: str, choices: Mapping[str, bool] | None = None
+) -> StoredProgram:
     """The file of a canonical graph: torch.export's, so that torch.export.load reads it too.
 
     Args:
         gm: the canonical graph.
         backend: the name of the backend that it was lowered for.
+        choices: options that whoever loads it lowers it with again, by name.
     """
     capture, provenance = capture_of(gm), provenance_of(gm)
-    text = json.dumps({"capture": capture.to_json(), "provenance": provenance.to_json()})
+    chosen = dict(choices or {})
+    text = json.dumps(
+        {"capture": capture.to_json(), "provenance": provenance.to_json(), "choices": chosen}
+    )
     stream = io.BytesIO()
     torch.export.save(export_again(gm), stream, extra_files={_RECORD.format(backend): text})
-    return StoredProgram(data=stream.getvalue(), gm=gm)
+    return StoredProgram(data=stream.getvalue(), gm=gm, choices=chosen)
 
 
 def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
@@ -74,8 +88,9 @@ def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
             CAPTURE_KEY: Capture.from_json(texts["capture"]),
             PROVENANCE_KEY: Provenance.from_json(texts["provenance"]),
         }
-    except (ValueError, KeyError, TypeError, Pt2eQuantError) as error:
+        choices = {str(name): bool(chosen) for name, chosen in texts.get("choices", {}).items()}
+    except (ValueError, KeyError, TypeError, AttributeError, Pt2eQuantError) as error:
         raise ArtifactError(f'the record in "{path}" is damaged: {error}') from error
     gm = program.module(check_guards=False)
     gm.meta.update(records)
-    return StoredProgram(data=data, gm=gm)
+    return StoredProgram(data=data, gm=gm, choices=choices)

@@ -99,9 +99,21 @@ class CudaBackend(Backend):
             margin_db=margin_db,
         )
 
-    def load(self, path: str | Path) -> CudaArtifact:
-        """Read a .qcuda that an artifact of this backend saved; see `Backend.load`."""
-        return load(path, self.registry, allow_unmeasured=self.allow_unmeasured)
+    def load(self, path: str | Path, *, allow_unmeasured: bool | None = None) -> CudaArtifact:
+        """Read a .qcuda that an artifact of this backend saved, and lower it for this machine.
+
+        Args:
+            path: of the file.
+            allow_unmeasured: use kernels that were not measured on the device at hand. By default
+                as the file was lowered; True for a backend that allows them. Where no kernel takes
+                a quantized weight then, a warning says which argument to give, unless the file was
+                lowered with strict=False.
+
+        Raises:
+            ArtifactError: the file is missing, damaged or not one of ours.
+        """
+        allowed = True if allow_unmeasured is None and self.allow_unmeasured else allow_unmeasured
+        return load(path, self.registry, allow_unmeasured=allowed)
 
 
 BACKEND = CudaBackend()

@@ -1,5 +1,6 @@
 """Lowering: a canonical graph to a module of fused kernels."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.core.canonical import verify_canonical
-from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
@@ -35,6 +36,16 @@ from pt2e_quant.passes.strip_guards import strip_guards
 __all__ = ["SUFFIX", "load", "lower", "lower_graph", "lowering_passes"]
 
 SUFFIX = ".qcuda"
+
+_FIXES = {
+    "lower": "lower(..., allow_unmeasured=True) (--allow-unmeasured) to use kernels that were not "
+    "measured here, strict=False to dequantize such weights in every call",
+    "load": "load(..., allow_unmeasured=True) to use kernels that were not measured here; a file "
+    "lowered with allow_unmeasured=True (--allow-unmeasured) asks for it by itself",
+}
+
+_ALLOW, _STRICT = "allow_unmeasured", "strict"
+"""The options that a file keeps: `load` on another machine decides with them as `lower` did."""
 
 
 def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, ...]:
@@ -75,22 +86,34 @@ def lower(
         ArtifactError: the artifact fails its check.
     """
     verify_canonical(gm)
-    artifact = _assemble(write_program(gm, "cuda"), registry, allow_unmeasured)
-    if strict:
-        _refuse_loose_weights(artifact.report)
+    choices = {_ALLOW: allow_unmeasured, _STRICT: strict}
+    artifact = _assemble(write_program(gm, "cuda", choices), registry, allow_unmeasured)
+    loose = _loose_weights(artifact.report, "lower") if strict else None
+    if loose is not None:
+        raise loose
     if verify:
         check_artifact(artifact, gm, choose_sample(gm, example_inputs), margin_db)
         artifact.reset()
     return artifact
 
 
-def load(path: Any, registry: Registry, *, allow_unmeasured: bool) -> CudaArtifact:
+def load(path: Any, registry: Registry, *, allow_unmeasured: bool | None) -> CudaArtifact:
     """Read a file that an artifact of this backend saved, and lower it for this machine.
+
+    What it was lowered with holds where `allow_unmeasured` is None. A weight that is dequantized
+    in every call here, where `lower` would have refused it, is warned of.
 
     Raises:
         ArtifactError: the file is missing, damaged or not one of ours.
     """
-    return _assemble(read_program(path, "cuda", SUFFIX), registry, allow_unmeasured)
+    stored = read_program(path, "cuda", SUFFIX)
+    if allow_unmeasured is None:
+        allow_unmeasured = stored.choices.get(_ALLOW, False)
+    artifact = _assemble(stored, registry, allow_unmeasured)
+    loose = _loose_weights(artifact.report, "load") if stored.choices.get(_STRICT, True) else None
+    if loose is not None:
+        warnings.warn(str(loose), Pt2eQuantWarning, stacklevel=3)
+    return artifact
 
 
 def _assemble(stored: StoredProgram, registry: Registry, allow_unmeasured: bool) -> CudaArtifact:
@@ -118,21 +141,21 @@ def lower_graph(gm: GraphModule, registry: Registry, measures: Measures) -> Grap
     return edited_copy(gm, lowering_passes(registry, measures))
 
 
-def _refuse_loose_weights(report: Report) -> None:
-    """Refuse what is slower than float.
+def _loose_weights(report: Report, call: str) -> UnsupportedError | None:
+    """What is wrong with a program that is slower than float; None if nothing is.
 
-    Raises:
-        UnsupportedError: a weight is left in front of a dequantize that runs in every call.
+    Args:
+        report: of the lowered program, whose islands name the weights that are left in front of a
+            dequantize.
+        call: what the user called: a key of `_FIXES`.
     """
     loose = [island for island in report.islands if island.what == "weight dequantize"]
     if not loose:
-        return
+        return None
     first, more = loose[0], len(loose) - 1
-    raise UnsupportedError(
+    return UnsupportedError(
         f"no kernel takes the quantized weight of {first.node}"
         + (f" and of {more} more" if more else "")
         + f": {first.reason}",
-        fix="lower(..., allow_unmeasured=True) (--allow-unmeasured) to use kernels that were not "
-        "measured here, "
-        "strict=False to dequantize such weights in every call",
+        fix=_FIXES[call],
     )

@@ -1,5 +1,6 @@
 """The CUDA backend's lowering, run on the CPU: every fused operator by its definition."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,15 @@ from torch import nn
 
 from pt2e_quant.backends import registry
 from pt2e_quant.backends.cuda.backend import BACKEND
+from pt2e_quant.backends.cuda.choice import Measures
 from pt2e_quant.backends.cuda.cuda_graph import capture_call
-from pt2e_quant.core.errors import ArtifactError, ConfigError, InputError, UnsupportedError
+from pt2e_quant.core.errors import (
+    ArtifactError,
+    ConfigError,
+    InputError,
+    Pt2eQuantWarning,
+    UnsupportedError,
+)
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
@@ -152,6 +160,40 @@ def test_what_is_saved_and_loaded_gives_the_same(tmp_path):
     (tmp_path / "other.qcuda").write_bytes(b"no archive")
     with pytest.raises(ArtifactError, match="is no exported program"):
         ALLOWING.load(tmp_path / "other.qcuda")
+
+
+def test_a_file_asks_for_unmeasured_kernels_if_it_was_lowered_with_them(tmp_path):
+    gm, _ = canonical()
+    artifact = BACKEND.lower(gm, allow_unmeasured=True)
+    artifact.save(tmp_path / "model.qcuda")
+    loaded = BACKEND.load(tmp_path / "model.qcuda")
+    assert loaded.report.integer_ops == artifact.report.integer_ops
+    assert loaded.report.notes == artifact.report.notes
+    with pytest.warns(Pt2eQuantWarning, match="int8_linear was not measured") as caught:
+        loose = BACKEND.load(tmp_path / "model.qcuda", allow_unmeasured=False)
+    assert "load(..., allow_unmeasured=True)" in str(caught[0].message)
+    assert caught[0].filename == __file__
+    assert "int8_linear" not in loose.report.integer_ops
+
+
+def test_a_file_for_measured_kernels_warns_where_nobody_measured(tmp_path, monkeypatch):
+    gm, _ = canonical()
+    monkeypatch.setattr(Measures, "ratio", lambda *_: 2.0)
+    BACKEND.lower(gm).save(tmp_path / "model.qcuda")
+    monkeypatch.undo()
+    with pytest.warns(Pt2eQuantWarning, match="no kernel takes the quantized weight of linear"):
+        BACKEND.load(tmp_path / "model.qcuda")
+    allowed = BACKEND.load(tmp_path / "model.qcuda", allow_unmeasured=True)
+    assert allowed.report.integer_ops["int8_linear"] == 4
+
+
+def test_a_file_that_was_lowered_to_run_in_float_loads_without_a_warning(tmp_path):
+    gm, _ = canonical()
+    BACKEND.lower(gm, strict=False).save(tmp_path / "model.qcuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Pt2eQuantWarning)
+        loose = BACKEND.load(tmp_path / "model.qcuda")
+    assert "int8_linear" not in loose.report.integer_ops
 
 
 def test_is_an_exported_program_with_dynamic_batch(tmp_path):
