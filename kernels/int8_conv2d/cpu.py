@@ -14,6 +14,7 @@ from pt2e_quant.kernels.conditions import BATCHED_1D, BATCHED_2D
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.int8_conv2d.read_conv import (
     EVEN_PADDING,
+    SUMS_FIT,
     WINDOWS_MEET_IMAGE,
     even_padding,
     per_axis,
@@ -189,6 +190,7 @@ def node_cost(node: Node) -> Cost:
 
 
 _NEEDS = (
+    SUMS_FIT,
     CONSTANT_BIAS,
     EVEN_PADDING,
     WINDOWS_MEET_IMAGE,

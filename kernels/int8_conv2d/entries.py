@@ -26,6 +26,7 @@ from pt2e_quant.kernels.int8_conv2d.op import Int8Conv2d, cost
 from pt2e_quant.kernels.int8_conv2d.pack import pack_weight, window_sums
 from pt2e_quant.kernels.int8_conv2d.read_conv import (
     EVEN_PADDING,
+    SUMS_FIT,
     even_padding,
     per_axis,
     weight_of,
@@ -38,7 +39,6 @@ from pt2e_quant.kernels.site import Site
 __all__ = ["KERNELS", "shape_class"]
 
 _WEIGHT = TensorScheme(dtype=torch.int8, granularity=PerChannel(0), symmetric=True)
-_LONGEST = (2**31 - 1) // (255 * 128)
 
 
 def _window(conv: Node) -> tuple[list[int], list[int], list[int], int]:
@@ -119,16 +119,12 @@ def node_cost(node: Node) -> Cost:
     return cost(x, weight, call.meta["val"])
 
 
-def _sums_fit(match: Match) -> bool:
-    return weight_of(match.nodes["op"])[0].numel() <= _LONGEST
-
-
 def _is_constant_bias(match: Match) -> bool:
     return match.values.get("b") is None or match.is_constant("b")
 
 
 _COMMON = (
-    Constraint(text=f"at most {_LONGEST} weights for an output channel", holds=_sums_fit),
+    SUMS_FIT,
     EVEN_PADDING,
     LIMITS_ARE_NUMBERS,
     Constraint(text="a constant bias", holds=_is_constant_bias),

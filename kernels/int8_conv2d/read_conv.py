@@ -10,7 +10,16 @@ from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import argument
 from pt2e_quant.graph.pattern import Match
 
-__all__ = ["EVEN_PADDING", "WINDOWS_MEET_IMAGE", "even_padding", "per_axis", "weight_of"]
+__all__ = [
+    "EVEN_PADDING",
+    "SUMS_FIT",
+    "WINDOWS_MEET_IMAGE",
+    "even_padding",
+    "per_axis",
+    "weight_of",
+]
+
+_LONGEST = (2**31 - 1) // (255 * 128)
 
 
 def weight_of(conv: Node) -> Tensor:
@@ -58,6 +67,12 @@ def _windows_meet_image(match: Match) -> bool:
         for pad, gap, taps, size in axes
     )
 
+
+SUMS_FIT = Constraint(
+    text=f"at most {_LONGEST} weights for an output channel",
+    holds=lambda match: weight_of(match.nodes["op"])[0].numel() <= _LONGEST,
+)
+"""Sums of products of 8 bits that int32 holds: matrix units wrap around, or saturate."""
 
 EVEN_PADDING = Constraint(
     text="padding that is the same on both sides",

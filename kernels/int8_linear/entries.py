@@ -21,6 +21,7 @@ from pt2e_quant.kernels.site import Site
 __all__ = [
     "KERNELS",
     "PER_TOKEN",
+    "SUMS_FIT",
     "WEIGHT",
     "build",
     "linear_rows",
@@ -39,7 +40,8 @@ def _sums_fit(match: Match) -> bool:
     return int(weight.meta["val"].shape[-1]) <= _LONGEST
 
 
-_SUMS_FIT = Constraint(text=f"at most {_LONGEST} input features", holds=_sums_fit)
+SUMS_FIT = Constraint(text=f"at most {_LONGEST} input features", holds=_sums_fit)
+"""Sums of products of 8 bits that int32 holds: matrix units wrap around, or saturate."""
 
 
 def shape_class(match: Match) -> str:
@@ -99,7 +101,7 @@ def _is_constant_bias(match: Match) -> bool:
 
 
 _COMMON = (
-    _SUMS_FIT,
+    SUMS_FIT,
     LIMITS_ARE_NUMBERS,
     Constraint(text="a constant bias", holds=_is_constant_bias),
 )
