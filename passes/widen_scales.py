@@ -1,5 +1,6 @@
 """Write blocks of integers as torch's own operators with float32 scales, where those can."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from pt2e_quant.graph.held_constants import held_constant
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["widen_scales", "widened_qparams"]
+__all__ = ["widen_chosen_scales", "widen_scales", "widened_qparams"]
 
 
 @graph_pass()
@@ -31,9 +32,19 @@ def widen_scales(gm: GraphModule) -> PassResult:
     tensor are written so; other blocks stay, with the reason. Codes are not touched. Zero_points
     of 0 are added, which `pack_weights` packs.
     """
+    return widen_chosen_scales(gm, [n for n in gm.graph.nodes if n.target is DequantizeBlock])
+
+
+def widen_chosen_scales(gm: GraphModule, nodes: Sequence[Node]) -> PassResult:
+    """What `widen_scales` does, at these dequantize_block alone: for a runtime that takes others.
+
+    Args:
+        gm: is changed.
+        nodes: of its graph.
+    """
     editor = Editor(gm)
     notes = []
-    for node in [n for n in gm.graph.nodes if n.target is DequantizeBlock]:
+    for node in nodes:
         made = _Widened.read(gm, node)
         if isinstance(made, str):
             notes.append(Note(node.name, made, skipped=True))
@@ -97,6 +108,8 @@ class _Widened:
             if held is None:
                 return "its zero_points are found at run time"
             zero_point = held.to(torch.int32)
+            if not torch.equal(zero_point.to(held.dtype), held):
+                return "its zero_points are no integers"
         return _Widened(node, scale.to(torch.float32), zero_point, axis)
 
     def emit(self, editor: Editor) -> Node:

@@ -10,13 +10,14 @@ from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.flow.report import Island, Report
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import operator_name
-from pt2e_quant.graph.ops import is_getitem
+from pt2e_quant.graph.ops import arguments, is_getitem
 from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.measured import read_measured
 from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken, NormQuantizePerTokenE4m3
 from pt2e_quant.kernels.quantize.op import Quantize, QuantizePixels
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
+from pt2e_quant.kernels.read_scheme import scheme_of
 
 __all__ = ["describe"]
 
@@ -44,7 +45,7 @@ def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
         elif node.op == "call_function" and not is_getitem(node):
             floats[operator_name(node)] += 1
             if is_qdq(node):
-                report.islands.append(_island(node, refused, node.args[0] in constants))
+                report.islands.append(_island(lowered, node, refused, node.args[0] in constants))
     report.integer_ops, report.float_ops = dict(kernels), dict(floats)
     for record in report.provenance.tensors:
         record.backends["cuda"] = f"{record.dtype} in fused kernels"
@@ -66,7 +67,18 @@ def _was_measured(op: str, measures: Measures) -> bool:
     return op == "data_movement" or bool(measures.device and read_measured(op, measures.device))
 
 
-def _island(node: Node, refused: dict[str, str], is_weight: bool) -> Island:
+def _unmatched(gm: GraphModule, node: Node, reader: Node) -> str:
+    """Why no kernel came into question: by the scheme of the tensor, where it is one."""
+    if not is_dequantize(node) or reader.op != "call_function":
+        return "no kernel has its pattern"
+    scheme = scheme_of(gm, node)
+    if scheme is not None:
+        return f"no kernel has {operator_name(reader)} on {scheme}"
+    block = arguments(node).get("block_size")
+    return f"no kernel has blocks of {block}" if block else "no kernel has its pattern"
+
+
+def _island(gm: GraphModule, node: Node, refused: dict[str, str], is_weight: bool) -> Island:
     """A q/dq that runs by itself: a pass over memory."""
     source = node.args[0]
     assert isinstance(source, Node)
@@ -76,7 +88,7 @@ def _island(node: Node, refused: dict[str, str], is_weight: bool) -> Island:
     return Island(
         node=reader.name,
         what=what,
-        reason=refused.get(reader.name, "no kernel has its pattern"),
+        reason=refused.get(reader.name) or _unmatched(gm, node, reader),
         # Symbolic for dynamic shapes, which no thousands separator is for.
         cost=f"{moved:,} bytes in every call" if type(moved) is int else f"{moved} bytes a call",
     )

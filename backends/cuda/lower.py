@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
 from pt2e_quant.backends.cuda.choice import Measures, decide_by
 from pt2e_quant.backends.cuda.describe import describe
+from pt2e_quant.backends.cuda.widen_untaken_scales import widen_untaken_scales
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample
@@ -37,13 +38,6 @@ __all__ = ["SUFFIX", "load", "lower", "lower_graph", "lowering_passes"]
 
 SUFFIX = ".qcuda"
 
-_FIXES = {
-    "lower": "lower(..., allow_unmeasured=True) (--allow-unmeasured) to use kernels that were not "
-    "measured here, strict=False to dequantize such weights in every call",
-    "load": "load(..., allow_unmeasured=True) to use kernels that were not measured here; a file "
-    "lowered with allow_unmeasured=True (--allow-unmeasured) asks for it by itself",
-}
-
 _ALLOW, _STRICT = "allow_unmeasured", "strict"
 """The options that a file keeps: `load` on another machine decides with them as `lower` did."""
 
@@ -62,6 +56,7 @@ def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, 
         signed_activations,
         *before,
         duplicate_dequantize,
+        widen_untaken_scales(registry),
         fuse_kernels(registry, decide_by(measures), output=torch.int8),
         *after,
         drop_dead_constants,
@@ -88,9 +83,18 @@ def lower(
     verify_canonical(gm)
     choices = {_ALLOW: allow_unmeasured, _STRICT: strict}
     artifact = _assemble(write_program(gm, "cuda", choices), registry, allow_unmeasured)
-    loose = _loose_weights(artifact.report, "lower") if strict else None
-    if loose is not None:
-        raise loose
+    loose = _loose_weights(artifact.report) if strict else ""
+    if loose:
+        allow = (
+            "lower(..., allow_unmeasured=True) (--allow-unmeasured) to use kernels that were not "
+            "measured here"
+        )
+        other = "give this module a scheme of the op table (docs/backends/cuda.md), or None"
+        raise UnsupportedError(
+            loose,
+            fix=f"{other if allow_unmeasured else allow}, strict=False to dequantize such weights "
+            "in every call",
+        )
     if verify:
         check_artifact(artifact, gm, choose_sample(gm, example_inputs), margin_db)
         artifact.reset()
@@ -110,9 +114,12 @@ def load(path: Any, registry: Registry, *, allow_unmeasured: bool | None) -> Cud
     if allow_unmeasured is None:
         allow_unmeasured = stored.choices.get(_ALLOW, False)
     artifact = _assemble(stored, registry, allow_unmeasured)
-    loose = _loose_weights(artifact.report, "load") if stored.choices.get(_STRICT, True) else None
-    if loose is not None:
-        warnings.warn(str(loose), Pt2eQuantWarning, stacklevel=3)
+    loose = _loose_weights(artifact.report) if stored.choices.get(_STRICT, True) else ""
+    if loose:
+        allow = "load(..., allow_unmeasured=True) to use kernels that were not measured here"
+        other = "give this module a scheme whose kernels this GPU has"
+        fix = other if allow_unmeasured else allow
+        warnings.warn(str(UnsupportedError(loose, fix=fix)), Pt2eQuantWarning, stacklevel=3)
     return artifact
 
 
@@ -141,21 +148,11 @@ def lower_graph(gm: GraphModule, registry: Registry, measures: Measures) -> Grap
     return edited_copy(gm, lowering_passes(registry, measures))
 
 
-def _loose_weights(report: Report, call: str) -> UnsupportedError | None:
-    """What is wrong with a program that is slower than float; None if nothing is.
-
-    Args:
-        report: of the lowered program, whose islands name the weights that are left in front of a
-            dequantize.
-        call: what the user called: a key of `_FIXES`.
-    """
+def _loose_weights(report: Report) -> str:
+    """The weights that every call dequantizes, which is slower than float; "" if there are none."""
     loose = [island for island in report.islands if island.what == "weight dequantize"]
     if not loose:
-        return None
+        return ""
     first, more = loose[0], len(loose) - 1
-    return UnsupportedError(
-        f"no kernel takes the quantized weight of {first.node}"
-        + (f" and of {more} more" if more else "")
-        + f": {first.reason}",
-        fix=_FIXES[call],
-    )
+    others = f" and of {more} more" if more else ""
+    return f"no kernel takes the quantized weight of {first.node}{others}: {first.reason}"

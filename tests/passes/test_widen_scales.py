@@ -8,6 +8,7 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.format_ops import DequantizeBlock
 from pt2e_quant.core.granularity import PerBlock
 from pt2e_quant.core.qdq import OWN_KINDS, QdqKind, is_dequantize, kind_of_qdq
 from pt2e_quant.core.scale_format import ScaleFormat
@@ -84,3 +85,31 @@ def test_pass_when_run_twice_then_nothing_more():
     run_passes(quantized, (widen_scales,))
     (record,) = run_passes(quantized, (widen_scales,))
     assert not record.changed
+
+
+class Blocks(nn.Module):
+    def __init__(self, zero_points):
+        super().__init__()
+        self.register_buffer("codes", torch.arange(-8, 8, dtype=torch.int8).reshape(2, 8))
+        self.register_buffer("scales", torch.tensor([[0.5, 0.25], [1.0, 2.0]]).half())
+        self.register_buffer("zero_points", torch.tensor(zero_points))
+
+    def forward(self, x):
+        weight = DequantizeBlock(
+            self.codes, self.scales, self.zero_points, [1, 4], -8, 7, torch.int8
+        )
+        return nn.functional.linear(x, weight)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_zero_points_when_no_integers_then_stay(whole):
+    zeros = [[1.0, -2.0], [3.0, 0.0 if whole else 0.5]]
+    x = torch.randn(3, 8)
+    quantized = torch.export.export(Blocks(zeros).eval(), (x,)).module(check_guards=False)
+    expected = quantized(x)
+    (record,) = run_passes(quantized, (widen_scales,))
+    assert record.changed == whole
+    assert record.notes[0].text == (
+        "float32 scales" if whole else "its zero_points are no integers"
+    )
+    assert torch.equal(quantized(x), expected)
