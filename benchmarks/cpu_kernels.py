@@ -19,6 +19,7 @@ from torch import Tensor
 
 import pt2e_quant.kernels
 from benchmarks.measure import interleave
+from pt2e_quant.backends.cpu.single_pass_qdq import hear_deprecation, quantize_once
 from pt2e_quant.core.packing import pack
 from pt2e_quant.kernels.int4_linear.any_rows_op import LinearOfGroups
 from pt2e_quant.kernels.int4_linear.few_rows_op import UINT4, PackInt4, scales_and_zeros
@@ -121,7 +122,7 @@ def conv_calls(conv: Conv) -> dict[str, Call]:
 
     def between_integers() -> Tensor:
         # The convolution before gives float at no cost; the one behind wants integers.
-        return torch.quantize_per_tensor(in_float(), 0.05, 0, torch.quint8).int_repr()
+        return quantize_once(in_float(), 0.05, 0, torch.uint8)
 
     return {"float": in_float, "int8": in_integers, "chain": between_integers}
 
@@ -235,6 +236,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    hear_deprecation()
     weight_only = weight_only_ratios(options.rounds)
     results = {
         "int8_conv2d": conv_ratios(options.rounds),

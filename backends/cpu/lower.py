@@ -1,8 +1,7 @@
 """Lowering: one walk from a canonical graph to oneDNN's fused operators."""
 
-import warnings
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,22 +116,9 @@ def _assemble(stored: StoredProgram, registry: Registry) -> CpuArtifact:
     gm = stored.gm
     program = lower_graph(gm, registry)
     module = make_module(program)
-    _hear_deprecation()
     report = Report(backend="oneDNN", provenance=provenance_of(gm), size_bytes=len(stored.data))
     describe(report, program, module)
     return CpuArtifact(program, module, stored.data, capture_of(gm), report)
-
-
-@cache
-def _hear_deprecation() -> None:
-    """Let torch say once what it says once a process: its quantized tensors are to go.
-
-    Nothing a user can change; this package pins the torch versions that have them.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8).dequantize()
-        torch._make_per_tensor_quantized_tensor(torch.zeros(1, dtype=torch.uint8), 1.0, 0)
 
 
 def lower_graph(gm: GraphModule, registry: Registry = REGISTRY) -> GraphModule:

@@ -277,7 +277,7 @@ def test_movers_when_between_convolutions_then_on_integers():
     artifact = CPU.lower(gm)
     assert not any("dequantize" in name for name in artifact.report.float_ops)
     assert artifact.report.integer_ops["quantized.max_pool2d"] == 2
-    assert artifact.report.integer_ops["aten.quantize_per_tensor"] == 1
+    assert artifact.report.integer_ops["quantize_once"] == 1
     with torch.no_grad():
         torch.testing.assert_close(artifact.run(x), gm(x), **FLOAT_EPILOGUE)
 
