@@ -1,7 +1,8 @@
 """The check every artifact passes before it is handed out."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.one_thread import one_thread
 from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate import preserve_buffers
 from pt2e_quant.flow.sample import Sample, sample_of, sqnr_db
 
-__all__ = ["CEILING_DB", "FLOOR_DB", "NOISE_MARGIN_DB", "check_artifact", "choose_sample"]
+__all__ = ["CEILING_DB", "DRAWS", "FLOOR_DB", "check_artifact", "choose_sample"]
 
 FLOOR_DB = 20.0
 """The bound where the float result on the sample is not known."""
@@ -25,8 +27,9 @@ CEILING_DB = 35.0
 """No more is asked: 8-bit outputs that are all off by one step are 36 dB apart, and runtimes may
 round ties their own way."""
 
-NOISE_MARGIN_DB = 3.0
-"""Two computations that share nothing but the exact result are so much further apart."""
+DRAWS = 16
+"""Runs with rounding noise. An artifact that differs from the graph by rounding alone is one more
+draw of their distribution: it is further away than all of them once in 17 times at most."""
 
 
 def choose_sample(gm: GraphModule, example_inputs: Sequence[Any] | None) -> Sample:
@@ -40,16 +43,17 @@ def choose_sample(gm: GraphModule, example_inputs: Sequence[Any] | None) -> Samp
 def check_artifact(artifact: Artifact, gm: GraphModule, sample: Sample, margin_db: float) -> None:
     """Run the artifact and the canonical graph on one sample; results go to the report.
 
+    The graph runs on one thread, so that what is asked for does not depend on their number; the
+    artifact runs as it will.
+
     Raises:
         ArtifactError: the artifact is further from the canonical graph than
             SQNR(canonical, float) + margin_db (at most CEILING_DB), or than FLOOR_DB if the
-            float result is unknown; and further than float rounding alone would explain.
+            float result is unknown; and further than each of DRAWS runs of the graph with
+            rounding noise.
     """
     capture = capture_of(gm)
-    with torch.no_grad(), preserve_buffers(gm, capture):
-        # Copies: a graph may write into its inputs.
-        leaves = [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]
-        expected = pytree.tree_leaves(gm(*capture.positional(leaves)))
+    expected = _run(gm, sample, lambda *leaves: gm(*capture.positional(leaves)))
     found = list(artifact.run_leaves(sample.leaves))
     ratio = sqnr_db(expected, found)
     bound = FLOOR_DB
@@ -58,29 +62,40 @@ def check_artifact(artifact: Artifact, gm: GraphModule, sample: Sample, margin_d
         artifact.report.sqnr_float_db = to_float
         bound = min(to_float + margin_db, CEILING_DB)
     artifact.report.sqnr_canonical_db = ratio
+    reason = ""
     if ratio < bound:
-        bound = _reachable(artifact, gm, sample, expected, bound)
+        own = _own_noise_db(gm, sample, expected, ratio)
+        if own < bound:
+            bound, reason = own, ", as far as float rounding alone moves this graph"
+            artifact.report.notes.append(
+                "this graph amplifies float rounding: computed with noise of the size of rounding "
+                f"it differs from itself by {own:.1f} dB"
+            )
     if math.isnan(ratio) or ratio < bound:
         raise ArtifactError(
             f"the artifact differs from the canonical graph: SQNR {ratio:.1f} dB, "
-            f"expected at least {bound:.1f} dB",
+            f"expected at least {bound:.1f} dB{reason}",
             fix="lower(..., margin_db=…) to accept it, verify=False to look at it",
         )
 
 
-def _reachable(
-    artifact: Artifact, gm: GraphModule, sample: Sample, expected: Sequence[Any], bound: float
-) -> float:
-    """The bound, or what is left of it where the graph amplifies float rounding."""
-    capture = capture_of(gm)
-    with torch.no_grad(), preserve_buffers(gm, capture):
+def _run(gm: GraphModule, sample: Sample, call: Callable[..., Any]) -> list[Any]:
+    """The flat result of a call on the sample's leaves, on one thread; buffers are as before."""
+    with torch.no_grad(), one_thread(), preserve_buffers(gm, capture_of(gm)):
+        # Copies: a graph may write into its inputs.
         leaves = [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]
-        noisy = pytree.tree_leaves(run_with_rounding_noise(gm, *leaves))
-    own = sqnr_db(expected, noisy)
-    if own - NOISE_MARGIN_DB >= bound:
-        return bound
-    artifact.report.notes.append(
-        f"this graph amplifies float rounding: computed with noise of one unit in the last place "
-        f"it differs from itself by {own:.1f} dB"
-    )
-    return own - NOISE_MARGIN_DB
+        found: list[Any] = pytree.tree_leaves(call(*leaves))
+    return found
+
+
+def _own_noise_db(
+    gm: GraphModule, sample: Sample, expected: Sequence[Any], enough_db: float
+) -> float:
+    """The least SQNR of the graph with rounding noise; no more draws once it is `enough_db`."""
+    least = math.inf
+    for draw in range(DRAWS):
+        noisy = _run(gm, sample, partial(run_with_rounding_noise, gm, draw=draw))
+        least = min(least, sqnr_db(expected, noisy))
+        if least <= enough_db:
+            break
+    return least

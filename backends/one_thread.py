@@ -1,0 +1,22 @@
+"""Torch on one thread: sums are then added in one order, whatever the machine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["one_thread"]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run the block on one thread of torch, and set the number there was again behind it."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
