@@ -166,18 +166,37 @@ def test_convert_when_there_is_little_to_shrink_then_nothing_is_said(quantizer):
         pq.convert_pt2e(prepared(small, quantizer, width=2))
 
 
-@pytest.mark.parametrize(("file_bytes", "is_refused"), [(30_000, False), (131_072, True)])
-def test_check_file_when_no_smaller_than_float_then_refused(quantizer, file_bytes, is_refused):
-    gm = pq.convert_pt2e(prepared(Linears(256), quantizer, width=256))
+@pytest.mark.parametrize(
+    ("width", "file_bytes", "is_refused"),
+    [
+        (256, 30_000, False),
+        (256, 131_071, False),
+        (256, 131_072, True),
+    ],
+)
+def test_check_file_when_no_smaller_than_float_then_refused(
+    quantizer, width, file_bytes, is_refused
+):
+    gm = pq.convert_pt2e(prepared(Linears(width), quantizer, width=width))
     report = Report(backend="Toy", provenance=provenance_of(gm), size_bytes=file_bytes)
     if not is_refused:
         check_file_smaller(report, is_strict=True)
-        assert (report.float_size_bytes, report.notes) == (131_072, [])
+        assert (report.float_size_bytes, report.notes) == (512 * width, [])
         return
-    with pytest.raises(UnsupportedError, match="Toy file has 131,072 bytes"):
+    with pytest.raises(UnsupportedError, match=f"Toy file has {file_bytes:,} bytes"):
         check_file_smaller(report, is_strict=True)
     check_file_smaller(report, is_strict=False)
     assert "no less than the float constants" in report.notes[0]
+
+
+def test_check_file_when_the_program_is_long_then_it_is_not_held_against_the_scheme(quantizer):
+    gm = pq.convert_pt2e(prepared(Linears(256), quantizer, width=256))
+    report = Report(backend="Toy", provenance=provenance_of(gm), size_bytes=140_000)
+    report.float_ops = {"sigmoid": 100}
+    check_file_smaller(report, is_strict=True)
+    report.size_bytes = 131_072 + 100 * 1024
+    with pytest.raises(UnsupportedError, match="Toy file has"):
+        check_file_smaller(report, is_strict=True)
 
 
 def test_check_file_when_little_was_to_shrink_then_nothing_is_said(quantizer):
