@@ -21,7 +21,7 @@ from pt2e_quant.core.format_ops import (
     QuantizeFloat,
 )
 from pt2e_quant.core.number_formats import float_format
-from pt2e_quant.graph.alias import roots, writes
+from pt2e_quant.graph.cache_nodes import cache_nodes
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.graph.ops import arguments
 
@@ -72,7 +72,7 @@ def refuse_formats(
     Raises:
         UnsupportedError: naming the first, its node and module, and the recipe that runs.
     """
-    caches = _of_caches(gm)
+    caches = cache_nodes(gm)
     for node, wanted in _found(gm):
         if has_weights and not wanted.is_activation:
             continue
@@ -103,23 +103,6 @@ def _found(gm: GraphModule) -> Iterator[tuple[Node, Wanted]]:
         elif node.target in _WEIGHTS and not _is_part(node):
             codes = node.all_input_nodes[0]
             yield node, _wanted(node, is_activation=source_constant(codes) is None)
-
-
-def _of_caches(gm: GraphModule) -> set[Node]:
-    """The q/dq of buffers that calls write, and what packs and unpacks their rows."""
-    root = roots(gm.graph)
-    written = {root[value].target for node in gm.graph.nodes for value in writes(node)}
-    found = set()
-    for node in gm.graph.nodes:
-        read = node.args[0] if node.args else None
-        source = root[read] if isinstance(read, Node) else None
-        is_read = source is not None and (
-            source.target is UnpackRows or (source.op == "get_attr" and source.target in written)
-        )
-        is_written = any(user.target is PackRows or any(writes(user)) for user in node.users)
-        if node.target in (PackRows, UnpackRows) or is_read or is_written:
-            found.add(node)
-    return found
 
 
 def _is_part(node: Node) -> bool:

@@ -205,8 +205,9 @@ class _Rewrite:
         codes = QuantizeBlock(value, scales, None, *self._layout(value.dim()))
         if bits < 8:
             codes = PackRows(codes, bits, True)
-        self.codes = editor.constant(f"{cache.target}_q", codes, like=self.like)
-        self.scales = editor.constant(f"{cache.target}_scale", scales, like=self.like)
+        # Clones: a view made without gradients must not be written where they are on.
+        self.codes = editor.constant(f"{cache.target}_q", codes.clone(), like=self.like)
+        self.scales = editor.constant(f"{cache.target}_scale", scales.clone(), like=self.like)
         self.now: dict[Node, tuple[Node, Node]] = dict.fromkeys(
             cache.holders, (self.codes, self.scales)
         )

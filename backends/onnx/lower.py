@@ -24,6 +24,7 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.passes.decompose_caches import decompose_caches
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.widen_scales import widen_scales
 
@@ -50,6 +51,7 @@ def lower(
     verify_canonical(gm)
     capture = capture_of(gm)
     flat, results = split_results(gm)
+    run_passes(flat, (decompose_caches,))
     state = carry_state(flat)
     run_passes(flat, (widen_scales, keep_codes, powers_as_bytes, drop_dead_constants))
     refuse_formats(flat, "ONNX Runtime", _nearest, has_weights=True)

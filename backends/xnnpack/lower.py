@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
-from pt2e_quant.backends.xnnpack.buffer_writes import writes_whole_rows
+from pt2e_quant.backends.xnnpack.buffer_writes import keep_contents, writes_whole_rows
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.conv1d_as_conv2d import conv1d_as_conv2d
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
@@ -46,6 +46,7 @@ from pt2e_quant.flow.report import Island, Report
 from pt2e_quant.flow.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import GraphPass, PassRecord, PassResult, graph_pass, run_passes
 from pt2e_quant.passes.decompose_attention import decompose_attention
+from pt2e_quant.passes.decompose_caches import decompose_caches
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
@@ -71,6 +72,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     return (
         unpack_weights,
         widen_scales,
+        decompose_caches,
         refuse_codes,
         decompose_attention,
         group_heads,
@@ -184,6 +186,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
             constant_methods=constants,
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
+        keep_contents(edge.exported_program())
         # Buffers are written in place: the copies of a whole KV cache at each token are dropped.
         in_place = ExecutorchBackendConfig(run_reinplace_pass=writes_whole_rows(work))
         return share_constants(bytes(edge.to_executorch(in_place).buffer))

@@ -32,6 +32,7 @@ from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     run_on_integers,
     subtract_by_add,
 )
+from pt2e_quant.backends.onnx.rewrites.scale_products import scale_products
 from pt2e_quant.backends.onnx.rewrites.stack_heads import stack_heads
 from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
 from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
@@ -70,6 +71,7 @@ _LAST: tuple[Rewrite, ...] = (
     divide_by_root,
     write_rows,
     stack_heads,
+    scale_products,
 )
 REWRITES = (
     *_STATIC,
