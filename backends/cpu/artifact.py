@@ -12,19 +12,16 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import write_artifact
 from pt2e_quant.backends.cpu.compile_program import compile_program
-from pt2e_quant.backends.cpu.load_compiled import load_compiled
+from pt2e_quant.backends.cpu.flat_call import flat_call
+from pt2e_quant.backends.cpu.load_compiled import CompiledProgram, load_compiled
 from pt2e_quant.backends.module_artifact import ModuleArtifact
 from pt2e_quant.backends.profile import Profiled
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report import Report
-from pt2e_quant.kernels.int8_linear.op import Int8Linear
-from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
 
 __all__ = ["CpuArtifact"]
-
-_AT_RUN_TIME = (Int8Linear, Int8LinearRows)
 
 
 class CpuArtifact(ModuleArtifact):
@@ -48,9 +45,10 @@ class CpuArtifact(ModuleArtifact):
     ) -> None:
         super().__init__(module, data, capture, report)
         self.program = program
+        self._call = flat_call(module)
         self.check: Callable[[CpuArtifact], None] | None = None
         """What the lowering checked it with, for `compile` to check again; None if it did not."""
-        self._compiled: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        self._compiled: CompiledProgram | None = None
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run on the call's leaves; buffers that a call writes keep their values.
@@ -59,10 +57,10 @@ class CpuArtifact(ModuleArtifact):
         """
         if self._compiled is not None:
             return self._compiled(leaves)
-        is_watched = torch._C._autograd._profiler_enabled()
-        call: Callable[..., Any] = Profiled(self.module).run if is_watched else self.module
+        if not torch._C._autograd._profiler_enabled():
+            return self._call(leaves)
         with torch.no_grad():
-            result = call(*self.capture.positional(leaves))
+            result = Profiled(self.module).run(*self.capture.positional(leaves))
         found: list[Any] = pytree.tree_leaves(result, is_leaf=lambda value: value is None)
         return found
 
@@ -70,7 +68,8 @@ class CpuArtifact(ModuleArtifact):
         """Compile the whole program ahead of time: what is left in float is fused as well.
 
         `run` then calls the compiled program, once it has passed the check that `lower` made. It
-        needs a C++ compiler, and takes from seconds to a minute.
+        needs a C++ compiler, and takes from seconds to a minute. Buffers that a call writes start
+        again as they were at first, and `reset` restores them.
 
         Args:
             path: where to leave the compiled program, a .pt2 that runs without this package and
@@ -81,40 +80,32 @@ class CpuArtifact(ModuleArtifact):
             The artifact itself.
 
         Raises:
-            UnsupportedError: the program writes buffers, it quantizes activations at run time, or
-                this machine has no C++ compiler.
+            UnsupportedError: this machine has no C++ compiler, or an operator of this package has
+                no form in torch's own.
             ArtifactError: the path cannot be written, or the compiled program fails the check.
         """
-        if self.capture.mutated_buffers:
-            raise UnsupportedError(
-                "a compiled program would keep the buffers that it writes "
-                f"({', '.join(self.capture.mutated_buffers[:3])}) to itself, and reset() could "
-                "not restore them",
-                fix="run it as it is, or pass the state as an input",
-            )
-        rows = next((n for n in self.program.graph.nodes if n.target in _AT_RUN_TIME), None)
-        if rows is not None:
-            raise UnsupportedError(
-                "torch's ahead-of-time compiler does not load an operator of Python with a dtype "
-                "among its arguments",
-                node=rows,
-                fix='run it as it is, or quantize with recipe "int8", which compiles',
-            )
         if path is not None and Path(path).suffix != ".pt2":
             raise ArtifactError(
                 f'cannot write a compiled program to "{path}"', fix="give a path that ends in .pt2"
             )
-        data = compile_program(self.exported_program())
+        data = compile_program(self.exported_program(), self.capture.mutated_buffers)
         self._compiled = load_compiled(io.BytesIO(data))
         try:
             if self.check is not None:
                 self.check(self)
+                self.reset()
             if path is not None:
                 write_artifact(path, data)
         except ArtifactError:
             self._compiled = None
             raise
         return self
+
+    def reset(self) -> None:
+        """Forget what earlier calls wrote into buffers."""
+        super().reset()
+        if self._compiled is not None:
+            self._compiled.reset()
 
     def exported_program(self) -> ExportedProgram:
         """The fused program with the captured dynamic shapes, for torch.export.save and Inductor.

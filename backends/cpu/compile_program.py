@@ -1,8 +1,9 @@
 """Ahead-of-time compilation of a fused program by torch's Inductor."""
 
+import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from pt2e_quant.backends.cpu.load_compiled import WRITTEN_BUFFERS
+from pt2e_quant.backends.cpu.written_out import write_out
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum, QConvSum, QLinear, aten
@@ -86,25 +89,31 @@ def _add_summand(graph: Graph, node: Node) -> None:
     graph.erase_node(node)
 
 
-def compile_program(program: ExportedProgram) -> bytes:
+def compile_program(program: ExportedProgram, buffers: Sequence[str] = ()) -> bytes:
     """Compile a program into the bytes of a .pt2, which `load_compiled` reads.
 
     Args:
         program: what to compile; constants are frozen into it, weights packed.
+        buffers: dotted names of those that a call writes, for `load_compiled` to restore.
 
     Raises:
-        UnsupportedError: this machine has no C++ compiler.
+        UnsupportedError: this machine has no C++ compiler, or an operator of this package has no
+            form in torch's own.
     """
     if not any(shutil.which(name) for name in ("g++", "c++", "clang++", "cl")):
         raise UnsupportedError(
             "compile() needs a C++ compiler, and finds none on the PATH",
             fix="install g++ or clang, or run the artifact as it is",
         )
-    settings = {"freezing": True, "post_grad_custom_post_pass": SumsForInductor()}
+    settings = {
+        "freezing": True,
+        "post_grad_custom_post_pass": SumsForInductor(),
+        "aot_inductor.metadata": {WRITTEN_BUFFERS: json.dumps([*buffers])},
+    }
     with tempfile.TemporaryDirectory(prefix="pt2e_quant_") as folder:
         target = Path(folder) / "program.pt2"
         with torch.no_grad():  # Inductor freezes constants only where no gradient is asked for.
             torch._inductor.aoti_compile_and_package(
-                program, package_path=str(target), inductor_configs=settings
+                write_out(program), package_path=str(target), inductor_configs=settings
             )
         return target.read_bytes()

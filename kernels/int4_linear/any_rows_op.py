@@ -9,12 +9,12 @@ from torch import Tensor
 from pt2e_quant.kernels.int4_linear.few_rows_op import FEW_ROWS, linear_of_int4
 from pt2e_quant.kernels.onednn.digits_op import linear_of_digits
 
-__all__ = ["LinearOfGroups"]
+__all__ = ["LinearOfGroups", "linear_of_groups"]
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 
-def _run(
+def linear_of_groups(
     x: Tensor,
     packed: Tensor,
     group_size: int,
@@ -22,6 +22,7 @@ def _run(
     columns: int,
     *digits: Tensor,
 ) -> Tensor:
+    """float32 rows times 4-bit weights in groups; see `LinearOfGroups`."""
     sizes = x.shape[:-1]
     # A tracer's symbols have no value yet: there the form that is good for any number is taken.
     is_known = all(type(size) is int for size in sizes)
@@ -37,7 +38,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
     "Tensor scale_low, Tensor? bias=None) -> Tensor"
 )
 # Implicit, so that exporters and compilers see the calls it is made of.
-torch.library.impl(_LIBRARY, "linear_of_groups", "CompositeImplicitAutograd")(_run)
+torch.library.impl(_LIBRARY, "linear_of_groups", "CompositeImplicitAutograd")(linear_of_groups)
 
 LinearOfGroups: Any = torch.ops.pt2e_quant.linear_of_groups.default
 """`LinearOfInt4` of at most four rows, else `LinearOfDigits`: both weights are kept.

@@ -10,7 +10,7 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.int8_linear import reference
 
-__all__ = ["int8_linear", "int_mm_is_exact"]
+__all__ = ["int8_linear", "int_mm_is_exact", "written_out"]
 
 
 @cache
@@ -51,4 +51,26 @@ def int8_linear(
     total = torch._int_mm(x.reshape(-1, x.shape[-1]), weight.t())
     total.sub_(x_zero_point.reshape(-1, 1) * weight_sum)
     real = total.float().mul_(x_scale.reshape(-1, 1) * weight_scale)
+    return finish(real.reshape(*x.shape[:-1], weight.shape[0]), Epilogue(**epilogue))
+
+
+def written_out(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_sum: Tensor,
+    *,
+    label: str = "",
+    **epilogue: Any,
+) -> Tensor:
+    """`int8_linear` in torch's operators, for tracers, where `int_mm_is_exact`."""
+    if x.shape[-1] == 1:
+        return reference.int8_linear(
+            x, x_scale, x_zero_point, weight, weight_scale, weight_sum, **epilogue
+        )
+    total = torch._int_mm(x.reshape(-1, x.shape[-1]), weight.t())
+    total = total - x_zero_point.reshape(-1, 1) * weight_sum
+    real = total.float() * (x_scale.reshape(-1, 1) * weight_scale)
     return finish(real.reshape(*x.shape[:-1], weight.shape[0]), Epilogue(**epilogue))

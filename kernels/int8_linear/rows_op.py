@@ -12,7 +12,12 @@ from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.onednn.operators import PackLinear, QLinear
 from pt2e_quant.kernels.profiler_range import profiler_range
 
-__all__ = ["Int8LinearRows", "onednn_is_exact", "sums_fit_float"]
+__all__ = [
+    "Int8LinearRows",
+    "onednn_is_exact",
+    "sums_fit_float",
+    "written_out",
+]
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _ONE, _ZERO = torch.ones(1), torch.zeros(1, dtype=torch.int32)
@@ -44,12 +49,36 @@ def onednn_is_exact() -> bool:
     return all(float(found.min()) == 255 * 127 * 64 for found in sums)
 
 
-def _product(x: Tensor, packed: Tensor) -> Tensor:
+def _product(x: Tensor, packed: Tensor, one: Tensor = _ONE, zero: Tensor = _ZERO) -> Tensor:
     """uint8[M, K] by a packed int8 weight, the integer sums as float32[M, N]."""
     made: Tensor = QLinear(
-        x, 1.0, 0, packed, _ONE, _ZERO, None, 1.0, 0, torch.float32, "none", [0.0], ""
+        x, 1.0, 0, packed, one, zero, None, 1.0, 0, torch.float32, "none", [0.0], ""
     )
     return made
+
+
+def written_out(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    packed: Tensor,
+    weight_scale: Tensor,
+    weight_sum: Tensor,
+    *,
+    label: str = "",
+    **epilogue: Any,
+) -> Tensor:
+    """`Int8LinearRows` in torch's operators, for tracers: around the product a compiler fuses it.
+
+    Each step rounds as the operator's does. It is not checked that oneDNN is exact here.
+    """
+    unsigned = x.reshape(-1, x.shape[-1]).bitwise_xor(-128).view(torch.uint8)
+    one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)  # a tracer takes no tensor in
+    shift = x_zero_point.reshape(-1, 1).float() + 128.0
+    real = _product(unsigned, packed, one, zero) - shift * weight_sum
+    real = real * (x_scale.reshape(-1, 1) * weight_scale)
+    shape = (*x.shape[:-1], weight_scale.shape[0])
+    return finish(real.reshape(shape), Epilogue(**epilogue))
 
 
 def _run(

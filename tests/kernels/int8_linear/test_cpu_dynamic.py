@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from pt2e_quant.kernels.int8_linear import multiply_cpu
+from pt2e_quant.kernels.int8_linear import multiply_cpu, rows_op
 from pt2e_quant.kernels.int8_linear.multiply_cpu import int8_linear as multiplied
 from pt2e_quant.kernels.int8_linear.reference import int8_linear as defined
 from pt2e_quant.kernels.int8_linear.rows_op import (
@@ -42,6 +42,10 @@ def test_equal_the_definition_to_the_last_bit(data, M, N, K, per_row):
     assert equal(multiplied(*operands, **named), expected)
     assert sums_fit_float(operands[3])
     assert equal(rows(*operands, **named), expected)
+    assert equal(multiply_cpu.written_out(*operands, **named), expected)
+    *ahead, weight, weight_scale, weight_sum = operands
+    packed = PackLinear(weight, None), weight_scale, weight_sum.float()
+    assert equal(rows_op.written_out(*ahead, *packed, **named), expected)
 
 
 @needs_vnni
