@@ -1,0 +1,53 @@
+"""Functions behind a product: oneDNN fuses some behind a linear, fewer behind a convolution.
+
+What it does not know it ignores or refuses, by operator: those must run behind the product.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from pt2e_quant.backends.cpu.backend import BACKEND
+from pt2e_quant.backends.cpu.lower import lower_graph
+
+FUNCTIONS = {
+    "aten.sigmoid": nn.Sigmoid,
+    "aten.tanh": nn.Tanh,
+    "aten.gelu": nn.GELU,
+    "aten.leaky_relu": lambda: nn.LeakyReLU(0.1),
+    "aten.elu": nn.ELU,
+    "aten.softplus": nn.Softplus,
+    "aten.prelu": nn.PReLU,
+    "aten.silu": nn.SiLU,
+    "aten.hardswish": nn.Hardswish,
+    "aten.hardtanh": lambda: nn.Hardtanh(-0.3, 0.7),
+    "aten.relu": nn.ReLU,
+}
+PRODUCTS = {
+    "linear": (nn.Linear, (8, 16), (16, 32), (4, 8)),
+    "conv2d": (nn.Conv2d, (3, 16, 3), (16, 32, 1), (2, 3, 8, 8)),
+    "conv1d": (nn.Conv1d, (3, 16, 3), (16, 32, 1), (2, 3, 8)),
+}
+CLIPPED = {"aten.relu", "aten.hardtanh", "aten.silu", "aten.hardswish"}
+FUSED = {
+    "linear": CLIPPED | {"aten.gelu", "aten.tanh", "aten.leaky_relu"},
+    "conv2d": CLIPPED,
+    "conv1d": {"aten.relu"},
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_function_when_not_a_post_op_then_behind_the_product(
+    quantize_with, make_noise, product, name
+):
+    make, first, last, shape = PRODUCTS[product]
+    model = nn.Sequential(make(*first), FUNCTIONS[name](), make(*last))
+    x = make_noise(*shape)
+    gm = quantize_with(model, (x,), BACKEND.quantizer("int8-full"))
+    program = lower_graph(gm)
+    called = [str(n.target) for n in program.graph.nodes]
+    assert sum("qlinear_pointwise" in c or "qconv_pointwise" in c for c in called) == 2
+    assert any(c.startswith(f"{name}.") for c in called) is (name not in FUSED[product])
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), gm(x), rtol=1e-5, atol=1e-5)
