@@ -141,8 +141,11 @@ class _Folder:
         source = freed[0] if len(freed) == 1 and len(freed[0].users) == 1 else None
         if source is not None and source.meta["val"].numel() != tensor.numel():
             source = None  # no longer what the name says
-        if tensor.untyped_storage().data_ptr() in self._held(node) or tensor._base is not None:
-            tensor = tensor.clone()
+        shares = tensor.untyped_storage().data_ptr() in self._held(node)
+        if shares or tensor._base is not None or not tensor.is_contiguous():
+            # Strides of a permutation would reach what is computed of it: runtimes refuse sums of
+            # tensors in different orders.
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
         if source is not None:
             return self.editor.rebind(source, tensor, reader=next(iter(source.users)))
         reader = next(u for u in node.users if u not in self.foldable)

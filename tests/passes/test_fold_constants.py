@@ -79,6 +79,23 @@ def test_a_made_mask_is_folded(program):
     p.matches()
 
 
+def test_a_permuted_constant_is_stored_in_order(program):
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 3)
+            self.register_buffer("places", torch.arange(16).reshape(4, 4) % 8)
+
+        def forward(self, x):
+            return x + self.table(self.places).permute(2, 0, 1).unsqueeze(0)
+
+    p = program(Biased(), (X.reshape(3, 1, 4)[None],)).apply(fold_constants, drop_dead_constants)
+    (held,) = p.gm.state_dict().values()
+    assert held.shape == (1, 3, 4, 4)
+    assert held.is_contiguous()
+    p.matches(rtol=0, atol=0).leaves_model_alone().is_idempotent(fold_constants)
+
+
 def test_a_large_result_is_left_computed(program):
     class Wide(nn.Module):
         def __init__(self):
