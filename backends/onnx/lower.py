@@ -51,7 +51,7 @@ def lower(
     verify_canonical(gm)
     capture = capture_of(gm)
     flat, results = split_results(gm)
-    run_passes(flat, (decompose_caches,))
+    run_passes(flat, (decompose_caches(has_casts=True),))
     state = carry_state(flat)
     run_passes(flat, (widen_scales, keep_codes, powers_as_bytes, drop_dead_constants))
     refuse_formats(flat, "ONNX Runtime", _nearest, has_weights=True)

@@ -72,7 +72,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     return (
         unpack_weights,
         widen_scales,
-        decompose_caches,
+        decompose_caches(has_casts=False),
         refuse_codes,
         decompose_attention,
         group_heads,

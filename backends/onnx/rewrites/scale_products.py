@@ -7,7 +7,6 @@ from pt2e_quant.backends.onnx.values import (
     constant,
     only_consumer,
     permutation,
-    read_dequantize,
     redirect,
     remove_unread,
     sizes,
@@ -23,10 +22,10 @@ def scale_products(graph: ir.Graph) -> int:
     row for each new token alone. The same numbers in another order: a product differs by
     float rounding.
 
-    Before:  q @ Transpose(DequantizeLinear(codes, 1) * scales)
+    Before:  q @ Transpose(Cast(codes) * scales)
     After:   (q @ Transpose(Cast(codes))) * Transpose(scales),   codes[…, S, D], scales[…, S, 1]
 
-    Before:  p @ (DequantizeLinear(codes, 1) * scales)
+    Before:  p @ (Cast(codes) * scales)
     After:   (p * Transpose(scales)) @ Cast(codes)
     """
     turned: dict[ir.Value, ir.Value] = {}
@@ -44,7 +43,6 @@ def scale_products(graph: ir.Graph) -> int:
         steps, scales = found
         if scales not in turned:
             turned[scales] = _transpose(product, scales, f"{scales.name}_turned")
-        steps = _as_cast(product, steps)
         _scale(product, left, steps, turned[scales], is_turned=is_turned)
         remove_unread(graph, [product])
         changed += 1
@@ -82,36 +80,20 @@ def _read_rows(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _is_read(steps: ir.Value) -> bool:
-    """Whether a value is integers cast to float, or looked up in a table by byte."""
-    if _is_cast(steps):
-        return True
-    rows = steps.producer()
-    table = rows.inputs[0].producer() if rows is not None and rows.op_type == "Reshape" else None
-    return table is not None and table.op_type == "Gather" and constant(table.inputs[0]) is not None
+    """Whether a value is integers cast to float, or halves of rows that were packed in bytes."""
+    joined = steps.producer()
+    if joined is None or joined.op_type != "Concat":
+        return _is_cast(joined)
+    sources = [v.producer() for v in joined.inputs if v is not None]
+    return [n.op_type for n in sources if n is not None] == ["Sub", "Floor"]
 
 
-def _is_cast(steps: ir.Value) -> bool:
-    """Whether it is a DequantizeLinear with a scale of 1."""
-    read = read_dequantize(steps)
-    return (
-        read is not None
-        and read.axis is None
-        and float(read.scale.item()) == 1.0
-        and int(read.zero_point.item()) == 0
-    )
-
-
-def _as_cast(product: ir.Node, steps: ir.Value) -> ir.Value:
-    """A Cast in place of a DequantizeLinear.
-
-    ONNX Runtime 1.31 moves a DequantizeLinear of int8 behind a Transpose by a pair whose zero
-    points are of different types, and then does not load the model.
-    """
-    read = read_dequantize(steps)
-    if read is None:
-        return steps
-    to = {"to": int(ir.DataType.FLOAT)}
-    return call(product, "Cast", [read.quantized], to, name=f"{steps.name}_cast", like=steps)
+def _is_cast(node: ir.Node | None) -> bool:
+    """Whether it casts int8 to float."""
+    if node is None or node.op_type != "Cast" or node.inputs[0] is None:
+        return False
+    to = node.attributes["to"].as_int()
+    return node.inputs[0].dtype is ir.DataType.INT8 and to == ir.DataType.FLOAT
 
 
 def _swaps_last(node: ir.Node) -> bool:
