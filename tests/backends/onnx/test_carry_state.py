@@ -17,6 +17,7 @@ from pt2e_quant.backends.onnx.carry_state import StateTensor, carry_state
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.passes.quantize_caches import quantize_caches
 
 BACKEND = pq.backends.get("onnx")
 WIDTH, ROOM = 64, 8
@@ -168,3 +169,27 @@ def test_lower_when_the_buffer_is_gone_then_refused():
     gm.meta[CAPTURE_KEY] = rebuild_capture(gm, ("inner.lost",))
     with pytest.raises(InvariantError, match=r"inner\.lost, but this graph does not read it"):
         carry_state(gm)
+
+
+@pytest.mark.parametrize(("bits", "row"), [(8, WIDTH + 4), (4, WIDTH // 2 + 4)])
+def test_state_when_caches_are_quantized_then_so_many_bytes_and_near_the_graph(bits, row):
+    torch.manual_seed(0)
+    quantizer = BACKEND.quantizer("w4_g32")
+    quantizer.finishing += (quantize_caches(bits, names="*cache"),)
+    (x, at), *_ = calls()
+    size = torch.export.Dim("t", max=ROOM)
+    shapes = {"x": {1: size}, "at": {0: size}}
+    model = Step()
+    ep = torch.export.export(model.eval(), (x,), {"at": at}, dynamic_shapes=shapes)
+    gm = pq.convert_pt2e(pq.prepare_pt2e(ep, quantizer))
+    artifact = BACKEND.lower(gm, (x, at))
+    assert isinstance(artifact, OnnxArtifact)
+    codes = "inner.cache_q" if bits == 8 else "inner.cache_halves"
+    caches = {t.name: t.initial for t in artifact.metadata.state if "cache" in t.name}
+    assert caches.keys() == {codes, "inner.cache_scale"}
+    assert sum(t.nbytes for t in caches.values()) == ROOM * row < ROOM * WIDTH * 4
+    declared = {i.name: i.type for i in artifact.session.get_inputs()}
+    assert declared[codes.replace(".", "_")] == "tensor(int8)"
+    for each, places in calls():
+        expected, found = gm(each, at=places)["y"], artifact.run(each, at=places)["y"]
+        assert sqnr_db(expected, found) > 100  # float rounding: the linears are float
