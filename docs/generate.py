@@ -15,6 +15,7 @@ from kernel_page import kernels_page
 
 from pt2e_quant.backends import get, names
 from pt2e_quant.backends.artifact import Backend
+from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.granularity import PerBlock, PerGroup
@@ -72,19 +73,35 @@ def backend_page(backend: Backend) -> str:
 
 
 def cpu_speeds() -> str:
-    """The measured shape classes of the cpu backend's kernels, for the end of its page."""
+    """The measured shape classes of integer operators on CPUs, for the end of the cpu page."""
+    used = {kernel.op for kernel in REGISTRY}
     files = sorted((ROOT / "kernels").glob("*/measured/cpu_*.json"))
-    lines = ["Speed over prepacked float32 by shape class; below 1.00 a class stays float:", ""]
+    rows = [file for file in files if file.parents[1].name in used]
+    others = [file for file in files if file not in rows]
+    return "\n".join(
+        [
+            "Speed over float32 by shape class; below 1.00 a class stays float:",
+            "",
+            *_speed_table(rows, "benchmarks.cpu_kernels"),
+            "",
+            "Measured and in no row: integer operators of torch between two of oneDNN's, over the",
+            "float operator and a quantize behind it (what is before writes either at no cost):",
+            "",
+            *_speed_table(others, "benchmarks.cpu_elementwise"),
+            "",
+        ]
+    )
+
+
+def _speed_table(files: list[Path], script: str) -> list[str]:
     if not files:
-        return "\n".join(
-            [*lines, "Not yet measured on any CPU (`python -m benchmarks.cpu_kernels`).", ""]
-        )
-    lines += ["| kernel | CPU | shape class | ratio |", "| --- | --- | --- | --- |"]
+        return [f"Not yet measured on any CPU (`python -m {script}`)."]
+    lines = ["| kernel | CPU | shape class | ratio |", "| --- | --- | --- | --- |"]
     for file in files:
         kernel, cpu = file.parents[1].name, file.stem.removeprefix("cpu_")
         for name, ratio in sorted(json.loads(file.read_text()).items()):
             lines.append(f"| {kernel} | {cpu} | {name} | {ratio:.2f} |")
-    return "\n".join([*lines, ""])
+    return lines
 
 
 def _row(row: OpRow) -> str:

@@ -94,7 +94,7 @@ def _speed(op: str, shape_class: str, count: int) -> str:
     if ratio is None:
         return f"{what}: not measured on {cpu_slug()}"
     kept = "; kept, its tensors are quantized already" if ratio < 1.0 else ""
-    return f"{what}: measured {ratio:.2f} times as fast as prepacked float on {cpu_slug()}{kept}"
+    return f"{what}: measured {ratio:.2f} times as fast as float on {cpu_slug()}{kept}"
 
 
 def _gives_integers(node: Node) -> bool:

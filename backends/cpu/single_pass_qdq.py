@@ -17,6 +17,7 @@ __all__ = [
     "FULL_RANGES",
     "dequantize_once",
     "hear_deprecation",
+    "integers_of",
     "quantize_once",
     "single_pass_qdq",
 ]
@@ -29,16 +30,21 @@ FULL_RANGES = {torch.uint8: (0, 255, torch.quint8), torch.int8: (-128, 127, torc
 def quantize_once(x: Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> Tensor:
     """Quantize to all values of a dtype; strides are kept.
 
-    The integers are read where torch's quantized tensor has them: `int_repr` copies them one by
-    one, which takes two to three times as long as quantizing.
-
     Args:
         x: float32.
         scale: real units per integer step.
         zero_point: the integer of 0.0.
         dtype: uint8 or int8.
     """
-    held = torch.quantize_per_tensor(x, scale, zero_point, FULL_RANGES[dtype][2])
+    return integers_of(torch.quantize_per_tensor(x, scale, zero_point, FULL_RANGES[dtype][2]))
+
+
+def integers_of(held: Tensor) -> Tensor:
+    """The integers of one of torch's quantized tensors, where it has them.
+
+    `int_repr` copies them one by one, which takes two to three times as long as quantizing.
+    """
+    dtype = torch.uint8 if held.dtype is torch.quint8 else torch.int8
     integers = torch.empty(0, dtype=dtype)
     return integers.set_(held.untyped_storage(), held.storage_offset(), held.shape, held.stride())
 

@@ -16,17 +16,25 @@ _REASONS = {
     "aten.conv_transpose1d": "torch has no integer transposed convolution of oneDNN",
     "aten.conv_transpose2d": "torch has no integer transposed convolution of oneDNN",
     "aten.conv_transpose3d": "torch has no integer transposed convolution of oneDNN",
-    "aten.add": "an add that follows no convolution or linear is bound by memory in float too",
-    "aten.mul": "a product of two tensors is bound by memory in float too",
-    "aten.avg_pool2d": "torch has no integer average pooling of oneDNN",
-    "aten.adaptive_avg_pool2d": "torch has no integer average pooling of oneDNN",
-    "aten.mean": "torch has no integer mean of oneDNN",
+    "aten.add": "alone: torch's sum of quantized tensors measured slower than float's and a "
+    "quantize below 2^17 elements, and oneDNN's is wrong above 127",
+    "aten.mul": "torch's product of quantized tensors measured slower than float's and a quantize "
+    "below 2^17 elements and by a gate of any size, and oneDNN's is wrong above 127",
+    "aten.avg_pool2d": "torch's average of quantized windows measured no faster than float's and "
+    "a quantize, and rounds to the scale of what goes in",
+    "aten.adaptive_avg_pool2d": "torch's average of a quantized image measured no faster than "
+    "float's and a quantize, and rounds to the scale of what goes in",
+    "aten.mean": "torch's mean of a quantized image takes longer than float's and a quantize",
+    "aten.hardswish": "alone: torch's on quantized tensors measured as fast as float's and a "
+    "quantize",
+    "aten.sigmoid": "alone: torch's on quantized tensors measured slower than float's and a "
+    "quantize",
     "aten.matmul": "oneDNN's int8 product of two run-time matrices is not in torch",
     "aten.bmm": "oneDNN's int8 product of two run-time matrices is not in torch",
     "aten.scaled_dot_product_attention": "torch's attention kernel for CPUs is float",
     "aten.layer_norm": "torch has no integer layer_norm",
     "aten.softmax": "torch has no integer softmax of oneDNN",
-    "aten.embedding": "a look-up of float rows costs what the rows cost, not the table",
+    "aten.embedding": "rows of integers take longer to look up and dequantize than float rows",
 }
 
 REGISTRY = Registry.of(Device.CPU)

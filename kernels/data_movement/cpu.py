@@ -1,5 +1,6 @@
 """What only moves data, and max-pooling, on the uint8 of oneDNN's operators."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
 from pt2e_quant.kernels.conditions import BETWEEN_INTEGERS, NO_INDICES
 from pt2e_quant.kernels.data_movement.entries import ONE_SCALE, build, node_cost
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here
 from pt2e_quant.kernels.site import Site
 
 __all__ = ["KERNELS"]
@@ -78,15 +80,36 @@ _MAX_POOL = _moves(
     Constraint(text="values without indices", holds=_gives_one_value),
 )
 
+_MEASURED: dict[str, Callable[[Site], Node]] = {"cat": build, _MAX_POOL.name: build_max_pool}
+"""What `python -m benchmarks.cpu_elementwise` measures, by the class that it writes."""
+
+
+def _build(row: OpRow) -> Callable[[Site], Node]:
+    if row.name not in _MEASURED:
+        return build
+
+    def marked(site: Site) -> Node:
+        made = _MEASURED[row.name](site)
+        made.meta[SHAPE_CLASS_KEY] = row.name
+        return made
+
+    return marked
+
+
+def _class_of(row: OpRow) -> Callable[[Match], str]:
+    name = row.name if row.name in _MEASURED else "any"
+    return lambda match: name
+
+
 KERNELS = tuple(
     Kernel(
         row=row,
         device=Device.CPU,
         op="data_movement",
-        build=build_max_pool if row is _MAX_POOL else build,
-        shape_class=lambda match: "any",
-        # Not a kernel that could lose to float: a quarter of float32's bytes.
-        measured={"any": 1.0},
+        build=_build(row),
+        shape_class=_class_of(row),
+        # The others could not lose to float: views, or a quarter of float32's bytes.
+        measured=measured_here("data_movement") if row.name in _MEASURED else {"any": 1.0},
         cost=node_cost,
     )
     for row in (*_MOVERS, _MAX_POOL)

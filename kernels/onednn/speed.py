@@ -1,4 +1,4 @@
-"""How fast oneDNN's int8 operators measured against prepacked float on a CPU like this one."""
+"""How fast integer operators measured against float on a CPU like this one."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ def cpu_slug() -> str:
 
 
 def measured_here(op: str) -> Mapping[str, float]:
-    """Shape class to speed over prepacked float on a CPU like this; empty if none was measured."""
+    """Shape class to speed over float on a CPU like this; empty if none was measured."""
     return read_measured(op, cpu_slug())
 
 

@@ -1,0 +1,39 @@
+"""Both forms of what is measured on CPUs compute the same, in uint8 and one layout."""
+
+import pytest
+import torch
+
+from benchmarks.cpu_elementwise import CASES, calls, ratios
+from benchmarks.cpu_kernels import CONVS, conv_calls
+from pt2e_quant.backends.cpu.single_pass_qdq import hear_deprecation
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    hear_deprecation()
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}, {case.name}")
+def test_forms_then_one_result_within_a_step(case):
+    shapes = tuple((1, 8, *shape[2:]) if len(shape) == 4 else shape for shape in case.shapes[0])
+    found = {name: call() for name, call in calls(case, shapes).items()}
+    assert {made.dtype for made in found.values()} == {torch.uint8}
+    assert (found["float"].int() - found["integer"].int()).abs().max() <= 1
+    assert found["float"].stride() == found["integer"].stride()
+
+
+def test_ratios_then_each_class_of_each_unit():
+    cases = tuple(case for case in CASES if case.op == "data_movement")
+    found = ratios(1, cases)
+    assert {op: set(of_op) for op, of_op in found.items()} == {
+        "data_movement": {"cat", "max_pool2d"}
+    }
+
+
+def test_float_convolutions_then_packed_and_plain_agree():
+    conv = next(conv for conv in CONVS if conv.side == 8)
+    found = conv_calls(conv)
+    torch.testing.assert_close(found["float"](), found["unpacked"](), rtol=0, atol=1e-4)
+    chain, plain = found["chain"](), found["unpacked chain"]()
+    assert (chain.int() - plain.int()).abs().max() <= 1
