@@ -108,9 +108,14 @@ class _View:
         if self.matches[anchor][0].name not in _SMOOTH:
             return False
         source = self._inputs(anchor)[0]
-        while source in self.matches and self.matches[source][0].is_passive:
+        while source in self.matches and self._carries(source):
             source = self._inputs(source)[0]
         return source in self.matches and self.matches[source][0].name == "linear"
+
+    def _carries(self, anchor: Node) -> bool:
+        """Whether it moves values, or scales them by a number, as one that caps logits does."""
+        row = self.matches[anchor][0]
+        return row.is_passive or (row.name in ("mul", "div") and len(anchor.all_input_nodes) == 1)
 
     def _inputs(self, anchor: Node) -> list[Node]:
         row, match = self.matches[anchor]

@@ -174,6 +174,23 @@ def test_placement_when_run_twice_then_same_marks(make_noise):  # type: ignore[n
     assert place_elementwise(gm).notes == place_elementwise(gm).notes
 
 
+class Capped(nn.Module):
+    """Logits between -30 and 30, as Gemma 2's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.head(x) / 30) * 30
+
+
+def test_placement_when_logits_are_capped_then_tanh_is_float(make_noise):  # type: ignore[no-untyped-def]
+    gm = captured(Capped(), make_noise((2, 6)))
+    reasons = {n.node: n.text for n in place_elementwise(gm).notes}
+    assert "linear" in reasons["tanh"]
+
+
 def quantized(body, x, every_row, quantize_with) -> GraphModule:  # type: ignore[no-untyped-def]
     gm = quantize_with(Body(body), (x,), every_row(), dynamic=True)
     duplicate_dequantize(gm)
