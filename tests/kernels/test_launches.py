@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import MissingExtraError, UnsupportedError
 from pt2e_quant.kernels import fused_op, tiles
-from pt2e_quant.kernels.catalog import BENCHES
+from pt2e_quant.kernels.catalog import BENCHES, COMPILE_CASES
+from pt2e_quant.kernels.epilogue.epilogue import Activation
 from tests.fake_cuda import CUDA, H200, FakeGpu, fake_cuda
 
 OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
@@ -142,3 +143,26 @@ def test_the_tiles_of_the_device_at_hand_are_read(launched, monkeypatch):
         bench.call(bench.cases[0].make(CUDA, 0), None)
     ((_, _, given),) = launched.calls
     assert (given["num_warps"], given["num_stages"]) == (16, 2)
+
+
+CASELESS = {"quantize_pixels_kernel", "quantize_per_token_e4m3_kernel"}
+"""Not timed, so without a row on the page of kernels; docs/limits.md says so."""
+
+
+def test_every_kernel_has_a_timed_case_but_those_that_are_known(launched):
+    for bench in BENCHES:
+        for case in bench.cases:
+            with fake_cuda():
+                bench.call(case.make(CUDA, 0), None)
+    timed = {kernel.fn.__name__ for kernel, _, _ in launched.calls}
+    assert {case.kernel for case in COMPILE_CASES} - timed <= CASELESS
+
+
+def test_what_a_gpu_is_checked_on_reaches_every_function_and_images():
+    (bench,) = (bench for bench in BENCHES if bench.op == "quantize")
+    drawn = [bench.draw(torch.device("cpu"), seed) for seed in range(20)]
+    assert {operands.activation for operands in drawn} == {str(a) for a in Activation}
+    assert any(operands.x.dim() == 4 for operands in drawn)
+    (bench,) = (bench for bench in BENCHES if bench.op == "norm_quantize")
+    drawn = [bench.draw(torch.device("cpu"), seed) for seed in range(4)]
+    assert {operands.is_per_token for operands in drawn} == {True, False}
