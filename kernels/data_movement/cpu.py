@@ -14,6 +14,7 @@ from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
 from pt2e_quant.kernels.conditions import BETWEEN_INTEGERS, NO_INDICES
 from pt2e_quant.kernels.data_movement.entries import ONE_SCALE, build, node_cost
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.onednn.site import channels_last
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here
 from pt2e_quant.kernels.site import Site
 
@@ -46,15 +47,7 @@ def build_max_pool(site: Site) -> Node:
     """Torch's integer max-pool; in channels-last order it is vectorized over channels."""
     pool = site.match.anchor
     found = arguments(pool)
-    source = site.integers("x")
-    ordered = site.editor.call(
-        aten.contiguous.default,
-        source,
-        like=pool,
-        before=site.place,
-        val=source.meta["val"],
-        memory_format=torch.channels_last,
-    )
+    ordered = channels_last(site, site.integers("x"))
     sizes = [_pair(found[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
     sizes[1] = sizes[1] or sizes[0]
     target: Any = torch.ops.quantized.max_pool2d.default

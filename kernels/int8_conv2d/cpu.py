@@ -20,7 +20,7 @@ from pt2e_quant.kernels.int8_conv2d.read_conv import (
     per_axis,
 )
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.onednn.operators import ConvSum, PackConv, QConv, aten
+from pt2e_quant.kernels.onednn.operators import ConvSum, PackConv, QConv
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
 from pt2e_quant.kernels.onednn.rows import gemm_row, sum_row
 from pt2e_quant.kernels.onednn.site import (
@@ -28,6 +28,7 @@ from pt2e_quant.kernels.onednn.site import (
     FLOAT,
     Operands,
     Result,
+    channels_last,
     finish,
     known_sizes,
     read_operands,
@@ -108,7 +109,7 @@ def build(site: Site) -> Node:
     """`qconv_pointwise` on packed weights, or the same with a sum."""
     found, result = read_operands(site), Result.of(site)
     conv = site.match.nodes["op"]
-    x = _channels_last(site, found.x)
+    x = channels_last(site, found.x)
     geometry = (
         per_axis(conv, "stride"),
         even_padding(conv),
@@ -155,7 +156,7 @@ def _summed(
         result = Result(FLOAT, result.post_op, None)
     args = (
         *head,
-        _channels_last(site, added),
+        channels_last(site, added),
         found.bias,
         *geometry,
         *result.described,
@@ -166,20 +167,6 @@ def _summed(
         *result.unary,
     )
     return finish(site, ConvSum, args, result, shape_class(site.match))
-
-
-def _channels_last(site: Site, value: Node) -> Node:
-    """The value in channels-last order: nothing is copied where it has that already."""
-    if value.meta["val"].dim() != 4 or value.target in (QConv, ConvSum):
-        return value
-    return site.editor.call(
-        aten.contiguous.default,
-        value,
-        like=site.match.nodes["op"],
-        before=site.place,
-        val=value.meta["val"],
-        memory_format=torch.channels_last,
-    )
 
 
 def node_cost(node: Node) -> Cost:

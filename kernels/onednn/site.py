@@ -9,17 +9,29 @@ from torch.fx import Node
 from pt2e_quant.graph.meta import fake_cast
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.onednn.operators import ConvSum, QConv
 from pt2e_quant.kernels.onednn.post_ops import NO_POST_OP, PostOp, limited, post_op_of
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY
 from pt2e_quant.kernels.quantized_values import Affine, PackedSource, affine_of, read_weight
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["CONSTANT_BIAS", "FLOAT", "Operands", "Result", "finish", "known_sizes", "read_operands"]
+__all__ = [
+    "CONSTANT_BIAS",
+    "FLOAT",
+    "Operands",
+    "Result",
+    "channels_last",
+    "finish",
+    "known_sizes",
+    "read_operands",
+]
 
 aten: Any = torch.ops.aten
 FLOAT = Affine(1.0, 0, 0, 0, torch.float32)
 """What oneDNN wants to hear of a float result or summand."""
 _FULL_MAX = 255
+_CHANNELS_LAST = (QConv, ConvSum, torch.ops.quantized.max_pool2d.default)
+"""Their results are in this order already."""
 
 
 def _has_constant_bias(match: Match) -> bool:
@@ -135,6 +147,24 @@ def finish(
     if result.limit is not None:
         node = site.editor.call(aten.clamp_max.default, node, result.limit, **place)
     return node
+
+
+def channels_last(site: Site, value: Node) -> Node:
+    """An image in channels-last order, once for all that read it; nothing is copied that is so."""
+    if value.meta["val"].dim() != 4 or value.target in _CHANNELS_LAST:
+        return value
+    for reader in value.users:
+        is_same = reader.kwargs.get("memory_format") is torch.channels_last
+        if reader.target is aten.contiguous.default and is_same and reader < site.place:
+            return reader
+    return site.editor.call(
+        aten.contiguous.default,
+        value,
+        like=site.match.nodes["op"],
+        before=site.place,
+        val=value.meta["val"],
+        memory_format=torch.channels_last,
+    )
 
 
 def known_sizes(node: Node) -> list[int] | None:
