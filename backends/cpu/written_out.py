@@ -35,12 +35,15 @@ def write_out(program: ExportedProgram) -> ExportedProgram:
     Before:  quantize_per_token(x), int8_linear_rows(x_q, scale, zero_point, packed, …)
     After:   amin(x), amax(x), …, qlinear_pointwise(…), sub, mul, …
 
-    Operators on constants alone stay: a compiler that freezes folds them.
+    Operators on constants alone stay: a compiler that freezes folds them. A program without such
+    operators is given back as it is.
 
     Raises:
         UnsupportedError: an operator of this package on what varies has no form in torch's own.
     """
-    written: ExportedProgram = program.run_decompositions(_table())
+    table = _table()
+    has_any = any(node.target in table for node in program.graph.nodes)
+    written: ExportedProgram = program.run_decompositions(table) if has_any else program
     left = _left(written)
     if left is not None:
         raise UnsupportedError(
