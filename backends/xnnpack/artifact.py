@@ -36,7 +36,11 @@ class XnnpackArtifact(Artifact):
         self._program: Program | None = None
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Run with ExecuTorch's runtime; buffers that a call writes keep their values."""
+        """Run with ExecuTorch's runtime; buffers that a call writes keep their values.
+
+        Raises:
+            ArtifactError: the runtime stopped.
+        """
         if self._program is None:
             self._program = _load_program(self.pte)
         method = self._program.load_method("forward")
@@ -47,7 +51,13 @@ class XnnpackArtifact(Artifact):
             # An argument that was None at export: a program has it as an input, or not at all.
             if takes_all or info.kind is not InputKind.LITERAL or info.value is not None
         ]
-        results: list[Any] = list(method.execute(inputs))
+        try:
+            results: list[Any] = list(method.execute(inputs))
+        except RuntimeError as error:
+            raise ArtifactError(
+                f"ExecuTorch's runtime stopped: {error}",
+                fix="see what it printed above: its kernels name the operator and what they miss",
+            ) from error
         return results
 
     def reset(self) -> None:

@@ -23,6 +23,11 @@ from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes
 from pt2e_quant.backends.xnnpack.grouped_heads import group_heads
 from pt2e_quant.backends.xnnpack.means import means_as_products
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
+from pt2e_quant.backends.xnnpack.missing_kernels import (
+    no_out_variant_refused,
+    refuse_missing_kernels,
+    refuse_volumes,
+)
 from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
@@ -102,11 +107,12 @@ def lower(
 
     Raises:
         InvariantError: the graph is not canonical.
-        UnsupportedError: codes that XNNPACK has no kernel for; an operator of the table went
-            back to float under `strict`; or the file is no smaller than the float constants.
+        UnsupportedError: codes or an operator that there is no kernel for; an operator of the table
+            went back to float under `strict`; or the file is no smaller than the float constants.
         ArtifactError: the artifact fails its check.
     """
     verify_canonical(gm)
+    refuse_volumes(gm)
     capture = capture_of(gm)
     changed: Sequence[PassRecord] = ()
     if has_per_tensor(gm):
@@ -126,11 +132,13 @@ def lower(
             fix="lower(..., strict=False) to run it in float",
         )
     held = held_scales(work)
-    pte = _to_pte(work, pack_metadata(capture, report.provenance, held))
+    with no_out_variant_refused(gm):
+        pte = _to_pte(work, pack_metadata(capture, report.provenance, held))
     if not held <= read_named_data(pte).keys():
         # Another ExecuTorch may name them otherwise: then the scales are written out.
         pte = _to_pte(work, pack_metadata(capture, report.provenance, ()))
     artifact = XnnpackArtifact(pte, capture, report)
+    refuse_missing_kernels(gm, artifact.contents().kernels)
     _describe(artifact)
     check_file_smaller(report, is_strict=options.strict)
     if options.verify:

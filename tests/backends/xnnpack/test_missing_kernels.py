@@ -1,0 +1,58 @@
+"""What ExecuTorch cannot run is refused before there is a file, by the user's line."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+
+
+class Behind(nn.Module):
+    """A linear, and an operator behind it."""
+
+    def __init__(self, operator) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.operator = operator
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operator(self.linear(x))
+
+
+def lowered(model, x):
+    return pq.quantize(model.eval(), args=(x,), calibration_data=[x], backend="xnnpack")
+
+
+@torch.library.custom_op("pt2e_quant_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "named"),
+    [
+        (nn.Sequential(nn.Conv3d(2, 4, 3), nn.Linear(3, 8)), (1, 2, 4, 5, 5), "conv3d"),
+        (Behind(doubled), (2, 8), "pt2e_quant_tests::doubled"),
+        (Behind(lambda x: torch.linalg.inv_ex(x).inverse), (8, 8), "linalg_inv_ex"),
+    ],
+)
+def test_lower_when_there_is_no_kernel_then_the_line_is_named(model, shape, named, make_noise):
+    with pytest.raises(UnsupportedError) as raised:
+        lowered(model, make_noise(shape))
+    assert named in str(raised.value)
+    assert raised.value.node_name is not None
+    assert "source" in str(raised.value)
+
+
+def test_run_when_the_runtime_stops_then_said_so(make_noise):
+    x = make_noise((2, 8))
+    artifact = lowered(Behind(F.relu), x)
+    with pytest.raises(ArtifactError, match="ExecuTorch's runtime stopped"):
+        artifact.run_leaves([torch.zeros(3, 8)])
