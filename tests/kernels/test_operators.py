@@ -4,6 +4,7 @@
 """
 
 import ast
+import contextlib
 import re
 from pathlib import Path
 
@@ -155,3 +156,27 @@ def test_no_rows_launch_no_empty_grid(name, monkeypatch):
     assert {t.device for t in made} == {CUDA}
     assert all(size > 0 for grid in grids for size in grid)
     assert not grids or name.startswith("quantize_per_tensor")
+
+
+@by_operator
+def test_a_launch_makes_its_tensors_device_the_current_one(name, monkeypatch):
+    """Triton launches on the current device, whatever device the tensors lie on."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    second, current = torch.device("cuda", 1), []
+    launches = []
+    monkeypatch.setattr(jit.JITFunction, "run", lambda self, **given: launches.append(current[-1:]))
+
+    @contextlib.contextmanager
+    def device(wanted):
+        current.append(wanted)
+        yield
+        current.pop()
+
+    with fake_cuda():
+        monkeypatch.setattr(torch.cuda, "device", device)
+        made = pytree.tree_leaves(called(name, second))
+        monkeypatch.undo()
+    assert all(found == [second] for found in launches)
+    # Products in 8-bit floats that cuBLAS has are torch._scaled_mm.
+    assert launches or name == "fp8_linear"
+    assert {t.device for t in made} == {second}
