@@ -28,6 +28,8 @@ from pt2e_quant.kernels.norm_quantize.bench import BENCH as NORM_QUANTIZE_BENCH
 from pt2e_quant.kernels.norm_quantize.compile_cases import CASES as NORM_QUANTIZE
 from pt2e_quant.kernels.quantize.bench import BENCH as QUANTIZE_BENCH
 from pt2e_quant.kernels.quantize.compile_cases import CASES as QUANTIZE
+from pt2e_quant.kernels.quantize_per_tensor.bench import BENCH as QUANTIZE_PER_TENSOR_BENCH
+from pt2e_quant.kernels.quantize_per_tensor.compile_cases import CASES as QUANTIZE_PER_TENSOR
 from pt2e_quant.kernels.quantize_per_token.bench import BENCH as QUANTIZE_PER_TOKEN_BENCH
 from pt2e_quant.kernels.quantize_per_token.compile_cases import CASES as QUANTIZE_PER_TOKEN
 from pt2e_quant.kernels.softmax_quantize.bench import BENCH as SOFTMAX_QUANTIZE_BENCH
@@ -43,6 +45,7 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
     *A8W4_LINEAR,
     *FP8_LINEAR,
     *QUANTIZE_PER_TOKEN,
+    *QUANTIZE_PER_TENSOR,
     *QUANTIZE,
     *INT8_ADD,
     *NORM_QUANTIZE,
@@ -60,6 +63,7 @@ BENCHES: tuple[Bench[Any], ...] = (
     A8W4_LINEAR_BENCH,
     FP8_LINEAR_BENCH,
     QUANTIZE_PER_TOKEN_BENCH,
+    QUANTIZE_PER_TENSOR_BENCH,
     QUANTIZE_BENCH,
     INT8_ADD_BENCH,
     NORM_QUANTIZE_BENCH,

@@ -15,12 +15,13 @@ from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerTokenE4m3
+from pt2e_quant.kernels.quantize_per_tensor.op import QuantizeTensorE4m3
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRowsE4m3
 
 __all__ = ["scheme_of_blocks", "scheme_of_floats"]
 
-_CHOOSERS = (QuantizeRowsE4m3, NormQuantizePerTokenE4m3)
-"""What gives the scales of rows at run time, beside choose_scales."""
+_CHOOSERS = (QuantizeRowsE4m3, NormQuantizePerTokenE4m3, QuantizeTensorE4m3)
+"""What gives scales at run time, beside choose_scales."""
 
 
 def scheme_of_blocks(gm: GraphModule, node: Node) -> TensorScheme | None:

@@ -23,13 +23,18 @@ from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.graph.op_table import OpRow, Slot
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken
+from pt2e_quant.kernels.quantize_per_tensor.op import QuantizeTensor
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 from pt2e_quant.kernels.read_format import scheme_of_blocks, scheme_of_floats
 
 __all__ = ["scheme_of", "slots_fit"]
 
-_CHOOSERS = (ChoosePerToken, QuantizeRows, NormQuantizePerToken)
-"""What gives the scales of rows at run time."""
+_CHOOSERS: dict[QdqKind, tuple[Granularity, tuple[object, ...]]] = {
+    QdqKind.PER_TOKEN: (PerToken(), (ChoosePerToken, QuantizeRows, NormQuantizePerToken)),
+    # Of torch's own operators, whose scales no kernel reads, a linear takes the floats behind.
+    QdqKind.PER_TENSOR_DYNAMIC: (PerTensor(), (QuantizeTensor,)),
+}
+"""What gives the scales of rows, or of a tensor, at run time."""
 
 
 def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
@@ -40,8 +45,8 @@ def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
     if not isinstance(node, Node) or not is_dequantize(node):
         return None
     kind = kind_of_qdq(node)
-    if kind is QdqKind.PER_TOKEN:
-        return _per_token(node)
+    if kind in _CHOOSERS:
+        return _chosen_at_run_time(node, *_CHOOSERS[kind])
     if kind is QdqKind.BLOCK:
         return scheme_of_blocks(gm, node)
     if kind is QdqKind.FLOAT:
@@ -68,15 +73,17 @@ def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
     )
 
 
-def _per_token(node: Node) -> TensorScheme | None:
+def _chosen_at_run_time(
+    node: Node, granularity: Granularity, choosers: tuple[object, ...]
+) -> TensorScheme | None:
     scale, low, high, dtype = (node.args[i] for i in (1, 3, 4, 5))
     chooser = scale.args[0] if isinstance(scale, Node) and scale.args else None
-    if not isinstance(chooser, Node) or chooser.target not in _CHOOSERS:
+    if not isinstance(chooser, Node) or chooser.target not in choosers:
         return None
     assert isinstance(dtype, torch.dtype)
     return TensorScheme(
         dtype=dtype,
-        granularity=PerToken(),
+        granularity=granularity,
         symmetric=False,
         quant_min=int(low),  # type: ignore[arg-type]  # literals by schema
         quant_max=int(high),  # type: ignore[arg-type]

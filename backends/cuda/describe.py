@@ -16,12 +16,15 @@ from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.measured import read_measured
 from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken, NormQuantizePerTokenE4m3
 from pt2e_quant.kernels.quantize.op import Quantize, QuantizePixels
+from pt2e_quant.kernels.quantize_per_tensor.op import QuantizeTensor, QuantizeTensorE4m3
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
 from pt2e_quant.kernels.read_scheme import scheme_of
 
 __all__ = ["describe"]
 
 _OPS: dict[object, str] = {
+    QuantizeTensor: "quantize_per_tensor",
+    QuantizeTensorE4m3: "quantize_per_tensor",
     QuantizeRows: "quantize_per_token",
     QuantizeRowsE4m3: "quantize_per_token",
     NormQuantizePerToken: "norm_quantize",

@@ -25,6 +25,10 @@ from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
 from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import fuse_norm_per_token
 from pt2e_quant.kernels.quantize.fuse_lone_e4m3 import fuse_lone_e4m3
 from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_qdq
+from pt2e_quant.kernels.quantize_per_tensor.fuse_choose_tensor import (
+    fuse_choose_tensor,
+    fuse_choose_tensor_e4m3,
+)
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_e4m3 import fuse_choose_e4m3
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.registry import Registry
@@ -47,6 +51,8 @@ def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, 
     before, after = [], []
     if measures.allows("quantize_per_token"):
         before += [fuse_choose_quantize, *([fuse_choose_e4m3] if measures.has_fp8 else [])]
+    if measures.allows("quantize_per_tensor"):
+        before += [fuse_choose_tensor, *([fuse_choose_tensor_e4m3] if measures.has_fp8 else [])]
     if measures.allows("norm_quantize"):
         before += [fuse_norm_per_token]
     if measures.allows("quantize"):

@@ -81,6 +81,10 @@ RECIPES: Mapping[str, Recipe] = {
     "int8_dynamic": _without_data(
         "int8_dynamic", "linears: int8 activations per token at run time, int8 weights per row"
     ),
+    "int8_dynamic_per_tensor": _without_data(
+        "int8_dynamic_per_tensor",
+        "linears: int8 activations per tensor at run time, int8 weights per row",
+    ),
     "w4": _without_data("w4", "linears: float activations, int4 weights per row"),
     **{
         f"w4_g{size}": _without_data(

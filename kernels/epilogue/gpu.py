@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Epilogue
+from pt2e_quant.kernels.fused_op import is_interpreting
 
 __all__ = [
     "activate",
@@ -21,6 +22,8 @@ __all__ = [
     "stored",
     "write_result",
 ]
+
+_INTERPRETS = tl.constexpr(is_interpreting())
 
 
 @triton.jit
@@ -81,11 +84,39 @@ def requantize(real, inverse_scale, zero_point, low, high):
 
 @triton.jit
 def e4m3_codes(x):
-    """Codes (float8e4nv) of float32 values: nearest, ties to even, saturated; NaN stays NaN.
+    """Codes (float8e4nv) of float32 values: nearest, ties to even, saturated; NaN stays NaN."""
+    return _e4m3_bytes(x, _INTERPRETS).to(tl.float8e4nv, bitcast=True)
 
-    In integers: Triton's cast goes through float16 below sm_90, which rounds twice, and in the
-    interpreter it truncates.
+
+@triton.jit
+def _e4m3_bytes(x, EMULATE: tl.constexpr):
+    """The bits of `e4m3_codes`, uint8.
+
+    Not by Triton's cast, which goes through float16 below sm_90 and so rounds twice, and which
+    truncates in the interpreter.
     """
+    if EMULATE:
+        return _e4m3_in_integers(x)
+    else:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b16 low, high;
+            cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+            cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+            mov.b32 $0, {low, high};
+            }
+            """,
+            "=r,f,f,f,f",
+            [x],
+            dtype=tl.uint8,
+            is_pure=True,
+            pack=4,
+        )
+
+
+@triton.jit
+def _e4m3_in_integers(x):
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     is_nan = size > 0x7F800000
@@ -98,7 +129,7 @@ def e4m3_codes(x):
     steps = sum_bits.to(tl.int32, bitcast=True) - anchor
     code = tl.where(is_nan, 0x7F, (power >> 20) - 968 + steps)
     code |= (bits >> 24) & 0x80
-    return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return code.to(tl.uint8)
 
 
 @triton.jit

@@ -1,9 +1,11 @@
 """What int8_linear stands for in a canonical graph, and how its call is built."""
 
+from dataclasses import replace
+
 import torch
 from torch.fx import Node
 
-from pt2e_quant.core.granularity import PerChannel, PerToken
+from pt2e_quant.core.granularity import PerChannel, PerTensor, PerToken
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import Constraint, OpRow
@@ -32,6 +34,7 @@ __all__ = [
 
 WEIGHT = TensorScheme(dtype=torch.int8, granularity=PerChannel(0), symmetric=True)
 PER_TOKEN = TensorScheme(dtype=torch.int8, granularity=PerToken(), symmetric=False, is_dynamic=True)
+_PER_TENSOR = replace(PER_TOKEN, granularity=PerTensor())
 _LONGEST = (2**31 - 1) // (255 * 128)
 
 
@@ -141,6 +144,10 @@ KERNELS = tuple(
         shape_class=shape_class,
         cost=node_cost,
     )
-    for name, x in (("linear", INT8_ACTIVATION), ("linear_dynamic", PER_TOKEN))
+    for name, x in (
+        ("linear", INT8_ACTIVATION),
+        ("linear_dynamic", PER_TOKEN),
+        ("linear_dynamic_per_tensor", _PER_TENSOR),
+    )
     for row in linear_rows(name, x, "pt2e_quant::int8_linear")
 )

@@ -10,15 +10,7 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import stored
 from pt2e_quant.kernels.launch import check_fp8, check_operands, check_shapes, launching
 from pt2e_quant.kernels.norm_quantize.norm import LONGEST, Norm
-from pt2e_quant.kernels.quantize_per_token.gpu import (
-    PRECISIONS,
-    magnitude_bits,
-    quantize_row,
-    quantize_row_e4m3,
-    round_to,
-    row_qparams,
-    row_scale_e4m3,
-)
+from pt2e_quant.kernels.quantize_per_token.gpu import PRECISIONS, quantize_held_rows, round_to
 from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 
 __all__ = [
@@ -78,19 +70,13 @@ def norm_quantize_kernel(
     if HAS_BIAS:
         real += tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
     real = round_to(real, PRECISION)
-    if PER_TOKEN and IS_E4M3:
-        row_scale = row_scale_e4m3(tl.max(magnitude_bits(real), axis=1))
-        tl.store(scale + rows, row_scale, mask=in_rows)
-        made = quantize_row_e4m3(real, row_scale)
-    elif PER_TOKEN:
-        low, high = tl.min(real, axis=1), tl.max(real, axis=1)
-        row_scale, row_zero = row_qparams(tl.minimum(low, 0.0), tl.maximum(high, 0.0), PRECISION)
-        tl.store(scale + rows, row_scale, mask=in_rows)
-        tl.store(zero_point + rows, row_zero.to(tl.int32), mask=in_rows)
-        made = quantize_row(real, row_scale, row_zero, out_min, out_max)
+    if PER_TOKEN:
+        made = quantize_held_rows(
+            real, scale, zero_point, rows, in_rows, out_min, out_max, PRECISION, IS_E4M3
+        )
     else:
         made = stored(real, out, out_scaling, out_zero_point, out_min, out_max, not IS_E4M3)
-    tl.store(out + place, made.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, made, mask=inside)
 
 
 def norm_quantize(

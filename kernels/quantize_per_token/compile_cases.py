@@ -7,7 +7,7 @@ __all__ = ["CASES"]
 _CLASSES = ("narrow", "row", "wide", "long")
 _SIGNATURE = {
     "x": "*bf16",
-    "integers": "*i8",
+    "out": "*i8",
     "scale": "*fp32",
     "zero_point": "*i32",
     "M": "i32",
@@ -23,8 +23,12 @@ _TO_INT8 = tuple(
         variant=precision,
         shape_class=shape_class,
         signature={**_SIGNATURE, "x": f"*{precision}"},
-        constants={"PRECISION": precision, "IN_ONE": shape_class != "long"},
-        aligned=("x", "integers", "scale", "zero_point", "K"),
+        constants={
+            "PRECISION": precision,
+            "IS_E4M3": False,
+            "IN_ONE": shape_class != "long",
+        },
+        aligned=("x", "out", "scale", "zero_point", "K"),
         matrix_units={},
     )
     for precision in ("bf16", "fp32")
@@ -33,12 +37,12 @@ _TO_INT8 = tuple(
 _TO_E4M3 = tuple(
     CompileCase(
         op="quantize_per_token",
-        kernel="quantize_per_token_e4m3_kernel",
+        kernel="quantize_per_token_kernel",
         variant="bf16 to e4m3",
         shape_class=shape_class,
-        signature={"x": "*bf16", "codes": "*fp8e4nv", "scale": "*fp32", "M": "i32", "K": "i32"},
-        constants={"IN_ONE": shape_class != "long"},
-        aligned=("x", "codes", "scale", "K"),
+        signature={**_SIGNATURE, "out": "*fp8e4nv"},
+        constants={"PRECISION": "bf16", "IS_E4M3": True, "IN_ONE": shape_class != "long"},
+        aligned=("x", "out", "scale", "zero_point", "K"),
         matrix_units={},
         lowest_capability=89,
     )

@@ -1,6 +1,7 @@
 """Choosing scales of rows and quantizing to 8-bit floats with them become one launch."""
 
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -8,15 +9,11 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.blocks import WHOLE
 from pt2e_quant.core.format_ops import ChooseScales, DequantizeFloat, QuantizeFloat
 from pt2e_quant.core.number_formats import FP8_E4M3
-from pt2e_quant.graph.alias import mutated_roots, roots
-from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
-from pt2e_quant.kernels.quantize_per_token.one_launch import one_launch
+from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.kernels.quantize_per_token.one_launch import Choice, choose_at_once, quantizes_of
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRowsE4m3
 
-__all__ = ["fuse_choose_e4m3"]
-
-_Results: TypeAlias = tuple[Node, Node]
+__all__ = ["codes_of", "fuse_choose_e4m3"]
 
 
 @graph_pass()
@@ -28,49 +25,33 @@ def fuse_choose_e4m3(gm: GraphModule) -> PassResult:
 
     All that quantize one x so read one launch, unless something writes into x in between.
     """
-    editor = Editor(gm)
-    source_of = roots(gm.graph)
-    written = mutated_roots(gm.graph)
-    shared: dict[Node, _Results] = {}
-    notes: list[Note] = []
-    for choose in list(gm.graph.nodes):
-        if not _is_of_rows(choose):
-            continue
-        quantizes = _quantizes(choose)
-        if not quantizes:
-            notes.append(Note(choose.name, "its scales are read by others too", skipped=True))
-            continue
-        x: Node = choose.args[0]
-        results = None if source_of.get(x, x) in written else shared.get(x)
-        if results is None:
-            codes, scale = one_launch(editor, QuantizeRowsE4m3, x, like=choose, results=2)
-            results = shared[x] = codes, scale
-            notes.append(Note(choose.name, "chosen and quantized in one launch"))
-        for quantize in quantizes:
-            editor.replace(quantize, results[0])
-        editor.replace(choose, results[1])
-    return PassResult(changed=editor.finish(), notes=tuple(notes))
+    return choose_at_once(gm, lambda node: codes_of(node, QuantizeRowsE4m3, _is_row))
 
 
-def _is_of_rows(node: Node) -> bool:
-    """Whether a node finds float32 scales at which each row's greatest is the format's."""
-    if node.target is not ChooseScales:
-        return False
-    _, tensor_scale, block, limit, dtype = node.args
-    is_plain = tensor_scale is None and dtype is torch.float32
-    return is_plain and bool(limit == FP8_E4M3.max) and _is_row(block)
+def codes_of(
+    choose: Node, target: Any, is_block: Callable[[Sequence[int]], bool]
+) -> Choice | str | None:
+    """The call for float32 scales at which each block's greatest is the format's.
 
-
-def _is_row(block: object) -> bool:
-    if not isinstance(block, list | tuple) or len(block) < 2:
-        return False
-    return block[-1] == WHOLE and all(length == 1 for length in block[:-1])
-
-
-def _quantizes(choose: Node) -> list[Node]:
-    """The quantizes of the tensor that scales are chosen for; empty if others read the scales."""
-    readers = list(choose.users)
-    quantizes = [n for n in readers if n.target is QuantizeFloat and n.args[0] is choose.args[0]]
-    others = [n for n in readers if n not in quantizes and n.target is not DequantizeFloat]
+    Args:
+        choose: any node; choose_scales for blocks of another kind is none of ours.
+        target: the operator that chooses such scales and quantizes to float8_e4m3fn.
+        is_block: whether a block is of its kind.
+    """
+    if choose.target is not ChooseScales:
+        return None
+    x: Any = choose.args[0]
+    _, tensor_scale, block, limit, dtype = choose.args
+    is_plain = tensor_scale is None and dtype is torch.float32 and limit == FP8_E4M3.max
+    if not is_plain or not is_block(block):  # type: ignore[arg-type]  # literals by schema
+        return None
+    quantizes = quantizes_of(x, [choose], QuantizeFloat, DequantizeFloat)
     alike = all(n.args[2] is None and n.args[4] == FP8_E4M3.name for n in quantizes)
-    return quantizes if alike and not others else []
+    if not quantizes or not alike:
+        return "its scales are read by others too"
+    replaced = (*((n, 0) for n in quantizes), (choose, 1))
+    return Choice(target=target, x=x, arguments=(), results=2, replaced=replaced)
+
+
+def _is_row(block: Sequence[int]) -> bool:
+    return len(block) > 1 and block[-1] == WHOLE and all(length == 1 for length in block[:-1])

@@ -1,21 +1,18 @@
 """Choosing qparams per token and quantizing with them become one launch."""
 
 from operator import getitem
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.qdq import ChoosePerToken, DequantizePerToken, QuantizePerToken
-from pt2e_quant.graph.alias import mutated_roots, roots
-from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
-from pt2e_quant.kernels.quantize_per_token.one_launch import one_launch
+from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.kernels.quantize_per_token.one_launch import Choice, choose_at_once, quantizes_of
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 
-__all__ = ["fuse_choose_quantize"]
+__all__ = ["READ_BY_OTHERS", "fuse_choose_quantize", "integers_of"]
 
-_Key: TypeAlias = tuple[Node, int, int]
-_Results: TypeAlias = tuple[Node, Node, Node]
+READ_BY_OTHERS = "its qparams are read by others too"
 
 
 @graph_pass()
@@ -28,51 +25,40 @@ def fuse_choose_quantize(gm: GraphModule) -> PassResult:
     All that quantize one x per token read one launch, unless something writes into x in between.
     The scales are float32 and the zero points int32 then, which a dequantize per token takes too.
     """
-    editor = Editor(gm)
-    source_of = roots(gm.graph)
-    written = mutated_roots(gm.graph)
-    shared: dict[_Key, _Results] = {}
-    notes: list[Note] = []
-    for choose in list(gm.graph.nodes):
-        if choose.target is not ChoosePerToken:
-            continue
-        quantizes = _quantizes(choose)
-        if not quantizes:
-            notes.append(Note(choose.name, "its qparams are read by others too", skipped=True))
-            continue
-        x: Any = choose.args[0]
-        arguments: Any = quantizes[0].args
-        low, high = int(arguments[3]), int(arguments[4])
-        key = (x, low, high)
-        results = None if source_of.get(x, x) in written else shared.get(key)
-        if results is None:
-            integers, scale, zero_point = one_launch(
-                editor, QuantizeRows, x, low, high, like=choose, results=3
-            )
-            results = shared[key] = integers, scale, zero_point
-            notes.append(Note(choose.name, "chosen and quantized in one launch"))
-        _redirect(editor, choose, quantizes, results)
-    return PassResult(changed=editor.finish(), notes=tuple(notes))
+    return choose_at_once(gm, _read)
 
 
-def _quantizes(choose: Node) -> list[Node]:
-    """The quantizes of the tensor that qparams are chosen for, all of one range.
+def _read(choose: Node) -> Choice | str | None:
+    if choose.target is not ChoosePerToken:
+        return None
+    found = integers_of(choose, QuantizePerToken, DequantizePerToken)
+    if isinstance(found, str):
+        return found
+    x: Any = choose.args[0]
+    limits, replaced = found
+    return Choice(target=QuantizeRows, x=x, arguments=limits, results=3, replaced=replaced)
 
-    Empty if anything but q/dq per token reads the qparams.
+
+def integers_of(
+    choose: Node, quantize: Any, dequantize: Any
+) -> tuple[tuple[int, int], tuple[tuple[Node, int], ...]] | str:
+    """The one range that a node's qparams quantize to, and what stands for integers and qparams.
+
+    Args:
+        choose: gives a scale and a zero point.
+        quantize: the operator whose qparams they are.
+        dequantize: the operator that may read them too.
+
+    Returns:
+        The range, and each node with 0 (integers), 1 (scale) or 2 (zero point); or why there is
+        none.
     """
-    readers = list(dict.fromkeys(user for part in choose.users for user in part.users))
-    quantizes = [n for n in readers if n.target is QuantizePerToken and n.args[0] is choose.args[0]]
-    others = [n for n in readers if n not in quantizes and n.target is not DequantizePerToken]
-    ranges = {n.args[3:5] for n in quantizes}
-    if others or len(ranges) != 1 or any(part.target is not getitem for part in choose.users):
-        return []
-    return quantizes
-
-
-def _redirect(editor: Editor, choose: Node, quantizes: list[Node], results: _Results) -> None:
-    integers, scale, zero_point = results
-    for quantize in quantizes:
-        editor.replace(quantize, integers)
-    for taken in list(choose.users):
-        editor.replace(taken, scale if taken.args[1] == 0 else zero_point)
-    editor.discard([choose])
+    x: Any = choose.args[0]
+    parts = list(choose.users)
+    quantizes = quantizes_of(x, parts, quantize, dequantize)
+    ranges: set[Any] = {n.args[3:5] for n in quantizes}
+    if len(ranges) != 1 or any(part.target is not getitem for part in parts):
+        return READ_BY_OTHERS
+    ((low, high),) = ranges
+    taken = [(n, 0) for n in quantizes] + [(n, 1 + int(n.args[1])) for n in parts]  # type: ignore[arg-type]  # of getitem
+    return (int(low), int(high)), tuple(taken)

@@ -13,14 +13,12 @@ from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 __all__ = [
     "PRECISIONS",
     "magnitude_bits",
+    "quantize_held_rows",
     "quantize_per_token",
     "quantize_per_token_e4m3",
-    "quantize_per_token_e4m3_kernel",
     "quantize_per_token_kernel",
-    "quantize_row",
     "quantize_row_e4m3",
     "round_to",
-    "row_qparams",
     "row_scale_e4m3",
 ]
 
@@ -46,7 +44,7 @@ def round_to(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def row_qparams(low, high, PRECISION: tl.constexpr):
+def _row_qparams(low, high, PRECISION: tl.constexpr):
     """Scale and zero point, both float32, of rows with these least and greatest values.
 
     low is at most 0 and high at least 0. See `reference.row_qparams` for the steps, each of
@@ -67,7 +65,7 @@ def row_qparams(low, high, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def quantize_row(x, scale, zero_point, quant_min, quant_max):
+def _quantize_row(x, scale, zero_point, quant_min, quant_max):
     """Int32 steps of float32 rows [M, K]; scale and zero_point are float32[M].
 
     In float64, as torch computes with its float64 scales. Adding 1.5 * 2**52 rounds halves to even
@@ -77,53 +75,6 @@ def quantize_row(x, scale, zero_point, quant_min, quant_max):
     steps = x.to(tl.float64) * inverse[:, None] + zero_point.to(tl.float64)[:, None]
     whole = (steps + 6755399441055744.0).to(tl.int64, bitcast=True).to(tl.int32)
     return tl.minimum(tl.maximum(whole, quant_min), quant_max)
-
-
-@triton.jit(do_not_specialize=["quant_min", "quant_max"])
-def quantize_per_token_kernel(
-    x,
-    integers,
-    scale,
-    zero_point,
-    M,
-    K,
-    quant_min,
-    quant_max,
-    PRECISION: tl.constexpr,
-    IN_ONE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """BLOCK_M rows; IN_ONE says that they fit in one tile. Padding is 0, in every row's range."""
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    in_rows = rows < M
-    depth = tl.arange(0, BLOCK_K)
-    place = rows[:, None] * K + depth[None, :]
-    if IN_ONE:
-        inside = in_rows[:, None] & (depth < K)[None, :]
-        held = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        low, high = tl.min(held, axis=1), tl.max(held, axis=1)
-    else:
-        least = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
-        greatest = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
-        for start in range(0, K, BLOCK_K):
-            inside = in_rows[:, None] & (depth < K - start)[None, :]
-            part = tl.load(x + place + start, mask=inside, other=0.0).to(tl.float32)
-            least, greatest = tl.minimum(least, part), tl.maximum(greatest, part)
-        low, high = tl.min(least, axis=1), tl.max(greatest, axis=1)
-    row_scale, row_zero = row_qparams(tl.minimum(low, 0.0), tl.maximum(high, 0.0), PRECISION)
-    tl.store(scale + rows, row_scale, mask=in_rows)
-    tl.store(zero_point + rows, row_zero.to(tl.int32), mask=in_rows)
-    if IN_ONE:
-        steps = quantize_row(held, row_scale, row_zero, quant_min, quant_max)
-        inside = in_rows[:, None] & (depth < K)[None, :]
-        tl.store(integers + place, steps.to(tl.int8), mask=inside)
-    else:
-        for start in range(0, K, BLOCK_K):
-            inside = in_rows[:, None] & (depth < K - start)[None, :]
-            part = tl.load(x + place + start, mask=inside, other=0.0).to(tl.float32)
-            steps = quantize_row(part, row_scale, row_zero, quant_min, quant_max)
-            tl.store(integers + place + start, steps.to(tl.int8), mask=inside)
 
 
 @triton.jit
@@ -148,12 +99,71 @@ def quantize_row_e4m3(x, scale):
 
 
 @triton.jit
-def quantize_per_token_e4m3_kernel(
-    x,
-    codes,
+def _reach(x, IS_E4M3: tl.constexpr):
+    """What the greatest of is sought: the values, or for codes `magnitude_bits`."""
+    if IS_E4M3:
+        return magnitude_bits(x)
+    else:
+        return x
+
+
+@triton.jit
+def _chosen(least, greatest, PRECISION: tl.constexpr, IS_E4M3: tl.constexpr):
+    """Scales and zero points, both float32, of rows [M, K]; greatest is of `_reach`."""
+    if IS_E4M3:
+        row_scale = row_scale_e4m3(tl.max(greatest, axis=1))
+        return row_scale, tl.zeros_like(row_scale)
+    else:
+        low, high = tl.min(least, axis=1), tl.max(greatest, axis=1)
+        return _row_qparams(tl.minimum(low, 0.0), tl.maximum(high, 0.0), PRECISION)
+
+
+@triton.jit
+def _store_qparams(scale, zero_point, rows, in_rows, row_scale, row_zero, IS_E4M3: tl.constexpr):
+    tl.store(scale + rows, row_scale, mask=in_rows)
+    if not IS_E4M3:
+        tl.store(zero_point + rows, row_zero.to(tl.int32), mask=in_rows)
+
+
+@triton.jit
+def _codes(real, row_scale, row_zero, quant_min, quant_max, IS_E4M3: tl.constexpr):
+    """Codes of float32 rows [M, K], int8 or float8e4nv."""
+    if IS_E4M3:
+        return quantize_row_e4m3(real, row_scale)
+    else:
+        return _quantize_row(real, row_scale, row_zero, quant_min, quant_max).to(tl.int8)
+
+
+@triton.jit
+def quantize_held_rows(
+    real,
     scale,
+    zero_point,
+    rows,
+    in_rows,
+    quant_min,
+    quant_max,
+    PRECISION: tl.constexpr,
+    IS_E4M3: tl.constexpr,
+):
+    """Codes of whole rows in float32, whose qparams are stored; padding is 0, in every range."""
+    row_scale, row_zero = _chosen(real, _reach(real, IS_E4M3), PRECISION, IS_E4M3)
+    _store_qparams(scale, zero_point, rows, in_rows, row_scale, row_zero, IS_E4M3)
+    return _codes(real, row_scale, row_zero, quant_min, quant_max, IS_E4M3)
+
+
+@triton.jit(do_not_specialize=["quant_min", "quant_max"])
+def quantize_per_token_kernel(
+    x,
+    out,
+    scale,
+    zero_point,
     M,
     K,
+    quant_min,
+    quant_max,
+    PRECISION: tl.constexpr,
+    IS_E4M3: tl.constexpr,
     IN_ONE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -166,20 +176,24 @@ def quantize_per_token_e4m3_kernel(
     if IN_ONE:
         inside = in_rows[:, None] & (depth < K)[None, :]
         held = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        row_scale = row_scale_e4m3(tl.max(magnitude_bits(held), axis=1))
-        tl.store(codes + place, quantize_row_e4m3(held, row_scale), mask=inside)
+        made = quantize_held_rows(
+            held, scale, zero_point, rows, in_rows, quant_min, quant_max, PRECISION, IS_E4M3
+        )
+        tl.store(out + place, made, mask=inside)
     else:
-        greatest = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.int32)
+        least = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
+        greatest = _reach(least, IS_E4M3)
         for start in range(0, K, BLOCK_K):
             inside = in_rows[:, None] & (depth < K - start)[None, :]
             part = tl.load(x + place + start, mask=inside, other=0.0).to(tl.float32)
-            greatest = tl.maximum(greatest, magnitude_bits(part))
-        row_scale = row_scale_e4m3(tl.max(greatest, axis=1))
+            least, greatest = tl.minimum(least, part), tl.maximum(greatest, _reach(part, IS_E4M3))
+        row_scale, row_zero = _chosen(least, greatest, PRECISION, IS_E4M3)
+        _store_qparams(scale, zero_point, rows, in_rows, row_scale, row_zero, IS_E4M3)
         for start in range(0, K, BLOCK_K):
             inside = in_rows[:, None] & (depth < K - start)[None, :]
             part = tl.load(x + place + start, mask=inside, other=0.0).to(tl.float32)
-            tl.store(codes + place + start, quantize_row_e4m3(part, row_scale), mask=inside)
-    tl.store(scale + rows, row_scale, mask=in_rows)
+            made = _codes(part, row_scale, row_zero, quant_min, quant_max, IS_E4M3)
+            tl.store(out + place + start, made, mask=inside)
 
 
 def quantize_per_token(
@@ -198,30 +212,10 @@ def quantize_per_token(
         InputError: a dtype that the kernel does not take, or rows of no elements.
         UnsupportedError: the GPU is too old.
     """
-    M, K = _rows("quantize_per_token", x)
-    x = x.contiguous()
-    integers = torch.empty_like(x, dtype=torch.int8)
-    scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    scale, limits = _scales("quantize_per_token", x), (quant_min, quant_max)
+    integers = x.new_empty(x.shape, dtype=torch.int8)
     zero_point = torch.empty_like(scale, dtype=torch.int32)
-    if M == 0:
-        return integers, scale, zero_point
-    chosen = tiles or tiles_for("quantize_per_token", x.device, columns_class(K))
-    with launching("quantize_per_token", label, x.device):
-        quantize_per_token_kernel[(triton.cdiv(M, chosen["BLOCK_M"]),)](
-            x=x,
-            integers=integers,
-            scale=scale,
-            zero_point=zero_point,
-            M=M,
-            K=K,
-            quant_min=quant_min,
-            quant_max=quant_max,
-            PRECISION=PRECISIONS[x.dtype],
-            IN_ONE=chosen["BLOCK_K"] >= K,
-            # A fused multiply-add would skip a rounding that the definition has.
-            enable_fp_fusion=False,
-            **chosen.options(),
-        )
+    _launch("quantize_per_token", x, (integers, scale, zero_point), limits, label, tiles)
     return integers, scale, zero_point
 
 
@@ -237,32 +231,49 @@ def quantize_per_token_e4m3(
         UnsupportedError: the GPU is too old.
     """
     op = "quantize_per_token_e4m3"
-    M, K = _rows(op, x)
+    scale = _scales(op, x)
     check_fp8(op, x.device)
-    x = x.contiguous()
-    codes = torch.empty_like(x, dtype=torch.float8_e4m3fn)
-    scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
-    if M == 0:
-        return codes, scale
-    chosen = tiles or tiles_for("quantize_per_token", x.device, columns_class(K))
-    with launching(op, label, x.device):
-        quantize_per_token_e4m3_kernel[(triton.cdiv(M, chosen["BLOCK_M"]),)](
-            x=x,
-            codes=codes,
-            scale=scale,
-            M=M,
-            K=K,
-            IN_ONE=chosen["BLOCK_K"] >= K,
-            enable_fp_fusion=False,
-            **chosen.options(),
-        )
+    codes = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
+    _launch(op, x, (codes, scale, None), (0, 0), label, tiles)
     return codes, scale
 
 
-def _rows(op: str, x: Tensor) -> tuple[int, int]:
-    """How many rows x has, and how long they are."""
+def _scales(op: str, x: Tensor) -> Tensor:
+    """Room for a scale a row."""
     check_operands(op, {"x": (x, tuple(PRECISIONS))})
-    K = x.shape[-1] if x.dim() else 0
-    if K == 0:
+    if not x.dim() or not x.shape[-1]:
         raise InputError(f"{op} takes rows of at least one element, found {x.shape}")
-    return x.numel() // K, K
+    return x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+def _launch(
+    op: str,
+    x: Tensor,
+    results: tuple[Tensor, Tensor, Tensor | None],
+    limits: tuple[int, int],
+    label: str,
+    tiles: TileConfig | None,
+) -> None:
+    """Write the results: codes, scales, and zero points of integers."""
+    out, scale, zero_point = results
+    M, K = scale.numel(), x.shape[-1]
+    if M == 0:
+        return
+    chosen = tiles or tiles_for("quantize_per_token", x.device, columns_class(K))
+    with launching(op, label, x.device):
+        quantize_per_token_kernel[(triton.cdiv(M, chosen["BLOCK_M"]),)](
+            x=x.contiguous(),
+            out=out,
+            scale=scale,
+            zero_point=zero_point,
+            M=M,
+            K=K,
+            quant_min=limits[0],
+            quant_max=limits[1],
+            PRECISION=PRECISIONS[x.dtype],
+            IS_E4M3=zero_point is None,
+            IN_ONE=chosen["BLOCK_K"] >= K,
+            # A fused multiply-add would skip a rounding that the definition has.
+            enable_fp_fusion=False,
+            **chosen.options(),
+        )

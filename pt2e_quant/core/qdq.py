@@ -26,15 +26,19 @@ __all__ = [
     "QDQ_OPS",
     "QUANTIZE_OPS",
     "STATIC_KINDS",
+    "ChoosePerTensor",
+    "ChoosePerTensorSymmetric",
     "ChoosePerToken",
     "DequantizePerChannel",
     "DequantizePerGroup",
     "DequantizePerTensor",
+    "DequantizePerTensorDynamic",
     "DequantizePerToken",
     "QdqKind",
     "QuantizePerChannel",
     "QuantizePerGroup",
     "QuantizePerTensor",
+    "QuantizePerTensorDynamic",
     "QuantizePerToken",
     "is_dequantize",
     "is_qdq",
@@ -48,12 +52,16 @@ _lib = torch.ops.quantized_decomposed
 
 QuantizePerTensor = _lib.quantize_per_tensor.default
 DequantizePerTensor = _lib.dequantize_per_tensor.default
+QuantizePerTensorDynamic = _lib.quantize_per_tensor.tensor
+DequantizePerTensorDynamic = _lib.dequantize_per_tensor.tensor
 QuantizePerChannel = _lib.quantize_per_channel.default
 DequantizePerChannel = _lib.dequantize_per_channel.default
 QuantizePerGroup = _lib.quantize_per_channel_group.default
 DequantizePerGroup = _lib.dequantize_per_channel_group.default
 QuantizePerToken = _lib.quantize_per_token.default
 DequantizePerToken = _lib.dequantize_per_token.default
+ChoosePerTensor = _lib.choose_qparams.tensor
+ChoosePerTensorSymmetric = _lib.choose_qparams_symmetric.tensor
 ChoosePerToken = _lib.choose_qparams_per_token_asymmetric.default
 
 
@@ -72,7 +80,7 @@ class QdqKind(StrEnum):
 
 QUANTIZE_OPS = {
     _lib.quantize_per_tensor.default: QdqKind.PER_TENSOR,
-    _lib.quantize_per_tensor.tensor: QdqKind.PER_TENSOR_DYNAMIC,
+    QuantizePerTensorDynamic: QdqKind.PER_TENSOR_DYNAMIC,
     _lib.quantize_per_tensor.tensor2: QdqKind.PER_TENSOR_DYNAMIC,
     _lib.quantize_per_channel.default: QdqKind.PER_CHANNEL,
     _lib.quantize_per_channel_group.default: QdqKind.PER_CHANNEL_GROUP,
@@ -83,7 +91,7 @@ QUANTIZE_OPS = {
 }
 DEQUANTIZE_OPS = {
     _lib.dequantize_per_tensor.default: QdqKind.PER_TENSOR,
-    _lib.dequantize_per_tensor.tensor: QdqKind.PER_TENSOR_DYNAMIC,
+    DequantizePerTensorDynamic: QdqKind.PER_TENSOR_DYNAMIC,
     _lib.dequantize_per_tensor.tensor2: QdqKind.PER_TENSOR_DYNAMIC,
     _lib.dequantize_per_channel.default: QdqKind.PER_CHANNEL,
     _lib.dequantize_per_channel_group.default: QdqKind.PER_CHANNEL_GROUP,
@@ -103,9 +111,9 @@ _KINDS = {id(op): kind for op, kind in QDQ_OPS.items()}
 
 CHOOSE_QPARAMS_OPS = frozenset(
     {
-        _lib.choose_qparams.tensor,
-        _lib.choose_qparams_symmetric.tensor,
-        _lib.choose_qparams_per_token_asymmetric.default,
+        ChoosePerTensor,
+        ChoosePerTensorSymmetric,
+        ChoosePerToken,
         format_ops.ChooseScales,
     }
 )

@@ -12,7 +12,6 @@ from pt2e_quant.core.errors import ConfigError
         ("a16w8", "int8"),
         ("w3_g64", "w4_g64"),
         ("w8", "w4"),
-        ("int8_dynamic_per_tensor", "int8_dynamic"),
         ("mxfp8", "fp8_dynamic"),
         ("nf4", "w4_g64"),
     ],

@@ -22,7 +22,7 @@ DIVIDES = {
     ("epilogue", "activate"): 2,
     ("softmax_quantize", "softmax_quantize_kernel"): 1,
     # Of float64, which `/` divides exactly.
-    ("quantize_per_token", "quantize_row"): 1,
+    ("quantize_per_token", "_quantize_row"): 1,
 }
 INEXACT = {"rsqrt", "sqrt", "fdiv", "sigmoid", "softmax", "exp2", "fma"}
 UNKNOWN_TO_THE_INTERPRETER = {"libdevice", "rint", "extern_elementwise"}

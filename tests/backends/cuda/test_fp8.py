@@ -51,6 +51,9 @@ CALLS = {
     "fp8_linear",
     "fp8_dynamic": "norm_quantize_per_token_e4m3 fp8_linear quantize_per_token_e4m3 fp8_linear "
     "norm_quantize_per_token_e4m3 fp8_linear fp8_linear quantize_per_token_e4m3 fp8_linear",
+    "fp8_dynamic_per_tensor": "quantize_per_tensor_e4m3 fp8_linear quantize_per_tensor_e4m3 "
+    "fp8_linear quantize_per_tensor_e4m3 fp8_linear fp8_linear quantize_per_tensor_e4m3 "
+    "fp8_linear",
 }
 
 

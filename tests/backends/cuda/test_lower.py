@@ -78,7 +78,7 @@ def test_every_linear_is_one_call_and_integers_stay_integers():
     assert "out_dtype=f32, label=last linear_3 contiguous" in last
 
 
-@pytest.mark.parametrize("recipe", ["int8", "int8_dynamic"])
+@pytest.mark.parametrize("recipe", ["int8", "int8_dynamic", "int8_dynamic_per_tensor"])
 @pytest.mark.parametrize("batch", [1, 7, 33])
 def test_result_is_the_canonical_one_for_any_batch(recipe, batch):
     gm, model = canonical(recipe)
@@ -88,6 +88,13 @@ def test_result_is_the_canonical_one_for_any_batch(recipe, batch):
     # Sums are exact here and rounded in the q/dq graph: a tie may fall to the other side.
     assert sqnr_db([expected], [artifact.run(x)]) > 45
     assert sqnr_db([model(x)], [artifact.run(x)]) > 25
+
+
+def test_quantizes_of_whole_tensors_at_run_time_are_in_kernels():
+    gm, _ = canonical("int8_dynamic_per_tensor")
+    artifact = ALLOWING.lower(gm)
+    assert artifact.report.integer_ops == {"quantize_per_tensor": 4, "int8_linear": 4}
+    assert not artifact.report.islands
 
 
 def test_refuses_kernels_nobody_measured_unless_allowed():

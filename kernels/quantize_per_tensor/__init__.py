@@ -1,0 +1,1 @@
+"""The qparams of a whole tensor and the tensor quantized with them, in two launches."""
