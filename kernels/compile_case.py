@@ -1,7 +1,7 @@
 """What the ahead-of-time gate compiles: one kernel with one set of arguments, as data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["CompileCase"]
 
@@ -17,6 +17,7 @@ class CompileCase:
         shape_class: the row of the tile tables.
         signature: argument name to Triton type, "*i8", "i32" or "fp32", without the constants.
         constants: constexpr arguments but for the tiles' own.
+        constants_on: constants that a launch sets on a generation alone: {90: {"AS_BITS": False}}.
         aligned: arguments that a launch finds divisible by 16: pointers of torch's allocator, and
             sizes that a model usually has.
         matrix_units: compute capability (90) to the start of the matrix instruction's name that
@@ -40,6 +41,7 @@ class CompileCase:
     constants: Mapping[str, int | bool | str]
     aligned: tuple[str, ...]
     matrix_units: Mapping[int, str]
+    constants_on: Mapping[int, Mapping[str, int | bool | str]] = field(default_factory=dict)
     fp_fusion: bool = False
     lowest_capability: int = 80
     packed_weights: tuple[str, ...] = ()

@@ -10,16 +10,16 @@ from pt2e_quant.kernels.a8w4_linear.op import cost
 from pt2e_quant.kernels.a8w4_linear.pack import (
     half_of,
     pack_halves,
-    run_of,
-    run_sums,
     unpack_halves,
+    weight_sums,
 )
 from pt2e_quant.kernels.a8w4_linear.reference import a8w4_linear as reference
 from pt2e_quant.kernels.a8w4_linear.reference import split_bound
+from pt2e_quant.kernels.a8w4_linear.tile_class import tile_class
 from pt2e_quant.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, tile_grid
 from pt2e_quant.kernels.bench_peers import FloatLinear, float_linear_peers
 from pt2e_quant.kernels.fused_op import triton_kernel
-from pt2e_quant.kernels.tiles import TileConfig, rows_class
+from pt2e_quant.kernels.tiles import TileConfig
 
 __all__ = ["BENCH"]
 
@@ -52,13 +52,14 @@ def _operands(
         rows = M if per_row else 1
         weight = integers(-8, 8, N, K)
         scale = torch.rand((K // group_size, N), device=device, generator=generator) * 0.01 + 0.001
+        scale = scale.to(torch.bfloat16)
         return Operands(
             x=integers(-128, 128, M, K),
             x_scale=torch.rand(rows, device=device, generator=generator) * 0.02 + 0.01,
             x_zero_point=integers(-128, 128, rows).to(torch.int32),
             weight=pack_halves(weight, half_of(group_size, K)),
-            weight_scale=scale.to(torch.bfloat16),
-            weight_sum=run_sums(weight, run_of(group_size, K)),
+            weight_scale=scale,
+            weight_sum=weight_sums(weight, scale, group_size),
             group_size=group_size,
         )
 
@@ -104,16 +105,16 @@ def _case(
 ) -> BenchCase[Operands]:
     make = _operands(M, N, K, group_size=group_size)
     meta = torch.device("meta")
-    half, run = half_of(group_size, K), run_of(group_size, K)
+    half = half_of(group_size, K)
     return BenchCase(
         name=f"{M}x{N}x{K} g{group_size}",
-        shape_class=rows_class(M),
+        shape_class=tile_class(M),
         make=make,
         cost=cost(
             torch.empty((M, K), dtype=torch.int8, device=meta),
             torch.empty((-(-K // (2 * half)), N, half), dtype=torch.int8, device=meta),
             torch.empty((K // group_size, N), dtype=torch.bfloat16, device=meta),
-            torch.empty((-(-K // run), N), dtype=torch.int16, device=meta),
+            torch.empty((N,), dtype=torch.float32, device=meta),
             torch.empty((M, N), dtype=torch.bfloat16, device=meta),
         ),
         unit=MathUnit.INT8,
@@ -131,26 +132,40 @@ BENCH = Bench(
     cases=(
         _case(1, 8192, 8192, target=3.0),
         _case(16, 8192, 8192, target=3.0),
+        _case(32, 8192, 8192, target=3.0),
         _case(64, 8192, 8192, target=3.0),
         _case(64, 28672, 8192, target=3.0),
         _case(16, 8192, 8192, group_size=32),
+        _case(32, 8192, 8192, group_size=32),
+        _case(64, 8192, 8192, group_size=64),
         _case(256, 8192, 8192),
         _case(4096, 4096, 4096),
     ),
     sweep={
         "decode": tile_grid(
             num_warps=(4, 8),
-            num_stages=(3, 4, 5, 6),
+            num_stages=(2, 3, 4, 5),
             BLOCK_M=(16,),
             BLOCK_N=(64, 128, 256),
+            BLOCK_K=(128, 256),
             GROUP_M=(1,),
-            SPLIT_K=(1, 2, 4, 8, 16),
+            SPLIT_K=(1, 4, 8, 16),
+        ),
+        "slim": tile_grid(
+            num_warps=(4, 8),
+            num_stages=(3, 4),
+            BLOCK_M=(32,),
+            BLOCK_N=(64, 128, 256),
+            BLOCK_K=(128, 256),
+            GROUP_M=(1,),
+            SPLIT_K=(1, 4, 8),
         ),
         "skinny": tile_grid(
             num_warps=(4, 8),
             num_stages=(3, 4, 5),
-            BLOCK_M=(32, 64),
-            BLOCK_N=(64, 128),
+            BLOCK_M=(64,),
+            BLOCK_N=(64, 128, 256),
+            BLOCK_K=(128, 256),
             GROUP_M=(1,),
             SPLIT_K=(1, 2, 4, 8),
         ),
@@ -159,6 +174,7 @@ BENCH = Bench(
             num_stages=(3, 4),
             BLOCK_M=(64, 128),
             BLOCK_N=(64, 128),
+            BLOCK_K=(128, 256),
             GROUP_M=(2, 4),
             SPLIT_K=(1, 2),
         ),
@@ -167,6 +183,7 @@ BENCH = Bench(
             num_stages=(3, 4),
             BLOCK_M=(64, 128),
             BLOCK_N=(64, 128),
+            BLOCK_K=(128, 256),
             GROUP_M=(8, 16),
             SPLIT_K=(1,),
         ),

@@ -7,8 +7,10 @@ from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerTo
 from pt2e_quant.core.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.a8w4_linear.op import A8w4Linear, cost
-from pt2e_quant.kernels.a8w4_linear.pack import half_of, pack_halves, run_of, run_sums
+from pt2e_quant.kernels.a8w4_linear.pack import half_of, pack_halves, weight_sums
+from pt2e_quant.kernels.a8w4_linear.tile_class import tile_class
 from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
@@ -17,7 +19,7 @@ from pt2e_quant.kernels.grouped_weight import read_grouped_weight
 from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import affine_of
-from pt2e_quant.kernels.shape_classes import by_rows
+from pt2e_quant.kernels.shape_classes import static_product
 from pt2e_quant.kernels.site import Site
 
 __all__ = ["KERNELS"]
@@ -47,6 +49,7 @@ def build(site: Site) -> Node:
     assert found is not None  # the row's scheme says so
     K, size = found.integers.shape[1], found.group_size
     packed = pack_halves(found.integers, half_of(size, K))
+    weight_scale = found.scale.t().contiguous()
     scale, zero_point = _qparams(site)
     return site.call(
         A8w4Linear,
@@ -54,8 +57,8 @@ def build(site: Site) -> Node:
         scale,
         zero_point,
         site.constant("weight_packed", packed),
-        site.constant("weight_scale", found.scale.t().contiguous()),
-        site.constant("weight_sum", run_sums(found.integers, run_of(size, K))),
+        site.constant("weight_scale", weight_scale),
+        site.constant("weight_sum", weight_sums(found.integers, weight_scale, size)),
         size,
         **epilogue_arguments(site),
     )
@@ -73,6 +76,12 @@ def _qparams(site: Site) -> tuple[Node, Node]:
     )
 
 
+def shape_class(match: Match) -> str:
+    """By the rows of the product; "" if one is symbolic."""
+    rows = static_product(match.nodes["op"].meta["val"].shape[:-1])
+    return "" if rows is None else tile_class(rows)
+
+
 def node_cost(node: Node) -> Cost:
     """Of a fused call in a graph."""
     x, weight, scale, sums = (node.args[i].meta["val"] for i in (0, 3, 4, 5))  # type: ignore[union-attr]  # nodes by construction
@@ -85,7 +94,7 @@ KERNELS = tuple(
         device=Device.CUDA,
         op="a8w4_linear",
         build=build,
-        shape_class=by_rows,
+        shape_class=shape_class,
         cost=node_cost,
     )
     for name, x in (("linear_a8w4", INT8_ACTIVATION), ("linear_a8w4_dynamic", _PER_TOKEN))

@@ -33,15 +33,15 @@ A8w4Linear = define(
     triton=triton_kernel("pt2e_quant.kernels.a8w4_linear.gpu", "a8w4_linear"),
     fake=_fake,
 )
-"""y = epilogue(x_scale * sum over runs of k: scale of the group * sum_k (x - zero point) * weight).
+"""y = epilogue(x_scale * (sum over runs of k: scale of the group * sum_k x * weight  -  zero point
+* sum_k of the scaled weights)), the sum over k of (x - zero point) times the scaled weights.
 
     x: int8[..., K], contiguous.
     x_scale, x_zero_point: float32 and int32 of one element, or of M, one a row (M rows in all).
     weight: int8[ceil(K / 2 h), N, h], 4-bit integers as `pack.pack_halves` lays them out; h is
         `pack.half_of(group_size, K)`.
     weight_scale: float32, float16 or bfloat16[K / group_size, N].
-    weight_sum: int16[ceil(K / run), N], the sums of `pack.run_sums` over runs of
-        `pack.run_of(group_size, K)`: at most 1024.
+    weight_sum: float32[N], `pack.weight_sums`: what a zero point of 1 takes off.
     group_size: 32, 64, a multiple of 128, or K.
     label: the node and layout, for the profiler.
 """

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pt2e_quant.kernels.int4_linear.pack import check_group_size
 
-__all__ = ["check_group_size", "half_of", "pack_halves", "run_of", "run_sums", "unpack_halves"]
+__all__ = ["check_group_size", "half_of", "pack_halves", "run_of", "unpack_halves", "weight_sums"]
 
 
 def half_of(group_size: int, K: int) -> int:
@@ -47,9 +47,19 @@ def unpack_halves(packed: Tensor, K: int) -> Tensor:
     return both.transpose(0, 1).reshape(N, blocks * 2 * half)[:, :K].contiguous()
 
 
-def run_sums(weight: Tensor, run: int) -> Tensor:
-    """The sums of a weight int8[N, K] over each run of k's: int16[ceil(K / run), N]."""
+def weight_sums(weight: Tensor, scale: Tensor, group_size: int) -> Tensor:
+    """The sums of the rows of a weight int8[N, K], scaled: float32[N], rounded once.
+
+    Args:
+        weight: integers.
+        scale: float[K / group_size, N].
+        group_size: how many k's a scale is for.
+
+    >>> weight_sums(torch.tensor([[1, 2, 3, -8]]), torch.tensor([[0.5], [2.0]]), 2)
+    tensor([-8.5000])
+    """
     N, K = weight.shape
-    runs = -(-K // run)
-    padded = torch.nn.functional.pad(weight, (0, runs * run - K))
-    return padded.view(N, runs, run).sum(2, dtype=torch.int16).t().contiguous()
+    if not K:
+        return torch.zeros(N, device=weight.device)
+    sums = weight.view(N, -1, group_size).sum(2, dtype=torch.float64)
+    return (sums * scale.t().to(torch.float64)).sum(1).to(torch.float32)

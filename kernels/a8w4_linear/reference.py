@@ -1,4 +1,4 @@
-"""The definition of a8w4_linear: exact int32 sums of runs, scaled and added in float32 in order."""
+"""The definition of a8w4_linear: exact int32 sums of runs, added in float32 by multiply-adds."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pt2e_quant.kernels.a8w4_linear.pack import run_of, unpack_halves
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 
-__all__ = ["a8w4_linear", "split_bound"]
+__all__ = ["a8w4_linear", "multiply_add", "split_bound"]
 
 
 def a8w4_linear(
@@ -27,27 +27,52 @@ def a8w4_linear(
     """The rows of x times the rows of weight; see `op.A8w4Linear` for the arguments.
 
     A run is 32 or 64 k's in groups of that size, else 128 (the last one of a row perhaps less).
-    The products of a run are summed exactly in int32, with the zero point taken off; the sum is
-    rounded to float32, multiplied by its group's scale and added to those before it, ascending,
-    each step rounded to float32. The total times x_scale goes through the epilogue. weight_sum is
-    what kernels correct the zero point with; here the zero point is taken off before.
+    The products of a run are summed exactly in int32. Its sum times its group's scale is added to
+    those before it, ascending: a multiply-add in float32, rounded once. Last, the zero point times
+    weight_sum is taken off, also rounded once. The total times x_scale goes through the epilogue.
     """
-    K = x.shape[-1]
-    total = torch.zeros((x.numel() // max(1, K), weight.shape[1]), device=x.device)
-    for sums, scale in _runs(x, x_zero_point, weight, weight_scale, group_size):
-        total = total + sums.to(torch.float32) * scale
+    total = torch.zeros(_shape(x, weight), device=x.device)
+    for sums, scale in _runs(x, weight, weight_scale, group_size):
+        total = multiply_add(sums, scale, total)
+    total = multiply_add(-x_zero_point.reshape(-1, 1), weight_sum, total)
     real = total * x_scale.to(torch.float32).reshape(-1, 1)
     return finish(real.reshape((*x.shape[:-1], weight.shape[1])), Epilogue(**epilogue))
 
 
+def multiply_add(factor: Tensor, other: Tensor, addend: Tensor) -> Tensor:
+    """The addend plus factor * other in float32, rounded once as the hardware's multiply-add does.
+
+    The product has to be exact in float64. Boldo and Melquiond, "Emulation of FMA and correctly
+    rounded sums" (2008): a sum rounded to odd may be rounded again.
+
+    >>> one = torch.ones(1)
+    >>> multiply_add(one + 2.0**-23, one + 2.0**-22, -one).item() == 3 * 2.0**-23 + 2.0**-45
+    True
+    """
+    product, start = factor.to(torch.float64) * other.to(torch.float64), addend.to(torch.float64)
+    near = product + start
+    # What float64 cut off (Knuth's TwoSum) leaves its mark in an odd last bit.
+    back = near - product
+    lost = (product - (near - back)) + (start - back)
+    bits = near.view(torch.int64)
+    step = torch.where((lost > 0) == (near > 0), 1, -1)
+    odd = torch.where((lost != 0) & ((bits & 1) == 0), bits + step, bits)
+    return odd.view(torch.float64).to(torch.float32)
+
+
+def _shape(x: Tensor, weight: Tensor) -> tuple[int, int]:
+    """Of the sums: M and N."""
+    return x.numel() // max(1, x.shape[-1]), weight.shape[1]
+
+
 def _runs(
-    x: Tensor, x_zero_point: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int
+    x: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int
 ) -> list[tuple[Tensor, Tensor]]:
     """The sums of each run, float64[M, N] that are integers, and its scale float32[N]."""
     K = x.shape[-1]
     run = run_of(group_size, K)
     # Float64 holds every sum of a run, and multiplies matrices fast.
-    rows = (x.reshape(-1, K).to(torch.float64) - x_zero_point.reshape(-1, 1)) if K else x
+    rows = x.reshape(-1, K).to(torch.float64) if K else x
     integers = unpack_halves(weight, K).to(torch.float64)
     return [
         (
@@ -72,15 +97,16 @@ def split_bound(
     """How far a product cut along K may be from the definition before the epilogue: float64[M, N].
 
     0 for one split: kernels take the definition's own steps. With more the same float32 numbers
-    are added in another order. Either order is within (runs + splits) u sum|run * scale| of the
-    exact sum, u = 2^-24.
+    are added in another order, the zero point's somewhere between. Either order is within
+    (runs + splits + 1) u (sum|run * scale| + |zero point * weight_sum|) of the exact sum, with
+    u = 2^-24; two units more are for the product with x_scale.
     """
-    found = _runs(x, x_zero_point, weight, weight_scale, group_size)
-    shape = (x.numel() // max(1, x.shape[-1]), weight.shape[1])
-    magnitude = torch.zeros(shape, dtype=torch.float64)
+    found = _runs(x, weight, weight_scale, group_size)
+    magnitude = torch.zeros(_shape(x, weight), dtype=torch.float64, device=x.device)
     if splits == 1:
         return magnitude
     for sums, scale in found:
         magnitude = magnitude + sums.abs() * scale
-    steps = 2 * (len(found) + splits) + 2
+    magnitude = magnitude + (x_zero_point.reshape(-1, 1) * weight_sum.to(torch.float64)).abs()
+    steps = 2 * (len(found) + splits + 1) + 2
     return magnitude * x_scale.reshape(-1, 1) * (steps * 2.0**-24)

@@ -3,7 +3,7 @@
 import torch
 from hypothesis import strategies as st
 
-from pt2e_quant.kernels.a8w4_linear.pack import half_of, pack_halves, run_of, run_sums
+from pt2e_quant.kernels.a8w4_linear.pack import half_of, pack_halves, weight_sums
 from pt2e_quant.kernels.int4_linear.pack import pack_codes
 from tests.kernels.operands import FLOATS, float_rows, integers, scales
 
@@ -43,13 +43,13 @@ def a8w4_operands(draw, M, N, most_k, *, per_row):
     K, size = draw(group_sizes(most_k))
     weight = draw(integers((N, K), -8, 7))
     count = M if per_row else 1
-    scale = draw(scales((K // size, N), 0.1))
+    scale = draw(scales((K // size, N), 0.1)).to(draw(st.sampled_from(FLOATS)))
     return (
         draw(integers((M, K))),
         draw(scales(count, 0.05)),
         draw(integers((count,), dtype=torch.int32)),
         pack_halves(weight, half_of(size, K)),
-        scale.to(draw(st.sampled_from(FLOATS))),
-        run_sums(weight, run_of(size, K)),
+        scale,
+        weight_sums(weight, scale, size),
         size,
     )

@@ -34,7 +34,8 @@ def compile_kernel(case: CompileCase, tiles: TileConfig, capability: int) -> Com
             it, as it does tiles that are too small for a matrix instruction.
     """
     kernel = getattr(import_module(f"pt2e_quant.kernels.{case.op}.gpu"), case.kernel)
-    constants = {**case.constants, **dict(tiles.blocks)}
+    own = case.constants_on.get(capability, {})
+    constants = {**case.constants, **own, **dict(tiles.blocks)}
     signature = _signature(case, list(kernel.arg_names), constants)
     places = {name: number for number, name in enumerate(kernel.arg_names)}
     source = ASTSource(

@@ -9,8 +9,8 @@ from pt2e_quant.kernels.a8w4_linear.pack import (
     half_of,
     pack_halves,
     run_of,
-    run_sums,
     unpack_halves,
+    weight_sums,
 )
 from tests.kernels.operands import integers
 
@@ -39,8 +39,12 @@ def test_runs_are_groups_of_at_most_128():
     wanted = {(32, 96): (32, 32), (64, 64): (64, 128), (64, 128): (64, 64), (256, 512): (64, 128)}
     found = {(size, K): (half_of(size, K), run_of(size, K)) for size, K in wanted}
     assert found == wanted
-    assert run_sums(torch.ones(2, 300, dtype=torch.int8), 128).tolist() == [
-        [128, 128],
-        [128, 128],
-        [44, 44],
-    ]
+
+
+def test_weight_sums_are_of_scaled_rows():
+    weight = torch.tensor([[1, 2, 3, 4], [-8, -8, 7, 0]], dtype=torch.int8)
+    scale = torch.tensor([[1.0, 2.0], [0.5, 0.25]], dtype=torch.bfloat16)
+    assert weight_sums(weight, scale, 2).tolist() == [3.0 + 3.5, -32.0 + 1.75]
+    assert (
+        weight_sums(torch.zeros(3, 0, dtype=torch.int8), torch.ones(0, 3), 0).tolist() == [0.0] * 3
+    )

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.kernels.a8w4_linear import gpu
 from pt2e_quant.kernels.a8w4_linear.gpu import a8w4_linear
 from pt2e_quant.kernels.a8w4_linear.op import A8w4Linear
-from pt2e_quant.kernels.a8w4_linear.pack import pack_halves, run_sums
+from pt2e_quant.kernels.a8w4_linear.pack import pack_halves, weight_sums
 from pt2e_quant.kernels.a8w4_linear.reference import a8w4_linear as reference
 from pt2e_quant.kernels.a8w4_linear.reference import split_bound
 from pt2e_quant.kernels.tiles import TileConfig
@@ -18,7 +19,7 @@ from tests.kernels.operands import EXACT_ACTIVATIONS, epilogues
 
 def small(splits):
     """The least tile, cut along K in at most so many parts."""
-    blocks = {"BLOCK_M": 16, "BLOCK_N": 16, "GROUP_M": 2, "SPLIT_K": splits}
+    blocks = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 128, "GROUP_M": 2, "SPLIT_K": splits}
     return TileConfig(tuple(blocks.items()), num_warps=4, num_stages=2)
 
 
@@ -53,8 +54,8 @@ def test_splits_of_k_are_within_their_bound(data, M, N, size):
         torch.rand(M, generator=generator),
         torch.randint(-128, 128, (M,), dtype=torch.int32, generator=generator),
         pack_halves(weight, 32 if size == 32 else 64),
-        torch.rand(K // size, N, generator=generator),
-        run_sums(weight, min(size, 128)),
+        scale := torch.rand(K // size, N, generator=generator),
+        weight_sums(weight, scale, size),
         size,
     )
     end = {"bias": torch.ones(N), "activation": "relu"}
@@ -63,6 +64,25 @@ def test_splits_of_k_are_within_their_bound(data, M, N, size):
     bound = split_bound(*operands, splits=3) + 2**-23 * (wanted.abs() + 1)
     assert ((made - wanted).double().abs() <= bound).all()
     assert torch.equal(made, a8w4_linear(*operands, tiles=small(3), **end))
+
+
+@pytest.mark.parametrize("as_bits", [True, False])
+@pytest.mark.parametrize("size", [32, 256])
+def test_either_way_to_float_gives_the_greatest_sums(monkeypatch, as_bits, size):
+    monkeypatch.setattr(gpu, "sums_as_bits", lambda device: as_bits)
+    generator = torch.Generator().manual_seed(size)
+    signs = torch.randint(0, 2, (5, 512), generator=generator) * 2 - 1
+    weight = torch.where(signs[:4] > 0, 7, -8).to(torch.int8)
+    operands = (
+        torch.where(signs > 0, 127, -128).to(torch.int8),
+        torch.rand(5, generator=generator),
+        torch.randint(-128, 128, (5,), dtype=torch.int32, generator=generator),
+        pack_halves(weight, 32 if size == 32 else 64),
+        scale := torch.rand(512 // size, 4, generator=generator),
+        weight_sums(weight, scale, size),
+        size,
+    )
+    assert torch.equal(a8w4_linear(*operands, tiles=small(1)), reference(*operands))
 
 
 def test_equals_the_definition_with_the_shipped_tiles():
@@ -74,8 +94,8 @@ def test_equals_the_definition_with_the_shipped_tiles():
             torch.rand(M, generator=generator) * 0.01,
             torch.full((M,), -128, dtype=torch.int32),
             pack_halves(weight, 64),
-            torch.rand(2, 70, generator=generator),
-            run_sums(weight, 128),
+            scale := torch.rand(2, 70, generator=generator),
+            weight_sums(weight, scale, 128),
             128,
         )
         end = {"out_dtype": torch.int8, "out_scale": 0.4}
@@ -84,14 +104,14 @@ def test_equals_the_definition_with_the_shipped_tiles():
 
 def test_refuses_other_dtypes():
     one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
-    weight, sums = torch.zeros(1, 3, 64, dtype=torch.int8), torch.zeros(1, 3, dtype=torch.int16)
+    weight, sums = torch.zeros(1, 3, 64, dtype=torch.int8), torch.zeros(3)
     with pytest.raises(InputError, match=r"takes x in torch.int8, found torch.float32"):
         a8w4_linear(torch.zeros(2, 4), one, zero, weight, torch.ones(1, 3), sums, 4)
 
 
 def test_refuses_other_shapes():
     one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
-    weight, sums = torch.zeros(1, 3, 64, dtype=torch.int8), torch.zeros(1, 3, dtype=torch.int16)
+    weight, sums = torch.zeros(1, 3, 64, dtype=torch.int8), torch.zeros(3)
     x = torch.zeros(2, 256, dtype=torch.int8)
     with pytest.raises(InputError, match=r"takes weight of shape \(2, 3, 64\), found \(1, 3, 64\)"):
         a8w4_linear(x, one, zero, weight, torch.ones(2, 3), sums, 128)
@@ -108,7 +128,7 @@ def test_of_nothing_is_nothing(shape):
         torch.zeros(1, dtype=torch.int32),
         torch.zeros(1, N, 64, dtype=torch.int8),
         torch.ones(1, N),
-        torch.zeros(1, N, dtype=torch.int16),
+        torch.zeros(N),
         8,
     )
     assert made.shape == (M, N)
