@@ -23,6 +23,8 @@ BOUNDED = {
     # Within one image's masks.
     "head % heads * mask_head",
     "rows % queries * mask_query",
+    # Within the rows of one tile.
+    "within[None, :] * K",
     # Rows have 64 bits where this is called.
     "rows[:, None] * width",
 }
