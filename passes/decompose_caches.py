@@ -31,7 +31,7 @@ def decompose_caches(*, has_casts: bool) -> GraphPass:
              y = dequantize_per_tensor(cache_q, 1.0) * t
 
     A scale of 1 rounds and casts at once, in operators that every runtime has a kernel for. Rows
-    of 4 bits are packed anew, without loss: ExecuTorch has no shifts, and a table of bytes is
+    of 4 bits are packed anew, without loss: delegates have no shifts, and a table of bytes is
     slow. A byte is then int8, the first half of a row plus 16 times the second.
 
     Args:
