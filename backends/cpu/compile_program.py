@@ -114,6 +114,6 @@ def compile_program(program: ExportedProgram, buffers: Sequence[str] = ()) -> by
         target = Path(folder) / "program.pt2"
         with torch.no_grad():  # Inductor freezes constants only where no gradient is asked for.
             torch._inductor.aoti_compile_and_package(
-                write_out(program), package_path=str(target), inductor_configs=settings
+                write_out(program, buffers), package_path=str(target), inductor_configs=settings
             )
         return target.read_bytes()

@@ -1,6 +1,6 @@
 """Operators that run in Python, in torch's own, which a compiler fuses and a file can call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from pt2e_quant.kernels.quantize_per_token.reference import quantize_per_token
 __all__ = ["write_out"]
 
 
-def write_out(program: ExportedProgram) -> ExportedProgram:
+def write_out(program: ExportedProgram, buffers: Sequence[str] = ()) -> ExportedProgram:
     """Write out the operators of this package that a compiled program would call in Python.
 
     A call into Python needs this package wherever the file is loaded, and torch's ahead-of-time
@@ -36,14 +36,27 @@ def write_out(program: ExportedProgram) -> ExportedProgram:
     After:   amin(x), amax(x), …, qlinear_pointwise(…), sub, mul, …
 
     Operators on constants alone stay: a compiler that freezes folds them. A program without such
-    operators is given back as it is.
+    operators and without buffers that it writes is given back as it is.
+
+    Args:
+        program: what is to be compiled.
+        buffers: dotted names of those that a call writes.
 
     Raises:
-        UnsupportedError: an operator of this package on what varies has no form in torch's own.
+        UnsupportedError: an operator of this package on what varies has no form in torch's own; or
+            a value is made of written buffers and constants alone, which freezing takes for one.
     """
     table = _table()
-    has_any = any(node.target in table for node in program.graph.nodes)
+    has_any = bool(buffers) or any(node.target in table for node in program.graph.nodes)
     written: ExportedProgram = program.run_decompositions(table) if has_any else program
+    frozen = _frozen_state(written)
+    if frozen is not None:
+        raise UnsupportedError(
+            f"{frozen.target} reads a buffer that calls write and no input, and a compiled program "
+            "would keep what it gave at first",
+            node=frozen,
+            fix="run the artifact as it is, or pass that buffer as an input and a result",
+        )
     left = _left(written)
     if left is not None:
         raise UnsupportedError(
@@ -95,21 +108,37 @@ def _unpack_rows(packed: Tensor, bits: int, is_signed: bool) -> Tensor:
     return (codes ^ sign).to(torch.int8) - sign
 
 
-def _left(program: ExportedProgram) -> Node | None:
-    """The first operator of this package that runs in Python in every call."""
+def _reached(program: ExportedProgram, *, inputs: bool, state: bool) -> set[Node]:
+    """What depends on the call's inputs, or on buffers that a call writes."""
     signature = program.graph_signature
     written = {*signature.buffers_to_mutate.values()}
-    varying = {
+    names = {
         spec.arg.name
         for spec in signature.input_specs
-        if spec.kind is InputKind.USER_INPUT or spec.target in written
+        if (inputs and spec.kind is InputKind.USER_INPUT) or (state and spec.target in written)
     }
+    found: set[Node] = set()
     for node in program.graph.nodes:
-        if node.op != "call_function" or not any(n.name in varying for n in node.all_input_nodes):
-            continue
-        varying.add(node.name)
+        if node.name in names or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _frozen_state(program: ExportedProgram) -> Node | None:
+    """The first value that is made of written buffers and of no input."""
+    varying = _reached(program, inputs=True, state=False)
+    state = _reached(program, inputs=False, state=True)
+    return next(
+        (n for n in program.graph.nodes if n.op == "call_function" and n in state - varying), None
+    )
+
+
+def _left(program: ExportedProgram) -> Node | None:
+    """The first operator of this package that runs in Python in every call."""
+    varying = _reached(program, inputs=True, state=True)
+    for node in program.graph.nodes:
         is_own = getattr(node.target, "namespace", "") == "pt2e_quant"
-        if is_own and node.target not in (ConvSum, LinearSum):
+        if is_own and node in varying and node.target not in (ConvSum, LinearSum):
             found: Node = node
             return found
     return None

@@ -162,3 +162,19 @@ def test_operator_without_a_written_form_when_compiled_then_refused_by_name():
     with pytest.raises(UnsupportedError, match=r"pt2e_quant\.unpack.*no form") as caught:
         write_out(ep)
     assert "node    unpack" in str(caught.value)
+
+
+def test_buffer_that_is_read_without_an_input_when_compiled_then_refused_by_name():
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            return x + self.calls
+
+    ep = torch.export.export(Counted(), (torch.zeros(4),))
+    with pytest.raises(UnsupportedError, match="keep what it gave at first") as caught:
+        write_out(ep, ["calls"])
+    assert "self.calls.add_(1)" in str(caught.value)
