@@ -15,7 +15,9 @@ from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import (
     Q_ANNOTATION_KEY,
     EdgeOrNode,
+    FixedQParamsQuantizationSpec,
     QuantizationAnnotation,
+    QuantizationSpec,
     QuantizationSpecBase,
     SharedQuantizationSpec,
 )
@@ -230,7 +232,7 @@ class TableQuantizer(Quantizer):
             if isinstance(place, Node):
                 annotation.output_qspec = spec
             else:
-                annotation.input_qspec_map[place[0]] = spec
+                annotation.input_qspec_map[place[0]] = _fixed_before(place[0], spec) or spec
             node.meta[RULE_KEY] = f"{book.rule_for(first, role)} (row {plan.row.name})"
 
     def _specs(
@@ -281,6 +283,22 @@ class TableQuantizer(Quantizer):
                         "dimensions",
                         node=node,
                     )
+
+
+def _fixed_before(source: Node, spec: QuantizationSpecBase) -> FixedQParamsQuantizationSpec | None:
+    """The spec of what a reader is given on a fixed scale, where it takes such integers.
+
+    On a scale of its own it would round values once more that are on a grid already.
+    """
+    annotation = source.meta.get(Q_ANNOTATION_KEY)
+    fixed = annotation.output_qspec if annotation is not None else None
+    same = ("dtype", "quant_min", "quant_max")
+    if not isinstance(fixed, FixedQParamsQuantizationSpec) or not isinstance(
+        spec, QuantizationSpec
+    ):
+        return None
+    takes = not spec.is_dynamic and spec.ch_axis is None
+    return fixed if takes and all(getattr(fixed, n) == getattr(spec, n) for n in same) else None
 
 
 def _takes(slot: Slot, wanted: TensorScheme | None) -> bool:
