@@ -74,6 +74,15 @@ def _has_static_value(node: Node) -> bool:
     return all(isinstance(v, Tensor) and all(map(_is_literal, v.shape)) for v in items)
 
 
+def _is_in_order(tensor: Tensor) -> bool:
+    """Whether strides are those of a new tensor, also along axes of size 1.
+
+    Runtimes read the order of axes from them: ExecuTorch refuses a sum of tensors in different
+    orders, and takes the sizes of [4, 1, 16] in the order of [1, 4, 16] for others.
+    """
+    return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+
+
 @dataclass(slots=True)
 class _Cone:
     """A folded node with everything it is computed from."""
@@ -142,9 +151,7 @@ class _Folder:
         if source is not None and source.meta["val"].numel() != tensor.numel():
             source = None  # no longer what the name says
         shares = tensor.untyped_storage().data_ptr() in self._held(node)
-        if shares or tensor._base is not None or not tensor.is_contiguous():
-            # Strides of a permutation would reach what is computed of it: runtimes refuse sums of
-            # tensors in different orders.
+        if shares or tensor._base is not None or not _is_in_order(tensor):
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         if source is not None:
             return self.editor.rebind(source, tensor, reader=next(iter(source.users)))

@@ -96,6 +96,21 @@ def test_a_permuted_constant_is_stored_in_order(program):
     p.matches(rtol=0, atol=0).leaves_model_alone().is_idempotent(fold_constants)
 
 
+def test_a_scaled_query_of_one_row_has_plain_strides(program):
+    class Probe(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.probe = nn.Parameter(torch.ones(1, 3, 4))
+
+        def forward(self, x):
+            return torch.bmm(self.probe.transpose(0, 1) * 0.5, x[..., None])
+
+    p = program(Probe(), (X,)).apply(fold_constants, drop_dead_constants)
+    (held,) = p.gm.state_dict().values()
+    assert (held.shape, held.stride()) == ((3, 1, 4), (4, 4, 1))
+    p.matches(rtol=0, atol=0).leaves_model_alone()
+
+
 def test_a_large_result_is_left_computed(program):
     class Wide(nn.Module):
         def __init__(self):
