@@ -17,14 +17,6 @@ BASELINES = {
     }
     for version in ("3.7.1", "3.6.0")
 }
-KNOWN = {
-    "3.7.1": {
-        "norm_quantize/norm_quantize_kernel/row/rms, per token @ default sm_100",
-        "norm_quantize/norm_quantize_kernel/row/rms, per token, e4m3 @ default sm_90",
-    },
-    "3.6.0": {"quantize_per_token/quantize_per_token_kernel/row/bf16 @ default sm_80"},
-}
-"""Rows that break a rule, by Triton's version; docs/limits.md has them too."""
 
 by_version = pytest.mark.parametrize("version", BASELINES)
 
@@ -52,13 +44,13 @@ def test_the_baseline_has_every_row_and_no_other(version):
 
 
 @by_version
-def test_the_baseline_breaks_no_rule_but_those_that_are_known(version):
+def test_the_baseline_breaks_no_rule(version):
     broken = set()
     for name, facts in BASELINES[version].items():
         target = TARGETS[name]
         if broken_rules(target.case, target.capability, facts):
             broken.add(name)
-    assert broken == KNOWN[version]
+    assert broken == set()
 
 
 def check(name):
@@ -68,8 +60,7 @@ def check(name):
 
     target = TARGETS[name]
     facts = examine(target)
-    if name not in KNOWN.get(triton_version(), set()):
-        assert broken_rules(target.case, target.capability, facts) == []
+    assert broken_rules(target.case, target.capability, facts) == []
     before = read_baseline(target.case.op, triton_version()).get(name)
     assert before is None or regressions(facts, before) == []
 
