@@ -1,6 +1,7 @@
 """The CPU backend: runs wherever torch runs with oneDNN, and needs no extra."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.kernel import Kernel
+from pt2e_quant.kernels.onednn.speed import whatever_measured
 from pt2e_quant.kernels.registry import Registry
 
 __all__ = ["BACKEND", "CpuBackend"]
@@ -39,6 +41,15 @@ class CpuBackend(Backend):
             ConfigError: a kernel is for another device, or its name is taken.
         """
         return CpuBackend(self.registry.with_kernels(*kernels))
+
+    def allowing_slower(self) -> "CpuBackend":
+        """This backend with layers quantized also where that measured slower than float here.
+
+        For what is to be small rather than fast, for one artifact on many machines, and for
+        `compile()`, whose calls are faster than those that were measured. The report says which.
+        """
+        kernels = (replace(k, row=whatever_measured(k.row)) for k in self.registry)
+        return CpuBackend(Registry(self.registry.device, tuple(kernels)))
 
     @property
     def table(self) -> OpTable:

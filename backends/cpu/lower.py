@@ -10,7 +10,6 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
 from pt2e_quant.backends.cpu.choice import decide
 from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
-from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.fold_packing import fold_packing
 from pt2e_quant.backends.cpu.opaque_to_compile import opaque_to_compile
 from pt2e_quant.backends.cpu.refuse_weights import loose_weights, nearest_recipe
@@ -30,6 +29,7 @@ from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.registry import Registry
@@ -95,7 +95,8 @@ def lower(
     if verify:
         sample = choose_sample(gm, example_inputs)
         artifact.check = partial(check_artifact, gm=gm, sample=sample, margin_db=margin_db)
-        artifact.check(artifact)
+        unchecked = partial(lower, registry=registry, strict=False, verify=False)
+        check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked)
         artifact.reset()
     return artifact
 
@@ -146,7 +147,7 @@ def _refuse_saturation(gm: GraphModule) -> None:
         if affine is None or affine.dtype not in (torch.uint8, torch.int8):
             continue
         if affine.quant_max + (128 if affine.dtype is torch.int8 else 0) > 127:
-            if multiplies_exactly():
+            if onednn_is_exact():
                 return
             raise UnsupportedError(
                 "this machine's oneDNN saturates sums of 8-bit products (it has no VNNI, or "

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.placement import place_movers
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.backends.no_recipe import no_recipe
@@ -18,6 +17,7 @@ from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
 from pt2e_quant.graph.tied_tables import is_tied_linear
 from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
@@ -154,7 +154,7 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
     if recipe not in RECIPES:
         raise no_recipe("CPU", recipe, {name: r.scheme or INT8 for name, r in RECIPES.items()})
     found = RECIPES[recipe]
-    is_forced = found.scheme is None and not multiplies_exactly()
+    is_forced = found.scheme is None and not onednn_is_exact()
     scheme = found.scheme or (INT8_REDUCED if is_forced else INT8)
     forced = (note_reduced_range,) if is_forced else ()
     return TableQuantizer(

@@ -20,6 +20,7 @@ from pt2e_quant.kernels.onednn.site import (
     known_sizes,
     read_operands,
 )
+from pt2e_quant.kernels.onednn.size_classes import rows_of, weight_elements
 from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
 from pt2e_quant.kernels.site import Site
 
@@ -30,23 +31,24 @@ _ROWS = (1, 16, 128)
 
 
 def shape_class(match: Match) -> str:
-    """By the rows of the product and the size of the weight; "" if the rows are symbolic."""
-    rows = 1
-    for size in match.nodes["op"].meta["val"].shape[:-1]:
-        if not isinstance(size, int):
-            return ""
-        rows *= size
-    return class_of(rows, match.node("w").meta["val"].numel())
+    """By the rows of the product and the size of the weight."""
+    return class_of(rows_of(match), weight_elements(match))
 
 
-def class_of(rows: int, weight: int) -> str:
+def class_of(rows: int | None, weight: int) -> str:
     """The class of a product of so many rows by a weight of so many elements.
 
-    >>> class_of(16, 768 * 768)
-    'large weight, M <= 16'
+    Args:
+        rows: None if their number is known at run time only: the class is as fast as the slowest
+            of its weight.
+        weight: elements.
+
+    >>> class_of(16, 768 * 768), class_of(None, 32 * 32)
+    ('large weight, M <= 16', 'small weight, any M')
     """
     kind = "small" if weight < 64 * 64 else "large"
-    return f"{kind} weight, {next((f'M <= {m}' for m in _ROWS if rows <= m), f'M > {_ROWS[-1]}')}"
+    most = next((f"M <= {m}" for m in _ROWS if rows is not None and rows <= m), f"M > {_ROWS[-1]}")
+    return f"{kind} weight, {'any M' if rows is None else most}"
 
 
 def build(site: Site) -> Node:

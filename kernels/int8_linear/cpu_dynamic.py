@@ -9,34 +9,33 @@ from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.read_graph import epilogue_arguments
 from pt2e_quant.kernels.int8_linear import entries
-from pt2e_quant.kernels.int8_linear.rows_op import (
-    Int8LinearRows,
-    onednn_is_exact,
-    sums_fit_float,
-)
+from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows, sums_fit_float
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.measured import read_measured
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import PackLinear
+from pt2e_quant.kernels.onednn.size_classes import rows_of, sizes_of, weight_elements
+from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here, not_slower
 from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "shape_class"]
+__all__ = ["KERNELS", "class_of", "shape_class"]
 
-_ROWS = (1, 16, 64)
-_SMALL = 2**20
-"""Elements of a weight whose product takes no longer than what goes around it."""
+_BY_INT_MM = "x per token, by torch._int_mm"
+"""The class of what oneDNN's product would not be exact for."""
+
+
+def class_of(rows: int | None, weight: int) -> str:
+    """The class of a product of so many rows by a weight of so many elements.
+
+    >>> class_of(1, 768 * 768), class_of(None, 2**22)
+    ('x per token, weight < 2^20, M <= 1', 'x per token, weight >= 2^22, any M')
+    """
+    return f"x per token, {sizes_of(rows, weight)}"
 
 
 def shape_class(match: Match) -> str:
-    """By the rows of the product and the size of the weight; "" if the rows are symbolic."""
-    rows = 1
-    for size in match.nodes["op"].meta["val"].shape[:-1]:
-        if not isinstance(size, int):
-            return ""
-        rows *= size
-    kind = "at most" if match.node("w").meta["val"].numel() <= _SMALL else "over"
-    most = next((f"M <= {m}" for m in _ROWS if rows <= m), f"M > {_ROWS[-1]}")
-    return f"weight {kind} 2^20, {most}"
+    """By the rows of the product and the size of the weight."""
+    return class_of(rows_of(match), weight_elements(match))
 
 
 def build(site: Site) -> Node:
@@ -44,13 +43,15 @@ def build(site: Site) -> Node:
     weight = read_weight(site.gm, site.match["w"])
     assert weight is not None  # the row's scheme says so
     if not onednn_is_exact() or not sums_fit_float(weight.integers):
-        return entries.build(site)
+        plainly = entries.build(site)
+        plainly.meta[SHAPE_CLASS_KEY] = _BY_INT_MM
+        return plainly
     x, scale, zero_point = entries.read_activations(site)
     op = site.match.nodes["op"]
     plain = site.integers("w")
     packed = site.editor.call(PackLinear, plain, None, like=op, before=site.place)
     sums = weight.integers.sum(dim=1, dtype=torch.int32).float()
-    return site.call(
+    made = site.call(
         Int8LinearRows,
         x,
         scale,
@@ -60,6 +61,8 @@ def build(site: Site) -> Node:
         site.constant("weight_sum", sums),
         **epilogue_arguments(site),
     )
+    made.meta[SHAPE_CLASS_KEY] = shape_class(site.match)
+    return made
 
 
 def node_cost(node: Node) -> Cost:
@@ -78,13 +81,17 @@ KERNELS = tuple(
     Kernel(
         row=row,
         device=Device.CPU,
-        op="int8_linear_rows",
+        op="int8_linear",
         build=build,
         shape_class=shape_class,
-        measured=read_measured("int8_linear", "cpu_dynamic"),
+        measured=measured_here("int8_linear"),
         cost=node_cost,
     )
     for row in entries.linear_rows(
-        "linear_dynamic", entries.PER_TOKEN, "pt2e_quant::int8_linear_rows", _WEIGHTS
+        "linear_dynamic",
+        entries.PER_TOKEN,
+        "pt2e_quant::int8_linear_rows",
+        _WEIGHTS,
+        not_slower("int8_linear", shape_class),
     )
 )

@@ -87,9 +87,7 @@ def read_activations(site: Site) -> tuple[Node, Node, Node]:
             site.constant("x_scale", scale),
             site.constant("x_zero_point", zero_point),
         )
-    dequantize = site.match.node("x")
-    scale_node, zero_node = (site.editor.now(n) for n in dequantize.args[1:3])  # type: ignore[arg-type]  # nodes by form
-    return site.integers("x"), scale_node, zero_node
+    return site.integers("x"), *site.chosen_qparams("x")
 
 
 def node_cost(node: Node) -> Cost:
@@ -111,7 +109,11 @@ _COMMON = (
 
 
 def linear_rows(
-    name: str, x: TensorScheme, lowers_to: str, weights: tuple[TensorScheme, ...] = (WEIGHT,)
+    name: str,
+    x: TensorScheme,
+    lowers_to: str,
+    weights: tuple[TensorScheme, ...] = (WEIGHT,),
+    *needs: Constraint,
 ) -> tuple[OpRow, ...]:
     """Linears on activations of one scheme: alone, with an activation, with a sum.
 
@@ -120,6 +122,7 @@ def linear_rows(
         x: the activations' scheme.
         lowers_to: the fused operator.
         weights: their schemes.
+        needs: constraints besides those of every such row.
     """
     return gemm_rows(
         name,
@@ -129,7 +132,7 @@ def linear_rows(
         activations=ACTIVATIONS,
         # The other summand is a transformer's residual stream, which rounding would wear out.
         residual=(),
-        constraints=_COMMON,
+        constraints=(*_COMMON, *needs),
         sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
         lowers_to=lowers_to,
     )

@@ -1,6 +1,5 @@
 """The operator `pt2e_quant::int8_linear_rows`: oneDNN's product, scaled row by row."""
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -9,12 +8,12 @@ from torch import Tensor
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA, Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
-from pt2e_quant.kernels.onednn.operators import PackLinear, QLinear
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.onednn.operators import QLinear
 from pt2e_quant.kernels.profiler_range import profiler_range
 
 __all__ = [
     "Int8LinearRows",
-    "onednn_is_exact",
     "sums_fit_float",
     "written_out",
 ]
@@ -36,17 +35,6 @@ def sums_fit_float(weight: Tensor) -> bool:
     up = weight.clamp_min(0).sum(1, dtype=torch.int64)
     down = up - weight.sum(1, dtype=torch.int64)
     return int(torch.maximum(up, down).max()) * 255 <= _LARGEST
-
-
-@cache
-def onednn_is_exact() -> bool:
-    """Whether oneDNN's products of the largest uint8 and int8 values are exact here.
-
-    Without VNNI it adds pairs of products in 16 bits, which saturate silently.
-    """
-    weight = PackLinear(torch.full((16, 64), 127, dtype=torch.int8), None)
-    sums = [_product(torch.full((rows, 64), 255, dtype=torch.uint8), weight) for rows in (1, 16)]
-    return all(float(found.min()) == 255 * 127 * 64 for found in sums)
 
 
 def _product(x: Tensor, packed: Tensor, one: Tensor = _ONE, zero: Tensor = _ZERO) -> Tensor:

@@ -12,9 +12,10 @@ from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.kernels.cost import Cost, moved_bytes
-from pt2e_quant.kernels.int8_linear.rows_op import onednn_is_exact
 from pt2e_quant.kernels.onednn.digits_op import digit_shifts
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import PackLinear
+from pt2e_quant.kernels.onednn.size_classes import sizes_of
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY
 from pt2e_quant.kernels.site import Site
 
@@ -26,23 +27,10 @@ __all__ = [
     "linear_row",
     "node_cost",
     "row_digits",
-    "rows_of",
 ]
 
-_ROWS = (1, 4, 16, 128)
-_WEIGHTS = (18, 20, 22)
 _MOST_FEATURES = (2**31 - 1) // (255 * 128)
 """Of a sum in 32 bits."""
-
-
-def rows_of(match: Match) -> int | None:
-    """The rows of the product; None if a size is symbolic."""
-    rows = 1
-    for size in match.nodes["op"].meta["val"].shape[:-1]:
-        if type(size) is not int:
-            return None
-        rows *= size
-    return rows
 
 
 def class_of(form: str, rows: int | None, weight: int) -> str:
@@ -57,11 +45,7 @@ def class_of(form: str, rows: int | None, weight: int) -> str:
     >>> class_of("rows", 16, 768 * 768), class_of("groups", None, 2**22)
     ('float x, rows, weight < 2^20, M <= 16', 'float x, groups, weight >= 2^22, any M')
     """
-    kind = next((f"< 2^{p}" for p in _WEIGHTS if weight < 2**p), f">= 2^{_WEIGHTS[-1]}")
-    most = next((f"M <= {m}" for m in _ROWS if rows is not None and rows <= m), None)
-    return f"float x, {form}, weight {kind}, " + (
-        "any M" if rows is None else most or f"M > {_ROWS[-1]}"
-    )
+    return f"float x, {form}, {sizes_of(rows, weight)}"
 
 
 def _is_float32(match: Match) -> bool:

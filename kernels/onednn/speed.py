@@ -2,20 +2,27 @@
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch.fx import Node
 
 from pt2e_quant.core.qdq import is_dequantize
-from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.measured import read_measured
 
-__all__ = ["SHAPE_CLASS_KEY", "cpu_slug", "measured_here", "not_slower"]
+__all__ = ["SHAPE_CLASS_KEY", "cpu_slug", "measured_here", "not_slower", "whatever_measured"]
 
 SHAPE_CLASS_KEY = "pt2e_quant.shape_class"
 """Key of a fused call's `node.meta`: the class of sizes that its measured ratio is kept by."""
+
+_TEXT = "a shape class that measured no slower than float here"
+_FIX = (
+    "leave it float, as layers so small gain nothing on this CPU, or quantize it all the same, "
+    'with backend pq.backends.get("cpu").allowing_slower()'
+)
 
 _LEVELS = (
     ("amx", "amx_int8", "AVX512_CORE_AMX"),
@@ -60,7 +67,12 @@ def not_slower(op: str, shape_class: Callable[[Match], str]) -> Constraint:
             return True
         return measured_here(op).get(shape_class(match), 1.0) >= 1.0
 
-    return Constraint(text="a shape class that measured no slower than float here", holds=holds)
+    return Constraint(text=_TEXT, holds=holds, fix=_FIX)
+
+
+def whatever_measured(row: OpRow) -> OpRow:
+    """A row without `not_slower`."""
+    return replace(row, constraints=tuple(c for c in row.constraints if c.text != _TEXT))
 
 
 def _is_quantized(match: Match) -> bool:

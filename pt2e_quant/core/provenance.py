@@ -84,13 +84,23 @@ class TensorRecord:
 
 @dataclass(slots=True, kw_only=True)
 class FloatRecord:
-    """A node that was left float, and why; `size` is the bytes of its float constants."""
+    """A node that was left float, and why.
+
+    Args:
+        node: its name.
+        op: its operator.
+        module: dotted path of the module it belongs to.
+        reason: why.
+        size: bytes of its float constants.
+        fix: what to do about the reason, "" where nothing is known.
+    """
 
     node: str
     op: str
     module: str
     reason: str
     size: int = 0
+    fix: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

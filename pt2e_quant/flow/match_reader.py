@@ -37,7 +37,7 @@ class MatchReader:
         self.table = table
         self.book = book
         self.masks = masks.masks | masks.masked_scores
-        self.reasons: dict[Node, tuple[int, str]] = {}
+        self.reasons: dict[Node, tuple[int, str, str]] = {}
         self.resolved: dict[tuple[int, int], TensorScheme | None] = {}
         self.plans: dict[tuple[str, Node, tuple[Node, ...]], Plan] = {}
 
@@ -56,7 +56,7 @@ class MatchReader:
                 return False
         if (broken := row.refusal(match)) is not None:
             reason = f"{self.table.backend} {row.name} needs: {broken.text}"
-            self.refuse(match, reason, len(found))
+            self.refuse(match, reason, len(found), broken.fix)
             return False
         present = {at for at, (_, chosen) in found.items() if chosen is not None}
         schemes = tuple(
@@ -95,18 +95,18 @@ class MatchReader:
             if not isinstance(val, Tensor) or not val.is_floating_point():
                 raise ValueError(f'its {slot.role} "{value.name}" is no floating-point tensor')
 
-    def refuse(self, match: Match, reason: str, fitting: int = 0) -> None:
-        """Keep a reason for every node of a match: that of the row with most fitting tensors.
+    def refuse(self, match: Match, reason: str, fitting: int = 0, fix: str = "") -> None:
+        """Keep a reason and its fix for each node of a match: of the row with most fitting tensors.
 
         Among rows with equally many the first one stays.
         """
         for node in match.covered:
             if node not in self.reasons or self.reasons[node][0] < fitting:
-                self.reasons[node] = fitting, reason
+                self.reasons[node] = fitting, reason, fix
 
     def record(self, node: Node) -> FloatRecord:
         """Why a node is left float."""
-        _, reason = self.reasons.get(node, (0, None))
+        _, reason, fix = self.reasons.get(node, (0, None, ""))
         if reason is None:
             denied = self.book.scheme_for(node) is None
             reason = (
@@ -120,6 +120,7 @@ class MatchReader:
             module=module_path(node),
             reason=reason,
             size=sum(_constant_bytes(n) for n in node.all_input_nodes),
+            fix=fix,
         )
 
 

@@ -140,8 +140,7 @@ def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
         error = AnnotationError(
             _nothing_annotated(gm),
             node=_largest_float(gm),
-            fix="choose a recipe or scheme by the reasons above; docs/schemes.md has the nearest "
-            "that each backend runs",
+            fix=_fix_of(gm),
         )
         if options.strict:
             raise error
@@ -213,6 +212,16 @@ def _nothing_annotated(gm: GraphModule) -> str:
     reasons = Counter(record.reason for record in provenance_of(gm).floats)
     listed = "\n".join(f"    {count} x {reason}" for reason, count in reasons.most_common(8))
     return "no tensor of this graph is to be quantized" + (":\n" + listed if listed else "")
+
+
+def _fix_of(gm: GraphModule) -> str:
+    """What to do about the commonest reason that has a fix, or in general."""
+    fixes = Counter(record.fix for record in provenance_of(gm).floats if record.fix)
+    general = (
+        "choose a recipe or scheme by the reasons above; docs/schemes.md has the nearest that each "
+        "backend runs"
+    )
+    return "; or ".join([*(fix for fix, _ in fixes.most_common(1)), general])
 
 
 def _largest_float(gm: GraphModule) -> Node | None:

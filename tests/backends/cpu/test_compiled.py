@@ -18,7 +18,7 @@ from pt2e_quant.flow.calibrate import calibrate, preserve_buffers
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.flow.sample import sqnr_db
-from pt2e_quant.kernels.int8_linear.rows_op import onednn_is_exact
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.passes.quantize_caches import quantize_caches
 
 CPU = get("cpu")

@@ -7,32 +7,36 @@ import torch
 from torch import nn
 
 from pt2e_quant.backends import get
+from pt2e_quant.backends.cpu import describe
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
-from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.errors import AnnotationError, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.flow.sample import sqnr_db
 from pt2e_quant.graph.pattern import find_matches
 from pt2e_quant.kernels.int8_linear import cpu_dynamic
+from pt2e_quant.kernels.onednn import speed
+from pt2e_quant.kernels.onednn.speed import cpu_slug
 from tests.small_models import MODELS
 
 CPU = get("cpu")
 LEAST_DB = 40.0
 ROWS = "pt2e_quant.int8_linear_rows"
+ANY = "x per token, weight < 2^18, any M"
 
 
-def converted(model, inputs, shapes=None):
+def converted(model, inputs, shapes=None, backend=CPU):
     ep = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
-    return convert_pt2e(prepare_pt2e(ep, CPU.quantizer("int8_dynamic")))
+    return convert_pt2e(prepare_pt2e(ep, backend.quantizer("int8_dynamic")))
 
 
-def lowered_net(make_noise):
+def lowered_net(make_noise, backend=CPU):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 20))
     shapes = ({0: torch.export.Dim("n", max=64), 1: torch.export.Dim("t", max=64)},)
-    gm = converted(net, (make_noise(3, 5, 32),), shapes)
-    return gm, CPU.lower(gm)
+    gm = converted(net, (make_noise(3, 5, 32),), shapes, backend)
+    return gm, backend.lower(gm)
 
 
 @pytest.mark.parametrize("name", ["vit", "bert", "llama"])
@@ -134,23 +138,60 @@ def test_activations_of_another_dtype_when_called_then_named():
 @pytest.mark.parametrize(
     ("rows", "width", "named"),
     [
-        (1, 64, "weight at most 2^20, M <= 1"),
-        (64, 64, "weight at most 2^20, M <= 64"),
-        (2, 1100, "weight over 2^20, M <= 16"),
-        (65, 1100, "weight over 2^20, M > 64"),
+        (1, 64, "weight < 2^18, M <= 1"),
+        (64, 64, "weight < 2^18, M <= 128"),
+        (2, 1100, "weight < 2^22, M <= 4"),
+        (129, 1100, "weight < 2^22, M > 128"),
     ],
 )
 def test_shape_classes_tell_small_weights_from_large_ones(make_noise, rows, width, named):
     graph = torch.export.export(nn.Linear(width, width), (make_noise(rows, width),)).graph
     patterns = [(kernel, op) for kernel in cpu_dynamic.KERNELS for op in kernel.row.find]
     (found,) = find_matches(graph, patterns)
-    assert cpu_dynamic.shape_class(found[1]) == named
+    assert cpu_dynamic.shape_class(found[1]) == f"x per token, {named}"
 
 
-def test_shape_class_of_unknown_rows_is_none(make_noise):
+def test_shape_class_of_unknown_rows_is_that_of_any(make_noise):
     gm, artifact = lowered_net(make_noise)
     kernels = [n.meta[KERNEL_KEY] for n in artifact.program.graph.nodes if KERNEL_KEY in n.meta]
-    assert [kernel.op for kernel in kernels] == [ROWS.partition(".")[2]] * 2
+    assert [kernel.op for kernel in kernels] == ["int8_linear"] * 2
     patterns = [(kernel, op) for kernel in cpu_dynamic.KERNELS for op in kernel.row.find]
     found = find_matches(gm.graph, patterns)
-    assert [kernel.shape_class(match) for kernel, match in found] == ["", ""]
+    assert [kernel.shape_class(match) for kernel, match in found] == [ANY] * 2
+
+
+def test_class_when_slower_than_float_then_float_and_the_error_says_what_to_do(
+    make_noise, monkeypatch
+):
+    monkeypatch.setattr(speed, "measured_here", lambda op: {ANY: 0.8})
+    with pytest.raises(AnnotationError, match="measured no slower than float") as refused:
+        lowered_net(make_noise)
+    assert 'pq.backends.get("cpu").allowing_slower()' in str(refused.value)
+
+
+def test_class_when_slower_but_allowed_then_fused_and_the_report_says_how_slow(
+    make_noise, monkeypatch
+):
+    for module in (speed, describe):
+        monkeypatch.setattr(module, "measured_here", lambda op: {ANY: 0.8})
+    _, artifact = lowered_net(make_noise, CPU.allowing_slower())
+    assert artifact.report.integer_ops[ROWS] == 2
+    assert any(f"{ANY} (2 calls): measured 0.80 times" in n for n in artifact.report.notes)
+
+
+def test_one_slow_row_when_many_are_fast_then_many_are_quantized(make_noise, monkeypatch):
+    slow, fast = (cpu_dynamic.class_of(rows, 48 * 32) for rows in (1, 64))
+    monkeypatch.setattr(speed, "measured_here", lambda op: {slow: 0.5, fast: 1.2})
+    assert CPU.lower(converted(nn.Linear(32, 48), (make_noise(64, 32),))).report.integer_ops[ROWS]
+    with pytest.raises(AnnotationError, match="measured no slower than float"):
+        converted(nn.Linear(32, 48), (make_noise(1, 32),))
+
+
+def test_weights_whose_sums_float32_lacks_when_lowered_then_of_a_class_of_their_own(make_noise):
+    net = nn.Linear(1200, 4)
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+    artifact = CPU.lower(converted(net, (make_noise(3, 1200),)))
+    assert artifact.report.integer_ops["pt2e_quant.int8_linear"] == 1
+    wanted = f"int8_linear, x per token, by torch._int_mm (1 call): not measured on {cpu_slug()}"
+    assert wanted in artifact.report.notes

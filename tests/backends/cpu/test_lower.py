@@ -333,7 +333,7 @@ def test_lower_when_sums_would_saturate_then_refused_with_the_recipe_that_does_n
     x = noise(1, 3, 8, 8)
     full = quantized(small_net(), x, "int8-full")
     reduced = quantized(small_net(), x, "int8-reduced")
-    monkeypatch.setattr(lowering, "multiplies_exactly", lambda: False)
+    monkeypatch.setattr(lowering, "onednn_is_exact", lambda: False)
     with pytest.raises(UnsupportedError, match="int8-reduced"):
         CPU.lower(full)
     assert CPU.lower(reduced).report.integer_ops["onednn.qconv_pointwise"] == 2

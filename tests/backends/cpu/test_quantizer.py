@@ -12,14 +12,14 @@ from torch import nn
 
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu import quantizer as module
-from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.backends.cpu.quantizer import REDUCED_NOTE, make_quantizer
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 
-_PROBE = "from pt2e_quant.backends.cpu.exact_products import multiplies_exactly as m; print(m())"
+_PROBE = "from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact as m; print(m())"
 
 
 def activation_limits(gm):
@@ -81,14 +81,14 @@ def test_int8_bf16_then_attention_alone_is_bfloat16_and_as_near_to_float(
 def test_int8_when_sums_saturate_then_7_bits_and_a_note(
     quantize_with, make_noise, monkeypatch, is_exact, limits
 ):
-    monkeypatch.setattr(module, "multiplies_exactly", lambda: is_exact)
+    monkeypatch.setattr(module, "onednn_is_exact", lambda: is_exact)
     gm = quantize_with(net(), (make_noise(1, 3, 6, 6),))
     assert activation_limits(gm) == {limits}
     assert (REDUCED_NOTE in provenance_of(gm).notes) is not is_exact
 
 
 @pytest.mark.skipif(
-    not (torch.backends.mkldnn.is_available() and multiplies_exactly()),
+    not (torch.backends.mkldnn.is_available() and onednn_is_exact()),
     reason="this machine has no VNNI to switch off",
 )
 @pytest.mark.parametrize(("isa", "printed"), [("AVX2", "False"), ("AVX2_VNNI", "True")])

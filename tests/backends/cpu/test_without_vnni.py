@@ -8,26 +8,24 @@ import sys
 import pytest
 import torch
 
-from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
 from pt2e_quant.kernels.int8_linear.multiply_cpu import int_mm_is_exact
-from pt2e_quant.kernels.int8_linear.rows_op import onednn_is_exact
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 
 RECIPES = ("int8", "int8_dynamic", "a8w4", "w8", "w4", "w4_g32")
-PROBES = ("multiplies_exactly", "onednn_is_exact", "int_mm_is_exact")
+PROBES = ("onednn_is_exact", "int_mm_is_exact")
 
 SCRIPT = """
 import json, sys
 import torch
 from torch import nn
 import pt2e_quant as pq
-from pt2e_quant.backends.cpu.exact_products import multiplies_exactly
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.int8_linear.multiply_cpu import int_mm_is_exact
-from pt2e_quant.kernels.int8_linear.rows_op import onednn_is_exact
 from pt2e_quant.kernels.onednn import speed
 
 speed.measured_here = lambda op: {}
 torch.set_num_threads(1)
-probes = (multiplies_exactly, onednn_is_exact, int_mm_is_exact)
+probes = (onednn_is_exact, int_mm_is_exact)
 found = {probe.__name__: probe() for probe in probes}
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
@@ -61,14 +59,13 @@ def run(isa):
 
 
 @pytest.mark.skipif(
-    not (torch.backends.mkldnn.is_available() and multiplies_exactly()),
+    not (torch.backends.mkldnn.is_available() and onednn_is_exact()),
     reason="this machine has no VNNI to switch off",
 )
 def test_every_recipe_is_right_or_refused():
-    assert onednn_is_exact()
     assert int_mm_is_exact()
     capped = run("AVX2")
-    assert [capped[probe] for probe in PROBES] == [False] * 3
+    assert [capped[probe] for probe in PROBES] == [False] * 2
     # What rounding alone leaves; saturated sums are at most 6 dB.
     assert capped["int8"] > 40
     assert capped["int8_dynamic"] > 40

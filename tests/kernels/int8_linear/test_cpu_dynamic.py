@@ -9,11 +9,8 @@ from torch._subclasses import FakeTensorMode
 from pt2e_quant.kernels.int8_linear import multiply_cpu, rows_op
 from pt2e_quant.kernels.int8_linear.multiply_cpu import int8_linear as multiplied
 from pt2e_quant.kernels.int8_linear.reference import int8_linear as defined
-from pt2e_quant.kernels.int8_linear.rows_op import (
-    Int8LinearRows,
-    onednn_is_exact,
-    sums_fit_float,
-)
+from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows, sums_fit_float
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import PackLinear
 from tests.kernels.operands import epilogues, linear_operands
 

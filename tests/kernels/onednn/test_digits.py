@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.kernels.int8_linear.rows_op import onednn_is_exact
 from pt2e_quant.kernels.onednn.digits_op import (
     DIGIT_LIMIT,
     LinearOfDigits,
@@ -16,6 +15,7 @@ from pt2e_quant.kernels.onednn.digits_op import (
     weight_digits,
 )
 from pt2e_quant.kernels.onednn.digits_site import class_of
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import PackLinear
 from tests.kernels.operands import float_rows, integers, scales
 

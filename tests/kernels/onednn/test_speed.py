@@ -12,6 +12,7 @@ from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.kernels.onednn import speed
 
+CPU = get("cpu")
 ALONE, CHAIN = "depthwise, small", "depthwise, small, in a chain"
 
 
@@ -33,10 +34,10 @@ def chain():
     return nn.Sequential(ends[0], nn.ReLU(), depthwise(), nn.ReLU6(), ends[1])
 
 
-def converted(model):
+def converted(model, backend=CPU):
     torch.manual_seed(0)
     x = torch.randn(1, 16, 8, 8)
-    prepared = prepare_pt2e(torch.export.export(model.eval(), (x,)), get("cpu").quantizer("int8"))
+    prepared = prepare_pt2e(torch.export.export(model.eval(), (x,)), backend.quantizer("int8"))
     calibrate(prepared, [(x,)], progress=False)
     return convert_pt2e(prepared)
 
@@ -57,6 +58,26 @@ def test_program_when_every_class_is_slower_then_refused_with_the_reason(measure
     measured[ALONE] = 0.9
     with pytest.raises(AnnotationError, match="measured no slower than float"):
         converted(depthwise())
+
+
+def test_class_when_slower_is_allowed_then_lowered_by_every_other_constraint(measured):
+    measured |= {ALONE: 0.9, CHAIN: 0.9}
+    allowing = CPU.allowing_slower()
+    assert integer_convs(converted(chain(), allowing)) == 3
+    same = {row.name: row.constraints for row in allowing.table}
+    for row in CPU.table:
+        kept = [c for c in row.constraints if "no slower than float" not in c.text]
+        assert list(same[row.name]) == kept
+
+
+def test_linear_of_unknown_rows_when_the_slowest_class_is_slower_then_float(measured):
+    rows = ({0: torch.export.Dim("n", max=64)},)
+    measured["small weight, any M"] = 0.6
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 512))
+    ep = torch.export.export(net.eval(), (torch.randn(4, 16),), dynamic_shapes=rows)
+    prepared = prepare_pt2e(ep, CPU.quantizer("int8"))
+    calibrate(prepared, [(torch.randn(4, 16),)], progress=False)
+    assert CPU.lower(convert_pt2e(prepared)).report.integer_ops["onednn.qlinear_pointwise"] == 1
 
 
 @pytest.mark.parametrize(("ratio", "convs"), [(1.3, 3), (0.9, 2)])

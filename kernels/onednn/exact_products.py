@@ -10,13 +10,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-__all__ = ["multiplies_exactly"]
+__all__ = ["onednn_is_exact"]
 
 _K, _N = 64, 16
 
 
 @cache
-def multiplies_exactly() -> bool:
+def onednn_is_exact() -> bool:
     """Whether a linear of the largest uint8 and int8 values gives the exact sums here.
 
     One product of (1, 64) by (16, 64) and one of (16, 64), since oneDNN has kernels of its own
