@@ -34,6 +34,7 @@ from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
 )
 from pt2e_quant.backends.onnx.rewrites.scale_products import scale_products
 from pt2e_quant.backends.onnx.rewrites.stack_heads import stack_heads
+from pt2e_quant.backends.onnx.rewrites.turn_shared_weights import turn_shared_weights
 from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
 from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
 from pt2e_quant.backends.onnx.rewrites.write_formats import write_formats
@@ -60,6 +61,7 @@ _LAST: tuple[Rewrite, ...] = (
     expand_per_token,
     gather_integers,
     dequantize_once,
+    turn_shared_weights,
     widen_bias,
     integer_bias,
     relu_as_max,
