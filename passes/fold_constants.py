@@ -16,6 +16,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, module_path
 from pt2e_quant.graph.ops import Family, arguments, aten, is_getitem
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.strides import has_plain_strides
 
 __all__ = ["GROWTH_LIMIT_BYTES", "fold_constants"]
 
@@ -72,15 +73,6 @@ def _has_static_value(node: Node) -> bool:
     value = node.meta.get("val")
     items = value if isinstance(value, (list, tuple)) else (value,)
     return all(isinstance(v, Tensor) and all(map(_is_literal, v.shape)) for v in items)
-
-
-def _is_in_order(tensor: Tensor) -> bool:
-    """Whether strides are those of a new tensor, also along axes of size 1.
-
-    Runtimes read the order of axes from them: ExecuTorch refuses a sum of tensors in different
-    orders, and takes the sizes of [4, 1, 16] in the order of [1, 4, 16] for others.
-    """
-    return tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
 
 @dataclass(slots=True)
@@ -151,7 +143,7 @@ class _Folder:
         if source is not None and source.meta["val"].numel() != tensor.numel():
             source = None  # no longer what the name says
         shares = tensor.untyped_storage().data_ptr() in self._held(node)
-        if shares or tensor._base is not None or not _is_in_order(tensor):
+        if shares or tensor._base is not None or not has_plain_strides(tensor):
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         if source is not None:
             return self.editor.rebind(source, tensor, reader=next(iter(source.users)))

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Registers the out variants of the quantized operators that a program may call.
@@ -30,6 +30,7 @@ from pt2e_quant.backends.xnnpack.missing_kernels import (
 )
 from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
+from pt2e_quant.backends.xnnpack.plain_strides import plain_strides
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.portable_embeddings import embed_portable
 from pt2e_quant.backends.xnnpack.recipes import nearest_recipe
@@ -79,6 +80,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         widen_scales,
         decompose_caches(has_casts=False),
         refuse_codes,
+        plain_strides,
         decompose_attention,
         group_heads,
         remove_noop_expand,
@@ -142,7 +144,15 @@ def lower(
     _describe(artifact)
     check_file_smaller(report, is_strict=options.strict)
     if options.verify:
-        check_artifact(artifact, gm, choose_sample(gm, example_inputs), options.margin_db)
+        sample = choose_sample(gm, example_inputs)
+        unchecked = replace(options, strict=False, verify=False)
+        check_artifact(
+            artifact,
+            gm,
+            sample,
+            options.margin_db,
+            lower_part=lambda part: lower(part, None, unchecked),
+        )
         artifact.reset()
     return artifact
 
