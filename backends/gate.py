@@ -1,21 +1,18 @@
 """The check every artifact passes before it is handed out."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.backends.one_thread import one_thread
+from pt2e_quant.backends.first_apart import FirstApart, LowerPart, find_first_apart
 from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
+from pt2e_quant.backends.sample_run import run_graph, run_on_sample
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.calibrate import preserve_buffers
 from pt2e_quant.flow.sample import Sample, sample_of, sqnr_db
 
 __all__ = ["CEILING_DB", "DRAWS", "DRAW_MARGIN_DB", "FLOOR_DB", "check_artifact", "choose_sample"]
@@ -44,11 +41,26 @@ def choose_sample(gm: GraphModule, example_inputs: Sequence[Any] | None) -> Samp
     return Sample(leaves=tuple(leaves), float_outputs=None)
 
 
-def check_artifact(artifact: Artifact, gm: GraphModule, sample: Sample, margin_db: float) -> None:
+def check_artifact(
+    artifact: Artifact,
+    gm: GraphModule,
+    sample: Sample,
+    margin_db: float,
+    *,
+    lower_part: LowerPart | None = None,
+) -> None:
     """Run the artifact and the canonical graph on one sample; results go to the report.
 
     The graph runs on one thread, so that what is asked for does not depend on their number; the
     artifact runs as it will.
+
+    Args:
+        artifact: what was lowered, before its first call.
+        gm: the canonical graph that it was lowered from.
+        sample: the call to run.
+        margin_db: as `Backend.lower` has it.
+        lower_part: lowers a part of the graph likewise, without a check; called a few times where
+            the check fails, to name the operator at fault. Without it the error names none.
 
     Raises:
         ArtifactError: the artifact is further from the canonical graph than
@@ -56,8 +68,7 @@ def check_artifact(artifact: Artifact, gm: GraphModule, sample: Sample, margin_d
             float result is unknown; and DRAW_MARGIN_DB further than each of DRAWS runs of the
             graph with rounding noise.
     """
-    capture = capture_of(gm)
-    expected = _run(gm, sample, lambda *leaves: gm(*capture.positional(leaves)))
+    expected = run_graph(gm, sample)
     found = list(artifact.run_leaves(sample.leaves))
     ratio = sqnr_db(expected, found)
     bound = FLOOR_DB
@@ -77,20 +88,15 @@ def check_artifact(artifact: Artifact, gm: GraphModule, sample: Sample, margin_d
                 f"it differs from itself by {own:.1f} dB"
             )
     if math.isnan(ratio) or ratio < bound:
+        apart = None
+        if lower_part is not None:
+            apart = _first_apart(gm, sample, (expected, found), lower_part, bound)
         raise ArtifactError(
             f"the artifact differs from the canonical graph: SQNR {ratio:.1f} dB, "
-            f"expected at least {bound:.1f} dB{reason}",
+            f"expected at least {bound:.1f} dB{reason}{'; ' + apart.text if apart else ''}",
+            node=apart.node if apart else None,
             fix="lower(..., margin_db=…) to accept it, verify=False to look at it",
         )
-
-
-def _run(gm: GraphModule, sample: Sample, call: Callable[..., Any]) -> list[Any]:
-    """The flat result of a call on the sample's leaves, on one thread; buffers are as before."""
-    with torch.no_grad(), one_thread(), preserve_buffers(gm, capture_of(gm)):
-        # Copies: a graph may write into its inputs.
-        leaves = [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]
-        found: list[Any] = pytree.tree_leaves(call(*leaves))
-    return found
 
 
 def _own_noise_db(
@@ -99,8 +105,21 @@ def _own_noise_db(
     """The least SQNR of the graph with rounding noise; no more draws once it is `enough_db`."""
     least = math.inf
     for draw in range(DRAWS):
-        noisy = _run(gm, sample, partial(run_with_rounding_noise, gm, draw=draw))
+        noisy = run_on_sample(gm, sample, partial(run_with_rounding_noise, gm, draw=draw))
         least = min(least, sqnr_db(expected, noisy))
         if least <= enough_db:
             break
     return least
+
+
+def _first_apart(
+    gm: GraphModule,
+    sample: Sample,
+    results: tuple[Sequence[Any], Sequence[Any]],
+    lower_part: LowerPart,
+    bound_db: float,
+) -> FirstApart | None:
+    try:
+        return find_first_apart(gm, sample, results, lower_part, bound_db)
+    except Exception:  # Whatever stops the search: the check failed, and that is the error.
+        return None

@@ -1,6 +1,7 @@
 """Lowering: one walk from a canonical graph to an ONNX artifact that was run once."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -68,7 +69,13 @@ def lower(
     )
     if verify:
         artifact = OnnxArtifact(plain, metadata, session=session)
-        check_artifact(artifact, gm, choose_sample(gm, example_inputs), margin_db)
+        check_artifact(
+            artifact,
+            gm,
+            choose_sample(gm, example_inputs),
+            margin_db,
+            lower_part=partial(lower, strict=False, verify=False, portable=portable),
+        )
     if strict and (refused := refused_weights(optimized)):
         raise ArtifactError(
             "ONNX Runtime runs in float what the op table says it runs in integers: "

@@ -1,0 +1,121 @@
+"""The program in front of a value: a canonical graph that ends at one of its own values."""
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize
+from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
+from pt2e_quant.graph.alias import aliased_argument, mutated_buffers, mutated_roots
+from pt2e_quant.graph.ops import is_getitem
+
+__all__ = ["cut_behind", "operators", "values_to_compare"]
+
+
+def operators(gm: GraphModule) -> tuple[Node, ...]:
+    """The nodes that compute on the call's inputs and on written buffers, in graph order.
+
+    No q/dq, no views, no elements of tuples, and nothing that is made of constants alone.
+    """
+    varying = _varying(gm)
+    return tuple(
+        node
+        for node in gm.graph.nodes
+        if node in varying
+        and not is_qdq(node)
+        and not is_getitem(node)
+        and aliased_argument(node) is None
+    )
+
+
+def _varying(gm: GraphModule) -> set[Node]:
+    """The calls whose results depend on the inputs or on buffers that are written."""
+    varies = {*mutated_roots(gm.graph), *(n for n in gm.graph.nodes if n.op == "placeholder")}
+    calls = set()
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and not varies.isdisjoint(node.all_input_nodes):
+            varies.add(node)
+            calls.add(node)
+    return calls
+
+
+def values_to_compare(gm: GraphModule) -> tuple[Node, ...]:
+    """The float values that a canonical graph can end at and be lowered much as it was, in order.
+
+    Those behind a quantize with constant scales, and results that no quantize reads. What a lone
+    chain of operators hands to a quantize is not among them: a runtime has it as integers, if at
+    all. Nor are views, constants and the scales that are chosen at run time.
+    """
+    varying = _varying(gm)
+    inside: set[Node] = set()
+    for node in reversed(gm.graph.nodes):
+        readers = list(node.users)
+        if readers and all(is_qdq(reader) for reader in readers) and not is_quantize(node):
+            inside.add(node)
+        elif len(readers) == 1 and readers[0] in inside:
+            inside.add(node)
+    return tuple(
+        node
+        for node in gm.graph.nodes
+        if node in varying
+        and _is_float(node)
+        and (_is_static(node) if is_dequantize(node) else _is_result(node) and node not in inside)
+    )
+
+
+def _is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point() and not is_quantize(node)
+
+
+def _is_static(dequantize: Node) -> bool:
+    """Whether it reads a quantize whose scale and zero point are constants."""
+    quantize = dequantize.args[0]
+    if not isinstance(quantize, Node) or not is_quantize(quantize):
+        return False
+    return all(source.op == "get_attr" for source in quantize.all_input_nodes[1:])
+
+
+def _is_result(node: Node) -> bool:
+    return bool(node.users) and aliased_argument(node) is None
+
+
+def cut_behind(gm: GraphModule, name: str) -> GraphModule:
+    """A graph that returns one value of another, as a tuple of one; the other is not changed.
+
+    Its inputs are the same, read or not. What the graph wrote into buffers before the value is
+    written still; constants and buffers are shared.
+
+    Args:
+        gm: a canonical graph.
+        name: of a node whose value is a tensor.
+    """
+    with warnings.catch_warnings():
+        # torch 2.13 deprecates a class that its own pytrees are copied with.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        graph = copy.deepcopy(gm.graph)
+    value = next(node for node in graph.nodes if node.name == name)
+    output = graph.output_node()
+    output.args = ((value,),)
+    for node in reversed(graph.nodes):
+        if node is value:
+            break
+        if node.op not in ("output", "placeholder"):
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    out_spec = pytree.tree_structure((0,))
+    codegen: Any = graph._codegen
+    if getattr(codegen, "pytree_info", None) is not None:
+        codegen.pytree_info = codegen.pytree_info._replace(out_spec=out_spec)
+    made = GraphModule(gm, graph)
+    made.meta = dict(gm.meta)
+    written = {*mutated_buffers(made)}
+    capture = capture_of(gm)
+    kept = tuple(buffer for buffer in capture.mutated_buffers if buffer in written)
+    made.meta[CAPTURE_KEY] = replace(capture, out_spec=out_spec, mutated_buffers=kept)
+    return made

@@ -1,0 +1,31 @@
+"""One run of a graph on a sample, that the graph and the sample do not notice."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.backends.one_thread import one_thread
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.calibrate import preserve_buffers
+from pt2e_quant.flow.sample import Sample
+
+__all__ = ["run_graph", "run_on_sample"]
+
+
+def run_graph(gm: GraphModule, sample: Sample) -> list[Any]:
+    """The flat result of a graph on a sample, on one thread; buffers are as before."""
+    capture = capture_of(gm)
+    return run_on_sample(gm, sample, lambda *leaves: gm(*capture.positional(leaves)))
+
+
+def run_on_sample(gm: GraphModule, sample: Sample, call: Callable[..., Any]) -> list[Any]:
+    """The flat result of a call on a sample's leaves, on one thread; buffers are as before."""
+    with torch.no_grad(), one_thread(), preserve_buffers(gm, capture_of(gm)):
+        # Copies: a graph may write into its inputs.
+        leaves = [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]
+        found: list[Any] = pytree.tree_leaves(call(*leaves))
+    return found

@@ -1,0 +1,124 @@
+"""A wrong pass in a backend: the refusal of its own `lower` names the operator it spoiled."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+import pt2e_quant as pq
+from pt2e_quant.backends.registry import get
+from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.graph.pipeline import GraphPass, PassResult
+
+aten = torch.ops.aten
+
+WHERE = {"xnnpack": "widen_scales", "onnx": "widen_scales", "cpu": "strip_guards"}
+"""A pass that a backend's `lower` runs, to put a wrong one in its place."""
+
+
+class Cnn(nn.Module):
+    """Three convolutions, one of them beside a second input, and two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.third = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.second(self.first(x).relu()).relu()
+        y = x + self.third(y).relu()
+        return self.head(x.mean((2, 3))), self.head(y.mean((2, 3)))
+
+
+class Cached(nn.Module):
+    """A linear, a buffer of what it gave in earlier calls, and two linears behind it."""
+
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+        self.third = nn.Linear(16, 16)
+        self.register_buffer("kept", torch.zeros(1, 8, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept[:, 2:4] = self.first(x)
+        return self.third(self.second(self.kept.clone()).relu())
+
+
+def layer_of(gm: GraphModule, path: str) -> Node | None:
+    for node in gm.graph.nodes:
+        if node.target in (aten.conv2d.default, aten.linear.default):
+            if list(node.meta["nn_module_stack"].values())[-1][0] == path:
+                return node
+    return None
+
+
+def spoiling(right: GraphPass, path: str) -> GraphPass:
+    """A pass that is wrong about one layer: it turns the order of its filters round."""
+
+    def edit(gm: GraphModule) -> PassResult:
+        result = right.edit(gm)
+        node = layer_of(gm, path)
+        if node is None:
+            return result
+        weight = node.args[1].args[0]
+        gm.register_buffer("spoiled", gm.get_buffer(weight.target).flip(0))
+        with gm.graph.inserting_before(weight):
+            made = gm.graph.get_attr("spoiled")
+        made.meta = dict(weight.meta)
+        node.args[1].update_arg(0, made)
+        gm.graph.eliminate_dead_code()
+        return PassResult(changed=True)
+
+    return GraphPass(right.name, edit, right.needs, right.gives)
+
+
+@pytest.fixture
+def refusal(monkeypatch) -> Callable[..., ArtifactError]:
+    def of(name: str, model: nn.Module, batch: tuple[Tensor, ...], path: str, **how) -> Any:
+        backend = get(name)
+        ep = torch.export.export(model.eval(), batch, **how)
+        prepared = pq.prepare_pt2e(ep, backend.quantizer("int8"))
+        pq.calibrate(prepared, [batch], progress=False)
+        gm = pq.convert_pt2e(prepared)
+        lowering = import_module(f"pt2e_quant.backends.{name}.lower")
+        right = getattr(lowering, WHERE[name])
+        monkeypatch.setattr(lowering, WHERE[name], spoiling(right, path))
+        with pytest.raises(ArtifactError, match="differs from the canonical graph") as found:
+            backend.lower(gm)
+        node = layer_of(gm, path)
+        assert node is not None
+        return found.value, node
+
+    return of
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("path", ["first", "second", "third"])
+@pytest.mark.parametrize("name", WHERE)
+def test_refusal_when_a_pass_spoils_a_layer_then_it_is_named(refusal, name, path):
+    torch.manual_seed(0)
+    batch = noise(4, 3, 8, 8), noise(4, 8, 8, 8)
+    error, node = refusal(name, Cnn(), batch, path)
+    print(error)
+    assert error.node_name == node.name, str(error)
+
+
+@pytest.mark.parametrize("path", ["first", "second", "third"])
+@pytest.mark.parametrize("name", WHERE)
+def test_refusal_when_the_program_writes_buffers_then_the_layer_is_named(refusal, name, path):
+    torch.manual_seed(0)
+    error, node = refusal(name, Cached(), (noise(1, 2, 16),), path)
+    print(error)
+    assert error.node_name == node.name, str(error)
