@@ -37,10 +37,12 @@ def sums_fit_float(weight: Tensor) -> bool:
     return int(torch.maximum(up, down).max()) * 255 <= _LARGEST
 
 
-def _product(x: Tensor, packed: Tensor, one: Tensor = _ONE, zero: Tensor = _ZERO) -> Tensor:
-    """uint8[M, K] by a packed int8 weight, the integer sums as float32[M, N]."""
+def _product(
+    x: Tensor, packed: Tensor, scale: Tensor = _ONE, zero: Tensor = _ZERO, *, zero_point: int = 0
+) -> Tensor:
+    """uint8[M, K] by a packed int8 weight, the integer sums times scale as float32[M, N]."""
     made: Tensor = QLinear(
-        x, 1.0, 0, packed, one, zero, None, 1.0, 0, torch.float32, "none", [0.0], ""
+        x, 1.0, zero_point, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [0.0], ""
     )
     return made
 
@@ -67,6 +69,24 @@ def written_out(
     real = real * (x_scale.reshape(-1, 1) * weight_scale)
     shape = (*x.shape[:-1], weight_scale.shape[0])
     return finish(real.reshape(shape), Epilogue(**epilogue))
+
+
+def _scaled(
+    unsigned: Tensor,
+    packed: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    weight_scale: Tensor,
+    weight_sum: Tensor,
+) -> Tensor:
+    """The product of rows that have a scale and a zero point each, in memory of one result."""
+    real = _product(unsigned, packed)
+    # Both terms are integers that float32 has, so the difference is rounded once, as the
+    # definition rounds the int32 sum.
+    scale = x_zero_point.reshape(-1, 1).float().add_(128.0) * weight_sum
+    real.sub_(scale)
+    torch.mul(x_scale.reshape(-1, 1), weight_scale, out=scale)
+    return real.mul_(scale)
 
 
 def _run(
@@ -97,14 +117,12 @@ def _run(
     # Called in grad mode, steps into buffers would ask autograd for what they have no gradient of.
     with torch.no_grad(), profiler_range("int8_linear_rows", label):
         unsigned = x.reshape(-1, x.shape[-1]).bitwise_xor(-128).view(torch.uint8)
-        real = _product(unsigned, packed)
-        # Both terms are integers that float32 has, so the difference is rounded once, as the
-        # definition rounds the int32 sum.
-        shift = x_zero_point.reshape(-1, 1).float().add_(128.0)
-        scale = shift * weight_sum
-        real.sub_(scale)
-        torch.mul(x_scale.reshape(-1, 1), weight_scale, out=scale)
-        real.mul_(scale)
+        if x_scale.numel() == 1:
+            # oneDNN does the same steps itself: one row by a small weight waits for little else.
+            scale = x_scale.reshape(1) * weight_scale
+            real = _product(unsigned, packed, scale, zero_point=int(x_zero_point) + 128)
+        else:
+            real = _scaled(unsigned, packed, x_scale, x_zero_point, weight_scale, weight_sum)
         bias = epilogue.pop("bias", None)
         if bias is not None:  # here rather than in the epilogue, which would allocate the sum
             real.add_(bias)
