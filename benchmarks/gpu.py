@@ -25,7 +25,7 @@ from benchmarks.gpu_tune import sweep_kernel, write_measured, write_tiles
 from pt2e_quant.kernels.bench_case import Bench
 from pt2e_quant.kernels.catalog import BENCHES
 from pt2e_quant.kernels.device_limits import limits_of
-from pt2e_quant.kernels.measured import read_measured
+from pt2e_quant.kernels.measured import measured_class, read_measured
 from pt2e_quant.kernels.tiles import device_slug, read_tiles
 
 console = Console(width=130)
@@ -56,9 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = {c.op for c in checks if c.failures}
     parts: dict[str, list[Row]] = {"checks": [c.to_json() for c in checks]}
     if not options.no_sanitizer:
-        parts["sanitizer"] = [{"op": "all", "found": run_sanitizer([b.op for b in benches])}]
+        parts["sanitizer"] = [
+            {"op": "all", "found": run_sanitizer(list(dict.fromkeys(b.op for b in benches)))}
+        ]
         console.print("compute-sanitizer:", parts["sanitizer"][0]["found"])
-    right = [bench for bench in benches if bench.op not in wrong]
+    right = [bench for bench in benches if bench.name not in wrong]
     if not options.no_sweep:
         parts["sweeps"] = tune(gpu, right)
     parts["kernels"] = measure(gpu, right)
@@ -99,7 +101,7 @@ def check(gpu: Gpu, benches: Sequence[Bench[Any]], seeds: Sequence[int]) -> list
     found = []
     for bench in benches:
         found.append(check_kernel(bench, gpu.device, seeds))
-        console.print(f"{bench.op}: {len(seeds)} shapes, {len(found[-1].failures)} wrong")
+        console.print(f"{bench.name}: {len(seeds)} shapes, {len(found[-1].failures)} wrong")
         for failure in found[-1].failures:
             console.print(f"    {failure}", markup=False)
     return found
@@ -131,7 +133,8 @@ def measure(gpu: Gpu, benches: Sequence[Bench[Any]]) -> list[Row]:
             console.print(of_bench[-1])
             torch.cuda.empty_cache()
         if ratios := float_ratios(of_bench):
-            write_measured(bench.op, gpu.slug, ratios)
+            named = {measured_class(name, bench.variant): r for name, r in ratios.items()}
+            write_measured(bench.op, gpu.slug, named)
         rows += of_bench
     read_measured.cache_clear()
     return rows

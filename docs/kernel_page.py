@@ -1,7 +1,7 @@
 """The page on kernels: each one's roofline, what was measured of it, what its instructions say."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from pt2e_quant.backends.cuda.ahead_of_time.baseline import read_baseline
 from pt2e_quant.backends.cuda.ahead_of_time.facts import KernelFacts
 from pt2e_quant.backends.cuda.ahead_of_time.matrix import targets
-from pt2e_quant.kernels.bench_case import Bench, BenchCase, MathUnit
+from pt2e_quant.kernels.bench_case import BenchCase, MathUnit
 from pt2e_quant.kernels.catalog import BENCHES, COMPILE_CASES
 from pt2e_quant.kernels.device_limits import LIMITS, DeviceLimits
 
@@ -64,7 +64,9 @@ def kernels_page(results: Path) -> str:
         )
     ]
     measured = list(_measured(results))
-    parts += ["\n".join(_section(bench, measured)) for bench in BENCHES]
+    for op in dict.fromkeys(bench.op for bench in BENCHES):
+        cases = [case for bench in BENCHES if bench.op == op for case in bench.cases]
+        parts.append("\n".join(_section(op, cases, measured)))
     return "\n".join(parts)
 
 
@@ -83,15 +85,17 @@ def _measured(results: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield found["conditions"]["device"], row
 
 
-def _section(bench: Bench[Any], measured: list[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
-    module = import_module(f"pt2e_quant.kernels.{bench.op}")
-    yield f"## {bench.op}\n"
+def _section(
+    op: str, cases: Sequence[BenchCase[Any]], measured: list[tuple[str, Mapping[str, Any]]]
+) -> Iterator[str]:
+    module = import_module(f"pt2e_quant.kernels.{op}")
+    yield f"## {op}\n"
     yield f"{(module.__doc__ or '').strip()}\n"
     yield "| case | MB | Gop | limit µs | bound by | aimed at | measured |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
-    for case in bench.cases:
-        yield _case_row(bench.op, case, measured)
-    compiled = list(_compiled_rows(bench.op))
+    for case in cases:
+        yield _case_row(op, case, measured)
+    compiled = list(_compiled_rows(op))
     if compiled:
         yield "\nCompiled:\n"
         yield "| kernel, tiles, variant | registers | blocks | matrix | loop | 16-byte | issue |"

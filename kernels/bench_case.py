@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import torch
 
 from pt2e_quant.kernels.cost import Cost
+from pt2e_quant.kernels.measured import Variant
 from pt2e_quant.kernels.tiles import TileConfig
 
 __all__ = ["Bench", "BenchCase", "Bound", "MathUnit", "Peer", "tile_grid"]
@@ -36,7 +37,7 @@ class Bound:
     """How far a kernel may be from its reference.
 
     Args:
-        lsb: integer results: steps.
+        lsb: integer results: steps; of 8-bit floats, codes in between.
         rtol: float results: of the reference's value.
         atol: float results: in real units.
     """
@@ -97,6 +98,8 @@ class Bench(Generic[T]):
 
     Args:
         op: the unit's folder.
+        variant: what it writes, where the unit has other benches: lowering reads their ratios
+            apart. The tiles are the unit's, which the plain bench alone tunes.
         call: runs the kernel, with the tables' tiles where none are given.
         reference: the definition; it gets CPU tensors.
         draw: operands on a device with sizes drawn from a seed: ragged ones, extreme integers.
@@ -104,7 +107,7 @@ class Bench(Generic[T]):
         cases: what is timed.
         sweep: shape class to the configurations that tuning tries; those that the compiler or the
             device refuses are passed over and counted.
-        lowest_capability: 89 where the kernel computes with fp8.
+        lowest_capability: 89 where the kernel computes with fp8, or writes it.
     """
 
     op: str
@@ -115,6 +118,12 @@ class Bench(Generic[T]):
     cases: tuple[BenchCase[T], ...]
     sweep: Mapping[str, tuple[TileConfig, ...]]
     lowest_capability: int = 80
+    variant: Variant = Variant.PLAIN
+
+    @property
+    def name(self) -> str:
+        """Unique among all."""
+        return f"{self.op}, {self.variant}" if self.variant else self.op
 
     def __post_init__(self) -> None:
         names = [case.name for case in self.cases]

@@ -25,12 +25,19 @@ from pt2e_quant.kernels.int8_matmul.compile_cases import CASES as INT8_MATMUL
 from pt2e_quant.kernels.int8_pool.bench import BENCH as INT8_POOL_BENCH
 from pt2e_quant.kernels.int8_pool.compile_cases import CASES as INT8_POOL
 from pt2e_quant.kernels.norm_quantize.bench import BENCH as NORM_QUANTIZE_BENCH
+from pt2e_quant.kernels.norm_quantize.bench import E4M3_BENCH as NORM_QUANTIZE_E4M3_BENCH
 from pt2e_quant.kernels.norm_quantize.compile_cases import CASES as NORM_QUANTIZE
 from pt2e_quant.kernels.quantize.bench import BENCH as QUANTIZE_BENCH
+from pt2e_quant.kernels.quantize.bench import E4M3_BENCH as QUANTIZE_E4M3_BENCH
+from pt2e_quant.kernels.quantize.bench import PIXELS_BENCH as QUANTIZE_PIXELS_BENCH
 from pt2e_quant.kernels.quantize.compile_cases import CASES as QUANTIZE
 from pt2e_quant.kernels.quantize_per_tensor.bench import BENCH as QUANTIZE_PER_TENSOR_BENCH
+from pt2e_quant.kernels.quantize_per_tensor.bench import (
+    E4M3_BENCH as QUANTIZE_PER_TENSOR_E4M3_BENCH,
+)
 from pt2e_quant.kernels.quantize_per_tensor.compile_cases import CASES as QUANTIZE_PER_TENSOR
 from pt2e_quant.kernels.quantize_per_token.bench import BENCH as QUANTIZE_PER_TOKEN_BENCH
+from pt2e_quant.kernels.quantize_per_token.bench import E4M3_BENCH as QUANTIZE_PER_TOKEN_E4M3_BENCH
 from pt2e_quant.kernels.quantize_per_token.compile_cases import CASES as QUANTIZE_PER_TOKEN
 from pt2e_quant.kernels.softmax_quantize.bench import BENCH as SOFTMAX_QUANTIZE_BENCH
 from pt2e_quant.kernels.softmax_quantize.compile_cases import CASES as SOFTMAX_QUANTIZE
@@ -63,10 +70,15 @@ BENCHES: tuple[Bench[Any], ...] = (
     A8W4_LINEAR_BENCH,
     FP8_LINEAR_BENCH,
     QUANTIZE_PER_TOKEN_BENCH,
+    QUANTIZE_PER_TOKEN_E4M3_BENCH,
     QUANTIZE_PER_TENSOR_BENCH,
+    QUANTIZE_PER_TENSOR_E4M3_BENCH,
     QUANTIZE_BENCH,
+    QUANTIZE_E4M3_BENCH,
+    QUANTIZE_PIXELS_BENCH,
     INT8_ADD_BENCH,
     NORM_QUANTIZE_BENCH,
+    NORM_QUANTIZE_E4M3_BENCH,
     SOFTMAX_QUANTIZE_BENCH,
     EMBEDDING_GATHER_BENCH,
     INT8_CAT_BENCH,

@@ -2,10 +2,22 @@
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["read_measured"]
+__all__ = ["Variant", "measured_class", "measured_of", "read_measured"]
+
+
+class Variant(StrEnum):
+    """What a unit writes, where one fast kernel says nothing of the other."""
+
+    PLAIN = ""
+    """What the unit's name says: integers, or floats."""
+    E4M3 = "e4m3"
+    """8-bit floats, by a unit that writes integers too."""
+    PIXELS = "pixels"
+    """Images of four channels."""
 
 
 @cache
@@ -24,3 +36,23 @@ def read_measured(op: str, device: str) -> Mapping[str, float]:
     if not file.is_file():
         return {}
     return {name: float(ratio) for name, ratio in json.loads(file.read_text()).items()}
+
+
+def measured_class(shape_class: str, variant: Variant = Variant.PLAIN) -> str:
+    """The name that ratios of a shape class are kept by.
+
+    Args:
+        shape_class: the row of the tile table.
+        variant: what was written.
+
+    >>> measured_class("row"), measured_class("row", Variant.E4M3)
+    ('row', 'row, e4m3')
+    """
+    return f"{shape_class}, {variant}" if variant else shape_class
+
+
+def measured_of(op: str, device: str, variant: Variant = Variant.PLAIN) -> Mapping[str, float]:
+    """Shape class to speed over float, of one variant alone; see `read_measured`."""
+    rows = read_measured(op, device) if device else {}
+    parts = {name: name.partition(", ") for name in rows}
+    return {parts[n][0]: ratio for n, ratio in rows.items() if parts[n][2] == variant}

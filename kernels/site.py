@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -56,6 +57,25 @@ class Site:
         source = self.match.node(name).args[0]
         assert isinstance(source, Node)
         return self.editor.now(source)
+
+    def chosen_qparams(self, name: str) -> tuple[Node, Node]:
+        """Scale and zero point that a dequantize takes from what chose them, float32 and int32.
+
+        A fused choice gives them so; torch's own operators give float64 and int64, where no
+        fused one may be used.
+        """
+        scale, zero_point = self.match.node(name).args[1:3]
+        assert isinstance(scale, Node)  # of a dynamic scheme, by its form
+        assert isinstance(zero_point, Node)
+        return self._cast(scale, torch.float32), self._cast(zero_point, torch.int32)
+
+    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
+        value = self.editor.now(node)
+        if value.meta["val"].dtype is dtype:
+            return value
+        fake = fake_cast(value.meta["val"], dtype)
+        to = torch.ops.aten.to.dtype
+        return self.editor.call(to, value, dtype, like=value, before=self.place, val=fake)
 
     def constant(self, name: str, value: Tensor) -> Node:
         """A new buffer, named after the operator, as a node."""

@@ -11,7 +11,7 @@ from pt2e_quant.graph.op_table import OUT
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.launch import FP8_CAPABILITY
-from pt2e_quant.kernels.measured import read_measured
+from pt2e_quant.kernels.measured import Variant, measured_of
 from pt2e_quant.kernels.quantized_values import requantized, rewritten
 from pt2e_quant.kernels.read_scheme import slots_fit
 
@@ -40,15 +40,19 @@ class Measures:
     def ratio(self, kernel: Kernel, match: Match) -> float | None:
         """Speed over float of a match's shape class; None if not measured."""
         shape_class = kernel.shape_class(match)
-        measured = read_measured(kernel.op, self.device) if self.device else {}
+        measured = measured_of(kernel.op, self.device, _variant(kernel, match))
         return measured.get(shape_class, kernel.measured.get(shape_class))
 
-    def allows(self, op: str) -> bool:
+    def allows(self, op: str, variant: Variant = Variant.PLAIN) -> bool:
         """Whether a fused operator that has no pattern of its own may be used.
 
         It takes the place of several launches over the same bytes, for any shape.
+
+        Args:
+            op: the unit's folder.
+            variant: what it would write.
         """
-        measured = read_measured(op, self.device) if self.device else {}
+        measured = measured_of(op, self.device, variant)
         return min(measured.values()) >= 1.0 if measured else self.allow_unmeasured
 
     def objection(self, kernel: Kernel, match: Match) -> str | None:
@@ -100,6 +104,12 @@ def _lowest_capability(kernel: Kernel, match: Match) -> int:
     if written is not None and written[0].dtype.is_floating_point:
         return FP8_CAPABILITY
     return kernel.lowest_capability
+
+
+def _variant(kernel: Kernel, match: Match) -> Variant:
+    """E4M3 where a kernel that all GPUs have would write 8-bit floats for a match."""
+    is_e4m3 = _lowest_capability(kernel, match) > kernel.lowest_capability
+    return Variant.E4M3 if is_e4m3 else Variant.PLAIN
 
 
 def _output_fits(kernel: Kernel, match: Match) -> bool:

@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -22,7 +23,11 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
-from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import fuse_norm_per_token
+from pt2e_quant.kernels.measured import Variant
+from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import (
+    fuse_norm_per_token,
+    fuse_norm_per_token_e4m3,
+)
 from pt2e_quant.kernels.quantize.fuse_lone_e4m3 import fuse_lone_e4m3
 from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_qdq
 from pt2e_quant.kernels.quantize_per_tensor.fuse_choose_tensor import (
@@ -48,25 +53,43 @@ _ALLOW, _STRICT = "allow_unmeasured", "strict"
 
 def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, ...]:
     """What lowering runs, in order: what gives integers per token goes before what takes them."""
-    before, after = [], []
-    if measures.allows("quantize_per_token"):
-        before += [fuse_choose_quantize, *([fuse_choose_e4m3] if measures.has_fp8 else [])]
-    if measures.allows("quantize_per_tensor"):
-        before += [fuse_choose_tensor, *([fuse_choose_tensor_e4m3] if measures.has_fp8 else [])]
-    if measures.allows("norm_quantize"):
-        before += [fuse_norm_per_token]
-    if measures.allows("quantize"):
-        after += [widen_pixels, fuse_lone_qdq, *([fuse_lone_e4m3] if measures.has_fp8 else [])]
     return (
         strip_guards,
         signed_activations,
-        *before,
+        *_allowed(measures, _BEFORE),
         duplicate_dequantize,
         widen_untaken_scales(registry),
         fuse_kernels(registry, decide_by(measures), output=torch.int8),
-        *after,
+        *_allowed(measures, _BEHIND),
         drop_dead_constants,
     )
+
+
+_Row: TypeAlias = tuple[str, Variant, GraphPass]
+
+_BEFORE: tuple[_Row, ...] = (
+    ("quantize_per_token", Variant.PLAIN, fuse_choose_quantize),
+    ("quantize_per_token", Variant.E4M3, fuse_choose_e4m3),
+    ("quantize_per_tensor", Variant.PLAIN, fuse_choose_tensor),
+    ("quantize_per_tensor", Variant.E4M3, fuse_choose_tensor_e4m3),
+    ("norm_quantize", Variant.PLAIN, fuse_norm_per_token),
+    ("norm_quantize", Variant.E4M3, fuse_norm_per_token_e4m3),
+)
+_BEHIND: tuple[_Row, ...] = (
+    ("quantize", Variant.PIXELS, widen_pixels),
+    ("quantize", Variant.PLAIN, fuse_lone_qdq),
+    ("quantize", Variant.E4M3, fuse_lone_e4m3),
+)
+"""Operators without a pattern of their own: unit, what it writes, and the pass that inserts it."""
+
+
+def _allowed(measures: Measures, rows: Sequence[_Row]) -> list[GraphPass]:
+    """The passes of what this device has and is to use."""
+    return [
+        fuse
+        for op, variant, fuse in rows
+        if (measures.has_fp8 or variant is not Variant.E4M3) and measures.allows(op, variant)
+    ]
 
 
 def lower(
@@ -102,7 +125,17 @@ def lower(
             "in every call",
         )
     if verify:
-        check_artifact(artifact, gm, choose_sample(gm, example_inputs), margin_db)
+        unchecked = partial(
+            lower,
+            example_inputs=None,
+            registry=registry,
+            allow_unmeasured=allow_unmeasured,
+            strict=False,
+            verify=False,
+            margin_db=margin_db,
+        )
+        sample = choose_sample(gm, example_inputs)
+        check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked)
         artifact.reset()
     return artifact
 

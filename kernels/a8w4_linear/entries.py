@@ -68,8 +68,7 @@ def _qparams(site: Site) -> tuple[Node, Node]:
     """Scales and zero points of x: of one element or of one a row."""
     affine = affine_of(site.match["x"])
     if affine is None:
-        scale, zero_point = site.match.node("x").args[1:3]
-        return site.editor.now(scale), site.editor.now(zero_point)  # type: ignore[arg-type]  # nodes by form
+        return site.chosen_qparams("x")
     return (
         site.constant("x_scale", torch.tensor([affine.scale], dtype=torch.float32)),
         site.constant("x_zero_point", torch.tensor([affine.zero_point], dtype=torch.int32)),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, Peer, tile_grid
+from pt2e_quant.kernels.bench_elementwise import floats, integers
 from pt2e_quant.kernels.bench_peers import FloatLinear, float_linear_peers
 from pt2e_quant.kernels.fused_op import triton_kernel
 from pt2e_quant.kernels.int8_linear.op import cost
@@ -20,7 +21,10 @@ _kernel = triton_kernel("pt2e_quant.kernels.int8_linear.gpu", "int8_linear")
 
 
 class Operands(NamedTuple):
-    """Arguments of the fused call; out_scale is None for a result in bfloat16."""
+    """Arguments of the fused call; out_scale is None for a result in bfloat16.
+
+    A residual is int8 with the qparams `_RESIDUAL`, or bfloat16.
+    """
 
     x: Tensor
     x_scale: Tensor
@@ -28,8 +32,13 @@ class Operands(NamedTuple):
     weight: Tensor
     weight_scale: Tensor
     weight_sum: Tensor
-    bias: Tensor
+    bias: Tensor | None
     out_scale: float | None
+    residual: Tensor | None = None
+    activation: str = "relu"
+
+
+_RESIDUAL: dict[str, Any] = {"residual_scale": 0.2, "residual_zero_point": 11}
 
 
 def _integers(shape: tuple[int, ...], device: torch.device, generator: torch.Generator) -> Tensor:
@@ -58,10 +67,25 @@ def _operands(
 
 
 def _draw(device: torch.device, seed: int) -> Operands:
-    """Ragged sizes; every other one per row, every third with a float result."""
+    """Ragged sizes; every other one per row, every third with a float result.
+
+    A third each without a residual, with floats and with integers; a fifth without a bias.
+    """
     generator = torch.Generator().manual_seed(seed)
     M, N, K = (int(torch.randint(1, most, (), generator=generator)) for most in (400, 700, 1500))
-    return _operands(M, N, K, per_row=seed % 2 == 1, to_int8=seed % 3 > 0)(device, seed)
+    made = _operands(M, N, K, per_row=seed % 2 == 1, to_int8=seed % 3 > 0)(device, seed)
+    added = (None, torch.bfloat16, torch.int8)[(seed + seed // 6) % 3]
+    return made._replace(
+        bias=None if seed % 5 == 4 else made.bias,
+        residual=None if added is None else _summand((M, N), device, seed, added),
+        activation=("relu", "none", "hardswish")[seed // 2 % 3],
+    )
+
+
+def _summand(shape: tuple[int, ...], device: torch.device, seed: int, dtype: torch.dtype) -> Tensor:
+    if dtype is torch.int8:
+        return integers(shape, device, seed + 1)
+    return 20 * floats(shape, device, seed + 1, dtype)
 
 
 def _end(operands: Operands) -> dict[str, Any]:
@@ -69,7 +93,9 @@ def _end(operands: Operands) -> dict[str, Any]:
     written: dict[str, Any] = {"out_dtype": torch.bfloat16}
     if out_scale is not None:
         written = {"out_dtype": torch.int8, "out_scale": out_scale, "out_zero_point": -5}
-    return {"bias": operands.bias, "activation": "relu", **written}
+    summand = _RESIDUAL if operands.residual is not None else {}
+    ends = {"bias": operands.bias, "activation": operands.activation}
+    return {**ends, "residual": operands.residual, **summand, **written}
 
 
 def _call(operands: Operands, tiles: TileConfig | None) -> object:
@@ -87,7 +113,8 @@ def _floats(operands: Operands) -> FloatLinear:
 
 def _int_mm(operands: Operands) -> Callable[[], object]:
     """torch._int_mm, and the same steps after it as a second kernel that Inductor fuses."""
-    x, x_scale, x_zero_point, weight, weight_scale, weight_sum, bias, out_scale = operands
+    x, x_scale, x_zero_point, weight, weight_scale, weight_sum, bias, out_scale, *_ = operands
+    assert bias is not None  # of every case
     columns = weight.t()
 
     @torch.compile(dynamic=False)

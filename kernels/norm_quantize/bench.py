@@ -9,15 +9,18 @@ from torch import Tensor
 from pt2e_quant.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, tile_grid
 from pt2e_quant.kernels.bench_elementwise import ROW_SWEEP, compiled_peer, drawn_sizes, floats
 from pt2e_quant.kernels.fused_op import triton_kernel
+from pt2e_quant.kernels.launch import FP8_CAPABILITY
+from pt2e_quant.kernels.measured import Variant
 from pt2e_quant.kernels.norm_quantize import reference
 from pt2e_quant.kernels.norm_quantize.op import cost
 from pt2e_quant.kernels.tiles import TileConfig, columns_class
 
-__all__ = ["BENCH"]
+__all__ = ["BENCH", "E4M3_BENCH"]
 
 _GPU = "pt2e_quant.kernels.norm_quantize.gpu"
 _static = triton_kernel(_GPU, "norm_quantize")
 _per_token = triton_kernel(_GPU, "norm_quantize_per_token")
+_per_token_e4m3 = triton_kernel(_GPU, "norm_quantize_per_token_e4m3")
 
 
 class Operands(NamedTuple):
@@ -34,6 +37,7 @@ def _named(operands: Operands) -> dict[str, Any]:
 
 
 _OUTPUT: dict[str, Any] = {"out_scale": 0.03, "out_zero_point": -5}
+_E4M3_OUTPUT: dict[str, Any] = {"out_dtype": torch.float8_e4m3fn, "out_scale": 0.01}
 
 
 def _call(operands: Operands, tiles: TileConfig | None) -> object:
@@ -46,6 +50,18 @@ def _reference(operands: Operands) -> object:
     if operands.is_per_token:
         return reference.norm_quantize_per_token(operands.x, **_named(operands))
     return reference.norm_quantize(operands.x, **_named(operands), **_OUTPUT)
+
+
+def _call_e4m3(operands: Operands, tiles: TileConfig | None) -> object:
+    if operands.is_per_token:
+        return _per_token_e4m3(operands.x, tiles=tiles, **_named(operands))
+    return _static(operands.x, tiles=tiles, **_named(operands), **_E4M3_OUTPUT)
+
+
+def _reference_e4m3(operands: Operands) -> object:
+    if operands.is_per_token:
+        return reference.norm_quantize_per_token_e4m3(operands.x, **_named(operands))
+    return reference.norm_quantize(operands.x, **_named(operands), **_E4M3_OUTPUT)
 
 
 def _make(M: int, K: int, kind: str, *, is_per_token: bool) -> Any:
@@ -72,6 +88,11 @@ def _bound(operands: Operands) -> Bound:
     return Bound(lsb=4, rtol=2**-7) if operands.is_per_token else Bound(lsb=1)
 
 
+def _bound_e4m3(operands: Operands) -> Bound:
+    """As `_bound`: a last bit of bfloat16 is a sixteenth of the space between two codes."""
+    return Bound(lsb=1, rtol=2**-7 if operands.is_per_token else 0.0)
+
+
 def _layer(x: Tensor, weight: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight)
 
@@ -80,10 +101,10 @@ def _rms(x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x, weight.shape, weight)
 
 
-def _case(M: int, K: int, kind: str, *, is_per_token: bool) -> BenchCase[Operands]:
+def _case(M: int, K: int, kind: str, *, is_per_token: bool, to: str = "") -> BenchCase[Operands]:
     x, weight = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((M, K), (K,)))
     return BenchCase(
-        name=f"{M}x{K} {kind} {'per token' if is_per_token else 'static'}",
+        name=f"{M}x{K} {kind} {'per token' if is_per_token else 'static'}{to}",
         shape_class=columns_class(K),
         make=_make(M, K, kind, is_per_token=is_per_token),
         cost=cost(x, weight, None),
@@ -110,4 +131,21 @@ BENCH = Bench(
         **ROW_SWEEP,
         "long": tile_grid(num_warps=(8, 16, 32), num_stages=(1,), BLOCK_M=(1,), BLOCK_K=(16384,)),
     },
+)
+
+E4M3_BENCH = Bench(
+    op="norm_quantize",
+    variant=Variant.E4M3,
+    call=_call_e4m3,
+    reference=_reference_e4m3,
+    draw=_draw,
+    bound=_bound_e4m3,
+    cases=(
+        _case(65536, 128, "rms", is_per_token=False, to=" to e4m3"),
+        _case(4096, 768, "layer", is_per_token=False, to=" to e4m3"),
+        _case(4096, 4096, "rms", is_per_token=True, to=" to e4m3"),
+        _case(2048, 8192, "rms", is_per_token=True, to=" to e4m3"),
+    ),
+    sweep={},
+    lowest_capability=FP8_CAPABILITY,
 )

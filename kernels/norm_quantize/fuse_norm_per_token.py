@@ -14,7 +14,7 @@ from pt2e_quant.kernels.norm_quantize.read_norm import CONSTRAINTS, NORMS, read_
 from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
 
-__all__ = ["fuse_norm_per_token"]
+__all__ = ["fuse_norm_per_token", "fuse_norm_per_token_e4m3"]
 
 
 _FUSED: dict[object, Any] = {
@@ -38,13 +38,30 @@ def fuse_norm_per_token(gm: GraphModule) -> PassResult:
     Before:  q, s, z = pt2e_quant.quantize_per_token(layer_norm(x, w, b))
     After:   q, s, z = pt2e_quant.norm_quantize_per_token(x, "layer", w, b)
 
-    To run after `fuse_choose_quantize` and `fuse_choose_e4m3`.
+    To run after `fuse_choose_quantize`.
     """
+    return _fuse(gm, QuantizeRows)
+
+
+@graph_pass()
+def fuse_norm_per_token_e4m3(gm: GraphModule) -> PassResult:
+    """Replace a norm and the `quantize_per_token_e4m3` that alone reads it by one operator.
+
+    Before:  q, s = pt2e_quant.quantize_per_token_e4m3(layer_norm(x, w, b))
+    After:   q, s = pt2e_quant.norm_quantize_per_token_e4m3(x, "layer", w, b)
+
+    To run after `fuse_choose_e4m3`.
+    """
+    return _fuse(gm, QuantizeRowsE4m3)
+
+
+def _fuse(gm: GraphModule, quantize: object) -> PassResult:
+    """Replace norms that this operator alone reads."""
     patterns = [(name, op) for name, found in NORMS.items() for op in found]
     refused: dict[str, Note] = {}
 
     def fits(name: str, match: Match) -> bool:
-        if not any(n.target in _FUSED for n in match.anchor.users):
+        if not any(n.target is quantize for n in match.anchor.users):
             return False
         broken = next((c for c in (*CONSTRAINTS, _ONE_READER) if not c.holds(match)), None)
         if broken is not None:

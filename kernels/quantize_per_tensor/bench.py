@@ -6,17 +6,28 @@ from torch import Tensor
 from pt2e_quant.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, Peer, tile_grid
 from pt2e_quant.kernels.bench_elementwise import compiled_peer, drawn_sizes, floats
 from pt2e_quant.kernels.fused_op import triton_kernel
+from pt2e_quant.kernels.launch import FP8_CAPABILITY
+from pt2e_quant.kernels.measured import Variant
 from pt2e_quant.kernels.quantize_per_tensor.op import cost
 from pt2e_quant.kernels.quantize_per_tensor.reference import quantize_per_tensor as reference
+from pt2e_quant.kernels.quantize_per_tensor.reference import (
+    quantize_per_tensor_e4m3 as e4m3_reference,
+)
 from pt2e_quant.kernels.quantize_per_tensor.shape_class import shape_class
 
-__all__ = ["BENCH"]
+__all__ = ["BENCH", "E4M3_BENCH"]
 
-_kernel = triton_kernel("pt2e_quant.kernels.quantize_per_tensor.gpu", "quantize_per_tensor")
+_GPU = "pt2e_quant.kernels.quantize_per_tensor.gpu"
+_kernel = triton_kernel(_GPU, "quantize_per_tensor")
+_e4m3_kernel = triton_kernel(_GPU, "quantize_per_tensor_e4m3")
 
 # No model does this in float: the peer is what Inductor makes of the q/dq graph's own operators.
+_Q_DQ = "torch.compile of the q/dq graph"
 _PEERS: dict[str, Peer[Tensor]] = compiled_peer(
-    lambda x: (x,), lambda x: reference(x), name="torch.compile of the q/dq graph", is_float=False
+    lambda x: (x,), lambda x: reference(x), name=_Q_DQ, is_float=False
+)
+_E4M3_PEERS: dict[str, Peer[Tensor]] = compiled_peer(
+    lambda x: (x,), lambda x: e4m3_reference(x), name=_Q_DQ, is_float=False
 )
 
 
@@ -25,17 +36,21 @@ def _draw(device: torch.device, seed: int) -> Tensor:
     return floats(drawn_sizes(seed, 300, 9000), device, seed, dtype)
 
 
-def _case(M: int, K: int) -> BenchCase[Tensor]:
+def _case(
+    M: int, K: int, to: str = "", peers: dict[str, Peer[Tensor]] = _PEERS
+) -> BenchCase[Tensor]:
     empty = torch.empty(M, K, dtype=torch.bfloat16, device="meta")
     return BenchCase(
-        name=f"{M}x{K} bf16",
+        name=f"{M}x{K} bf16{to}",
         shape_class=shape_class(M * K),
         make=lambda device, seed: floats((M, K), device, seed),
         cost=cost(empty),
         unit=MathUnit.FLOAT32,
-        peers=_PEERS,
+        peers=peers,
     )
 
+
+_SIZES = ((1, 4096), (64, 4096), (512, 768), (4096, 4096))
 
 BENCH: Bench[Tensor] = Bench(
     op="quantize_per_tensor",
@@ -43,7 +58,7 @@ BENCH: Bench[Tensor] = Bench(
     reference=reference,
     draw=_draw,
     bound=lambda x: Bound(),
-    cases=(_case(1, 4096), _case(64, 4096), _case(512, 768), _case(4096, 4096)),
+    cases=tuple(_case(M, K) for M, K in _SIZES),
     sweep={
         "one": tile_grid(num_warps=(4, 8, 16), num_stages=(1,), BLOCK=(8192,), PARTIALS=(1,)),
         "small": tile_grid(
@@ -53,4 +68,16 @@ BENCH: Bench[Tensor] = Bench(
             num_warps=(4, 8), num_stages=(1,), BLOCK=(2048, 4096, 8192), PARTIALS=(256, 512, 1024)
         ),
     },
+)
+
+E4M3_BENCH: Bench[Tensor] = Bench(
+    op="quantize_per_tensor",
+    variant=Variant.E4M3,
+    call=lambda x, tiles: _e4m3_kernel(x, tiles=tiles),
+    reference=e4m3_reference,
+    draw=_draw,
+    bound=lambda x: Bound(),
+    cases=tuple(_case(M, K, " to e4m3", _E4M3_PEERS) for M, K in _SIZES),
+    sweep={},
+    lowest_capability=FP8_CAPABILITY,
 )

@@ -6,17 +6,28 @@ from torch import Tensor
 from pt2e_quant.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, Peer
 from pt2e_quant.kernels.bench_elementwise import ROW_SWEEP, compiled_peer, drawn_sizes, floats
 from pt2e_quant.kernels.fused_op import triton_kernel
+from pt2e_quant.kernels.launch import FP8_CAPABILITY
+from pt2e_quant.kernels.measured import Variant
 from pt2e_quant.kernels.quantize_per_token.op import cost
 from pt2e_quant.kernels.quantize_per_token.reference import quantize_per_token as reference
+from pt2e_quant.kernels.quantize_per_token.reference import (
+    quantize_per_token_e4m3 as e4m3_reference,
+)
 from pt2e_quant.kernels.tiles import columns_class
 
-__all__ = ["BENCH"]
+__all__ = ["BENCH", "E4M3_BENCH"]
 
-_kernel = triton_kernel("pt2e_quant.kernels.quantize_per_token.gpu", "quantize_per_token")
+_GPU = "pt2e_quant.kernels.quantize_per_token.gpu"
+_kernel = triton_kernel(_GPU, "quantize_per_token")
+_e4m3_kernel = triton_kernel(_GPU, "quantize_per_token_e4m3")
 
 # No model does this in float: the peer is what Inductor makes of the q/dq graph's own operators.
+_Q_DQ = "torch.compile of the q/dq graph"
 _PEERS: dict[str, Peer[Tensor]] = compiled_peer(
-    lambda x: (x,), lambda x: reference(x), name="torch.compile of the q/dq graph", is_float=False
+    lambda x: (x,), lambda x: reference(x), name=_Q_DQ, is_float=False
+)
+_E4M3_PEERS: dict[str, Peer[Tensor]] = compiled_peer(
+    lambda x: (x,), lambda x: e4m3_reference(x), name=_Q_DQ, is_float=False
 )
 
 
@@ -25,16 +36,28 @@ def _draw(device: torch.device, seed: int) -> Tensor:
     return floats(drawn_sizes(seed, 300, 9000), device, seed, dtype)
 
 
-def _case(M: int, K: int) -> BenchCase[Tensor]:
+def _case(
+    M: int,
+    K: int,
+    *,
+    to: str = "",
+    row_bytes: int = 8,
+    peers: dict[str, Peer[Tensor]] = _PEERS,
+) -> BenchCase[Tensor]:
     empty = torch.empty(M, K, dtype=torch.bfloat16, device="meta")
     return BenchCase(
-        name=f"{M}x{K} bf16",
+        name=f"{M}x{K} bf16{to}",
         shape_class=columns_class(K),
         make=lambda device, seed: floats((M, K), device, seed),
-        cost=cost(empty),
+        cost=cost(empty, row_bytes),
         unit=MathUnit.FLOAT32,
-        peers=_PEERS,
+        peers=peers,
     )
+
+
+def _to_e4m3(M: int, K: int) -> BenchCase[Tensor]:
+    """A scale a row, and no zero point."""
+    return _case(M, K, to=" to e4m3", row_bytes=4, peers=_E4M3_PEERS)
 
 
 BENCH: Bench[Tensor] = Bench(
@@ -51,4 +74,16 @@ BENCH: Bench[Tensor] = Bench(
         _case(64, 14336),
     ),
     sweep=ROW_SWEEP,
+)
+
+E4M3_BENCH: Bench[Tensor] = Bench(
+    op="quantize_per_token",
+    variant=Variant.E4M3,
+    call=lambda x, tiles: _e4m3_kernel(x, tiles=tiles),
+    reference=e4m3_reference,
+    draw=_draw,
+    bound=lambda x: Bound(),
+    cases=tuple(_to_e4m3(M, K) for M, K in ((65536, 128), (4096, 768), (4096, 4096), (64, 14336))),
+    sweep={},
+    lowest_capability=FP8_CAPABILITY,
 )

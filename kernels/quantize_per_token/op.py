@@ -60,7 +60,12 @@ Equal to the last bit to pt2e_quant::choose_scales and pt2e_quant::quantize_floa
 """
 
 
-def cost(x: Tensor) -> Cost:
-    """Bytes and operations of one call: two comparisons, a product, a sum and a rounding."""
+def cost(x: Tensor, row_bytes: int = 8) -> Cost:
+    """Bytes and operations of one call: two comparisons, a product, a sum and a rounding.
+
+    Args:
+        x: what is quantized.
+        row_bytes: of the qparams of a row.
+    """
     rows = x.numel() // max(1, x.shape[-1])
-    return Cost(bytes=moved_bytes(x) + x.numel() + 8 * rows, operations=5 * x.numel())
+    return Cost(bytes=moved_bytes(x) + x.numel() + row_bytes * rows, operations=5 * x.numel())

@@ -29,7 +29,7 @@ FREE = {
     "norm_quantize": (0,),
 }
 SEVERAL = [bench for bench in BENCHES if bench.op in FREE]
-by_larger_unit = pytest.mark.parametrize("bench", SEVERAL, ids=lambda bench: bench.op)
+by_larger_unit = pytest.mark.parametrize("bench", SEVERAL, ids=lambda bench: bench.name)
 
 
 class Drawn:
@@ -62,7 +62,7 @@ def spread(tensor):
     return view.copy_(tensor)
 
 
-@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.op)
+@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
 def test_tensors_that_are_not_contiguous_give_the_same(bench):
     drawn = Drawn(bench)
     for place in drawn.places:

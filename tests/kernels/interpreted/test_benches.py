@@ -12,7 +12,7 @@ from pt2e_quant.kernels.catalog import BENCHES
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.op)
+@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
 def test_a_draw_is_within_its_bound(bench):
     operands = bench.draw(CPU, 0)
     made, wanted, bound = (

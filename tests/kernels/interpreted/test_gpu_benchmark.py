@@ -69,7 +69,7 @@ def small(bench):
     # Tiles of a class of rows hold whole rows, and these may be longer than a narrow one.
     of_rows = [case for case in bench.cases if case.shape_class in ("wide", "long")]
     case = dataclasses.replace((of_rows or bench.cases)[0], make=draw)
-    sweep = {case.shape_class: bench.sweep[case.shape_class][:2]}
+    sweep = {name: tiles[:2] for name, tiles in bench.sweep.items() if name == case.shape_class}
 
     def bound(operands):
         exact = bench.bound(operands)
@@ -114,7 +114,7 @@ def made_up_gpu(monkeypatch, tmp_path):
 
 
 UNITS = [
-    pytest.param(bench, id=bench.op, marks=() if bench.op in QUICK else pytest.mark.slow)
+    pytest.param(bench, id=bench.name, marks=() if bench.op in QUICK else pytest.mark.slow)
     for bench in BENCHES
 ]
 
@@ -127,7 +127,7 @@ def test_the_script_checks_tunes_times_and_writes_what_others_read(bench, made_u
     found = json.loads((made_up_gpu / f"gpu_{SLUG}.json").read_text())
     assert found["conditions"]["device"] == H200.name
     assert found["conditions"]["capability"] == "9.0"
-    assert found["checks"] == [{"op": bench.op, "draws": 1, "failures": []}]
+    assert found["checks"] == [{"op": bench.name, "draws": 1, "failures": []}]
     (row,) = found["kernels"]
     assert row["unavailable"].keys() <= {"torch._weight_int4pack_mm", "torch._scaled_mm"}
     assert row["peers"].keys() | row["unavailable"].keys() == bench_peers(bench, row)
@@ -145,7 +145,9 @@ def test_the_script_checks_tunes_times_and_writes_what_others_read(bench, made_u
         assert tiles.read_tiles(bench.op, SLUG)[sweep["shape_class"]].options() == sweep["best"]
     floats = [peer for peer in row["peers"].values() if peer["is_float"]]
     ratios = [peer["ratio"] for peer in floats or row["peers"].values()]
-    assert measured.read_measured(bench.op, SLUG) == {row["shape_class"]: min(ratios)}
+    made = {row["shape_class"]: min(ratios)}
+    assert measured.measured_of(bench.op, SLUG, bench.variant) == made
+    assert len(measured.read_measured(bench.op, SLUG)) == 1
 
 
 def bench_peers(bench, row):
@@ -168,7 +170,7 @@ def test_models_go_through_the_script(made_up_gpu, monkeypatch):
 
 
 def test_a_wrong_kernel_is_neither_tuned_nor_timed(made_up_gpu, monkeypatch):
-    (bench,) = (bench for bench in BENCHES if bench.op == "quantize")
+    (bench,) = (bench for bench in BENCHES if bench.name == "quantize")
     wrong = dataclasses.replace(small(bench), call=lambda x, tiles: bench.call(x, tiles) + 1)
     monkeypatch.setattr(gpu, "BENCHES", (wrong,))
     assert gpu.main(["--seeds", "1", "--no-models"]) == 1

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pt2e_quant.backends.cuda.backend import BACKEND
+from pt2e_quant.backends.cuda.choice import Measures
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
@@ -39,3 +40,17 @@ def test_kernels_compute_what_their_definitions_do(name, recipe, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     made = artifact.run(*data[0])
     assert sqnr_db([wanted], [made]) > LEAST_DB
+
+
+def test_a_product_runs_where_it_alone_was_measured(monkeypatch):
+    """Behind torch's own quantize, whose scales are float64: a launcher refuses those."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 40)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    exported = torch.export.export(torch.nn.Linear(40, 24).eval(), (x,))
+    gm = convert_pt2e(prepare_pt2e(exported, BACKEND.quantizer("int8_dynamic")))
+    monkeypatch.setattr(Measures, "ratio", lambda *_: 2.0)
+    artifact = BACKEND.lower(gm, verify=False)
+    assert artifact.report.integer_ops == {"int8_linear": 1}
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert torch.allclose(artifact.run(x), gm(x), atol=1e-5)
