@@ -36,6 +36,7 @@ from pt2e_quant.core.schemes import (
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, one_of
+from pt2e_quant.graph.sum_lengths import limit_sums
 
 __all__ = ["STATIC_TABLE", "TABLE"]
 
@@ -261,10 +262,12 @@ _REASONS = {
 
 STATIC_TABLE = OpTable(
     backend="ONNX Runtime",
-    rows=(*_CONV_ROWS, *_LINEAR_ROWS, *_ARITHMETIC_ROWS, *_MOVING_ROWS),
+    rows=limit_sums((*_CONV_ROWS, *_LINEAR_ROWS, *_ARITHMETIC_ROWS, *_MOVING_ROWS)),
     reasons=_REASONS,
 )
 """The rows of scheme int8: between such operators integers flow."""
 TABLE = OpTable(
-    backend="ONNX Runtime", rows=(*STATIC_TABLE.rows, *LOW_BIT_ROWS, *CODE_ROWS), reasons=_REASONS
+    backend="ONNX Runtime",
+    rows=(*STATIC_TABLE.rows, *limit_sums(LOW_BIT_ROWS), *CODE_ROWS),
+    reasons=_REASONS,
 )

@@ -34,6 +34,7 @@ from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, maybe, one_of
+from pt2e_quant.graph.sum_lengths import limit_sums
 
 __all__ = ["FUSING", "STATIC_ROWS", "TABLE", "edge_operators"]
 
@@ -174,12 +175,12 @@ _MOVERS = (
     _mover("upsample_nearest2d", (aten.upsample_nearest2d.vec,), _OUTSIDE),
     _mover("copy", ops.IDENTITIES, "nothing: it is dropped"),
 )
-STATIC_ROWS = (*STATIC_GEMMS, *_BINARIES, *_UNARIES, *_POOLS, *_MOVERS)
+STATIC_ROWS = (*limit_sums(STATIC_GEMMS), *_BINARIES, *_UNARIES, *_POOLS, *_MOVERS)
 """What runs in integers between static scales."""
 
 TABLE = OpTable(
     backend="XNNPACK",
-    rows=(*STATIC_ROWS, *DYNAMIC_GEMMS, *WEIGHT_ONLY_GEMMS, *EMBEDDINGS),
+    rows=(*STATIC_ROWS, *limit_sums(DYNAMIC_GEMMS), *WEIGHT_ONLY_GEMMS, *EMBEDDINGS),
     reasons={
         "aten.softmax": "XNNPACK's softmax is float only",
         "aten.matmul": "XNNPACK multiplies two run-time matrices in float only",
