@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import torch
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.cuda.choice import Measures
@@ -13,7 +14,7 @@ from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import arguments, is_getitem
 from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
-from pt2e_quant.kernels.measured import read_measured
+from pt2e_quant.kernels.measured import Variant, measured_of
 from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken, NormQuantizePerTokenE4m3
 from pt2e_quant.kernels.quantize.op import Quantize, QuantizePixels
 from pt2e_quant.kernels.quantize_per_tensor.op import QuantizeTensor, QuantizeTensorE4m3
@@ -34,17 +35,22 @@ _OPS: dict[object, str] = {
 }
 """What passes of their own insert, without an entry of the registry."""
 
+_WRITE_BOTH = frozenset(_OPS.values())
+"""Units whose results in 8-bit floats were measured apart from those in integers."""
+
 
 def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
     """Count operators; name kernels in use that were not measured, and lone q/dq with reasons."""
     kernels: Counter[str] = Counter()
     floats: Counter[str] = Counter()
+    written: set[tuple[str, Variant]] = set()
     refused: dict[str, str] = lowered.meta.get(REFUSED_KEY, {})
     constants = constant_nodes(lowered.graph)
     for node in lowered.graph.nodes:
         op = _fused_op(node)
         if op is not None:
             kernels[op] += 1
+            written.add((op, _variant(node, op)))
         elif node.op == "call_function" and not is_getitem(node):
             floats[operator_name(node)] += 1
             if is_qdq(node):
@@ -52,7 +58,7 @@ def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
     report.integer_ops, report.float_ops = dict(kernels), dict(floats)
     for record in report.provenance.tensors:
         record.backends["cuda"] = f"{record.dtype} in fused kernels"
-    unmeasured = sorted(op for op in kernels if not _was_measured(op, measures))
+    unmeasured = sorted({_named(*one) for one in written if not _was_measured(*one, measures)})
     if unmeasured:
         where = measures.device or "a GPU"
         report.notes.append(f"not measured on {where}: {', '.join(unmeasured)}")
@@ -66,8 +72,22 @@ def _fused_op(node: Node) -> str | None:
     return _OPS.get(node.target) if node.op == "call_function" else None
 
 
-def _was_measured(op: str, measures: Measures) -> bool:
-    return op == "data_movement" or bool(measures.device and read_measured(op, measures.device))
+def _variant(node: Node, op: str) -> Variant:
+    """What a fused call writes, where its unit was measured apart for that."""
+    if node.target is QuantizePixels:
+        return Variant.PIXELS
+    value = node.meta["val"]
+    made = value[0] if isinstance(value, tuple | list) else value
+    is_e4m3 = made.dtype is torch.float8_e4m3fn and op in _WRITE_BOTH
+    return Variant.E4M3 if is_e4m3 else Variant.PLAIN
+
+
+def _named(op: str, variant: Variant) -> str:
+    return f"{op} to {variant}" if variant else op
+
+
+def _was_measured(op: str, variant: Variant, measures: Measures) -> bool:
+    return op == "data_movement" or bool(measured_of(op, measures.device, variant))
 
 
 def _unmatched(gm: GraphModule, node: Node, reader: Node) -> str:

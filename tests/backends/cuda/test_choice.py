@@ -1,12 +1,17 @@
 """What tables of measured ratios decide: made-up ones, as `benchmarks.gpu` writes them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from benchmarks.gpu_tune import write_measured
 from pt2e_quant.backends.cuda.choice import Measures
+from pt2e_quant.backends.cuda.describe import describe
 from pt2e_quant.backends.cuda.lower import lower_graph
 from pt2e_quant.backends.cuda.table import REGISTRY
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.flow.report import Report
 from pt2e_quant.kernels import measured
 from pt2e_quant.kernels.measured import Variant, measured_class, measured_of
 from tests.backends.cuda.test_fp8 import quantized
@@ -81,3 +86,13 @@ def test_a_product_takes_the_qparams_of_torchs_own_operators(table):
         assert (scale, zero_point) == (torch.float32, torch.int32)
     x = torch.randn(5, 24)
     assert torch.allclose(made(x), gm(x), atol=1e-5)
+
+
+def test_the_report_names_what_was_not_measured_by_what_it_writes(table):
+    for op in ("fp8_linear", "quantize", "norm_quantize"):
+        table(op)
+    gm, _ = quantized("fp8")
+    allowing = replace(HERE, allow_unmeasured=True)
+    report = Report(backend="CUDA", provenance=provenance_of(gm), size_bytes=0)
+    describe(report, lower_graph(gm, REGISTRY, allowing), allowing)
+    assert report.notes == ["not measured on made_up: norm_quantize to e4m3, quantize to e4m3"]
