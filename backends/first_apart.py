@@ -229,6 +229,8 @@ class _Search:
             text = f"first apart at {', '.join(names)}: {figure}"
         else:
             text = f"first apart between {names[0]} and {names[-1]}: {figure}"
+        if borders:
+            text += ", what it reads agrees"
         if self.lowerings >= MOST_LOWERINGS:
             text += f" (the search ended after {MOST_LOWERINGS} lowerings)"
         return FirstApart(text=text, node=node)

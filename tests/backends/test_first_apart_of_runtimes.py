@@ -82,8 +82,10 @@ def spoiling(right: GraphPass, path: str) -> GraphPass:
 
 
 @pytest.fixture
-def refusal(monkeypatch) -> Callable[..., ArtifactError]:
-    def of(name: str, model: nn.Module, batch: tuple[Tensor, ...], path: str, **how) -> Any:
+def refusal(monkeypatch) -> Callable[..., tuple[ArtifactError, Node]]:
+    def of(
+        name: str, model: nn.Module, batch: tuple[Tensor, ...], path: str, **how: Any
+    ) -> tuple[ArtifactError, Node]:
         backend = get(name)
         ep = torch.export.export(model.eval(), batch, **how)
         prepared = pq.prepare_pt2e(ep, backend.quantizer("int8"))
@@ -105,20 +107,35 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("path", ["first", "second", "third"])
-@pytest.mark.parametrize("name", WHERE)
+def cases(**quick: str) -> list[Any]:
+    """Every layer of every runtime; in CI those named, for a runtime's lowering takes a second."""
+    return [
+        pytest.param(name, path, marks=() if path in quick.get(name, "") else pytest.mark.slow)
+        for name in WHERE
+        for path in ("first", "second", "third")
+    ]
+
+
+@pytest.mark.parametrize(("name", "path"), cases(cpu="first second third", xnnpack="third"))
 def test_refusal_when_a_pass_spoils_a_layer_then_it_is_named(refusal, name, path):
     torch.manual_seed(0)
-    batch = noise(4, 3, 8, 8), noise(4, 8, 8, 8)
-    error, node = refusal(name, Cnn(), batch, path)
-    print(error)
+    error, node = refusal(name, Cnn(), (noise(4, 3, 8, 8), noise(4, 8, 8, 8)), path)
+    assert "first apart" in str(error)
     assert error.node_name == node.name, str(error)
 
 
-@pytest.mark.parametrize("path", ["first", "second", "third"])
-@pytest.mark.parametrize("name", WHERE)
+@pytest.mark.parametrize(("name", "path"), cases(cpu="first third", onnx="second"))
 def test_refusal_when_the_program_writes_buffers_then_the_layer_is_named(refusal, name, path):
     torch.manual_seed(0)
-    error, node = refusal(name, Cached(), (noise(1, 2, 16),), path)
-    print(error)
+    model = Cached()
+    error, node = refusal(name, model, (noise(1, 2, 16),), path)
+    assert error.node_name == node.name, str(error)
+    assert not model.kept.any(), "the search wrote into the user's buffer"
+
+
+def test_refusal_when_a_size_is_dynamic_then_the_layer_is_named(refusal):
+    torch.manual_seed(0)
+    batch = (noise(4, 3, 8, 8), noise(4, 8, 8, 8))
+    size = torch.export.Dim("size", max=64)
+    error, node = refusal("cpu", Cnn(), batch, "second", dynamic_shapes=({0: size}, {0: size}))
     assert error.node_name == node.name, str(error)
