@@ -30,11 +30,13 @@ def gather_shared_inputs(gm: GraphModule) -> PassResult:
         linears = sorted(readers, key=order.__getitem__)
         if not any(_is_apart(first, second) for first, second in pairwise(linears)):
             continue
-        last = linears[0]
+        last, place = linears[0], order[linears[0]]
         for linear in linears[1:]:
             for part in (*_own_inputs(linear, node), linear):
-                last.append(part)
-                last = part
+                # What stands before them may have readers there: layers that share a weight.
+                if order[part] > place:
+                    last.append(part)
+                    last, order[part] = part, place
         notes.append(Note(node.name, f"its {len(linears)} linears stand together"))
     return PassResult(bool(notes), tuple(notes))
 

@@ -151,9 +151,20 @@ class Gated(nn.Module):
         return torch.sigmoid(self.gate(x)) * self.up(x)
 
 
-def converted(recipe: str) -> GraphModule:
+class Repeated(nn.Module):
+    """Layers that share their weights, as ALBERT's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Gated()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x) + x)
+
+
+def converted(recipe: str, model: type[nn.Module] = Gated) -> GraphModule:
     torch.manual_seed(0)
-    program = torch.export.export(Gated().eval(), (torch.randn(2, 32),))
+    program = torch.export.export(model().eval(), (torch.randn(2, 32),))
     gm = convert_pt2e(prepare_pt2e(program, BACKEND.quantizer(recipe)))
     duplicate_dequantize(gm)
     return gm
@@ -166,6 +177,12 @@ def test_linears_when_they_share_an_input_then_next_to_each_other():  # type: ig
     order = targets(gm)
     first = order.index("aten.linear.default")
     assert order.index("aten.sigmoid.default") > order.index("aten.linear.default", first + 1)
+
+
+def test_linears_when_layers_share_weights_then_each_weight_stands_before_its_readers():  # type: ignore[no-untyped-def]
+    gm = converted("int8_dynamic", Repeated)
+    assert applied(gm, gather_shared_inputs, torch.randn(2, 32), exact=True).changed
+    gm.graph.lint()
 
 
 def test_bias_when_weights_alone_are_integers_then_behind_the_linear():  # type: ignore[no-untyped-def]
