@@ -20,7 +20,8 @@ __all__ = ["cut_behind", "operators", "values_to_compare"]
 def operators(gm: GraphModule) -> tuple[Node, ...]:
     """The nodes that compute on the call's inputs and on written buffers, in graph order.
 
-    No q/dq, no views, no elements of tuples, and nothing that is made of constants alone.
+    No q/dq, no choice of their scales, no views, no elements of tuples, and nothing that is made
+    of constants alone.
     """
     varying = _varying(gm)
     return tuple(
@@ -29,8 +30,16 @@ def operators(gm: GraphModule) -> tuple[Node, ...]:
         if node in varying
         and not is_qdq(node)
         and not is_getitem(node)
+        and not _chooses_scales(node)
         and aliased_argument(node) is None
     )
+
+
+def _chooses_scales(node: Node) -> bool:
+    """Whether its results are scales and zero points, no values."""
+    used = [node, *(user for user in node.users if is_getitem(user))]
+    readers = [(value, reader) for value in used for reader in value.users if reader not in used]
+    return all(is_qdq(reader) and reader.args[0] is not value for value, reader in readers)
 
 
 def _varying(gm: GraphModule) -> set[Node]:
@@ -57,7 +66,7 @@ def values_to_compare(gm: GraphModule) -> tuple[Node, ...]:
         readers = list(node.users)
         if readers and all(is_qdq(reader) for reader in readers) and not is_quantize(node):
             inside.add(node)
-        elif len(readers) == 1 and readers[0] in inside:
+        elif len(readers) == 1 and readers[0] in inside and _is_unary(readers[0], varying):
             inside.add(node)
     return tuple(
         node
@@ -66,6 +75,10 @@ def values_to_compare(gm: GraphModule) -> tuple[Node, ...]:
         and _is_float(node)
         and (_is_static(node) if is_dequantize(node) else _is_result(node) and node not in inside)
     )
+
+
+def _is_unary(node: Node, varying: set[Node]) -> bool:
+    return sum(source in varying for source in node.all_input_nodes) == 1
 
 
 def _is_float(node: Node) -> bool:

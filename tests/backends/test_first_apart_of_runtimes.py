@@ -53,6 +53,24 @@ class Cached(nn.Module):
         return self.third(self.second(self.kept.clone()).relu())
 
 
+class Attention(nn.Module):
+    """Queries, keys and values of a norm, their attention, and a residual sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.q = nn.Linear(32, 32)
+        self.k = nn.Linear(32, 32)
+        self.v = nn.Linear(32, 32)
+        self.out = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (f(h).unflatten(-1, (4, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        found = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + self.out(found)
+
+
 def layer_of(gm: GraphModule, path: str) -> Node | None:
     for node in gm.graph.nodes:
         if node.target in (aten.conv2d.default, aten.linear.default):
@@ -84,11 +102,16 @@ def spoiling(right: GraphPass, path: str) -> GraphPass:
 @pytest.fixture
 def refusal(monkeypatch) -> Callable[..., tuple[ArtifactError, Node]]:
     def of(
-        name: str, model: nn.Module, batch: tuple[Tensor, ...], path: str, **how: Any
+        name: str,
+        model: nn.Module,
+        batch: tuple[Tensor, ...],
+        path: str,
+        recipe: str = "int8",
+        **how: Any,
     ) -> tuple[ArtifactError, Node]:
         backend = get(name)
         ep = torch.export.export(model.eval(), batch, **how)
-        prepared = pq.prepare_pt2e(ep, backend.quantizer("int8"))
+        prepared = pq.prepare_pt2e(ep, backend.quantizer(recipe))
         pq.calibrate(prepared, [batch], progress=False)
         gm = pq.convert_pt2e(prepared)
         lowering = import_module(f"pt2e_quant.backends.{name}.lower")
@@ -116,7 +139,7 @@ def cases(**quick: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("name", "path"), cases(cpu="first second third", xnnpack="third"))
+@pytest.mark.parametrize(("name", "path"), cases(cpu="first second third"))
 def test_refusal_when_a_pass_spoils_a_layer_then_it_is_named(refusal, name, path):
     torch.manual_seed(0)
     error, node = refusal(name, Cnn(), (noise(4, 3, 8, 8), noise(4, 8, 8, 8)), path)
@@ -131,6 +154,17 @@ def test_refusal_when_the_program_writes_buffers_then_the_layer_is_named(refusal
     error, node = refusal(name, model, (noise(1, 2, 16),), path)
     assert error.node_name == node.name, str(error)
     assert not model.kept.any(), "the search wrote into the user's buffer"
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int8_dynamic"])
+@pytest.mark.parametrize("path", ["v", "out"])
+def test_refusal_when_values_or_the_projection_are_spoiled_then_they_are_named(
+    refusal, recipe, path
+):
+    torch.manual_seed(0)
+    error, node = refusal("cpu", Attention(), (noise(2, 8, 32),), path, recipe)
+    assert error.node_name == node.name, str(error)
+    assert f"first apart at {node.name}" in str(error)
 
 
 def test_refusal_when_a_size_is_dynamic_then_the_layer_is_named(refusal):
