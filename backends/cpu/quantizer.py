@@ -23,6 +23,7 @@ from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weight_search import WeightSearch
 from pt2e_quant.passes.narrow_attention import narrow_attention
+from pt2e_quant.passes.products_as_linears import products_as_linears
 from pt2e_quant.passes.smooth_channels import smooth_channels
 
 __all__ = ["INT8", "INT8_REDUCED", "RECIPES", "REDUCED_NOTE", "Recipe", "make_quantizer"]
@@ -161,7 +162,7 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         table_of(registry),
         scheme,
         observers=found.observers,
-        transforms=(*found.transforms, place_movers, *forced),
+        transforms=(products_as_linears, *found.transforms, place_movers, *forced),
         algorithms=found.algorithms,
         rules=found.rules,
         balances_channels=found.balances_channels,

@@ -17,6 +17,7 @@ from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.passes.products_as_linears import products_as_linears
 from pt2e_quant.passes.smooth_channels import smooth_channels
 
 __all__ = ["RECIPES", "Recipe", "make_quantizer"]
@@ -131,6 +132,7 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         table_of(registry),
         found.scheme,
         observers=found.observers,
+        transforms=(products_as_linears,),
         algorithms=found.algorithms,
         rules=found.rules,
         balances_channels=found.balances_channels,

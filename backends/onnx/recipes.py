@@ -27,6 +27,7 @@ from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weight_search import WeightSearch
 from pt2e_quant.passes.decompose_attention import decompose_attention
+from pt2e_quant.passes.products_as_linears import products_as_linears
 from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
 from pt2e_quant.passes.smooth_channels import smooth_channels
 from pt2e_quant.passes.split_as_slices import split_as_slices
@@ -94,7 +95,7 @@ def _without_data(name: str, text: str, *, symmetric: bool = True) -> Recipe:
             *(((is_tied_linear, head),) if is_small else ()),
         ),
         observers=_SEARCHED,
-        transforms=_ATTENTION,
+        transforms=(*_ATTENTION, products_as_linears),
         balances_channels=True,
     )
 

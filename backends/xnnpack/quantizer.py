@@ -7,6 +7,7 @@ from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.passes.products_as_linears import products_as_linears
 from pt2e_quant.passes.snap_biases import snap_biases
 from pt2e_quant.passes.split_as_slices import split_as_slices
 
@@ -15,6 +16,7 @@ __all__ = ["make_quantizer"]
 TRANSFORMS: tuple[GraphPass, ...] = (
     split_as_slices,
     unbind_as_selects,
+    products_as_linears,
     simplify_for_table,
     place_elementwise,
     numbers_as_constants,

@@ -1,7 +1,7 @@
 """Write operators as others that the table has, before annotation; values stay the same.
 
-silu becomes x * sigmoid(x), a number added to an integer tensor becomes a constant, a product with
-a constant matrix becomes a linear: each part then has a row, and integers of its own.
+silu becomes x * sigmoid(x), a number added to an integer tensor becomes a constant: each part then
+has a row, and integers of its own.
 """
 
 import torch
@@ -10,9 +10,8 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.xnnpack.conditions import KEEP_FLOAT
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import ADD, ADDMM, DIV, MATMUL, MUL, SILU, SUB, argument, aten, is_call
-from pt2e_quant.graph.pattern import Match, Op, Var, one_of
+from pt2e_quant.graph.ops import ADD, DIV, MUL, SILU, SUB, aten, is_call
+from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
@@ -21,45 +20,12 @@ __all__ = ["numbers_as_constants", "simplify_for_table"]
 
 @graph_pass()
 def simplify_for_table(gm: GraphModule) -> PassResult:
-    """Rewrite silu, hardsigmoid and products with constant matrices.
+    """Rewrite silu.
 
-    Before:  silu(x);           matmul(x, w), w constant [K, N]
-    After:   x * sigmoid(x);    linear(x, w.T)
+    Before:  silu(x)
+    After:   x * sigmoid(x)
     """
-
-    def as_linear(m: Match, editor: Editor) -> Node | Skip:
-        if not m.is_constant("w") or m["w"].meta["val"].dim() != 2:
-            return Skip("its second operand is no constant matrix")
-        if m["x"].meta["val"].dim() < 2:
-            return Skip("its first operand is a vector")
-        bias = m.values.get("b")
-        if bias is not None and not _is_plain_bias(m):
-            return Skip("its bias is no constant vector, or is scaled")
-        weight = constant_of(gm, m["w"])
-        assert weight is not None
-        name = str(m["w"].target) if m["w"].op == "get_attr" else m["w"].name
-        turned = editor.constant(f"{name}_rows", weight.t().contiguous(), like=m.anchor)
-        return editor.call(aten.linear.default, m["x"], turned, bias, like=m.anchor)
-
-    rules = (
-        Rule("silu", find=Op(SILU, Var("x")), build=_silu),
-        Rule(
-            "matmul",
-            find=Op(one_of(MATMUL, (aten.mm.default,)), Var("x"), Var("w")),
-            build=as_linear,
-        ),
-        Rule("addmm", find=Op(ADDMM, Var("b"), Var("x"), Var("w")), build=as_linear),
-    )
-    return rewrite(gm, rules)
-
-
-def _is_plain_bias(m: Match) -> bool:
-    return (
-        m.is_constant("b")
-        and m["b"].meta["val"].dim() == 1
-        and argument(m.anchor, "beta") == 1
-        and argument(m.anchor, "alpha") == 1
-    )
+    return rewrite(gm, (Rule("silu", find=Op(SILU, Var("x")), build=_silu),))
 
 
 def _silu(m: Match, editor: Editor) -> Node | Skip:

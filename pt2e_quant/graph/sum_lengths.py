@@ -34,7 +34,7 @@ def _limited(row: OpRow) -> OpRow:
         shape = list(node.meta["val"].shape) if isinstance(node, Node) else []
         if not all(isinstance(size, int) for size in shape):
             return True
-        return math.prod(shape[:axis] + shape[axis + 1 :]) <= LONGEST_SUM
+        return bool(math.prod(shape[:axis] + shape[axis + 1 :]) <= LONGEST_SUM)
 
     limit = Constraint(text=f"at most {LONGEST_SUM} products in a sum", holds=fits)
     return replace(row, constraints=(*row.constraints, limit))

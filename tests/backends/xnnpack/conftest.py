@@ -16,6 +16,7 @@ from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
 from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.passes.products_as_linears import products_as_linears
 from pt2e_quant.passes.split_as_slices import split_as_slices
 
 collect_ignore_glob = [] if importlib.util.find_spec("executorch") else ["test_*.py"]
@@ -43,7 +44,12 @@ def every_row() -> Callable[[], TableQuantizer]:
     """A quantizer that quantizes light operators wherever they stand."""
 
     def made() -> TableQuantizer:
-        transforms = (split_as_slices, simplify_for_table, numbers_as_constants)
+        transforms = (
+            split_as_slices,
+            products_as_linears,
+            simplify_for_table,
+            numbers_as_constants,
+        )
         return TableQuantizer(TABLE, INT8, transforms=transforms)
 
     return made

@@ -1,0 +1,53 @@
+"""Products with a constant matrix as linears, which is what backends have kernels for."""
+
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.ops import ADDMM, MATMUL, argument, aten
+from pt2e_quant.graph.pattern import Match, Op, Var, one_of
+from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
+
+__all__ = ["products_as_linears"]
+
+
+@graph_pass()
+def products_as_linears(gm: GraphModule) -> PassResult:
+    """Write matmul, mm and addmm by a constant matrix as linears: GPT-2's layers are such.
+
+    Scales of channels and groups then run along the rows of a weight, as those of other layers.
+
+    Before:  addmm(b, x, w)      w: [K, N], constant; b: [N], constant
+    After:   linear(x, w.T, b)
+    """
+
+    def as_linear(m: Match, editor: Editor) -> Node | Skip:
+        if not m.is_constant("w") or m["w"].meta["val"].dim() != 2:
+            return Skip("its second operand is no constant matrix")
+        if m["x"].meta["val"].dim() < 2:
+            return Skip("its first operand is a vector")
+        bias = m.values.get("b")
+        if bias is not None and not _is_plain_bias(m):
+            return Skip("its bias is no constant vector, or is scaled")
+        weight = constant_of(gm, m["w"])
+        assert weight is not None
+        name = str(m["w"].target) if m["w"].op == "get_attr" else m["w"].name
+        turned = editor.constant(f"{name}_rows", weight.t().contiguous(), like=m.anchor)
+        return editor.call(aten.linear.default, m["x"], turned, bias, like=m.anchor)
+
+    products = one_of(MATMUL, (aten.mm.default,))
+    rules = (
+        Rule("matmul", find=Op(products, Var("x"), Var("w")), build=as_linear),
+        Rule("addmm", find=Op(ADDMM, Var("b"), Var("x"), Var("w")), build=as_linear),
+    )
+    return rewrite(gm, rules)
+
+
+def _is_plain_bias(m: Match) -> bool:
+    return (
+        m.is_constant("b")
+        and m["b"].meta["val"].dim() == 1
+        and argument(m.anchor, "beta") == 1
+        and argument(m.anchor, "alpha") == 1
+    )
