@@ -1,4 +1,4 @@
-"""Which shape classes of the integer operators beat float32, prepacked or not, on this CPU?
+"""Which shape classes of the integer operators beat prepacked float32 on this CPU?
 
 Run `python -m benchmarks.cpu_kernels`: CPU time of both in turn, one thread, the least of the
 rounds; a class's ratio is the geometric mean over its shapes. Writes
@@ -88,10 +88,6 @@ def conv_calls(conv: Conv) -> dict[str, Call]:
         made: Tensor = mkldnn._convolution_pointwise(*args)
         return made
 
-    def unpacked() -> Tensor:
-        # For images of few pixels and one thread torch has a faster one than oneDNN's.
-        return torch.relu(torch.conv2d(x, weight, bias, stride, pad, dilation, conv.groups))
-
     def in_integers() -> Tensor:
         head = (x_q, _SCALE, _ZERO_POINT, packed_q, scales, zeros, bias, *geometry)
         made: Tensor = onednn.qconv_pointwise(*head, 0.05, 0, torch.uint8, *post_op)
@@ -101,13 +97,7 @@ def conv_calls(conv: Conv) -> dict[str, Call]:
         # The convolution before gives float at no cost; the one behind wants integers.
         return quantize_once(in_float(), 0.05, 0, torch.uint8)
 
-    return {
-        "float": in_float,
-        "unpacked": unpacked,
-        "int8": in_integers,
-        "chain": between_integers,
-        "unpacked chain": lambda: quantize_once(unpacked(), 0.05, 0, torch.uint8),
-    }
+    return {"float": in_float, "int8": in_integers, "chain": between_integers}
 
 
 def conv_ratios(rounds: int, convs: tuple[Conv, ...] = CONVS) -> dict[str, float]:
@@ -116,12 +106,8 @@ def conv_ratios(rounds: int, convs: tuple[Conv, ...] = CONVS) -> dict[str, float
     for conv in convs:
         times = times_of(conv_calls(conv), rounds)
         alone, chain = (conv.class_name(in_chain=given) for given in (False, True))
-        best, best_in_chain = (
-            min(times[name], times[f"unpacked {name}".removesuffix(" float")])
-            for name in ("float", "chain")
-        )
-        found.setdefault(alone, []).append(best / times["int8"])
-        found.setdefault(chain, []).append(best_in_chain / times["int8"])
+        found.setdefault(alone, []).append(times["float"] / times["int8"])
+        found.setdefault(chain, []).append(times["chain"] / times["int8"])
     return means(found)
 
 

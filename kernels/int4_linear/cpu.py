@@ -38,7 +38,7 @@ from pt2e_quant.kernels.onednn.digits_site import (
     node_cost,
     row_digits,
 )
-from pt2e_quant.kernels.onednn.size_classes import rows_of, weight_elements
+from pt2e_quant.kernels.onednn.size_classes import expected_rows, rows_of, weight_elements
 from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
 from pt2e_quant.kernels.site import Site
 
@@ -49,12 +49,12 @@ _OP = "int4_linear"
 
 def row_class(match: Match) -> str:
     """Of a weight with a scale for each row."""
-    return class_of("rows", rows_of(match), weight_elements(match))
+    return class_of("rows", expected_rows(match), weight_elements(match))
 
 
 def group_class(match: Match) -> str:
     """Of a weight with a scale for each group of one."""
-    return class_of("groups", rows_of(match), weight_elements(match))
+    return class_of("groups", expected_rows(match), weight_elements(match))
 
 
 def build_rows(site: Site) -> Node:

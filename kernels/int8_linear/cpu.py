@@ -20,7 +20,7 @@ from pt2e_quant.kernels.onednn.site import (
     known_sizes,
     read_operands,
 )
-from pt2e_quant.kernels.onednn.size_classes import rows_of, weight_elements
+from pt2e_quant.kernels.onednn.size_classes import expected_rows, weight_elements
 from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
 from pt2e_quant.kernels.site import Site
 
@@ -32,15 +32,15 @@ _ROWS = (1, 16, 128)
 
 def shape_class(match: Match) -> str:
     """By the rows of the product and the size of the weight."""
-    return class_of(rows_of(match), weight_elements(match))
+    return class_of(expected_rows(match), weight_elements(match))
 
 
 def class_of(rows: int | None, weight: int) -> str:
     """The class of a product of so many rows by a weight of so many elements.
 
     Args:
-        rows: None if their number is known at run time only: the class is as fast as the slowest
-            of its weight.
+        rows: None if their number is not known, not even of an example: the class is as fast as
+            the slowest of its weight.
         weight: elements.
 
     >>> class_of(16, 768 * 768), class_of(None, 32 * 32)

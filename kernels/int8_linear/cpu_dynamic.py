@@ -13,7 +13,7 @@ from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows, sums_fit_floa
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import PackLinear
-from pt2e_quant.kernels.onednn.size_classes import rows_of, sizes_of, weight_elements
+from pt2e_quant.kernels.onednn.size_classes import expected_rows, sizes_of, weight_elements
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here, not_slower
 from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.site import Site
@@ -35,7 +35,7 @@ def class_of(rows: int | None, weight: int) -> str:
 
 def shape_class(match: Match) -> str:
     """By the rows of the product and the size of the weight."""
-    return class_of(rows_of(match), weight_elements(match))
+    return class_of(expected_rows(match), weight_elements(match))
 
 
 def build(site: Site) -> Node:

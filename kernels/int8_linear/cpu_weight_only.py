@@ -13,7 +13,7 @@ from pt2e_quant.kernels.onednn.digits_site import (
     node_cost,
     row_digits,
 )
-from pt2e_quant.kernels.onednn.size_classes import rows_of, weight_elements
+from pt2e_quant.kernels.onednn.size_classes import expected_rows, weight_elements
 from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
 from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.site import Site
@@ -23,7 +23,7 @@ __all__ = ["KERNELS", "shape_class"]
 
 def shape_class(match: Match) -> str:
     """By the rows of the product and the size of the weight."""
-    return class_of("rows", rows_of(match), weight_elements(match))
+    return class_of("rows", expected_rows(match), weight_elements(match))
 
 
 def build(site: Site) -> Node:

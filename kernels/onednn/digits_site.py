@@ -38,8 +38,8 @@ def class_of(form: str, rows: int | None, weight: int) -> str:
 
     Args:
         form: how the weight is scaled, "rows" or "groups".
-        rows: None if their number is known at run time only: the class is as fast as the slowest
-            of its kind.
+        rows: None if their number is not known, not even of an example: the class is as fast as
+            the slowest of its kind.
         weight: elements.
 
     >>> class_of("rows", 16, 768 * 768), class_of("groups", None, 2**22)

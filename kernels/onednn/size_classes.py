@@ -1,8 +1,10 @@
 """Classes of a product's sizes, by which its measured speed over float is kept."""
 
+import torch
+
 from pt2e_quant.graph.pattern import Match
 
-__all__ = ["rows_of", "sizes_of", "weight_elements"]
+__all__ = ["expected_rows", "rows_of", "sizes_of", "weight_elements"]
 
 _ROWS = (1, 4, 16, 128)
 _WEIGHTS = (18, 20, 22)
@@ -18,6 +20,19 @@ def rows_of(match: Match) -> int | None:
     return rows
 
 
+def expected_rows(match: Match) -> int | None:
+    """The rows of the product, symbolic sizes as in the inputs of the export; None if not known.
+
+    What is slower for one row may be twice as fast for a hundred: the example says which it is.
+    """
+    rows = 1
+    for size in match.nodes["op"].meta["val"].shape[:-1]:
+        if isinstance(size, torch.SymInt) and not size.node.has_hint():
+            return None
+        rows *= int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    return rows
+
+
 def weight_elements(match: Match) -> int:
     """The elements of the match's weight."""
     return int(match.node("w").meta["val"].numel())
@@ -27,8 +42,8 @@ def sizes_of(rows: int | None, weight: int) -> str:
     """The sizes of a product of so many rows by a weight of so many elements.
 
     Args:
-        rows: None if their number is known at run time only: the class is as fast as the slowest
-            of its weight.
+        rows: None if their number is not known, not even of an example: the class is as fast as
+            the slowest of its weight.
         weight: elements.
 
     >>> sizes_of(16, 768 * 768), sizes_of(None, 2**22)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from benchmarks.cpu_elementwise import CASES, calls, ratios
-from benchmarks.cpu_kernels import CONVS, conv_calls
 from pt2e_quant.backends.cpu.single_pass_qdq import hear_deprecation
 
 
@@ -29,11 +28,3 @@ def test_ratios_then_each_class_of_each_unit():
     assert {op: set(of_op) for op, of_op in found.items()} == {
         "data_movement": {"cat", "max_pool2d"}
     }
-
-
-def test_float_convolutions_then_packed_and_plain_agree():
-    conv = next(conv for conv in CONVS if conv.side == 8)
-    found = conv_calls(conv)
-    torch.testing.assert_close(found["float"](), found["unpacked"](), rtol=0, atol=1e-4)
-    chain, plain = found["chain"](), found["unpacked chain"]()
-    assert (chain.int() - plain.int()).abs().max() <= 1

@@ -23,7 +23,7 @@ from tests.small_models import MODELS
 CPU = get("cpu")
 LEAST_DB = 40.0
 ROWS = "pt2e_quant.int8_linear_rows"
-ANY = "x per token, weight < 2^18, any M"
+AS_EXPORTED = "x per token, weight < 2^18, M <= 16"
 
 
 def converted(model, inputs, shapes=None, backend=CPU):
@@ -151,19 +151,19 @@ def test_shape_classes_tell_small_weights_from_large_ones(make_noise, rows, widt
     assert cpu_dynamic.shape_class(found[1]) == f"x per token, {named}"
 
 
-def test_shape_class_of_unknown_rows_is_that_of_any(make_noise):
+def test_shape_class_of_symbolic_rows_is_that_of_the_example(make_noise):
     gm, artifact = lowered_net(make_noise)
     kernels = [n.meta[KERNEL_KEY] for n in artifact.program.graph.nodes if KERNEL_KEY in n.meta]
     assert [kernel.op for kernel in kernels] == ["int8_linear"] * 2
     patterns = [(kernel, op) for kernel in cpu_dynamic.KERNELS for op in kernel.row.find]
     found = find_matches(gm.graph, patterns)
-    assert [kernel.shape_class(match) for kernel, match in found] == [ANY] * 2
+    assert [kernel.shape_class(match) for kernel, match in found] == [AS_EXPORTED] * 2
 
 
 def test_class_when_slower_than_float_then_float_and_the_error_says_what_to_do(
     make_noise, monkeypatch
 ):
-    monkeypatch.setattr(speed, "measured_here", lambda op: {ANY: 0.8})
+    monkeypatch.setattr(speed, "measured_here", lambda op: {AS_EXPORTED: 0.8})
     with pytest.raises(AnnotationError, match="measured no slower than float") as refused:
         lowered_net(make_noise)
     assert 'pq.backends.get("cpu").allowing_slower()' in str(refused.value)
@@ -173,10 +173,10 @@ def test_class_when_slower_but_allowed_then_fused_and_the_report_says_how_slow(
     make_noise, monkeypatch
 ):
     for module in (speed, describe):
-        monkeypatch.setattr(module, "measured_here", lambda op: {ANY: 0.8})
+        monkeypatch.setattr(module, "measured_here", lambda op: {AS_EXPORTED: 0.8})
     _, artifact = lowered_net(make_noise, CPU.allowing_slower())
     assert artifact.report.integer_ops[ROWS] == 2
-    assert any(f"{ANY} (2 calls): measured 0.80 times" in n for n in artifact.report.notes)
+    assert any(f"{AS_EXPORTED} (2 calls): measured 0.80 times" in n for n in artifact.report.notes)
 
 
 def test_one_slow_row_when_many_are_fast_then_many_are_quantized(make_noise, monkeypatch):

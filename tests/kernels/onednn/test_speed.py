@@ -10,6 +10,7 @@ from pt2e_quant.core.errors import AnnotationError
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.kernels.int8_linear.cpu import class_of
 from pt2e_quant.kernels.onednn import speed
 
 CPU = get("cpu")
@@ -70,9 +71,9 @@ def test_class_when_slower_is_allowed_then_lowered_by_every_other_constraint(mea
         assert list(same[row.name]) == kept
 
 
-def test_linear_of_unknown_rows_when_the_slowest_class_is_slower_then_float(measured):
+def test_linear_of_symbolic_rows_when_the_class_of_the_example_is_slower_then_float(measured):
     rows = ({0: torch.export.Dim("n", max=64)},)
-    measured["small weight, any M"] = 0.6
+    measured[class_of(4, 16 * 16)] = 0.6
     net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 512))
     ep = torch.export.export(net.eval(), (torch.randn(4, 16),), dynamic_shapes=rows)
     prepared = prepare_pt2e(ep, CPU.quantizer("int8"))
