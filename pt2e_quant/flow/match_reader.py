@@ -1,6 +1,6 @@
 """Which matches of a table the rules ask for and the tensors allow, and why not the others."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -33,10 +33,13 @@ class Plan:
 class MatchReader:
     """Decides about matches, and remembers the reason for each node it turns down."""
 
-    def __init__(self, table: OpTable, book: RuleBook, masks: MaskInfo) -> None:
+    def __init__(
+        self, table: OpTable, book: RuleBook, masks: MaskInfo, written: Collection[Node]
+    ) -> None:
         self.table = table
         self.book = book
         self.masks = masks.masks | masks.masked_scores
+        self.written = written
         self.reasons: dict[Node, tuple[int, str, str]] = {}
         self.resolved: dict[tuple[int, int], TensorScheme | None] = {}
         self.plans: dict[tuple[str, Node, tuple[Node, ...]], Plan] = {}
@@ -73,6 +76,9 @@ class MatchReader:
         chosen = self._resolve(slot, scheme) if places else None
         if chosen is not None:
             check_groups(chosen, places)
+            for source in (p[0] for p in places if not isinstance(p, Node)):
+                if source.op == "get_attr" and source in self.written:
+                    raise ValueError(f'its "{source.name}" is a buffer that this graph writes')
         return chosen
 
     def _resolve(self, slot: Slot, scheme: Scheme) -> TensorScheme | None:

@@ -27,6 +27,7 @@ from pt2e_quant.flow.observer_choice import ObserverChoice, derived_spec
 from pt2e_quant.flow.quantizer import Quantizer
 from pt2e_quant.flow.rules import ALL_ROLES, QuantRule, RuleBook, RuleKind
 from pt2e_quant.flow.train_ranges import for_training
+from pt2e_quant.graph.alias import mutated_roots
 from pt2e_quant.graph.masks import find_masks
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, find_matches
@@ -181,7 +182,7 @@ class TableQuantizer(Quantizer):
             book.check_all_matched([*nodes, *(n for n in inner if _computes_float(n))])
         masks = find_masks(model)
         model.meta[MASKS_KEY] = masks
-        reader = MatchReader(self.table, book, masks)
+        reader = MatchReader(self.table, book, masks, mutated_roots(model.graph))
         matches = find_matches(model.graph, self._patterns(), reader.accept)
         done: set[Node] = set()
         quantized: set[Node] = set()

@@ -1,5 +1,7 @@
 """The quantizer of an op table: what it annotates, and the reason for everything else."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,13 @@ from torch.export import export
 
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.core.specs import Q_ANNOTATION_KEY, QuantizationSpec, SharedQuantizationSpec
+from pt2e_quant.core.specs import (
+    Q_ANNOTATION_KEY,
+    FixedQParamsQuantizationSpec,
+    QuantizationAnnotation,
+    QuantizationSpec,
+    SharedQuantizationSpec,
+)
 from pt2e_quant.observers.minmax import PerChannelMinMaxObserver
 
 
@@ -93,6 +101,44 @@ def test_weight_made_at_run_time_is_a_reason(quantizer):
     quantizer().annotate(gm)
     (record,) = provenance_of(gm).floats
     assert record.reason == 'Toy linear: its weight "w" is computed at run time'
+
+
+def test_written_buffer_as_an_input_is_a_reason(quantizer):
+    class Last(nn.Module):
+        """A linear of what the call before left in a buffer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(2, 3))
+            self.fc = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fc(self.last) + self.fc(x)
+            self.last.copy_(x)
+            return y
+
+    gm = export(Last(), (torch.randn(2, 3),)).module(check_guards=False)
+    quantizer().annotate(gm)
+    assert _annotation(gm, "linear") is None
+    assert _annotation(gm, "linear_1") is not None
+    reasons = {r.node: r.reason for r in provenance_of(gm).floats}
+    assert reasons["linear"].endswith('"last" is a buffer that this graph writes')
+
+
+def test_reader_of_a_fixed_scale_takes_it(gm, quantizer):
+    """Behind a sigmoid, say: on a scale of its own it would round once more."""
+    quantizer().annotate(gm)
+    x = _node(gm, "x")
+    asked = _annotation(gm, "conv2d").input_qspec_map[x]
+    limits = {name: getattr(asked, name) for name in ("dtype", "quant_min", "quant_max")}
+    fixed = FixedQParamsQuantizationSpec(scale=1 / 256, zero_point=0, **limits)
+    x.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(output_qspec=fixed)
+    quantizer().annotate(gm)
+    assert _annotation(gm, "conv2d").input_qspec_map[x] is fixed
+    narrower = replace(fixed, quant_max=fixed.quant_max - 1)
+    x.meta[Q_ANNOTATION_KEY].output_qspec = narrower
+    quantizer().annotate(gm)
+    assert _annotation(gm, "conv2d").input_qspec_map[x] == asked
 
 
 def test_integer_operands_are_a_reason(quantizer):
