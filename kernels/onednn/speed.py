@@ -21,7 +21,7 @@ SHAPE_CLASS_KEY = "pt2e_quant.shape_class"
 _TEXT = "a shape class that measured no slower than float here"
 _FIX = (
     "leave it float, as layers so small gain nothing on this CPU, or quantize it all the same, "
-    'with backend pq.backends.get("cpu").allowing_slower()'
+    'with backend pq.backends.get("cpu").allowing_slower() (--allow-slower)'
 )
 
 _LEVELS = (

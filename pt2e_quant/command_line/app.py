@@ -85,6 +85,13 @@ def quantize(
             "--allow-unmeasured", help="cuda: use kernels that were not measured on the GPU here."
         ),
     ] = False,
+    allow_slower: Annotated[
+        bool,
+        typer.Option(
+            "--allow-slower",
+            help="cpu: quantize also what measured slower than float on such a CPU.",
+        ),
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,
     quiet: Quiet = False,
     imports: Imports = None,
@@ -107,6 +114,7 @@ def quantize(
             verify=verify,
             margin_db=margin_db,
             allow_unmeasured=allow_unmeasured,
+            allow_slower=allow_slower,
         ),
         Console(stderr=True, quiet=quiet),
     )

@@ -44,6 +44,7 @@ class QuantizeOptions:
         verify: run the artifact once against the quantized graph.
         margin_db: how near it must be.
         allow_unmeasured: use kernels that were not measured on the GPU at hand.
+        allow_slower: quantize also what measured slower than float on such a CPU.
     """
 
     model: Path
@@ -59,6 +60,7 @@ class QuantizeOptions:
     verify: bool = True
     margin_db: float = 6.0
     allow_unmeasured: bool = False
+    allow_slower: bool = False
 
 
 def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact, Path]:
@@ -108,12 +110,16 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
 
 def _backend(options: QuantizeOptions) -> Backend:
     found = get(options.backend)
-    if not options.allow_unmeasured:
-        return found
-    allowing: Callable[[], Backend] | None = getattr(found, "allowing_unmeasured", None)
+    if options.allow_unmeasured:
+        found = _allowing(found, "unmeasured")
+    return _allowing(found, "slower") if options.allow_slower else found
+
+
+def _allowing(backend: Backend, what: str) -> Backend:
+    allowing: Callable[[], Backend] | None = getattr(backend, f"allowing_{what}", None)
     if allowing is None:
         raise ConfigError(
-            f'backend "{found.name}" asks for no measurements', fix="leave out --allow-unmeasured"
+            f'backend "{backend.name}" has nothing {what} to allow', fix=f"leave out --allow-{what}"
         )
     return allowing()
 

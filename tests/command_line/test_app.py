@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from pt2e_quant.__main__ import main
 from pt2e_quant.command_line.program_file import load_program
+from pt2e_quant.kernels.onednn import speed
 
 
 def call(*arguments):
@@ -38,6 +40,19 @@ def test_quantize_for_a_gpu_needs_a_word_for_kernels_nobody_measured(folder, cap
     assert not (folder / "model.qcuda").exists()
     assert call(*asked, "-q", "--allow-unmeasured") == 0
     assert (folder / "model.qcuda").exists()
+
+
+def test_quantize_for_a_cpu_where_layers_measured_slower_needs_a_word(
+    folder, plain_backend, capsys, monkeypatch
+):
+    monkeypatch.setattr(speed, "measured_here", lambda op: SimpleNamespace(get=lambda *_: 0.5))
+    asked = [("cpu" if word == "plain" else word) for word in QUANTIZE]
+    assert call(*asked, "-q") == 1
+    assert "--allow-slower" in capsys.readouterr().err
+    assert call(*asked, "-q", "--allow-slower") == 0
+    assert (folder / "model.qpt2").exists()
+    assert call(*QUANTIZE, "-q", "--allow-slower") == 1
+    assert "leave out --allow-slower" in capsys.readouterr().err
 
 
 def test_quantize_when_groups_do_not_divide_then_the_option_pads_them(folder, capsys):
