@@ -350,12 +350,18 @@ def in_integers(gm, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("model", "least_gain_db"), [(Normed(), 8.0), (Gated(), 1.0)])
 def test_int8_when_balanced_then_nearer_to_float(model, least_gain_db):
-    """Inputs are unit normal, as the estimate takes a norm's input to be."""
+    """Inputs are unit normal, as the estimate takes a norm's input to be; the mean of four draws."""
     data = torch.randn(4, 64, WIDTH, generator=torch.Generator().manual_seed(1))
-    gm = torch.export.export(model, (data,)).module()
-    plain = sqnr_db([model(data)], [in_integers(gm, data)])
-    run_passes(gm, (ALL_DYNAMIC,))
-    assert sqnr_db([model(data)], [in_integers(gm, data)]) > plain + least_gain_db
+    gains = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        drawn = type(model)()
+        gm = torch.export.export(drawn, (data,)).module()
+        plain = sqnr_db([drawn(data)], [in_integers(gm, data)])
+        run_passes(gm, (ALL_DYNAMIC,))
+        gains.append(sqnr_db([drawn(data)], [in_integers(gm, data)]) - plain)
+    assert min(gains) > 0
+    assert sum(gains) / len(gains) > least_gain_db
 
 
 def test_symmetric_inputs_when_balanced_then_no_factor_is_negative(program):
