@@ -350,7 +350,7 @@ def in_integers(gm, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("model", "least_gain_db"), [(Normed(), 8.0), (Gated(), 1.0)])
 def test_int8_when_balanced_then_nearer_to_float(model, least_gain_db):
-    """Inputs are unit normal, as the estimate takes a norm's input to be; the mean of four draws."""
+    """Inputs are unit normal, as the estimate takes a norm's input to be; four models are drawn."""
     data = torch.randn(4, 64, WIDTH, generator=torch.Generator().manual_seed(1))
     gains = []
     for seed in range(4):
