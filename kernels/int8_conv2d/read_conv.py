@@ -9,6 +9,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import argument
 from pt2e_quant.graph.pattern import Match
+from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 
 __all__ = [
     "EVEN_PADDING",
@@ -18,8 +19,6 @@ __all__ = [
     "per_axis",
     "weight_of",
 ]
-
-_LONGEST = (2**31 - 1) // (255 * 128)
 
 
 def weight_of(conv: Node) -> Tensor:
@@ -69,8 +68,8 @@ def _windows_meet_image(match: Match) -> bool:
 
 
 SUMS_FIT = Constraint(
-    text=f"at most {_LONGEST} weights for an output channel",
-    holds=lambda match: weight_of(match.nodes["op"])[0].numel() <= _LONGEST,
+    text=f"at most {LONGEST_SUM} weights for an output channel",
+    holds=lambda match: weight_of(match.nodes["op"])[0].numel() <= LONGEST_SUM,
 )
 """Sums of products of 8 bits that int32 holds: matrix units wrap around, or saturate."""
 

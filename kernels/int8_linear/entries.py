@@ -10,6 +10,7 @@ from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.pattern import Match
+from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
@@ -35,15 +36,14 @@ __all__ = [
 WEIGHT = TensorScheme(dtype=torch.int8, granularity=PerChannel(0), symmetric=True)
 PER_TOKEN = TensorScheme(dtype=torch.int8, granularity=PerToken(), symmetric=False, is_dynamic=True)
 _PER_TENSOR = replace(PER_TOKEN, granularity=PerTensor())
-_LONGEST = (2**31 - 1) // (255 * 128)
 
 
 def _sums_fit(match: Match) -> bool:
     weight: Node = match["w"]
-    return int(weight.meta["val"].shape[-1]) <= _LONGEST
+    return int(weight.meta["val"].shape[-1]) <= LONGEST_SUM
 
 
-SUMS_FIT = Constraint(text=f"at most {_LONGEST} input features", holds=_sums_fit)
+SUMS_FIT = Constraint(text=f"at most {LONGEST_SUM} input features", holds=_sums_fit)
 """Sums of products of 8 bits that int32 holds: matrix units wrap around, or saturate."""
 
 

@@ -2,6 +2,7 @@
 
 from torch.fx import Node
 
+from pt2e_quant.core.integer import longest_inner_axis
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
@@ -18,7 +19,7 @@ from pt2e_quant.kernels.site import Site
 
 __all__ = ["KERNELS"]
 
-_LONGEST = (2**31 - 1) // (255 * 255)
+_LONGEST = longest_inner_axis(255, 255)
 _PRODUCTS = one_of(ops.MATMUL, ops.BMM)
 
 

@@ -11,6 +11,7 @@ from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.pattern import Match, Op, Var
+from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.onednn.digits_op import digit_shifts
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
@@ -28,9 +29,6 @@ __all__ = [
     "node_cost",
     "row_digits",
 ]
-
-_MOST_FEATURES = (2**31 - 1) // (255 * 128)
-"""Of a sum in 32 bits."""
 
 
 def class_of(form: str, rows: int | None, weight: int) -> str:
@@ -54,7 +52,7 @@ def _is_float32(match: Match) -> bool:
 
 
 def _features_fit(match: Match) -> bool:
-    return 1 <= int(match.node("w").meta["val"].shape[1]) <= _MOST_FEATURES
+    return 1 <= int(match.node("w").meta["val"].shape[1]) <= LONGEST_SUM
 
 
 _FLOAT32 = Constraint(
@@ -62,7 +60,7 @@ _FLOAT32 = Constraint(
     holds=_is_float32,
     fix="leave it float: bfloat16 products are as fast",
 )
-_FEATURES = Constraint(text=f"1 to {_MOST_FEATURES} input features", holds=_features_fit)
+_FEATURES = Constraint(text=f"1 to {LONGEST_SUM} input features", holds=_features_fit)
 _EXACT = Constraint(
     text="exact sums of 8-bit products, which oneDNN has with VNNI",
     holds=lambda match: onednn_is_exact(),

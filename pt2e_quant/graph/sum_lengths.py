@@ -7,13 +7,14 @@ from dataclasses import replace
 from torch.fx import Node
 
 from pt2e_quant.core.granularity import PerChannel
+from pt2e_quant.core.integer import longest_inner_axis
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.pattern import Match
 
 __all__ = ["LONGEST_SUM", "limit_sums"]
 
-LONGEST_SUM = (2**31 - 1) // (255 * 128)
+LONGEST_SUM = longest_inner_axis(255, 128)
 """65793 products of a uint8 and an int8, each of the largest."""
 
 
