@@ -9,7 +9,16 @@ from torch import Tensor
 from pt2e_quant.kernels.bench_case import Peer, tile_grid
 from pt2e_quant.kernels.tiles import TileConfig
 
-__all__ = ["BLOCK_SWEEP", "ROW_SWEEP", "compiled_peer", "drawn_sizes", "floats", "integers"]
+__all__ = [
+    "BLOCK_SWEEP",
+    "ROW_SWEEP",
+    "compiled_peer",
+    "drawn_floats",
+    "drawn_sizes",
+    "floats",
+    "integers",
+    "q_dq_peer",
+]
 
 T = TypeVar("T")
 
@@ -54,6 +63,12 @@ def drawn_sizes(seed: int, *most: int) -> tuple[int, ...]:
     return tuple(int(torch.randint(1, m + 1, (), generator=generator)) for m in most)
 
 
+def drawn_floats(device: torch.device, seed: int) -> Tensor:
+    """Up to 300 rows of up to 9000 values, in each dtype in turn."""
+    dtype = (torch.bfloat16, torch.float16, torch.float32)[seed % 3]
+    return floats(drawn_sizes(seed, 300, 9000), device, seed, dtype)
+
+
 def compiled_peer(
     operands_of: Callable[[T], tuple[Tensor, ...]],
     run: Callable[..., object],
@@ -76,3 +91,11 @@ def compiled_peer(
         return lambda: compiled(*tensors)
 
     return {name: Peer(prepare=prepare, is_float=is_float)}
+
+
+def q_dq_peer(
+    operands_of: Callable[[T], tuple[Tensor, ...]], run: Callable[..., object]
+) -> dict[str, Peer[T]]:
+    """What Inductor makes of the q/dq graph's own operators: no model does a quantize in float."""
+    name = "torch.compile of the q/dq graph"
+    return compiled_peer(operands_of, run, name=name, is_float=False)

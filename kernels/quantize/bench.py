@@ -13,6 +13,7 @@ from pt2e_quant.kernels.bench_elementwise import (
     drawn_sizes,
     floats,
     integers,
+    q_dq_peer,
 )
 from pt2e_quant.kernels.epilogue.epilogue import Activation
 from pt2e_quant.kernels.fused_op import triton_kernel
@@ -88,18 +89,13 @@ def _bound(operands: Operands) -> Bound:
     return Bound(lsb=0 if operands.activation in _EXACT else 1)
 
 
-_Q_DQ = "torch.compile of the q/dq graph"
 _PEERS: dict[str, dict[str, Peer[Operands]]] = {
     "gelu": compiled_peer(lambda o: (o.x.bfloat16(),), F.gelu),
-    "none": compiled_peer(
-        lambda o: (o.x,), lambda x: reference(x, **_OUTPUT), name=_Q_DQ, is_float=False
-    ),
-    "none to e4m3": compiled_peer(
-        lambda o: (o.x,), lambda x: reference(x, **_E4M3_OUTPUT), name=_Q_DQ, is_float=False
-    ),
+    "none": q_dq_peer(lambda o: (o.x,), lambda x: reference(x, **_OUTPUT)),
+    "none to e4m3": q_dq_peer(lambda o: (o.x,), lambda x: reference(x, **_E4M3_OUTPUT)),
 }
-_PIXELS_PEERS: dict[str, Peer[Tensor]] = compiled_peer(
-    lambda x: (x,), lambda x: pixels_reference(x, **_PIXELS), name=_Q_DQ, is_float=False
+_PIXELS_PEERS: dict[str, Peer[Tensor]] = q_dq_peer(
+    lambda x: (x,), lambda x: pixels_reference(x, **_PIXELS)
 )
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, Peer
-from pt2e_quant.kernels.bench_elementwise import ROW_SWEEP, compiled_peer, drawn_sizes, floats
+from pt2e_quant.kernels.bench_elementwise import ROW_SWEEP, drawn_floats, floats, q_dq_peer
 from pt2e_quant.kernels.fused_op import triton_kernel
 from pt2e_quant.kernels.launch import FP8_CAPABILITY
 from pt2e_quant.kernels.measured import Variant
@@ -21,19 +21,8 @@ _GPU = "pt2e_quant.kernels.quantize_per_token.gpu"
 _kernel = triton_kernel(_GPU, "quantize_per_token")
 _e4m3_kernel = triton_kernel(_GPU, "quantize_per_token_e4m3")
 
-# No model does this in float: the peer is what Inductor makes of the q/dq graph's own operators.
-_Q_DQ = "torch.compile of the q/dq graph"
-_PEERS: dict[str, Peer[Tensor]] = compiled_peer(
-    lambda x: (x,), lambda x: reference(x), name=_Q_DQ, is_float=False
-)
-_E4M3_PEERS: dict[str, Peer[Tensor]] = compiled_peer(
-    lambda x: (x,), lambda x: e4m3_reference(x), name=_Q_DQ, is_float=False
-)
-
-
-def _draw(device: torch.device, seed: int) -> Tensor:
-    dtype = (torch.bfloat16, torch.float16, torch.float32)[seed % 3]
-    return floats(drawn_sizes(seed, 300, 9000), device, seed, dtype)
+_PEERS: dict[str, Peer[Tensor]] = q_dq_peer(lambda x: (x,), lambda x: reference(x))
+_E4M3_PEERS: dict[str, Peer[Tensor]] = q_dq_peer(lambda x: (x,), lambda x: e4m3_reference(x))
 
 
 def _case(
@@ -64,7 +53,7 @@ BENCH: Bench[Tensor] = Bench(
     op="quantize_per_token",
     call=lambda x, tiles: _kernel(x, tiles=tiles),
     reference=reference,
-    draw=_draw,
+    draw=drawn_floats,
     bound=lambda x: Bound(),
     cases=(
         _case(65536, 128),
@@ -81,7 +70,7 @@ E4M3_BENCH: Bench[Tensor] = Bench(
     variant=Variant.E4M3,
     call=lambda x, tiles: _e4m3_kernel(x, tiles=tiles),
     reference=e4m3_reference,
-    draw=_draw,
+    draw=drawn_floats,
     bound=lambda x: Bound(),
     cases=tuple(_to_e4m3(M, K) for M, K in ((65536, 128), (4096, 768), (4096, 4096), (64, 14336))),
     sweep={},
