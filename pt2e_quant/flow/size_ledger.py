@@ -23,8 +23,9 @@ from pt2e_quant.passes.pack_weights import PACKED_SUFFIX
 
 __all__ = ["NOTABLE_BYTES", "check_file_smaller", "check_smaller", "constant_bytes", "take_ledger"]
 
-NOTABLE_BYTES = 4096
-"""Below this many bytes of float constants the qparams of a few channels may outweigh them."""
+NOTABLE_BYTES = 1 << 16
+"""Below this many bytes of float constants a graph or file that does not shrink is noted at most:
+the qparams of a few channels may outweigh what they save."""
 
 _NOTABLE_SHARE = 0.1
 """A file must be smaller where its constants are by this share: it holds other things too."""
@@ -180,6 +181,8 @@ def _note_equal(
 def check_smaller(gm: GraphModule, bytes_before: int, *, is_strict: bool) -> None:
     """Refuse a graph whose weights were quantized and whose constants take no less for it.
 
+    Below NOTABLE_BYTES of float constants it is a note of the graph's provenance instead.
+
     Args:
         gm: a converted graph, its ledger taken.
         bytes_before: `constant_bytes` of the graph in float.
@@ -191,7 +194,7 @@ def check_smaller(gm: GraphModule, bytes_before: int, *, is_strict: bool) -> Non
     records = provenance_of(gm).sizes
     after = sum(r.size_after + r.qparams for r in records)
     quantized = [r for r in records if r.readers]
-    if not quantized or bytes_before < NOTABLE_BYTES or after < bytes_before:
+    if not quantized or after < bytes_before:
         return
     names = {r.name for r in quantized}
     twice = [r.name for r in records if not r.readers and r.name in names]
@@ -200,10 +203,15 @@ def check_smaller(gm: GraphModule, bytes_before: int, *, is_strict: bool) -> Non
         f"{r.name} {r.size_before:,} -> {r.size_after:,} and {r.qparams:,} of qparams"
         for r in worst
     )
-    text = f"its weights are quantized, but the graph's constants grew from {bytes_before:,} to "
-    text += f"{after:,} bytes: {listed}"
+    grew = f"grew from {bytes_before:,} to {after:,} bytes"
+    if after == bytes_before:
+        grew = f"take {after:,} bytes as before"
+    text = f"its weights are quantized, but the graph's constants {grew}: {listed}"
     if twice:
         text += f"; also kept in float: {', '.join(twice[:3])}"
+    if bytes_before < NOTABLE_BYTES:
+        provenance_of(gm).notes.append(text)
+        return
     error = UnsupportedError(
         text, fix="use larger groups or one scale per channel, or quantize all readers of a weight"
     )
@@ -229,7 +237,7 @@ def check_file_smaller(report: Report, *, is_strict: bool) -> None:
     before = sum(r.size_before for r in sizes if r.size_after)
     after = sum(r.size_after + r.qparams for r in sizes)
     report.float_size_bytes = report.float_size_bytes or before
-    shrank = before >= NOTABLE_BYTES * 16 and after < before * (1 - _NOTABLE_SHARE)
+    shrank = before >= NOTABLE_BYTES and after < before * (1 - _NOTABLE_SHARE)
     operators = sum(report.integer_ops.values()) + sum(report.float_ops.values())
     records = len(report.provenance.tensors) + len(report.provenance.floats)
     stored = report.size_bytes - _ENTRY_BYTES * (operators + records)

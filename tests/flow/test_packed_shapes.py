@@ -1,6 +1,5 @@
 """Any scheme on a weight of any shape: packed and unpacked graphs compute the same bits."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,12 +50,10 @@ def quantized(model: nn.Module, x: Tensor, scheme: Scheme, *, pack: bool) -> Gra
         row_of(scheme, "conv", Op(ops.CONV2D, Var("x"), Var("w"))),
     )
     quantizer = TableQuantizer(OpTable(backend="Toy", rows=rows), scheme)
-    # Tables of a few rows may take more than the rows: a warning where it is not strict.
-    prepared = pq.prepare_pt2e(torch.export.export(model, (x,)), quantizer, strict=False)
+    prepared = pq.prepare_pt2e(torch.export.export(model, (x,)), quantizer)
     return pq.convert_pt2e(prepared, pack=pack)
 
 
-@pytest.mark.filterwarnings("ignore:its weights are quantized, but the graph's constants grew")
 @settings(deadline=None, max_examples=20)
 @given(
     scheme=schemes(),

@@ -13,7 +13,12 @@ from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.flow import drop_in
 from pt2e_quant.flow.report import Report
-from pt2e_quant.flow.size_ledger import check_file_smaller, constant_bytes, take_ledger
+from pt2e_quant.flow.size_ledger import (
+    check_file_smaller,
+    check_smaller,
+    constant_bytes,
+    take_ledger,
+)
 
 
 class Linears(nn.Module):
@@ -142,21 +147,35 @@ def test_report_when_printed_or_stored_then_the_ledger_is_in_it(quantizer):
 class KeptFloat(nn.Module):
     """A weight that is quantized for one reader and read in float by another."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 128) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(64, 64))
+        self.weight = nn.Parameter(torch.randn(width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight) + x @ self.weight
 
 
 def test_convert_when_it_does_not_shrink_then_refused_and_the_drop_in_warns(quantizer):
-    gm = prepared(KeptFloat(), quantizer)
-    with pytest.raises(UnsupportedError, match=r"grew from 16,384 to [^$]*kept in float: weight"):
+    gm = prepared(KeptFloat(), quantizer, width=128)
+    with pytest.raises(UnsupportedError, match=r"grew from 65,536 to [^$]*kept in float: weight"):
         pq.convert_pt2e(gm)
-    gm = prepared(KeptFloat(), quantizer, prepare=drop_in.prepare_pt2e)
-    with pytest.warns(Pt2eQuantWarning, match="grew from 16,384"):
+    gm = prepared(KeptFloat(), quantizer, width=128, prepare=drop_in.prepare_pt2e)
+    with pytest.warns(Pt2eQuantWarning, match="grew from 65,536"):
         drop_in.convert_pt2e(gm)
+
+
+def test_convert_when_a_small_graph_does_not_shrink_then_it_is_a_note(quantizer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gm = pq.convert_pt2e(prepared(KeptFloat(64), quantizer))
+    assert "grew from 16,384 to" in provenance_of(gm).notes[-1]
+
+
+def test_check_when_sizes_are_equal_then_it_does_not_say_that_they_grew(quantizer):
+    gm = pq.convert_pt2e(prepared(Linears(), quantizer))
+    after = sum(r.size_after + r.qparams for r in provenance_of(gm).sizes)
+    check_smaller(gm, after, is_strict=True)
+    assert f"constants take {after:,} bytes as before" in provenance_of(gm).notes[-1]
 
 
 def test_convert_when_there_is_little_to_shrink_then_nothing_is_said(quantizer):
