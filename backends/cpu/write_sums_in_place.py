@@ -21,7 +21,7 @@ _SUMMAND, _HOW = 6, 13
 
 
 _CONTIGUOUS = (QLinear, QLinearSum, aten.layer_norm.default, aten.embedding.default)
-"""Their results are contiguous whatever their inputs are; a linear's summand must be."""
+"""Their results are contiguous whatever their inputs are; see `QLinearSum` for why that counts."""
 
 
 class Storage:
@@ -53,6 +53,7 @@ class Storage:
         return (
             root.op == "call_function"
             and self._last_read[root] == self.order[call]
+            and call.args.count(summand) == 1  # a convolution's own input may be its summand
             and all(self.root(n) is not root for n in call.all_input_nodes if n is not summand)
         )
 
@@ -78,7 +79,7 @@ def write_sums_in_place(gm: GraphModule) -> PassResult:
             notes.append(Note(node.name, _write_conv(editor, storage, node)))
         elif node.target is LinearSum:
             editor.changed = True
-            notes.append(Note(node.name, _write_linear(storage, node)))
+            notes.append(Note(node.name, _write_linear(editor, storage, node)))
     return PassResult(changed=editor.finish(), notes=tuple(notes))
 
 
@@ -102,13 +103,18 @@ def _write_conv(editor: Editor, storage: Storage, node: Node) -> str:
     return "the summand is copied: it is read again"
 
 
-def _write_linear(storage: Storage, node: Node) -> str:
+def _write_linear(editor: Editor, storage: Storage, node: Node) -> str:
     summand = _summand(node)
     node.target = QLinearSum
+    if summand.target not in _CONTIGUOUS:
+        value = summand.meta["val"]
+        ordered = editor.call(aten.contiguous.default, summand, like=node, before=node, val=value)
+        node.args = (*node.args[:_SUMMAND], ordered, *node.args[_SUMMAND + 1 :])
+        return "the summand is kept, and copied where it is not contiguous"
     found, made = summand.meta["val"], node.meta["val"]
     same_shape = [str(size) for size in found.shape] == [str(size) for size in made.shape]
     fits = found.dtype == made.dtype and same_shape
-    if not fits or summand.target not in _CONTIGUOUS or not storage.may_be_written(node, summand):
+    if not fits or not storage.may_be_written(node, summand):
         return "the summand is kept: it is read again, or of another kind"
     node.args = (*node.args[:_HOW], "sum", *node.args[_HOW + 1 :])
     storage.share(node, summand)

@@ -33,7 +33,11 @@ QConvSum = _onednn.qconv2d_pointwise.binary
 """Argument 6 is the summand; it is overwritten and returned."""
 QLinear = _onednn.qlinear_pointwise.default
 QLinearSum = _onednn.qlinear_pointwise.binary
-"""Argument 6 is the summand; with "sum" for argument 13 it is overwritten, with "add" read."""
+"""Argument 6 is the summand; with "sum" for argument 13 it is overwritten, with "add" read.
+
+It must be contiguous: torch 2.13 reshapes it to two dimensions, and where that copies, frees the
+copy before oneDNN reads it.
+"""
 
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "pack_onednn_linear(Tensor weight, SymInt[]? x_shape) -> Tensor"
@@ -77,7 +81,7 @@ def _fake_conv_sum(*args: Any) -> Tensor:
 
 
 def _linear_sum(*args: Any) -> Tensor:
-    summed: Tensor = QLinearSum(*args)
+    summed: Tensor = QLinearSum(*args[:6], args[6].contiguous(), *args[7:])
     return summed
 
 
@@ -102,4 +106,5 @@ PackConv = torch.ops.pt2e_quant.pack_onednn_conv.default
 ConvSum = torch.ops.pt2e_quant.onednn_conv_sum.default
 """`QConvSum` that leaves its summand as it was."""
 LinearSum = torch.ops.pt2e_quant.onednn_linear_sum.default
-"""`QLinearSum` with "add", under a name that Inductor's own fusions do not know."""
+"""`QLinearSum` with "add" of a summand with any strides, under a name that Inductor's own fusions
+do not know."""

@@ -8,6 +8,7 @@ from torch.fx import Node
 
 from pt2e_quant.graph.meta import fake_cast
 from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.ops import CONV1D, is_call
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.onednn.operators import ConvSum, QConv
 from pt2e_quant.kernels.onednn.post_ops import NO_POST_OP, PostOp, limited, post_op_of
@@ -93,7 +94,10 @@ class Result:
 
     @classmethod
     def of(cls, site: Site) -> "Result":
-        """The ending of a match. oneDNN saturates at 255: less is kept by the post-op, or after."""
+        """The ending of a match. oneDNN saturates at 255: less is kept by the post-op, or after.
+
+        Sums and one-dimensional convolutions have no post-op that clips.
+        """
         is_sum = "add" in site.match.nodes
         post_op = _post_op(site.match, is_sum)
         output = site.output
@@ -102,7 +106,8 @@ class Result:
         if output.quant_max >= _FULL_MAX:
             return cls(output, post_op, None)
         high = (output.quant_max - output.zero_point) * output.scale
-        narrowed = None if is_sum else limited(post_op, high)
+        has_clips = not is_sum and not is_call(site.match.nodes["op"], CONV1D)
+        narrowed = limited(post_op, high) if has_clips else None
         if narrowed is None:
             return cls(output, post_op, output.quant_max)
         return cls(output, narrowed, None)

@@ -11,6 +11,7 @@ from pt2e_quant.backends.cpu.backend import BACKEND
 from pt2e_quant.backends.cpu.lower import lower_graph
 
 FUNCTIONS = {
+    "none": nn.Identity,
     "aten.sigmoid": nn.Sigmoid,
     "aten.tanh": nn.Tanh,
     "aten.gelu": nn.GELU,
@@ -28,26 +29,28 @@ PRODUCTS = {
     "conv2d": (nn.Conv2d, (3, 16, 3), (16, 32, 1), (2, 3, 8, 8)),
     "conv1d": (nn.Conv1d, (3, 16, 3), (16, 32, 1), (2, 3, 8)),
 }
-CLIPPED = {"aten.relu", "aten.hardtanh", "aten.silu", "aten.hardswish"}
+CLIPPED = {"none", "aten.relu", "aten.hardtanh", "aten.silu", "aten.hardswish"}
 FUSED = {
     "linear": CLIPPED | {"aten.gelu", "aten.tanh", "aten.leaky_relu"},
     "conv2d": CLIPPED,
-    "conv1d": {"aten.relu"},
+    "conv1d": {"none", "aten.relu"},
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("recipe", ["int8-full", "int8-reduced"])
 def test_function_when_not_a_post_op_then_behind_the_product(
-    quantize_with, make_noise, product, name
+    quantize_with, make_noise, product, name, recipe
 ):
     make, first, last, shape = PRODUCTS[product]
     model = nn.Sequential(make(*first), FUNCTIONS[name](), make(*last))
     x = make_noise(*shape)
-    gm = quantize_with(model, (x,), BACKEND.quantizer("int8-full"))
+    gm = quantize_with(model, (x,), BACKEND.quantizer(recipe))
     program = lower_graph(gm)
     called = [str(n.target) for n in program.graph.nodes]
     assert sum("qlinear_pointwise" in c or "qconv_pointwise" in c for c in called) == 2
-    assert any(c.startswith(f"{name}.") for c in called) is (name not in FUSED[product])
+    behind = name not in FUSED[product]
+    assert any(c.startswith(f"{name}.") for c in called) is behind
     with torch.no_grad():
         torch.testing.assert_close(program(x), gm(x), rtol=1e-5, atol=1e-5)
