@@ -1,7 +1,9 @@
-"""What pytest leaves out: doctests of backends whose extra is not installed."""
+"""What pytest leaves out (doctests of backends whose extra is absent), and its own options."""
 
 from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 _NEEDS = {
     "xnnpack": ("executorch",),
@@ -13,3 +15,10 @@ collect_ignore = [
     for backend, packages in _NEEDS.items()
     if any(find_spec(package) is None for package in packages)
 ]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The search of `tests/fuzz`: which models are drawn."""
+    parser.addoption("--models", type=int, default=0, help="drawn models to run")
+    parser.addoption("--start", type=int, default=0, help="the first model's seed")
+    parser.addoption("--shrink", type=int, default=0, help="trials to shrink each failure")

@@ -1,0 +1,286 @@
+"""One model through the whole road: quantize, run at several sizes, save, load elsewhere, run.
+
+The answer says what came of it:
+
+| outcome | meaning |
+| --- | --- |
+| invalid | the model does not run, or torch.export refuses it: no trial |
+| ok | everything agrees |
+| float | everything agrees, and nothing is quantized: the report says why |
+| refused | a Pt2eQuantError with place and fix, also where all is left float |
+| unplaced | a refusal without place or fix |
+| unneeded | a refusal of what works where the node, or all, is left float |
+| wrong | a result, its structure, dtype or state is not the graph's |
+| raw | any other exception |
+
+and, of the process that runs this, "crash" and "hang".
+"""
+
+import importlib.util
+import pickle
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+import pt2e_quant as pq
+from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.core.errors import AnnotationError, InputError, Pt2eQuantError
+from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.table_quantizer import TableQuantizer
+from tests.fuzz.judge import Expected, complaint, expect
+from tests.fuzz.processes import Answerer, Died, Hung
+
+__all__ = ["Trial", "run_trial"]
+
+CALIBRATION = 4
+LOAD_LIMIT_S = 90.0
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """What came of a model."""
+
+    outcome: str
+    stage: str = ""
+    error: str = ""
+    detail: str = ""
+    float_db: float | None = None
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+class _Finished(Exception):
+    """A trial that ends before its last stage."""
+
+    def __init__(self, outcome: str, stage: str, error: str, detail: str) -> None:
+        super().__init__(detail)
+        self.trial = Trial(outcome=outcome, stage=stage, error=error, detail=detail)
+
+
+class Watched(Backend):
+    """A backend that keeps the graph it lowers, and may leave nodes in float."""
+
+    def __init__(self, target: Backend, leave: Callable[[TableQuantizer], Any] | None) -> None:
+        self.target = target
+        self.name, self.suffix = target.name, target.suffix
+        self.extra, self.packages = target.extra, target.packages
+        self.leave = leave
+        self.gm: GraphModule | None = None
+
+    @property
+    def table(self) -> Any:
+        return self.target.table
+
+    @property
+    def recipes(self) -> Mapping[str, str]:
+        return self.target.recipes
+
+    def quantizer(self, recipe: str = "int8") -> TableQuantizer:
+        quantizer = self.target.quantizer(recipe)
+        if self.leave is not None:
+            self.leave(quantizer)
+        return quantizer
+
+    def lower(self, gm: GraphModule, *args: Any, **options: Any) -> Artifact:
+        self.gm = gm
+        return self.target.lower(gm, *args, **options)
+
+    def load(self, path: str | Path) -> Artifact:
+        return self.target.load(path)
+
+
+def run_trial(source: str, loader: Answerer, *, recipe: str | None = None) -> Trial:
+    """Run the file of a program."""
+    torch.set_num_threads(1)
+    begin = time.process_time()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            trial = _run(_imported(source, Path(folder)), Path(folder), loader, recipe)
+        except _Finished as end:
+            trial = end.trial
+        except Exception as error:  # A fault of this search: it must be seen.
+            trial = Trial(outcome="raw", stage="search", error=type(error).__name__)
+            trial.detail = _traceback(error)
+    trial.seconds = time.process_time() - begin
+    return trial
+
+
+def _imported(source: str, folder: Path) -> ModuleType:
+    path = folder / "drawn_model.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("drawn_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run(module: ModuleType, folder: Path, loader: Answerer, recipe: str | None) -> Trial:
+    calls = _calls(module)
+    floats = _float_results(module, calls)
+    model = module.model()
+    artifact, gm, outcome = _quantized(module, model, recipe or module.RECIPE)
+    if _changed(model, module.model()):
+        raise _Finished("wrong", "quantize", "", "the float model's tensors were written")
+    expected = [
+        expect(gm, result, *_copied(call)) for call, result in zip(calls, floats, strict=True)
+    ]
+    found = _stage("run", lambda: [artifact.run(*a, **k) for a, k in _copied(calls)])
+    _compare("run", expected, found)
+    path = folder / f"artifact{pq.backends.get(module.BACKEND).suffix}"
+    _stage("save", lambda: artifact.save(path))
+    _compare("run loaded", expected, _loaded(module.BACKEND, path, calls, loader))
+    db = min((sqnr_db(e.floats, e.graph) for e in expected), default=0.0)
+    return Trial(outcome=outcome, float_db=None if db == float("inf") else db)
+
+
+def _calls(module: ModuleType) -> list[tuple[Sequence[Any], dict[str, Any]]]:
+    """Two calls of each size, the example's before and behind the others."""
+    sizes = [*module.SIZES, module.SIZES[0]] if len(module.SIZES) > 1 else module.SIZES
+    return [module.batch(100 + 2 * at + n, **s) for at, s in enumerate(sizes) for n in (0, 1)]
+
+
+def _float_results(module: ModuleType, calls: list[Any]) -> list[Any]:
+    try:
+        model = module.model()
+        with torch.no_grad():
+            results = [model(*a, **k) for a, k in _copied(calls)]
+    except Exception as error:
+        raise _Finished("invalid", "eager", type(error).__name__, str(error)) from error
+    for leaf in pytree.tree_leaves(results):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all():
+            raise _Finished("invalid", "eager", "", "the float model's result is not finite")
+    return _copied(results)
+
+
+def _quantized(
+    module: ModuleType, model: nn.Module, recipe: str
+) -> tuple[Artifact, GraphModule, str]:
+    """The artifact, its graph, and "ok" or "float"."""
+    try:
+        return (*_attempt(module, model, recipe, module.STRICT, None), "ok")
+    except Pt2eQuantError as error:
+        if isinstance(error, InputError) and "torch.export cannot capture" in str(error):
+            raise _Finished("invalid", "export", "InputError", str(error)) from error
+        first = error
+    except Exception as error:
+        raise _Finished("raw", "quantize", type(error).__name__, _traceback(error)) from error
+    if isinstance(first, AnnotationError) and "no tensor of this graph" in str(first):
+        try:
+            return (*_attempt(module, model, recipe, False, None), "float")
+        except Pt2eQuantError as error:
+            first = error
+        except Exception as error:
+            raise _Finished("raw", "quantize", type(error).__name__, _traceback(error)) from error
+    raise _refusal(module, model, recipe, first)
+
+
+def _attempt(
+    module: ModuleType,
+    model: nn.Module,
+    recipe: str,
+    strict: bool,
+    leave: Callable[[TableQuantizer], Any] | None,
+) -> tuple[Artifact, GraphModule]:
+    target = pq.backends.get(module.BACKEND)
+    if hasattr(target, "allowing_slower"):
+        target = target.allowing_slower()
+    watched = Watched(target, leave)
+    args, kwargs = module.batch(0)
+    data = [module.batch(1 + n) for n in range(CALIBRATION)]
+    artifact = pq.quantize(
+        model,
+        args,
+        kwargs,
+        dynamic_shapes=module.DYNAMIC,
+        calibration_data=[_batch(args, kwargs) for args, kwargs in data],
+        backend=watched,
+        recipe=recipe,
+        pad_groups="_g" in recipe or recipe.startswith(("mx", "nv")),
+        strict=strict,
+        progress=False,
+    )
+    assert watched.gm is not None
+    return artifact, watched.gm
+
+
+def _batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return kwargs if kwargs and not args else tuple(args)
+
+
+def _refusal(module: ModuleType, model: nn.Module, recipe: str, first: Pt2eQuantError) -> _Finished:
+    """Judge a refusal by trying again with the node, then everything, left in float."""
+    node = first.node_name
+    remedies: list[tuple[str, Callable[[TableQuantizer], Any] | None]] = [("strict=False", None)]
+    if node is not None:
+        remedies.append((f'set_node("{node}", None)', lambda q: q.set_node(node, None)))
+    remedies.append(("set_global(None)", lambda q: q.set_global(None)))
+    name, detail = type(first).__name__, str(first)
+    for remedy, leave in remedies:
+        try:
+            _attempt(module, model, recipe, False, leave)
+        except Exception:  # It is no remedy; what was raised first is what is reported.
+            continue
+        return _Finished("unneeded", "quantize", name, f"{detail}\n  remedy  {remedy}")
+    is_placed = first.fix is not None and (node is not None or "input" in detail)
+    return _Finished("refused" if is_placed else "unplaced", "quantize", name, detail)
+
+
+def _changed(model: nn.Module, fresh: nn.Module) -> bool:
+    before, after = fresh.state_dict(), model.state_dict()
+    return before.keys() != after.keys() or any(
+        not torch.equal(before[name], after[name]) for name in before
+    )
+
+
+def _compare(stage: str, expected: list[Expected], found: list[Any]) -> None:
+    for index, (wanted, result) in enumerate(zip(expected, found, strict=True)):
+        text = complaint(wanted, result)
+        if text is not None:
+            raise _Finished("wrong", stage, "", f"call {index}: {text}")
+
+
+def _loaded(backend: str, path: Path, calls: list[Any], loader: Answerer) -> list[Any]:
+    request = {"backend": backend, "artifact": str(path)}
+    request |= {"calls": f"{path}.calls", "results": f"{path}.results"}
+    Path(request["calls"]).write_bytes(pickle.dumps(_copied(calls)))
+    try:
+        answer = loader.ask(request, LOAD_LIMIT_S)
+    except Died as error:
+        raise _Finished("crash", "run loaded", "", str(error)) from error
+    except Hung as error:
+        raise _Finished("hang", "run loaded", "", str(error)) from error
+    if answer:
+        raise _Finished("raw", answer["stage"], answer["error"], answer["detail"])
+    results: list[Any] = pickle.loads(Path(request["results"]).read_bytes())
+    return results
+
+
+def _stage(name: str, call: Callable[[], Any]) -> Any:
+    try:
+        with torch.no_grad():
+            return call()
+    except Exception as error:
+        raise _Finished("raw", name, type(error).__name__, _traceback(error)) from error
+
+
+def _copied(tree: Any) -> Any:
+    """The same with copies of tensors, which keep their strides."""
+    return pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, tree)
+
+
+def _traceback(error: Exception) -> str:
+    return "".join(traceback.format_exception(error, limit=-6, chain=False))[-3000:]
