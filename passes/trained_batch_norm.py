@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from pt2e_quant.core.snapshot_op import snapshot
+from pt2e_quant.graph.ops import argument, arguments, aten, is_call
+from pt2e_quant.graph.recompile import recompile
 
 __all__ = [
     "FoldedConstants",
@@ -203,11 +206,22 @@ class TrainedBatchNorm(_Freezable):
 
 def freeze_bn_stats(mod: nn.Module) -> None:
     """Let a batch norm keep its running statistics and use them; for `model.apply`."""
-    if isinstance(mod, (FoldedConstants, TrainedBatchNorm)):
-        mod.is_frozen = True
+    _let_update(mod, False)
 
 
 def update_bn_stats(mod: nn.Module) -> None:
     """Let a batch norm use each batch's statistics in training again; for `model.apply`."""
+    _let_update(mod, True)
+
+
+def _let_update(mod: nn.Module, updates: bool) -> None:
     if isinstance(mod, (FoldedConstants, TrainedBatchNorm)):
-        mod.is_frozen = False
+        mod.is_frozen = not updates
+    elif isinstance(mod, GraphModule):
+        # Batch norms that are operators have a flag; with their own statistics only.
+        norms = [node for node in mod.graph.nodes if is_call(node, (aten.batch_norm.default,))]
+        for node in (n for n in norms if argument(n, "running_mean") is not None):
+            given = arguments(node) | {"training": updates and mod.training}
+            node.args, node.kwargs = tuple(given.values()), {}
+        if norms:
+            recompile(mod)

@@ -49,6 +49,7 @@ from pt2e_quant.observers.block_weight import BlockWeightObserver
 from pt2e_quant.observers.float_activation import FloatActivationObserver
 from pt2e_quant.observers.run_time_scales import RunTimeScales
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.expanded_conv_bn import fold_expanded_conv_bn
 from pt2e_quant.passes.fold_trained_batch_norm import fold_trained_batch_norm
 from pt2e_quant.passes.lift_constants import lift_constants
 from pt2e_quant.passes.pack_weights import pack_weights
@@ -57,7 +58,7 @@ from pt2e_quant.passes.store_weights import store_weights
 
 __all__ = ["convert_pt2e"]
 
-END_OF_TRAINING = (fold_trained_batch_norm, remove_dropout)
+END_OF_TRAINING = (fold_trained_batch_norm, fold_expanded_conv_bn, remove_dropout)
 """What a trained graph goes through to be one for inference."""
 
 
@@ -249,7 +250,9 @@ class _Converter:
 
     def _qparams(self, slip: Slip, observer: Any) -> QParams:
         if slip.group not in self.qparams:
-            self.qparams[slip.group] = self.joint.get(id(observer)) or qparams_of(observer)
+            self.qparams[slip.group] = self.joint.get(id(observer)) or qparams_of(
+                observer, by_statistics=self.state.by_statistics
+            )
         return self.qparams[slip.group]
 
     def _hand_on(self, node: Node, quantized: Quantized) -> None:

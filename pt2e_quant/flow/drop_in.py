@@ -38,12 +38,25 @@ def prepare_qat_pt2e(
 ) -> GraphModule:
     """Annotate a captured graph for training; see `flow.prepare_qat.prepare_qat_pt2e`.
 
+    A quantizer that is not of this package sees batch norms, and trains and converts in the form
+    of torchao's PT2E, to the last bit.
+
     Args:
         model: of torch.export.export, or its `.module()`, which is edited in place.
         quantizer: any object with PT2E's `annotate` and `validate`.
         strict: refuse when nothing was annotated, instead of a warning.
     """
-    return prepare_qat.prepare_qat_pt2e(model, quantizer, strict=strict)
+    return prepare_qat.prepare_qat_pt2e(
+        model, quantizer, strict=strict, expands=_annotates_norms(quantizer)
+    )
+
+
+def _annotates_norms(quantizer: Any) -> bool:
+    """Whether a quantizer knows of batch norms in training, as those written for torchao do."""
+    parts = getattr(quantizer, "quantizers", None)
+    if parts:
+        return all(_annotates_norms(part) for part in parts)
+    return not hasattr(quantizer, "for_qat")
 
 
 def convert_pt2e(

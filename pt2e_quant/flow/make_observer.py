@@ -28,7 +28,11 @@ _DERIVED = ("dtype", "derive_qparams_fn", "quant_min", "quant_max", "qscheme", "
 
 
 def make_observers(
-    groups: Iterable[Group], known: Mapping[int, nn.Module], *, is_qat: bool = False
+    groups: Iterable[Group],
+    known: Mapping[int, nn.Module],
+    *,
+    is_qat: bool = False,
+    by_statistics: bool = False,
 ) -> dict[int, nn.Module]:
     """The observers of groups by their number, sources before what derives from them.
 
@@ -36,6 +40,7 @@ def make_observers(
         groups: in any order, also several times.
         known: observers that are there already, which the result has too.
         is_qat: see `make_observer`.
+        by_statistics: see `make_observer`.
 
     Raises:
         AnnotationError: a constructor refuses, or specs derive from each other in a circle.
@@ -54,7 +59,9 @@ def make_observers(
             )
         for group in ready:
             if getattr(group.spec, "observer_or_fake_quant_ctr", None) not in _TWINS:
-                made[group.index] = make_observer(group, made, is_qat=is_qat)
+                made[group.index] = make_observer(
+                    group, made, is_qat=is_qat, by_statistics=by_statistics
+                )
                 continue
             key = spec_key(group.spec)
             twin = first.get(key)
@@ -73,13 +80,21 @@ def spec_key(spec: object) -> object:
     return spec
 
 
-def make_observer(group: Group, made: dict[int, nn.Module], *, is_qat: bool = False) -> nn.Module:
+def make_observer(
+    group: Group,
+    made: dict[int, nn.Module],
+    *,
+    is_qat: bool = False,
+    by_statistics: bool = False,
+) -> nn.Module:
     """The observer of a group, or its fake-quantize if the spec's constructor makes one.
 
     Args:
         group: the places that share it, and their spec.
         made: the observers of the groups it derives from.
         is_qat: fixed and derived qparams fake-quantize.
+        by_statistics: derived qparams are those of the sources' statistics, and fake-quantize
+            nothing, as in torchao; otherwise of the qparams that the sources train with.
 
     Raises:
         AnnotationError: the spec's constructor refuses, naming node and spec.
@@ -88,12 +103,13 @@ def make_observer(group: Group, made: dict[int, nn.Module], *, is_qat: bool = Fa
     kind = kind_of(spec)
     if kind is SpecKind.DERIVED:
         sources: list[Any] = [made[source.index] for source in group.sources]
-        if is_qat:
+        trains = is_qat and not by_statistics
+        if trains:
             sources = [TrainedSource(source) for source in sources]
         derived = {name: getattr(spec, name, None) for name in _DERIVED}
         observer = _call(DerivedObserverOrFakeQuantize, {"obs_or_fqs": sources, **derived}, group)
         if isinstance(observer, DerivedObserverOrFakeQuantize):
-            observer.fake_quantizes = is_qat
+            observer.fake_quantizes = trains
         return observer
     keywords = _keywords(spec)
     if kind is SpecKind.FIXED:

@@ -25,12 +25,19 @@ __all__ = [
 ]
 
 
-def qparams_of(observer: Any) -> QParams:
-    """The qparams that an observer has come to."""
+def qparams_of(observer: Any, *, by_statistics: bool = False) -> QParams:
+    """The qparams that an observer has come to.
+
+    Args:
+        observer: an observer or fake-quantize.
+        by_statistics: of a fake-quantize, those that its statistics call for instead of those
+            that it trained with.
+    """
     with warnings.catch_warnings():
         # Of observers without data, which convert has already refused or warned of.
         warnings.simplefilter("ignore")
-        scale, zero_point = trained_qparams(observer)
+        found = observer.calculate_qparams() if by_statistics else trained_qparams(observer)
+        scale, zero_point = found
     qscheme = getattr(observer, "qscheme", None)
     is_float = qscheme == torch.per_channel_affine_float_qparams
     group_size = getattr(observer, "group_size", None)

@@ -106,10 +106,12 @@ def prepare_captured(
     strict: bool,
     is_qat: bool = False,
     observe_constants: bool = False,
+    expands: bool = False,
 ) -> GraphModule:
     """Prepare a graph in place for calibration, or with is_qat for training.
 
-    With observe_constants the graph observes constants too, as that of torchao's PT2E does.
+    With observe_constants the graph observes constants too, as that of torchao's PT2E does; with
+    expands the quantizer sees batch norms, which become operators as there.
     """
     if not callable(getattr(quantizer, "annotate", None)):
         raise ConfigError(
@@ -117,7 +119,7 @@ def prepare_captured(
             fix='pt2e_quant.backends.get("xnnpack").quantizer("int8")',
         )
     with pause_gc():
-        return _prepare(gm, quantizer, _Options(strict, is_qat, observe_constants))
+        return _prepare(gm, quantizer, _Options(strict, is_qat, observe_constants, expands))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class _Options:
     strict: bool
     is_qat: bool
     observe_constants: bool
+    expands: bool
 
 
 def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
@@ -153,7 +156,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
     with one_recompile(gm) as changes:
         records = run_passes(gm, QAT_PASSES if options.is_qat else PREPARE_PASSES)
         gm = _transformed(gm, quantizer)
-        taken = take_out(gm) if options.is_qat else TakenOut()
+        taken = take_out(gm, expands=options.expands) if options.is_qat else TakenOut()
         # A table's matches do not overlap.
         is_table = type(quantizer) is TableQuantizer
         with nullcontext() if is_table else watch_annotations(gm, strict=options.strict):
@@ -170,6 +173,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
         finishing=tuple(getattr(quantizer, "finishing", ())),
         is_strict=options.strict,
         is_qat=options.is_qat,
+        by_statistics=options.expands,
     )
     gm.meta[PREPARED_KEY] = state
     holds = may_hold(quantizer, state) and not options.observe_constants
@@ -251,7 +255,9 @@ def _insert_observers(
     held: dict[int, nn.Module] = {}
     if holds:
         held = hold_constants(gm, groups, constants, lambda group: make_observer(group, {}))
-    observers = make_observers(groups.values(), held, is_qat=state.is_qat)
+    observers = make_observers(
+        groups.values(), held, is_qat=state.is_qat, by_statistics=state.by_statistics
+    )
     check_observers(groups, observers, strict=state.is_strict)
     by_place: dict[EdgeOrNode, nn.Module] = {
         p: observers[g.index] for p, g in groups.items() if g.index not in held

@@ -22,7 +22,11 @@ __all__ = ["own_tensors", "prepare_qat_pt2e"]
 
 
 def prepare_qat_pt2e(
-    model: ExportedProgram | GraphModule, quantizer: Any, *, strict: bool = True
+    model: ExportedProgram | GraphModule,
+    quantizer: Any,
+    *,
+    strict: bool = True,
+    expands: bool = False,
 ) -> GraphModule:
     """Annotate a captured graph and insert fake-quantizes, for training.
 
@@ -36,6 +40,8 @@ def prepare_qat_pt2e(
         quantizer: as for `prepare_pt2e`. One with a method `for_qat` is asked for the quantizer
             to use; any other makes fake-quantizes itself, where its specs say so.
         strict: refuse when nothing was annotated; otherwise warn, here and in convert.
+        expands: the form of torchao's PT2E instead: the quantizer sees batch norms, those behind
+            convs become operators, and convert takes its qparams from the statistics.
 
     Returns:
         A graph module to train, with the model's own call signature.
@@ -47,12 +53,13 @@ def prepare_qat_pt2e(
     gm = captured(model)
     trains = has_training_operators(gm)
     own_tensors(gm)
-    set_training_flags(gm, False)  # prepare ends with a recompile
-    for graph in (gm, *(body.gm for body in bodies(gm))):
-        drop_counters(graph)
+    if not expands:
+        set_training_flags(gm, False)  # prepare ends with a recompile
+        for graph in (gm, *(body.gm for body in bodies(gm))):
+            drop_counters(graph)
     for_qat = getattr(quantizer, "for_qat", None)
     chosen = quantizer if for_qat is None else for_qat()
-    prepared = prepare_captured(gm, chosen, strict=strict, is_qat=True)
+    prepared = prepare_captured(gm, chosen, strict=strict, is_qat=True, expands=expands)
     _check_trained(prepared, type(quantizer).__name__, strict)
     _start_channels(prepared)
     prepared.train(trains)

@@ -7,6 +7,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.passes.attach_batch_norm import attach_batch_norms
 from pt2e_quant.passes.detach_batch_norm import DetachedNorm, detach_batch_norms
 from pt2e_quant.passes.detach_dropout import DetachedDropout, attach_dropouts, detach_dropouts
+from pt2e_quant.passes.expanded_conv_bn import expand_conv_bn
 
 __all__ = ["TakenOut", "take_out"]
 
@@ -18,22 +19,30 @@ class TakenOut:
     Args:
         norms: as they were.
         dropouts: as they were.
+        expands: batch norms stay in sight, and those behind convs are written out as operators.
         sources: once the batch norms are back, folded weights and biases with their constants.
     """
 
     norms: list[DetachedNorm] = field(default_factory=list)
     dropouts: list[DetachedDropout] = field(default_factory=list)
+    expands: bool = False
     sources: dict[Node, Node] = field(default_factory=dict)
 
     def put_norms_back(self, gm: GraphModule) -> None:
         """After annotation: observers go around the batch norms."""
-        self.sources = attach_batch_norms(gm, self.norms)
+        self.sources = expand_conv_bn(gm) if self.expands else attach_batch_norms(gm, self.norms)
 
     def put_dropouts_back(self, gm: GraphModule) -> None:
         """After the observers are in: dropout reads what they hand on."""
         attach_dropouts(gm, self.dropouts)
 
 
-def take_out(gm: GraphModule) -> TakenOut:
-    """Take out every batch norm behind a conv or linear, and every dropout."""
-    return TakenOut(norms=detach_batch_norms(gm), dropouts=detach_dropouts(gm))
+def take_out(gm: GraphModule, *, expands: bool = False) -> TakenOut:
+    """Take out every batch norm behind a conv or linear, and every dropout.
+
+    Args:
+        gm: the graph module.
+        expands: leave the batch norms for a quantizer that annotates them, as torchao's do.
+    """
+    norms = [] if expands else detach_batch_norms(gm)
+    return TakenOut(norms=norms, dropouts=detach_dropouts(gm), expands=expands)
