@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.one_thread import one_thread
+from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate import preserve_buffers
 from pt2e_quant.flow.sample import Sample

@@ -12,6 +12,7 @@ from pt2e_quant.backends.registry import get
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.pick_inputs import InputPick
 from pt2e_quant.flow.prepare import prepare_pt2e
 
 __all__ = ["quantize"]
@@ -28,6 +29,8 @@ def quantize(
     calibration_data: Iterable[Any] | None = None,
     backend: str | Backend,
     recipe: str = "int8",
+    inputs: InputPick | None = None,
+    search: str | None = None,
     pad_groups: bool = False,
     strict: bool = True,
     verify: bool = True,
@@ -46,6 +49,10 @@ def quantize(
         backend: "xnnpack", "onnx", "cpu", "cuda", or one of an entry point; or a backend itself,
             as `with_kernels` gives it.
         recipe: a recipe of that backend.
+        inputs: what of each calibration batch the model takes, as `calibrate` has it: `inputs=0`
+            for a loader of (images, labels).
+        search: how the scales of weights are found, "min_max", "mse" or "hqq"; the recipe's own
+            by default.
         pad_groups: pad linears with zero columns where the recipe's groups do not divide their
             weights, instead of refusing them.
         strict: make errors of what the report would warn of.
@@ -61,15 +68,18 @@ def quantize(
     target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
     quantizer = target.quantizer(recipe)
+    if search is not None:
+        quantizer.with_search(search)
     if pad_groups:
         quantizer.pad_groups()
     program = _export(model, args, kwargs, dynamic_shapes)
     prepared = prepare_pt2e(program, quantizer, strict=strict)
     if calibration_data is not None:
-        calibrate(prepared, calibration_data, progress=progress)
+        calibrate(prepared, calibration_data, inputs=inputs, progress=progress)
     # Calibration keeps a sample of its own for the check; without, the user's is better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
-    return target.lower(convert_pt2e(prepared), sample, strict=strict, verify=verify)
+    converted = convert_pt2e(prepared, progress=progress)
+    return target.lower(converted, sample, strict=strict, verify=verify)
 
 
 def _export(

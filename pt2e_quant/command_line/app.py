@@ -22,7 +22,7 @@ from pt2e_quant.command_line.result_file import (
 from pt2e_quant.command_line.tables import results_table, timings_table
 from pt2e_quant.command_line.time_models import noise_leaves, time_in_turn
 from pt2e_quant.core.errors import ConfigError, InputError
-from pt2e_quant.flow.calibrate import as_call
+from pt2e_quant.flow.pick_inputs import as_call
 from pt2e_quant.flow.sample import sqnr_db
 
 __all__ = ["app"]
@@ -66,6 +66,16 @@ def quantize(
     ] = None,
     recipe: Annotated[str, typer.Option(help="How to quantize; a recipe of the backend.")] = "int8",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the model takes of each batch of module:function, a key or an index; "
+            "repeatable. --inputs 0 for batches of (images, labels)."
+        ),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option(help="How scales of weights are found: min_max, mse, hqq.")
+    ] = None,
     batch_size: BatchSize = None,
     max_batches: Annotated[int | None, typer.Option(min=1, help="Calibrate with so many.")] = None,
     keep_float: Annotated[
@@ -106,6 +116,8 @@ def quantize(
             recipe=recipe,
             calibration_data=calibration_data,
             output=output,
+            inputs=inputs or (),
+            search=search,
             batch_size=batch_size,
             max_batches=max_batches,
             keep_float=keep_float or (),

@@ -21,6 +21,7 @@ from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.read_capture import rebuild_capture
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.pick_inputs import InputPick
 from pt2e_quant.flow.prepare import prepare_pt2e
 
 __all__ = ["QuantizeOptions", "quantize_file"]
@@ -36,6 +37,8 @@ class QuantizeOptions:
         recipe: name of its recipe.
         calibration_data: a data file, or module:function; None for recipes that need none.
         output: the artifact's file; the model's name with the backend's suffix by default.
+        inputs: keys or indices of what the model takes of each batch that a function gives.
+        search: how the scales of weights are found; the recipe's own by default.
         batch_size: of arrays whose first dimension is dynamic.
         max_batches: calibrate with so many at most.
         keep_float: names of modules that stay float: globs, or regexes after "re:".
@@ -52,6 +55,8 @@ class QuantizeOptions:
     recipe: str
     calibration_data: str | None = None
     output: Path | None = None
+    inputs: Sequence[str] = ()
+    search: str | None = None
     batch_size: int | None = None
     max_batches: int | None = None
     keep_float: Sequence[str] = ()
@@ -81,6 +86,8 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
     quantizer = backend.quantizer(options.recipe)
     for name in options.keep_float:
         quantizer.set_module_name(name, None)
+    if options.search is not None:
+        quantizer.with_search(options.search)
     if options.pad_groups:
         quantizer.pad_groups()
     output = options.output or options.model.with_suffix(backend.suffix)
@@ -95,11 +102,11 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
         batches = _read_batches(options, program, console)
     with _step(console, "preparing"):
         prepared = prepare_pt2e(program, quantizer, strict=options.strict)
-    # No step around it: it shows a progress bar of its own, and a terminal has room for one.
+    # No step around these: they show progress bars of their own, and a terminal has room for one.
     if batches is not None:
-        calibrate(prepared, batches, progress=not console.quiet)
-    with _step(console, "converting"):
-        quantized = _convert(prepared, options)
+        pick = _pick(options.inputs)
+        calibrate(prepared, batches, inputs=pick, progress=not console.quiet)
+    quantized = _convert(prepared, options, progress=not console.quiet)
     with _step(console, f"lowering to {backend.name}"):
         artifact = backend.lower(
             quantized, strict=options.strict, verify=options.verify, margin_db=options.margin_db
@@ -124,9 +131,17 @@ def _allowing(backend: Backend, what: str) -> Backend:
     return allowing()
 
 
-def _convert(prepared: GraphModule, options: QuantizeOptions) -> GraphModule:
+def _pick(inputs: Sequence[str]) -> InputPick | None:
+    """Keys and indices as `calibrate` takes them: one alone is the only input."""
+    parts: list[str | int] = [int(i) if i.isdecimal() else i for i in inputs]
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _convert(prepared: GraphModule, options: QuantizeOptions, *, progress: bool) -> GraphModule:
     try:
-        return convert_pt2e(prepared)
+        return convert_pt2e(prepared, progress=progress)
     except CalibrationError as error:
         if options.calibration_data is not None:
             raise

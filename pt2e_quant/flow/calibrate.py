@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -14,14 +12,20 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import CalibrationError, InputError
 from pt2e_quant.core.qdq import required_attribute
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.pick_inputs import InputPick, as_call, pick_inputs, suggest_pick
 from pt2e_quant.flow.prepared import observers_of, prepared_graphs, prepared_state
+from pt2e_quant.flow.progress import show_progress
 from pt2e_quant.flow.sample import SAMPLE_KEY, Sample
 
-__all__ = ["as_call", "calibrate", "preserve_buffers"]
+__all__ = ["calibrate", "preserve_buffers"]
 
 
 def calibrate(
-    prepared: GraphModule, batches: Iterable[Any], *, progress: bool = True
+    prepared: GraphModule,
+    batches: Iterable[Any],
+    *,
+    inputs: InputPick | None = None,
+    progress: bool = True,
 ) -> GraphModule:
     """Run batches through a prepared graph.
 
@@ -29,6 +33,8 @@ def calibrate(
         prepared: of `prepare_pt2e`.
         batches: any iterable; a dict is one call's keyword arguments, a tuple or list its
             positional ones, a tensor its only one. Each is checked before it is run.
+        inputs: what of each batch the model takes, where a loader gives labels too: a key, an
+            index, several of one kind, or a function of the batch. None for the whole batch.
         progress: show a progress bar on a terminal.
 
     Returns:
@@ -48,11 +54,12 @@ def calibrate(
         )
     capture = capture_of(prepared)
     watched = [pair for graph in prepared_graphs(prepared) for pair in observers_of(graph)]
+    shown = show_progress(batches, "calibrating", enabled=progress)
     count = 0
     prepared.meta.pop(SAMPLE_KEY, None)
     with torch.no_grad(), preserve_buffers(prepared, capture):
-        for count, batch in enumerate(_shown(batches, progress), start=1):
-            leaves = _checked(capture, batch, count - 1)
+        for count, batch in enumerate(shown, start=1):
+            leaves = _checked(capture, batch, inputs, count - 1)
             outputs = prepared(*capture.positional(leaves))
             # Where the graph writes no buffers, its own hook has kept the first call already.
             if SAMPLE_KEY not in prepared.meta:
@@ -66,21 +73,15 @@ def calibrate(
     return prepared
 
 
-def as_call(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """(args, kwargs) of a batch: a mapping is kwargs, a tuple or list args, else one argument."""
-    if isinstance(batch, Mapping):
-        return (), batch
-    if isinstance(batch, (tuple, list)):
-        return batch, {}
-    return (batch,), {}
-
-
-def _checked(capture: Capture, batch: Any, index: int) -> list[Any]:
-    args, kwargs = as_call(batch)
+def _checked(capture: Capture, batch: Any, inputs: InputPick | None, index: int) -> list[Any]:
     try:
+        args, kwargs = as_call(pick_inputs(batch, inputs))
         return capture.bind(args, kwargs)
     except InputError as error:
-        raise InputError(f"calibration batch {index}: {error.what}", fix=error.fix) from error
+        fix = error.fix
+        if inputs is None and (pick := suggest_pick(capture, batch)):
+            fix = f"calibrate(…, {pick}): the rest of the batch is no input of the model"
+        raise InputError(f"calibration batch {index}: {error.what}", fix=fix) from error
 
 
 def _check_finite(watched: Sequence[tuple[Node, Any]], index: int) -> None:
@@ -110,25 +111,3 @@ def preserve_buffers(gm: GraphModule, capture: Capture) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in zip(buffers, kept, strict=True):
                 buffer.copy_(value)
-
-
-def _shown(batches: Iterable[Any], progress: bool) -> Iterator[Any]:
-    """The batches, with a bar on standard error if that is a terminal."""
-    try:
-        total = len(batches)  # type: ignore[arg-type]  # an iterator has none
-    except TypeError:
-        total = None
-    columns = (
-        SpinnerColumn(),
-        TextColumn("calibrating"),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not (progress and console.is_terminal)
-    ) as bar:
-        task = bar.add_task("calibrate", total=total)
-        for batch in batches:
-            yield batch
-            bar.advance(task)

@@ -63,7 +63,11 @@ END_OF_TRAINING = (fold_trained_batch_norm, fold_expanded_conv_bn, remove_dropou
 
 
 def convert_pt2e(
-    prepared: GraphModule, *, fold_quantize: bool = True, pack: bool = True
+    prepared: GraphModule,
+    *,
+    fold_quantize: bool = True,
+    pack: bool = True,
+    progress: bool = False,
 ) -> GraphModule:
     """Replace the observers of a calibrated graph by q/dq, in place.
 
@@ -71,6 +75,7 @@ def convert_pt2e(
         prepared: of `prepare_pt2e`, with data run through it.
         fold_quantize: store weights as integers; False keeps float weights and their quantize.
         pack: store weights of less than 8 bits packed, see `core.packing`.
+        progress: show a progress bar of the weights on a terminal.
 
     Returns:
         The canonical q/dq graph, verified.
@@ -86,7 +91,7 @@ def convert_pt2e(
         set_training_flags(prepared, False)  # convert ends with a recompile
     form = Form.CANONICAL if fold_quantize else Form.UNFOLDED
     with pause_gc(), torch.no_grad():
-        _convert_graph(prepared, fold_quantize)
+        _convert_graph(prepared, fold_quantize, progress)
         run_passes(prepared, (lift_constants,))
         if fold_quantize and pack and run_passes(prepared, (pack_weights,))[0].changed:
             run_passes(prepared, (drop_dead_constants,))
@@ -99,18 +104,18 @@ def convert_pt2e(
     return prepared
 
 
-def _convert_graph(gm: GraphModule, fold_quantize: bool) -> None:
+def _convert_graph(gm: GraphModule, fold_quantize: bool, progress: bool) -> None:
     """Convert one graph, after the bodies of its control flow."""
     provenance = provenance_of(gm)
     for body in direct_bodies(gm):
-        _convert_graph(body.gm, fold_quantize)
+        _convert_graph(body.gm, fold_quantize, progress)
         _take_over(provenance, provenance_of(body.gm), body.name)
     state = prepared_state(gm)
     with one_recompile(gm) as changes:
         log_passes(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
         log_passes(provenance, run_passes(gm, state.algorithms))
         changes.append(True)
-        _Converter(gm, state, provenance, fold_quantize).run()
+        _Converter(gm, state, provenance, fold_quantize, progress).run()
         del gm.meta[PREPARED_KEY]
         run_passes(gm, (store_weights,) if fold_quantize else ())
         log_passes(provenance, run_passes(gm, state.finishing))
@@ -128,13 +133,19 @@ class _Converter:
     """One walk over the observer nodes, one recompile."""
 
     def __init__(
-        self, gm: GraphModule, state: PreparedState, provenance: Provenance, fold_quantize: bool
+        self,
+        gm: GraphModule,
+        state: PreparedState,
+        provenance: Provenance,
+        fold_quantize: bool,
+        progress: bool,
     ) -> None:
         self.gm = gm
         self.state = state
         self.slips = dict(state.slips)  # copies of the graph share the state
         self.provenance = provenance
         self.fold_quantize = fold_quantize
+        self.progress = progress
         self.editor = Editor(gm)
         self.qparams: dict[int, QParams] = {}
         self.joint: dict[int, QParams] = {}
@@ -170,7 +181,9 @@ class _Converter:
         for place in held_places(self.gm, self.state.constants):
             is_plain = self.fold_quantize and not hasattr(place.constant.observer, "block_qparams")
             (plain if is_plain else others).append(place)
-        self.provenance.tensors += quantize_constants(self.gm, self.editor, plain)
+        self.provenance.tensors += quantize_constants(
+            self.gm, self.editor, plain, progress=self.progress
+        )
         observers: dict[int, nn.Module] = {}
         for number, place in enumerate(others):
             group = place.constant.slip.group

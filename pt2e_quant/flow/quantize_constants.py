@@ -15,6 +15,7 @@ from pt2e_quant.flow.emit_qdq import Layout, qdq_name, static_layout
 from pt2e_quant.flow.joint_qparams import is_min_max, joint_qparams, range_of
 from pt2e_quant.flow.observed_qparams import observed_range, qparams_of, record_of, recorded
 from pt2e_quant.flow.prepared import HeldConstant
+from pt2e_quant.flow.progress import show_progress
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.passes.store_weights import WeightStore
@@ -75,7 +76,7 @@ def _edited(constant: HeldConstant, node: Node | None) -> ConfigError:
 
 
 def quantize_constants(
-    gm: GraphModule, editor: Editor, places: Sequence[HeldPlace]
+    gm: GraphModule, editor: Editor, places: Sequence[HeldPlace], *, progress: bool = False
 ) -> list[TensorRecord]:
     """Put integers and a dequantize for each reader in the place of each constant.
 
@@ -88,6 +89,7 @@ def quantize_constants(
         gm: the graph module.
         editor: edits its graph; `finish` is the caller's.
         places: under observers whose qparams are static and of integers.
+        progress: show a progress bar on a terminal.
 
     Returns:
         The records of the constants.
@@ -103,7 +105,7 @@ def quantize_constants(
         groups.setdefault(place.constant.slip.group, []).append(place)
     known = _look_jointly(groups)
     records = []
-    for group, members in groups.items():
+    for group, members in show_progress(groups.items(), "quantizing weights", enabled=progress):
         found = known[group] if group in known else _look(members)
         for place in members:
             integers = store.put(place.source, place.value, found.qparams, like=place.like)

@@ -33,6 +33,7 @@ from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
+from pt2e_quant.observers.weight_search import WeightSearch
 from pt2e_quant.passes.balance_channels import balance_channels
 from pt2e_quant.passes.pad_linears import pad_linears
 
@@ -132,6 +133,14 @@ class TableQuantizer(Quantizer):
         """Vary the observers, for example `with_observers(activation=MSEObserver)`."""
         self.observers = replace(self.observers, **changes)
         return self
+
+    def with_search(self, search: str) -> "TableQuantizer":
+        """How the scales of weights are found: "min_max", "mse" or "hqq".
+
+        Raises:
+            ConfigError: there is no such search.
+        """
+        return self.with_observers(search=WeightSearch.named(search))
 
     def with_scales(self, scales: ScaleFormat) -> "TableQuantizer":
         """Keep the scales of integer weights in another form, for example in float16.

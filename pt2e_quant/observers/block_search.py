@@ -15,6 +15,7 @@ from pt2e_quant.core.code_books import decode_table, encode_table, fit_tables
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.float_codes import decode_float, encode_float, to_scale_dtype
 from pt2e_quant.core.number_formats import CodeBook, FloatFormat, NumberFormat
+from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.observers.weight_search import WeightSearch, search_qparams
@@ -46,6 +47,11 @@ def find_block_qparams(x: Tensor, scheme: TensorScheme, search: WeightSearch) ->
         ConfigError: the scheme's blocks are none of this tensor, or the search none of its
             format.
     """
+    with one_thread():
+        return _find(x, scheme, search)
+
+
+def _find(x: Tensor, scheme: TensorScheme, search: WeightSearch) -> BlockQParams:
     block = block_lengths(scheme.granularity, x.dim())
     form = scheme.format
     if form is None:

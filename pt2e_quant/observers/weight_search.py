@@ -9,6 +9,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.core.qparams import DEFAULT_EPS, choose_qparams
 
 __all__ = ["WeightSearch", "search_qparams"]
@@ -33,6 +35,19 @@ class WeightSearch(StrEnum):
     MSE = "mse"
     HQQ = "hqq"
 
+    @staticmethod
+    def named(name: str) -> "WeightSearch":
+        """The search of a name.
+
+        Raises:
+            ConfigError: there is none; near names are offered.
+        """
+        try:
+            return WeightSearch(name)
+        except ValueError as error:
+            known = [search.value for search in WeightSearch]
+            raise ConfigError(f'there is no search "{name}": {near(name, known)}') from error
+
 
 def search_qparams(
     rows: Tensor, search: WeightSearch, *, quant_min: int, quant_max: int, symmetric: bool
@@ -49,10 +64,11 @@ def search_qparams(
     find = _SEARCHES[search]
     step = max(1, _BLOCK // max(1, rows.shape[1]))
     limits = (float(quant_min), float(quant_max))
-    found = [
-        find(rows[i : i + step].to(torch.float32), limits, symmetric)
-        for i in range(0, rows.shape[0], step)
-    ]
+    with one_thread():
+        found = [
+            find(rows[i : i + step].to(torch.float32), limits, symmetric)
+            for i in range(0, rows.shape[0], step)
+        ]
     scale, zero_point = (torch.cat(parts) for parts in zip(*found, strict=True))
     return scale, zero_point.to(torch.int32)
 

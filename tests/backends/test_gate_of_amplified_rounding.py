@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2e_quant.backends.gate import DRAWS, check_artifact
-from pt2e_quant.backends.one_thread import one_thread
 from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
 from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.flow.sample import Sample
 
 Q: Any = torch.ops.quantized_decomposed

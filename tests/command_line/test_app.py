@@ -32,6 +32,22 @@ def test_quantize_writes_the_file_and_says_what_became_of_it(folder, plain_backe
     assert not [p for p in folder.iterdir() if "tmp" in p.name]
 
 
+def test_quantize_when_batches_have_labels_then_inputs_picks(folder, plain_backend, capsys):
+    (folder / "loader.py").write_text(
+        "import torch\ndef batches():\n    return [(torch.ones(4, 4), torch.ones(4))]\n"
+    )
+    asked = [("loader:batches" if word == "data.npz" else word) for word in QUANTIZE]
+    assert call(*asked, "-q") == 1
+    assert "inputs=0" in capsys.readouterr().err
+    assert call(*asked, "-q", "--inputs", "0") == 0
+
+
+def test_quantize_when_a_search_is_asked_for_then_it_is_used(folder, plain_backend, capsys):
+    assert call(*QUANTIZE, "-q", "--search", "minmax") == 1
+    assert 'did you mean "min_max"' in capsys.readouterr().err
+    assert call(*QUANTIZE, "-q", "--search", "mse") == 0
+
+
 def test_quantize_for_a_gpu_needs_a_word_for_kernels_nobody_measured(folder, capsys):
     asked = [("cuda" if word == "plain" else word) for word in QUANTIZE]
     asked = [word.replace(".plain", ".qcuda") for word in asked]

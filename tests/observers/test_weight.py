@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.qparams import QParams, choose_qparams, fake_quantize
+from pt2e_quant.observers import weight_search
 from pt2e_quant.observers.weight import WeightObserver
 from pt2e_quant.observers.weight_search import WeightSearch, search_qparams
 
@@ -110,3 +111,30 @@ def test_observer_when_groups_do_not_divide_then_refused():
 def test_observer_when_weight_is_not_finite_then_refused():
     with pytest.raises(CalibrationError, match="NaN or infinity"):
         WeightObserver()(torch.tensor([[1.0, float("nan")], [1.0, 2.0]]))
+
+
+@pytest.mark.parametrize("search", WeightSearch)
+def test_search_when_torch_has_threads_then_runs_on_one(search, monkeypatch):
+    # A barrier of threads behind each small operator costs milliseconds on a busy machine.
+    seen = []
+    find = weight_search._SEARCHES[search]
+
+    def spy(*args):
+        seen.append(torch.get_num_threads())
+        return find(*args)
+
+    monkeypatch.setitem(weight_search._SEARCHES, search, spy)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        search_qparams(normal((8, 8), 0), search, quant_min=-8, quant_max=7, symmetric=True)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1]
+
+
+def test_search_when_its_name_is_unknown_then_near_ones_are_offered():
+    assert WeightSearch.named("hqq") is WeightSearch.HQQ
+    with pytest.raises(ConfigError, match='did you mean "min_max"'):
+        WeightSearch.named("minmax")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pt2e_quant.backends.one_thread import one_thread
+from pt2e_quant.core.one_thread import one_thread
 
 
 @pytest.fixture(autouse=True)
