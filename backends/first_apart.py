@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cut_graph import cut_behind, operators, values_to_compare
-from pt2e_quant.backends.sample_run import run_graph, run_on_sample
+from pt2e_quant.backends.sample_run import copied_leaves, run_graph, run_on_sample
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate import preserve_buffers
 from pt2e_quant.flow.sample import Sample, sqnr_db
@@ -199,7 +199,7 @@ class _Search:
             part = cut_behind(self.gm, node.name)
             expected = run_graph(part, self.sample)
             try:
-                found = self.lower_part(part).run_leaves(self.sample.leaves)[0]
+                found = self.lower_part(part).run_leaves(copied_leaves(self.sample))[0]
             except Exception:  # Whatever a runtime raises: there is no program that ends here.
                 return None
         value = found.clone() if isinstance(found, Tensor) else found

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.first_apart import FirstApart, LowerPart, find_first_apart
 from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
-from pt2e_quant.backends.sample_run import run_graph, run_on_sample
+from pt2e_quant.backends.sample_run import copied_leaves, run_graph, run_on_sample
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.sample import Sample, sample_of, sqnr_db
@@ -69,7 +69,7 @@ def check_artifact(
             graph with rounding noise.
     """
     expected = run_graph(gm, sample)
-    found = list(artifact.run_leaves(sample.leaves))
+    found = list(artifact.run_leaves(copied_leaves(sample)))
     ratio = sqnr_db(expected, found)
     bound = FLOOR_DB
     if sample.float_outputs is not None:

@@ -13,7 +13,7 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate import preserve_buffers
 from pt2e_quant.flow.sample import Sample
 
-__all__ = ["run_graph", "run_on_sample"]
+__all__ = ["copied_leaves", "run_graph", "run_on_sample"]
 
 
 def run_graph(gm: GraphModule, sample: Sample) -> list[Any]:
@@ -25,7 +25,10 @@ def run_graph(gm: GraphModule, sample: Sample) -> list[Any]:
 def run_on_sample(gm: GraphModule, sample: Sample, call: Callable[..., Any]) -> list[Any]:
     """The flat result of a call on a sample's leaves, on one thread; buffers are as before."""
     with torch.no_grad(), one_thread(), preserve_buffers(gm, capture_of(gm)):
-        # Copies: a graph may write into its inputs.
-        leaves = [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]
-        found: list[Any] = pytree.tree_leaves(call(*leaves))
+        found: list[Any] = pytree.tree_leaves(call(*copied_leaves(sample)))
     return found
+
+
+def copied_leaves(sample: Sample) -> list[Any]:
+    """A sample's leaves for one call, which may write into its inputs."""
+    return [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]

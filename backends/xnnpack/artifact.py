@@ -4,11 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from executorch.runtime import Program, Runtime
 from torch import Tensor
 
 from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
-from pt2e_quant.backends.xnnpack.contents import ProgramContents, read_contents, read_named_data
+from pt2e_quant.backends.xnnpack.contents import (
+    ProgramContents,
+    read_contents,
+    read_named_data,
+    read_written_inputs,
+)
 from pt2e_quant.backends.xnnpack.metadata import (
     METADATA_METHODS,
     unpack_capture,
@@ -34,9 +40,12 @@ class XnnpackArtifact(Artifact):
         super().__init__(capture, report)
         self.pte = pte
         self._program: Program | None = None
+        self._written: tuple[int, ...] | None = None
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run with ExecuTorch's runtime; buffers that a call writes keep their values.
+
+        Inputs that the program writes are written here too, as by the float model.
 
         Raises:
             ArtifactError: the runtime stopped.
@@ -45,12 +54,13 @@ class XnnpackArtifact(Artifact):
             self._program = _load_program(self.pte)
         method = self._program.load_method("forward")
         takes_all = method.metadata.num_inputs() == len(leaves)
-        inputs = [
-            leaf.contiguous() if isinstance(leaf, Tensor) else leaf
+        given = [
+            leaf
             for leaf, info in zip(leaves, self.capture.inputs, strict=True)
             # An argument that was None at export: a program has it as an input, or not at all.
             if takes_all or info.kind is not InputKind.LITERAL or info.value is not None
         ]
+        inputs = [v.contiguous() if isinstance(v, Tensor) else v for v in given]
         try:
             results: list[Any] = list(method.execute(inputs))
         except RuntimeError as error:
@@ -58,7 +68,19 @@ class XnnpackArtifact(Artifact):
                 f"ExecuTorch's runtime stopped: {error}",
                 fix="see what it printed above: its kernels name the operator and what they miss",
             ) from error
-        return results
+        return self._without_inputs(results, given)
+
+    def _without_inputs(self, results: list[Any], given: Sequence[Any]) -> list[Any]:
+        """The results alone: ExecuTorch returns the inputs that it has written before them."""
+        count = len(results) - self.capture.out_spec.num_leaves
+        if count <= 0:
+            return results
+        if self._written is None:
+            self._written = read_written_inputs(self.pte)
+        with torch.no_grad():
+            for index, value in zip(self._written[:count], results[:count], strict=True):
+                given[index].copy_(value)
+        return results[count:]
 
     def reset(self) -> None:
         """Forget what earlier calls wrote into buffers: the next call starts from the file."""

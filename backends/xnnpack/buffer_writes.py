@@ -1,33 +1,64 @@
 """The buffers that a graph writes: in place where ExecuTorch can, and what they hold at first."""
 
+from typing import Any
+
 import torch
+from executorch.exir.dialects._ops import ops as exir_ops
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from pt2e_quant.graph.ops import argument, aten, is_call
+__all__ = ["can_write_in_place", "keep_contents"]
 
-__all__ = ["keep_contents", "writes_whole_rows"]
+_PUT = exir_ops.edge.aten.index_put.default
+_VIEWS = frozenset(
+    {
+        exir_ops.edge.aten.view_copy.default,
+        exir_ops.edge.aten.squeeze_copy.dims,
+        exir_ops.edge.aten.squeeze_copy.dim,
+        exir_ops.edge.aten.unsqueeze_copy.default,
+        exir_ops.edge.aten.alias_copy.default,
+    }
+)
+"""Operators whose result ExecuTorch may place where their input is."""
 
-_INDEX_PUT = (aten.index_put.default, aten.index_put_.default)
 
+def can_write_in_place(ep: ExportedProgram) -> bool:
+    """Whether ExecuTorch may write every value that is put at indices into its buffer.
 
-def writes_whole_rows(gm: GraphModule) -> bool:
-    """Whether every value that is put at indices has the dimensions of what it is put into.
-
-    ExecuTorch 1.4's in-place index_put looks up the indexed dimension in the values without
-    broadcasting them first, and fails at run time where they have fewer.
+    Its pass does so wherever no later operator reads what is overwritten. It does not ask
+    whether that is a result of the program, or is read through a view. Its kernel (1.4) takes
+    one index of one dimension for whole rows, without a sum; it fails at run time on others.
     """
-    return all(
-        _dims(argument(node, "values")) == _dims(argument(node, "self"))
-        for node in gm.graph.nodes
-        if is_call(node, _INDEX_PUT)
-    )
+    signature = ep.graph_signature
+    buffers = {
+        name
+        for name, buffer in signature.inputs_to_buffers.items()
+        if buffer in signature.buffers_to_mutate.values()
+    }
+    puts = [node for node in ep.graph.nodes if node.target is _PUT]
+    return all(_puts_whole_rows(n) and _is_last_reader(n, buffers) for n in puts)
 
 
-def _dims(node: object) -> int:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return value.dim() if isinstance(value, Tensor) else -1
+def _puts_whole_rows(node: Node) -> bool:
+    """Whether one row of the values is put at each place of one index."""
+    args: Any = node.args
+    whole, indices, values = args[:3]
+    accumulates = args[3] if len(args) > 3 else node.kwargs.get("accumulate", False)
+    dims = [i for i, index in enumerate(indices) if index is not None]
+    if accumulates or len(dims) != 1 or indices[dims[0]].meta["val"].dim() != 1:
+        return False
+    expected = list(whole.meta["val"].shape)
+    expected[dims[0]] = indices[dims[0]].meta["val"].shape[0]
+    return [str(size) for size in expected] == [str(s) for s in values.meta["val"].shape]
+
+
+def _is_last_reader(node: Node, buffers: set[str]) -> bool:
+    """Whether nothing needs a buffer's former value once a node has put others into it."""
+    whole: Any = node.args[0]
+    if any(u.op == "output" or u.target in _VIEWS for u in whole.users if u is not node):
+        return False
+    return whole.name in buffers if whole.op == "placeholder" else whole.target is _PUT
 
 
 def keep_contents(ep: ExportedProgram) -> None:

@@ -5,6 +5,7 @@ graph that went in, is how a test proves that an operator runs in integers.
 """
 
 import importlib.resources
+import itertools
 import json
 import re
 import tempfile
@@ -17,9 +18,17 @@ from executorch.backends.xnnpack import serialization
 from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import XNNHeader
 from executorch.exir._serialize._flatbuffer import _flatc_decompile
 from executorch.exir._serialize._program import deserialize_pte_binary
-from executorch.exir.schema import DelegateCall, KernelCall
+from executorch.exir.schema import DelegateCall, ExecutionPlan, KernelCall, Program
 
-__all__ = ["FLOAT", "MOVERS", "DelegateOp", "ProgramContents", "read_contents", "read_named_data"]
+__all__ = [
+    "FLOAT",
+    "MOVERS",
+    "DelegateOp",
+    "ProgramContents",
+    "read_contents",
+    "read_named_data",
+    "read_written_inputs",
+]
 
 FLOAT = "fp32"
 """The dtype name of a float tensor in the payload; integers are qint8, qcint8, qint32, …"""
@@ -113,9 +122,7 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
         ValueError: the bytes are no program, or hold no such method.
     """
     program = deserialize_pte_binary(pte).program
-    plan = next((p for p in program.execution_plan if p.name == method), None)
-    if plan is None:
-        raise ValueError(f'no method "{method}" in this program')
+    plan = _plan(program, method)
     kernels: Counter[str] = Counter()
     called: list[int] = []
     for chain in plan.chains:
@@ -130,6 +137,27 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
         program.backend_delegate_data[plan.delegates[i].processed.index].data for i in called
     ]
     return ProgramContents(delegates=tuple(_read_payload(p) for p in payloads), kernels=kernels)
+
+
+def read_written_inputs(pte: bytes, method: str = "forward") -> tuple[int, ...]:
+    """The positions of the inputs that a method writes, in the order that it returns them.
+
+    ExecuTorch puts them before the results of the program.
+
+    Raises:
+        ValueError: the bytes are no program, or hold no such method.
+    """
+    plan = _plan(deserialize_pte_binary(pte).program, method)
+    places = {value: index for index, value in enumerate(plan.inputs)}
+    leading = itertools.takewhile(places.__contains__, plan.outputs)
+    return tuple(places[value] for value in leading)
+
+
+def _plan(program: Program, method: str) -> ExecutionPlan:
+    found = next((p for p in program.execution_plan if p.name == method), None)
+    if found is None:
+        raise ValueError(f'no method "{method}" in this program')
+    return found
 
 
 def read_named_data(pte: bytes) -> dict[str, bytes]:

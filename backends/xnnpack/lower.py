@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
-from pt2e_quant.backends.xnnpack.buffer_writes import keep_contents, writes_whole_rows
+from pt2e_quant.backends.xnnpack.buffer_writes import can_write_in_place, keep_contents
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.conv1d_as_conv2d import conv1d_as_conv2d
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
@@ -55,6 +55,7 @@ from pt2e_quant.passes.decompose_attention import decompose_attention
 from pt2e_quant.passes.decompose_caches import decompose_caches
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.functionalize_state import functionalize_state
 from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
 from pt2e_quant.passes.split_as_slices import split_as_slices
 from pt2e_quant.passes.unpack_weights import unpack_weights
@@ -80,6 +81,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         widen_scales,
         decompose_caches(has_casts=False),
         refuse_codes,
+        functionalize_state,
         plain_strides,
         decompose_attention,
         group_heads,
@@ -206,7 +208,8 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         )
         keep_contents(edge.exported_program())
         # Buffers are written in place: the copies of a whole KV cache at each token are dropped.
-        in_place = ExecutorchBackendConfig(run_reinplace_pass=writes_whole_rows(work))
+        is_in_place = can_write_in_place(edge.exported_program())
+        in_place = ExecutorchBackendConfig(run_reinplace_pass=is_in_place)
         return share_constants(bytes(edge.to_executorch(in_place).buffer))
 
 
