@@ -73,7 +73,7 @@ def draw_program(seed: int, backend: str | None = None) -> Program:
 
 
 def _drawn(rng: random.Random, seed: int, backend: str) -> Program | None:
-    dtypes = (torch.float32,) * 14 + (torch.float16, torch.bfloat16, torch.float64)
+    dtypes = (torch.float32,) * 27 + (torch.float16, torch.bfloat16, torch.float64)
     d = Drawing(rng, rng.choice(dtypes))
     dynamic = _dynamic(rng)
     _draw_inputs(d, dynamic)

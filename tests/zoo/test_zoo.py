@@ -1,0 +1,96 @@
+"""Modern blocks on three runtimes, static and dynamic: as their graph, and near the float model.
+
+Without `-m slow` a fixed few of them run, each on one backend. `cached_rotary` and `memory_read`
+write buffers: their calls are compared in order.
+"""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch.export import Dim
+
+import pt2e_quant as pq
+from tests.fuzz.judge import complaint, expect
+from tests.fuzz.trial import Watched
+from tests.zoo import attentions, images, others, sequences
+from tests.zoo.block import Block
+
+ZOO: dict[str, Block] = {
+    **attentions.BLOCKS,
+    **sequences.BLOCKS,
+    **images.BLOCKS,
+    **others.BLOCKS,
+}
+EXTRAS = {"xnnpack": "executorch", "onnx": "onnxruntime", "cpu": "torch"}
+STATIC, DYNAMIC = "static", "dynamic"
+ALWAYS = [
+    ("latent_attention", "onnx", DYNAMIC),
+    ("shifted_window_attention", "cpu", DYNAMIC),
+    ("grouped_rotary", "xnnpack", STATIC),
+    ("conformer", "onnx", STATIC),
+    ("experts", "cpu", DYNAMIC),
+    ("selective_scan", "cpu", STATIC),
+    ("inverted_residual", "xnnpack", DYNAMIC),
+    ("diffusion_unet", "onnx", DYNAMIC),
+    ("feature_pyramid", "cpu", DYNAMIC),
+    ("graph_attention", "xnnpack", STATIC),
+    ("spectrogram", "cpu", DYNAMIC),
+    ("low_rank", "cpu", STATIC),
+]
+
+
+def check(name, backend, form, tmp_path):
+    if find_spec(EXTRAS[backend]) is None:
+        pytest.skip(f"needs {EXTRAS[backend]}")
+    block = ZOO[name]
+    torch.manual_seed(0)
+    model = block.make().eval()
+    sizes = block.sizes if form == DYNAMIC else block.sizes[:1]
+    shapes = None
+    if form == DYNAMIC:
+        size = Dim("size", max=block.largest)
+        shapes = tuple(None if dim is None else {dim: size} for dim in block.dynamic)
+    target = pq.backends.get(backend)
+    watched = Watched(target.allowing_slower() if backend == "cpu" else target, None)
+    artifact = pq.quantize(
+        model,
+        block.inputs(sizes[0]),
+        dynamic_shapes=shapes,
+        calibration_data=[block.inputs(sizes[0]) for _ in range(8)],
+        backend=watched,
+        progress=False,
+    )
+    calls = [block.inputs(size) for size in (*sizes, sizes[0])]
+    with torch.no_grad():
+        expected = [expect(watched.gm, model(*call), call, {}) for call in calls]
+        artifact.save(tmp_path / f"block{target.suffix}")
+        loaded = target.load(tmp_path / f"block{target.suffix}")
+        for program in (artifact, loaded):
+            found = [complaint(e, program.run(*c)) for e, c in zip(expected, calls, strict=True)]
+            assert [text for text in found if text is not None] == []
+    for one in expected:
+        assert pq.sqnr_db(one.floats, one.graph) > block.least_db
+    return artifact
+
+
+def test_zoo_when_counted_then_at_least_sixty_blocks():
+    assert len(ZOO) >= 60
+
+
+@pytest.mark.parametrize(("name", "backend", "form"), ALWAYS)
+def test_block_when_quantized_then_as_its_graph_at_each_size(name, backend, form, tmp_path):
+    artifact = check(name, backend, form, tmp_path)
+    assert sum(artifact.report.integer_ops.values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.layer:UserWarning")
+@pytest.mark.parametrize("form", [STATIC, DYNAMIC])
+@pytest.mark.parametrize("backend", EXTRAS)
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_every_block(name, backend, form, tmp_path):
+    block = ZOO[name]
+    if form == DYNAMIC and all(dim is None for dim in block.dynamic):
+        pytest.skip("no dimension of it is dynamic")
+    check(name, backend, form, tmp_path)
