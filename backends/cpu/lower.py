@@ -20,6 +20,7 @@ from pt2e_quant.backends.cpu.write_sums_in_place import write_sums_in_place
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.backends.refuse_formats import refuse_formats
 from pt2e_quant.core.canonical import verify_canonical
@@ -86,6 +87,7 @@ def lower(
         ArtifactError: the artifact fails its check.
     """
     verify_canonical(gm)
+    gm = in_float32(gm)
     _refuse_saturation(gm)
     artifact = _assemble(write_program(gm, "cpu"), registry)
     if strict:

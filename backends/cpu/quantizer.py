@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.cpu.placement import place_movers
@@ -166,4 +167,5 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         algorithms=found.algorithms,
         rules=found.rules,
         balances_channels=found.balances_channels,
+        computes_in=(torch.float32,),
     )

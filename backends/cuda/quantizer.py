@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from pt2e_quant.backends.cuda.table import REGISTRY, table_of
 from pt2e_quant.backends.no_recipe import no_recipe
 from pt2e_quant.core.scheme_names import scheme_named
@@ -136,4 +138,5 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         algorithms=found.algorithms,
         rules=found.rules,
         balances_channels=found.balances_channels,
+        computes_in=(torch.float32, torch.bfloat16, torch.float16),
     )

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
 from pt2e_quant.backends.onnx.carry_state import carry_state
 from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
@@ -50,6 +51,7 @@ def lower(
     Runtime's own. A dequantize shared by several readers is left as it is: ONNX Runtime copies it.
     """
     verify_canonical(gm)
+    gm = in_float32(gm)
     capture = capture_of(gm)
     flat, results = split_results(gm)
     run_passes(flat, (decompose_caches(has_casts=True),))

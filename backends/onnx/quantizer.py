@@ -1,5 +1,7 @@
 """Quantizers of the ONNX backend, made from its recipes and its op table."""
 
+import torch
+
 from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
@@ -34,6 +36,7 @@ def make_quantizer(recipe: str = "int8") -> TableQuantizer:
         transforms=found.transforms,
         algorithms=found.algorithms,
         balances_channels=found.balances_channels,
+        computes_in=(torch.float32,),
     )
 
 

@@ -1,6 +1,5 @@
 """The result of a call, taken apart into what an ONNX model can give and what it cannot."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.backends.edited_copy import copy_graph
 from pt2e_quant.core.read_capture import capture_of
 
 __all__ = ["ResultKind", "ResultLeaf", "join_results", "result_names", "split_results"]
@@ -42,8 +42,7 @@ def split_results(gm: GraphModule) -> tuple[GraphModule, tuple[ResultLeaf, ...]]
     The exporter drops a None, fails on a number, and returns a tensor that stands twice in the
     result under one name. The given graph is not changed; constants are shared.
     """
-    flat = GraphModule(gm, copy.deepcopy(gm.graph))
-    flat.meta = dict(gm.meta)
+    flat = copy_graph(gm)
     output = flat.graph.output_node()
     kept: list[Node] = []
     leaves = []

@@ -1,5 +1,7 @@
 """ONNX Runtime: sessions, and what its own optimisation made of a model."""
 
+import ctypes
+import math
 import os
 import tempfile
 from collections import Counter
@@ -82,6 +84,7 @@ _FLOAT_RESULT = {
     "MatMulIntegerToFloat",
     "MatMulNBits",
 }
+_BFLOAT16 = "tensor(bfloat16)"
 _EIGHT_BIT = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _INDEX_TYPES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
 _INT64_RESULT = {"Shape", "Size", "NonZero", "ArgMax", "ArgMin"}
@@ -202,6 +205,8 @@ def run_session(
     session: onnxruntime.InferenceSession, leaves: Sequence[Tensor | int | float | bool]
 ) -> list[Tensor]:
     """Run on the inputs in order; tensors are taken and given on the CPU."""
+    if any(declared.type == _BFLOAT16 for declared in _borders(session)):
+        return run_with_state(session, leaves, ())[0]  # numpy has no bfloat16
     feeds = {
         declared.name: _to_numpy(leaf)
         for declared, leaf in zip(session.get_inputs(), leaves, strict=True)
@@ -224,11 +229,30 @@ def run_with_state(
     outputs = [declared.name for declared in session.get_outputs()]
     found = session.run_with_ort_values(outputs, feeds)
     results = found[: len(found) - len(state)]
-    return [torch.from_numpy(np.asarray(v.numpy())) for v in results], found[len(results) :]
+    return [_to_torch(v) for v in results], found[len(results) :]
+
+
+def _borders(session: onnxruntime.InferenceSession) -> list[onnxruntime.NodeArg]:
+    return [*session.get_inputs(), *session.get_outputs()]
+
+
+def _to_torch(value: onnxruntime.OrtValue) -> Tensor:
+    """A copy of a value of ONNX Runtime on the CPU."""
+    if value.data_type() != _BFLOAT16:
+        return torch.from_numpy(np.asarray(value.numpy()))
+    shape = value.shape()
+    if 0 in shape:
+        return torch.empty(shape, dtype=torch.bfloat16)
+    memory = (ctypes.c_uint16 * math.prod(shape)).from_address(value.data_ptr())
+    return torch.frombuffer(memory, dtype=torch.bfloat16).reshape(shape).clone()
 
 
 def to_ort(leaf: Tensor | int | float | bool) -> onnxruntime.OrtValue:
     """A value of ONNX Runtime on the CPU."""
+    if isinstance(leaf, Tensor) and leaf.dtype is torch.bfloat16:
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+            _to_numpy(leaf.view(torch.int16)), onnx.TensorProto.BFLOAT16
+        )
     return onnxruntime.OrtValue.ortvalue_from_numpy(_to_numpy(leaf))
 
 

@@ -1,6 +1,5 @@
 """Canonical graph to `.pte`: passes, ExecuTorch's own lowering, the check, the report."""
 
-import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,9 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.edited_copy import copy_graph
 from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
 from pt2e_quant.backends.xnnpack.buffer_writes import can_write_in_place, keep_contents
@@ -116,13 +117,14 @@ def lower(
         ArtifactError: the artifact fails its check.
     """
     verify_canonical(gm)
+    gm = in_float32(gm)
     refuse_volumes(gm)
     capture = capture_of(gm)
     changed: Sequence[PassRecord] = ()
     if has_per_tensor(gm):
-        gm = _copy_of(gm)
+        gm = copy_graph(gm)
         changed = run_passes(gm, (choose_per_row,))
-    work = _copy_of(gm)
+    work = copy_graph(gm)
     records = run_passes(work, lowering_passes(portable_only=options.portable_only))
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
     report.islands = _islands(records)
@@ -174,16 +176,6 @@ def _nearest(wanted: Wanted) -> str:
     if wanted.is_activation and not wanted.is_dynamic:
         return "int8"
     return nearest_recipe(wanted.is_activation, wanted.bits, wanted.group_size)
-
-
-def _copy_of(gm: GraphModule) -> GraphModule:
-    """A graph module with a graph of its own that shares the tensors."""
-    with warnings.catch_warnings():
-        # torch 2.13 deprecates a class that its own pytrees are copied with.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        made = GraphModule(gm, copy.deepcopy(gm.graph))
-    made.meta = dict(gm.meta)
-    return made
 
 
 def _islands(records: Sequence[PassRecord]) -> list[Island]:

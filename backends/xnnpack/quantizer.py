@@ -1,5 +1,7 @@
 """The quantizers of this backend: its table, its passes, and a recipe."""
 
+import torch
+
 from pt2e_quant.backends.xnnpack.movers import unbind_as_selects
 from pt2e_quant.backends.xnnpack.placement import place_elementwise
 from pt2e_quant.backends.xnnpack.recipes import recipe_named
@@ -38,6 +40,7 @@ def make_quantizer(recipe: str) -> TableQuantizer:
         transforms=TRANSFORMS,
         algorithms=found.algorithms,
         balances_channels=found.balances_channels,
+        computes_in=(torch.float32,),
         # The delegate takes biases in float and rounds them to the accumulator's step itself.
         finishing=(snap_biases,),
     )

@@ -41,9 +41,10 @@ from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.pickle_module import make_picklable
-from pt2e_quant.graph.pipeline import GraphPass, one_recompile, run_passes
+from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes
 from pt2e_quant.graph.recompile import recompile
 from pt2e_quant.graph.subgraphs import BODY_KEY, direct_bodies
+from pt2e_quant.passes.compute_in_float32 import compute_in_float32
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_batch_norm import fold_batch_norm
 from pt2e_quant.passes.fold_constants import fold_constants
@@ -132,6 +133,7 @@ class _Options:
 
 def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
     capture = rebuild_capture(gm, mutated_buffers(gm))
+    _choose_dtypes(gm, quantizer, options)
     gm = _prepare_graph(gm, quantizer, options)
     gm.meta[CAPTURE_KEY] = capture
     install_input_check(gm)
@@ -149,6 +151,19 @@ def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
             raise error
         warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
     return gm
+
+
+def _choose_dtypes(gm: GraphModule, quantizer: Any, options: _Options) -> None:
+    """Compute in float32 what the backend of a quantizer has no kernels for.
+
+    Before anything is folded, so that nothing is folded in half precision.
+    """
+    kept = getattr(quantizer, "computes_in", None)
+    if kept is None:
+        return
+    before = (strip_guards,) if options.is_qat else (strip_guards, inline_regions)
+    records = run_passes(gm, (*before, compute_in_float32(kept)))
+    log_passes(provenance_of(gm), records[-1:])
 
 
 def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:

@@ -1,10 +1,11 @@
 """The quantizer made from a backend's op table: one loop over matches writes the annotations."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
@@ -64,6 +65,8 @@ class TableQuantizer(Quantizer):
         balances_channels: divide inputs of linears by a factor per channel and multiply their
             weights where that lowers the rounding error expected of weights and of inputs rounded
             at run time (`balance_channels`); exact in float. May also be set afterwards.
+        computes_in: the float dtypes that the backend has kernels for: prepare lets the model
+            compute in float32 instead of others (`compute_in_float32`). None leaves all.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class TableQuantizer(Quantizer):
         algorithms: Sequence[GraphPass] = (),
         finishing: Sequence[GraphPass] = (),
         balances_channels: bool = False,
+        computes_in: Collection[torch.dtype] | None = None,
     ) -> None:
         self.table = table
         self.scheme = scheme
@@ -86,6 +90,7 @@ class TableQuantizer(Quantizer):
         self.algorithms = tuple(algorithms)
         self.finishing = tuple(finishing)
         self.balances_channels = balances_channels
+        self.computes_in = computes_in
         self.pads_groups = False
         self.scales: ScaleFormat | None = None
 
