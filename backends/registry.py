@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from pt2e_quant.backends.artifact import Backend
 from pt2e_quant.core.errors import ConfigError, near
 
-__all__ = ["get", "names"]
+__all__ = ["get", "name_for_suffix", "names", "suffixes"]
 
 _GROUP = "pt2e_quant.backends"
 _OWN = {
@@ -15,11 +15,30 @@ _OWN = {
     "cpu": "pt2e_quant.backends.cpu.backend",
     "cuda": "pt2e_quant.backends.cuda.backend",
 }
+_SUFFIXES = {".pte": "xnnpack", ".onnx": "onnx", ".qpt2": "cpu", ".qcuda": "cuda"}
+"""Of the files that our own backends write: opening a file imports one backend alone."""
 
 
 def names() -> tuple[str, ...]:
     """The backends there are, installed extras or not, sorted."""
     return tuple(sorted({*_OWN, *(e.name for e in entry_points(group=_GROUP))}))
+
+
+def suffixes() -> tuple[str, ...]:
+    """The endings of the files that backends write, sorted."""
+    return tuple(sorted({*_SUFFIXES, *(get(name).suffix for name in _others())}))
+
+
+def name_for_suffix(suffix: str) -> str | None:
+    """The name of the backend that writes files of an ending, None if there is none."""
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    return next((name for name in _others() if get(name).suffix == suffix), None)
+
+
+def _others() -> list[str]:
+    """The backends whose suffix only they themselves say."""
+    return [name for name in names() if name not in _SUFFIXES.values()]
 
 
 def get(name: str) -> Backend:

@@ -12,6 +12,7 @@ from pt2e_quant.backends.cpu.artifact import CpuArtifact
 from pt2e_quant.backends.cpu.lower import SUFFIX, load, lower
 from pt2e_quant.backends.cpu.quantizer import RECIPES, make_quantizer
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
+from pt2e_quant.backends.recipe_names import unaliased
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.kernel import Kernel
@@ -63,7 +64,7 @@ class CpuBackend(Backend):
 
     def quantizer(self, recipe: str = "int8") -> TableQuantizer:
         """A fresh quantizer for a recipe; see `Backend.quantizer`."""
-        return make_quantizer(recipe, self.registry)
+        return make_quantizer(unaliased(recipe), self.registry)
 
     def lower(
         self,

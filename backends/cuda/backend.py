@@ -11,6 +11,7 @@ from pt2e_quant.backends.cuda.artifact import CudaArtifact
 from pt2e_quant.backends.cuda.lower import SUFFIX, load, lower
 from pt2e_quant.backends.cuda.quantizer import RECIPES, make_quantizer
 from pt2e_quant.backends.cuda.table import REGISTRY, table_of
+from pt2e_quant.backends.recipe_names import unaliased
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.kernel import Kernel
@@ -60,7 +61,7 @@ class CudaBackend(Backend):
 
     def quantizer(self, recipe: str = "int8") -> TableQuantizer:
         """A fresh quantizer for a recipe; see `Backend.quantizer`."""
-        return make_quantizer(recipe, self.registry)
+        return make_quantizer(unaliased(recipe), self.registry)
 
     def lower(
         self,

@@ -10,6 +10,7 @@ from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.backends.onnx.quantizer import make_quantizer
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
+from pt2e_quant.backends.recipe_names import unaliased
 from pt2e_quant.core.errors import MissingExtraError
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
@@ -37,7 +38,7 @@ class OnnxBackend(Backend):
 
     def quantizer(self, recipe: str = "int8") -> TableQuantizer:
         """A fresh quantizer for a recipe; see `Backend.quantizer`."""
-        return make_quantizer(recipe)
+        return make_quantizer(unaliased(recipe))
 
     def lower(
         self,

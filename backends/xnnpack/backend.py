@@ -9,6 +9,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.recipe_names import unaliased
 from pt2e_quant.backends.xnnpack.quantizer import make_quantizer
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
@@ -43,7 +44,7 @@ class XnnpackBackend(Backend):
         Raises:
             ConfigError: no recipe has that name.
         """
-        return make_quantizer(recipe)
+        return make_quantizer(unaliased(recipe))
 
     def lower(
         self,

@@ -3,12 +3,16 @@
 import json
 import math
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
+from pt2e_quant.backends.recipe_names import ALIASES
+from pt2e_quant.backends.registry import get, names
 from pt2e_quant.command_line.data_file import import_modules, read_data
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model, open_reference
@@ -19,7 +23,7 @@ from pt2e_quant.command_line.result_file import (
     result_names,
     write_npz,
 )
-from pt2e_quant.command_line.tables import results_table, timings_table
+from pt2e_quant.command_line.tables import recipes_table, results_table, timings_table
 from pt2e_quant.command_line.time_models import noise_leaves, time_in_turn
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.flow.pick_inputs import as_call
@@ -35,6 +39,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            own = version("pt2e-quant")
+        except PackageNotFoundError:  # run from a checkout
+            own = "not installed"
+        typer.echo(f"pt2e-quant {own}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show versions."),
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -139,6 +164,23 @@ def quantize(
 
 
 @app.command()
+def recipes(
+    backend: Annotated[str | None, typer.Argument(help="One backend; all by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes of the backends, and other names that they have."""
+    found = {name: get(name).recipes for name in ([backend] if backend else names())}
+    if as_json:
+        typer.echo(json.dumps({"recipes": found, "aliases": ALIASES}, indent=1, default=dict))
+        return
+    console = _stdout()
+    for name, texts in found.items():
+        console.print(recipes_table(name, texts))
+    aliases = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
+    console.print(f"other names: {aliases}", soft_wrap=True)
+
+
+@app.command()
 def inspect(
     file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")],
     as_json: Json = False,
@@ -220,14 +262,16 @@ def bench(
             "rounds": rounds,
             "speed_up": speed_up,
         }
-        facts["sqnr_db"] = ratio if math.isfinite(ratio) else None
+        # Between results of noise a distance says nothing about the model's own data.
+        facts["sqnr_db"] = ratio if inputs is not None and math.isfinite(ratio) else None
         typer.echo(json.dumps({"files": files, **facts}, indent=1))
         return
     console = _stdout()
     console.print(timings_table(timings, threads=threads, rounds=rounds))
-    console.print(f"{speed_up:.2f}x as fast as {against}; outputs agree to {ratio:.1f} dB SQNR")
+    agree = f"; outputs agree to {ratio:.1f} dB SQNR" if inputs is not None else ""
+    console.print(f"{speed_up:.2f}x as fast as {against}{agree}")
     if inputs is None:
-        console.print("the inputs were noise: give --inputs for numbers of your data")
+        console.print("the inputs were noise: give --inputs to compare the outputs on your data")
 
 
 def _stdout(quiet: bool = False) -> Console:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, Backend
-from pt2e_quant.backends.registry import get, names
+from pt2e_quant.backends.registry import get, name_for_suffix, suffixes
 from pt2e_quant.command_line.describe_archive import describe_archive
 from pt2e_quant.command_line.describe_program import describe_program
 from pt2e_quant.command_line.program_file import load_program
@@ -48,14 +48,11 @@ def backend_of(path: Path) -> Backend:
     Raises:
         ArtifactError: there is none.
     """
-    backends = [get(name) for name in names()]
-    for backend in backends:
-        if backend.suffix == path.suffix:
-            return backend
-    known = ", ".join([".pt2", *(b.suffix for b in backends)])
+    if name := name_for_suffix(path.suffix):
+        return get(name)
     raise ArtifactError(
         f'{path}: no backend writes files that end in "{path.suffix}"',
-        fix=f"give a file that ends in one of {known}",
+        fix=f"give a file that ends in one of {', '.join(['.pt2', *suffixes()])}",
     )
 
 
@@ -77,10 +74,9 @@ def open_model(path: Path) -> OpenModel:
         return OpenModel(
             capture=capture_of(gm), report=describe_archive(gm, path), run_leaves=_runner(gm)
         )
-    backend = backend_of(path)
-    if not path.is_file():
+    if path.suffix and not path.exists():
         raise ArtifactError(f"there is no file {path}", fix="check the path")
-    artifact: Artifact = backend.load(path)
+    artifact: Artifact = backend_of(path).load(path)
     return OpenModel(
         capture=artifact.capture, report=artifact.report, run_leaves=artifact.run_leaves
     )

@@ -7,7 +7,17 @@ from torch import Tensor
 
 from pt2e_quant.command_line.time_models import Timing
 
-__all__ = ["results_table", "timings_table"]
+__all__ = ["recipes_table", "results_table", "timings_table"]
+
+
+def recipes_table(backend: str, recipes: Mapping[str, str]) -> Table:
+    """A backend's recipes with a line of explanation each."""
+    table = Table(title=backend)
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("what it does", overflow="fold")
+    for name, text in recipes.items():
+        table.add_row(name, text)
+    return table
 
 
 def results_table(results: Mapping[str, Tensor]) -> Table:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.plain_spec import load_result_spec
 from pt2e_quant.core.size_expression import evaluate_size
 
 __all__ = [
@@ -305,7 +306,7 @@ class Capture:
             return Capture(
                 arg_names=tuple(data["arg_names"]),
                 in_spec=pytree.treespec_loads(data["in_spec"]),
-                out_spec=pytree.treespec_loads(data["out_spec"]),
+                out_spec=load_result_spec(data["out_spec"]),
                 inputs=tuple(
                     InputInfo(**{**i, "shape": tuple(i["shape"]), "kind": InputKind(i["kind"])})
                     for i in data["inputs"]
@@ -315,7 +316,7 @@ class Capture:
             )
         except NotImplementedError as error:  # torch's word for a class it does not know
             raise InputError(
-                f"the call or its result holds a class that is not imported: {error}",
+                f"the call holds a class that is not imported: {error}",
                 fix="import the module that registers it, as transformers.modeling_outputs does",
             ) from error
         except (KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 from pt2e_quant.__main__ import main
+from pt2e_quant.backends.recipe_names import ALIASES
+from pt2e_quant.backends.registry import get
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.kernels.onednn import speed
 
@@ -135,7 +138,13 @@ def test_bench_prints_the_ratio_and_json(folder, plain_backend, capsys):
     assert call(*command) == 0
     out = capsys.readouterr().out
     assert "3 rounds in turn, 1 thread" in out
-    assert "dB SQNR" in out
+    # The distance of results of noise says nothing about the model.
+    assert "dB SQNR" not in out
+    assert "the inputs were noise" in out
+    assert call(*command, "--inputs", "data.npz") == 0
+    assert "dB SQNR" in capsys.readouterr().out
+    assert call(*command, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sqnr_db"] is None
     assert call(*command, "--json", "--inputs", "data.npz") == 0
     found = json.loads(capsys.readouterr().out)
     medians = [found["files"][name]["median_us"] for name in ("model.plain", "model.pt2")]
@@ -216,7 +225,16 @@ def test_a_model_that_returns_a_class_asks_for_its_module(folder, plain_backend,
     for again in (
         command,
         ("run", "classy.plain", "--inputs", "data.npz"),
-        ("bench", "classy.plain", "--against", "classy.pt2", "--rounds", "1"),
+        (
+            "bench",
+            "classy.plain",
+            "--against",
+            "classy.pt2",
+            "--rounds",
+            "1",
+            "--inputs",
+            "data.npz",
+        ),
     ):
         assert call(*again, "--import", "my_result") == 0, capsys.readouterr().err
     assert "outputs agree" in capsys.readouterr().out
@@ -250,3 +268,44 @@ class Model(torch.nn.Module):
 def save(path):
     torch.export.save(torch.export.export(Model(), (), {"input": torch.randn(1, 4)}), path)
 """
+
+
+def test_version_then_the_package_and_torch_are_named(capsys):
+    assert call("--version") == 0
+    assert re.fullmatch(r"pt2e-quant \d+\.\d+\.\d+, torch \S+\n", capsys.readouterr().out)
+
+
+def test_recipes_then_every_backend_lists_its_own(capsys):
+    assert call("recipes", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["recipes"]["cpu"]) == set(get("cpu").recipes)
+    assert found["aliases"]["int4"] == "w4"
+    assert call("recipes", "xnnpack") == 0
+    out = capsys.readouterr().out
+    assert "int8_dynamic" in out
+    assert "other names: " in out
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "onnx", "xnnpack"])
+def test_every_alias_when_a_backend_has_its_recipe_then_it_gives_it(backend):
+    pytest.importorskip({"onnx": "onnxruntime", "xnnpack": "executorch"}.get(backend, "torch"))
+    target = get(backend)
+    for alias, name in ALIASES.items():
+        assert alias not in target.recipes
+        if name in target.recipes:
+            assert str(target.quantizer(alias).scheme) == str(target.quantizer(name).scheme)
+
+
+def test_inspect_when_the_file_is_missing_then_no_backend_is_imported(tmp_path):
+    code = (
+        "import sys\nfrom pt2e_quant.__main__ import main\n"
+        "try:\n    main(['inspect', 'nofile.pte'])\n"
+        "except SystemExit as stop:\n"
+        "    loaded = [n for n in sys.modules if n.startswith('pt2e_quant.backends.')]\n"
+        "    print(stop.code, [n for n in loaded if n.endswith('.backend')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == "1 []\n"
+    assert "there is no file nofile.pte" in done.stderr
