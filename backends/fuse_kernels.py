@@ -14,7 +14,10 @@ from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.site import Site
 from pt2e_quant.passes.duplicate_dequantize import one_reader
 
-__all__ = ["KERNEL_KEY", "REFUSED_KEY", "Decide", "fuse_kernels"]
+__all__ = ["ANCHOR_KEY", "KERNEL_KEY", "REFUSED_KEY", "Decide", "fuse_kernels"]
+
+ANCHOR_KEY = "pt2e_quant.anchor"
+"""Key of a fused call's `node.meta`: the name of the last operator that it took the place of."""
 
 KERNEL_KEY = "pt2e_quant.kernel"
 """Key of `node.meta` with the `Kernel` that a fused call was built by."""
@@ -66,6 +69,7 @@ def _replace(editor: Editor, kernel: Kernel, match: Match, output: torch.dtype) 
     site = Site(editor=editor, match=match, place=anchor, output=affine, readers=tuple(readers))
     made = kernel.build(site)
     _fused(made).meta[KERNEL_KEY] = kernel
+    _fused(made).meta[ANCHOR_KEY] = anchor.name
     gives_codes = affine is not None and made.meta["val"].dtype is affine.dtype
     for reader in readers if gives_codes else [anchor]:
         editor.replace(reader, made)

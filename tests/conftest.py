@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import types
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -29,6 +30,8 @@ from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
 from pt2e_quant.kernels.onednn import speed
+from pt2e_quant.kernels.product_trial import verdicts
+from pt2e_quant.kernels.product_trial.run_here import run_here
 
 # The same examples in every run, so that a change fails by its own fault. Others are looked for
 # with HYPOTHESIS_PROFILE=search, also in the processes that tests start.
@@ -55,9 +58,19 @@ TABLE = OpTable(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give workers that share a machine one thread each."""
+    """Give workers that share a machine one thread each, and all of them one cache of verdicts."""
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
+    elif verdicts.CACHE_VARIABLE not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="pt2e_quant_tests_")
+        config.add_cleanup(folder.cleanup)
+        os.environ[verdicts.CACHE_VARIABLE] = folder.name
+
+
+@pytest.fixture(autouse=True)
+def tried_here(monkeypatch):
+    """Products are tried in this process: a child for each new shape would take seconds."""
+    monkeypatch.setattr(verdicts, "run_in_child", run_here)
 
 
 @pytest.fixture(autouse=True)

@@ -27,13 +27,15 @@ class CpuBackend(Backend):
 
     Args:
         registry: the kernels.
+        tries: try each distinct integer product once on this machine before it is used.
     """
 
     name = "cpu"
     suffix = SUFFIX
 
-    def __init__(self, registry: Registry = REGISTRY) -> None:
+    def __init__(self, registry: Registry = REGISTRY, *, tries: bool = True) -> None:
         self.registry = registry
+        self.tries = tries
 
     def with_kernels(self, *kernels: Kernel) -> "CpuBackend":
         """This backend with kernels of a user's own beside the registry's.
@@ -41,7 +43,7 @@ class CpuBackend(Backend):
         Raises:
             ConfigError: a kernel is for another device, or its name is taken.
         """
-        return CpuBackend(self.registry.with_kernels(*kernels))
+        return CpuBackend(self.registry.with_kernels(*kernels), tries=self.tries)
 
     def allowing_slower(self) -> "CpuBackend":
         """This backend with layers quantized also where that measured slower than float here.
@@ -50,7 +52,16 @@ class CpuBackend(Backend):
         `compile()`, whose calls are faster than those that were measured. The report says which.
         """
         kernels = (replace(k, row=whatever_measured(k.row)) for k in self.registry)
-        return CpuBackend(Registry(self.registry.device, tuple(kernels)))
+        return CpuBackend(Registry(self.registry.device, tuple(kernels)), tries=self.tries)
+
+    def without_trials(self) -> "CpuBackend":
+        """This backend with integer products taken as they are.
+
+        By default each distinct product is tried once on this machine, in a child process, and
+        one that oneDNN computes wrongly stays float. Also for all backends of a process:
+        PT2E_QUANT_TRIALS=0 in the environment.
+        """
+        return CpuBackend(self.registry, tries=False)
 
     @property
     def table(self) -> OpTable:
@@ -90,11 +101,12 @@ class CpuBackend(Backend):
             strict=strict,
             verify=verify,
             margin_db=margin_db,
+            tries=self.tries,
         )
 
     def load(self, path: str | Path) -> CpuArtifact:
         """Read a .qpt2 that an artifact of this backend saved; see `Backend.load`."""
-        return load(path, self.registry)
+        return load(path, self.registry, tries=self.tries)
 
 
 BACKEND = CpuBackend()

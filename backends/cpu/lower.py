@@ -10,6 +10,12 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
 from pt2e_quant.backends.cpu.choice import decide
 from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
+from pt2e_quant.backends.cpu.failed_products import (
+    Failure,
+    deciding_without,
+    find_failures,
+    hold_weights,
+)
 from pt2e_quant.backends.cpu.fold_packing import fold_packing
 from pt2e_quant.backends.cpu.opaque_to_compile import opaque_to_compile
 from pt2e_quant.backends.cpu.refuse_weights import loose_weights, nearest_recipe
@@ -31,6 +37,7 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE, are_tried
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.registry import Registry
@@ -52,10 +59,11 @@ MODULE_PASSES: tuple[GraphPass, ...] = (
 )
 """From a program that any tool of torch takes to the module that runs by itself."""
 
+_UNTRIED = f"trials are off (`without_trials()`, or {TRIALS_VARIABLE} in the environment)"
 _FIX = 'quantize with recipe "int8-reduced", whose sums are exact on any CPU'
 
 
-def lowering_passes(registry: Registry) -> tuple[GraphPass, ...]:
+def lowering_passes(registry: Registry, failures: Sequence[Failure]) -> tuple[GraphPass, ...]:
     """What lowering to a program runs, in order."""
     return (
         strip_guards,
@@ -63,7 +71,8 @@ def lowering_passes(registry: Registry) -> tuple[GraphPass, ...]:
         unsigned_activations,
         fuse_choose_quantize,
         duplicate_dequantize,
-        fuse_kernels(registry, decide, output=torch.uint8),
+        fuse_kernels(registry, deciding_without(decide, failures), output=torch.uint8),
+        hold_weights(failures),
         reshape_views,
         drop_dead_constants,
     )
@@ -77,8 +86,18 @@ def lower(
     strict: bool = True,
     verify: bool = True,
     margin_db: float = 6.0,
+    tries: bool = True,
 ) -> CpuArtifact:
     """Canonical graph to CPU artifact; see `Backend.lower`.
+
+    Args:
+        gm: the canonical graph.
+        example_inputs: inputs for the check run.
+        registry: the kernels.
+        strict: make errors of what the report would warn of.
+        verify: run the artifact once against the canonical graph.
+        margin_db: of the check.
+        tries: try each distinct product that this machine has not yet tried, in a child process.
 
     Raises:
         InvariantError: the graph is not canonical.
@@ -89,7 +108,7 @@ def lower(
     verify_canonical(gm)
     gm = in_float32(gm)
     _refuse_saturation(gm)
-    artifact = _assemble(write_program(gm, "cpu"), registry)
+    artifact = _assemble(write_program(gm, "cpu"), registry, tries=tries)
     if strict:
         refuse_formats(artifact.program, "oneDNN", nearest_recipe, has_caches=True)
     if strict and (weights := [i for i in artifact.report.islands if i.what == LOOSE_WEIGHT]):
@@ -97,13 +116,13 @@ def lower(
     if verify:
         sample = choose_sample(gm, example_inputs)
         artifact.check = partial(check_artifact, gm=gm, sample=sample, margin_db=margin_db)
-        unchecked = partial(lower, registry=registry, strict=False, verify=False)
+        unchecked = partial(lower, registry=registry, strict=False, verify=False, tries=tries)
         check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked)
         artifact.reset()
     return artifact
 
 
-def load(path: Any, registry: Registry = REGISTRY) -> CpuArtifact:
+def load(path: Any, registry: Registry = REGISTRY, *, tries: bool = True) -> CpuArtifact:
     """Read a file that an artifact of this backend saved, and pack its weights for this machine.
 
     Raises:
@@ -112,25 +131,52 @@ def load(path: Any, registry: Registry = REGISTRY) -> CpuArtifact:
     """
     stored = read_program(path, "cpu", SUFFIX)
     _refuse_saturation(stored.gm)
-    return _assemble(stored, registry)
+    return _assemble(stored, registry, tries=tries)
 
 
-def _assemble(stored: StoredProgram, registry: Registry) -> CpuArtifact:
+def _assemble(stored: StoredProgram, registry: Registry, *, tries: bool) -> CpuArtifact:
     gm = stored.gm
-    program = lower_graph(gm, registry)
-    module = make_module(program)
     report = Report(backend="oneDNN", provenance=provenance_of(gm), size_bytes=len(stored.data))
+    program = _tried_graph(gm, registry, report, tries=tries and are_tried())
+    module = make_module(program)
     describe(report, program, module)
     return CpuArtifact(program, module, stored.data, capture_of(gm), report)
 
 
-def lower_graph(gm: GraphModule, registry: Registry = REGISTRY) -> GraphModule:
+def lower_graph(
+    gm: GraphModule, registry: Registry = REGISTRY, failures: Sequence[Failure] = ()
+) -> GraphModule:
     """The fused program of a canonical graph, which is not changed; its weights are plain integers.
 
     Any tool of torch takes the result: export, files, Inductor. Called as it is, it packs its
     weights in every call; `make_module` packs them once.
+
+    Args:
+        gm: the canonical graph.
+        registry: the kernels.
+        failures: kernels that are not to be used, and where.
     """
-    return edited_copy(gm, lowering_passes(registry))
+    return edited_copy(gm, lowering_passes(registry, failures))
+
+
+def _tried_graph(
+    gm: GraphModule, registry: Registry, report: Report, *, tries: bool
+) -> GraphModule:
+    """The fused program without the products that are wrong here, which go to the report.
+
+    Where a wide pattern fails, narrower ones take its place, and are tried as well.
+    """
+    failures: tuple[Failure, ...] = ()
+    while True:
+        program = lower_graph(gm, registry, failures)
+        found, untried = find_failures(program) if tries else ((), _UNTRIED)
+        if not found:
+            break
+        failures += found
+    report.islands.extend(failure.island for failure in failures)
+    if untried:
+        report.notes.append(f"products were not tried on this machine: {untried}")
+    return program
 
 
 def make_module(program: GraphModule) -> GraphModule:

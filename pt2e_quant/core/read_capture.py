@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.core.capture import Capture, DimRange, InputInfo, InputKind
 from pt2e_quant.core.errors import InputError
 
-__all__ = ["CAPTURE_KEY", "capture_of", "rebuild_capture"]
+__all__ = ["CAPTURE_KEY", "capture_of", "dims_of", "rebuild_capture"]
 
 CAPTURE_KEY = "pt2e_quant"
 """The key of `gm.meta` that holds the Capture."""
@@ -87,6 +87,13 @@ def _read_input(node: Node, path: str, dims: dict[str, DimRange]) -> InputInfo:
             name=name, path=path, kind=InputKind.SYMBOL, value=str(_read_size(value, dims))
         )
     return InputInfo(name=name, path=path, kind=InputKind.LITERAL, value=value)
+
+
+def dims_of(size: int | torch.SymInt) -> dict[str, DimRange]:
+    """The ranges of the symbols in a size of a traced value, by name."""
+    dims: dict[str, DimRange] = {}
+    _read_size(size, dims)
+    return dims
 
 
 def _read_size(size: int | torch.SymInt, dims: dict[str, DimRange]) -> int | str:

@@ -1,0 +1,118 @@
+"""What is known of this machine's products: kept in a file of the user's cache folder."""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from pt2e_quant.core.whole_file import whole_file
+from pt2e_quant.kernels.onednn.speed import cpu_slug
+from pt2e_quant.kernels.product_trial.product import Product
+from pt2e_quant.kernels.product_trial.run_in_child import TrialError, run_in_child
+
+__all__ = ["CACHE_VARIABLE", "TRIALS_VARIABLE", "are_tried", "cache_file", "verdicts_of"]
+
+CACHE_VARIABLE = "PT2E_QUANT_CACHE"
+"""Environment variable: the folder to keep verdicts in, instead of the user's cache folder."""
+TRIALS_VARIABLE = "PT2E_QUANT_TRIALS"
+"""Environment variable: "0" lowers products untried."""
+_FORM = 1
+"""Changes where a product is tried otherwise, so that what was found before does not count."""
+
+
+def are_tried() -> bool:
+    """Whether the environment leaves trials on."""
+    return os.environ.get(TRIALS_VARIABLE, "1") not in ("0", "off", "false")
+
+
+def cache_file() -> Path:
+    """Where this machine's verdicts are, by its CPU, torch and what oneDNN may use."""
+    name = hashlib.sha256(json.dumps(_machine()).encode()).hexdigest()[:16]
+    return _cache_folder() / f"onednn_products_{name}.json"
+
+
+def verdicts_of(products: Iterable[Product]) -> tuple[Mapping[Product, str], str]:
+    """What is wrong with each product here, "" for nothing; those not known are tried and kept.
+
+    Returns:
+        Reasons by product, and why nothing could be tried, "" if it could.
+    """
+    wanted = {product.key: product for product in products}
+    known = _read(cache_file())
+    unknown = [product for key, product in wanted.items() if key not in known]
+    if not unknown:
+        return {product: known[key] for key, product in wanted.items()}, ""
+    try:
+        found = run_in_child(unknown)
+    except TrialError as error:
+        return {product: known.get(key, "") for key, product in wanted.items()}, str(error)
+    known |= {product.key: reason for product, reason in found.items()}
+    _add({product.key: reason for product, reason in found.items()})
+    return {product: known[key] for key, product in wanted.items()}, ""
+
+
+@cache
+def _machine() -> list[str]:
+    caps = [os.environ.get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")]
+    cores = str(os.cpu_count())
+    return [
+        str(_FORM),
+        torch.__version__,
+        platform.machine(),
+        _cpu_name(),
+        cpu_slug(),
+        cores,
+        *caps,
+    ]
+
+
+def _cpu_name() -> str:
+    """The model of the CPU, as Linux has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    parts = ("model name", "cpu family", "model\t", "stepping")
+    return "; ".join(sorted({line for line in lines if line.startswith(parts)}))
+
+
+def _cache_folder() -> Path:
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given)
+    home = Path.home()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return base / "pt2e_quant"
+
+
+def _read(path: Path) -> dict[str, str]:
+    """What a file holds; nothing of one that is missing or damaged: its products are tried anew."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, str)}
+
+
+def _add(verdicts: Mapping[str, str]) -> None:
+    """Keep verdicts beside those that others have written meanwhile."""
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as stream:
+            stream.write(json.dumps(_read(path) | dict(verdicts), indent=0).encode())
+    except OSError:
+        return  # nothing to keep them in: they are tried again next time
