@@ -18,8 +18,9 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import read_file
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
-from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, provenance_of
+from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
+from pt2e_quant.flow.archive.provenance_rows import provenance_of_rows, provenance_rows
 from pt2e_quant.flow.reexport import export_again
 
 __all__ = ["StoredProgram", "read_program", "write_program"]
@@ -55,7 +56,11 @@ def write_program(
     capture, provenance = capture_of(gm), provenance_of(gm)
     chosen = dict(choices or {})
     text = json.dumps(
-        {"capture": capture.to_json(), "provenance": provenance.to_json(), "choices": chosen}
+        {
+            "capture": capture.to_json(),
+            "provenance": provenance_rows(provenance, gm),
+            "choices": chosen,
+        }
     )
     stream = io.BytesIO()
     torch.export.save(export_again(gm), stream, extra_files={_RECORD.format(backend): text})
@@ -82,15 +87,15 @@ def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
             f'"{path}" holds no record of this package: it was not written by it',
             fix="run it with torch.export.load, or quantize the model again",
         )
+    gm = program.module(check_guards=False)
     try:
         texts = json.loads(extra[name])
         records = {
             CAPTURE_KEY: Capture.from_json(texts["capture"]),
-            PROVENANCE_KEY: Provenance.from_json(texts["provenance"]),
+            PROVENANCE_KEY: provenance_of_rows(texts["provenance"], gm),
         }
         choices = {str(name): bool(chosen) for name, chosen in texts.get("choices", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError, Pt2eQuantError) as error:
         raise ArtifactError(f'the record in "{path}" is damaged: {error}') from error
-    gm = program.module(check_guards=False)
     gm.meta.update(records)
     return StoredProgram(data=data, gm=gm, choices=choices)

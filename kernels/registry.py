@@ -27,6 +27,7 @@ from pt2e_quant.kernels.int8_pool.entries import KERNELS as INT8_POOL
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.norm_quantize.entries import KERNELS as NORM_QUANTIZE
 from pt2e_quant.kernels.quantize.entries import KERNELS as QUANTIZE
+from pt2e_quant.kernels.recurrent_layer.cpu import KERNELS as RECURRENT_LAYER_CPU
 from pt2e_quant.kernels.softmax_quantize.entries import KERNELS as SOFTMAX_QUANTIZE
 
 __all__ = ["KERNELS", "Registry"]
@@ -52,6 +53,7 @@ KERNELS: tuple[Kernel, ...] = (
     *INT8_LINEAR_CPU_WEIGHT_ONLY,
     *INT4_LINEAR_CPU,
     *DATA_MOVEMENT_CPU,
+    *RECURRENT_LAYER_CPU,
 )
 
 

@@ -44,7 +44,7 @@ def _slot_fits(gm: GraphModule, match: Match, slot: Slot) -> bool:
         found = scheme_of(gm, match[at])
         return found is not None and any(found.fits(accepted) for accepted in slot.accepts)
     if role is Role.WEIGHT:
-        return read_weight(gm, match[at]) is not None
+        return match[at] is None or read_weight(gm, match[at]) is not None
     if role is Role.OUTPUT:
         written = requantized(match.anchor)
         return written is not None and written[0].dtype is torch.uint8

@@ -18,6 +18,7 @@ from pt2e_quant.backends.cpu.failed_products import (
 )
 from pt2e_quant.backends.cpu.fold_packing import fold_packing
 from pt2e_quant.backends.cpu.opaque_to_compile import opaque_to_compile
+from pt2e_quant.backends.cpu.pack_recurrent import pack_recurrent
 from pt2e_quant.backends.cpu.refuse_weights import loose_weights, nearest_recipe
 from pt2e_quant.backends.cpu.reshape_views import reshape_views
 from pt2e_quant.backends.cpu.single_pass_qdq import single_pass_qdq
@@ -54,6 +55,7 @@ SUFFIX = ".qpt2"
 MODULE_PASSES: tuple[GraphPass, ...] = (
     write_sums_in_place,
     fold_packing,
+    pack_recurrent,
     single_pass_qdq,
     drop_dead_constants,
 )

@@ -10,6 +10,7 @@ from pt2e_quant.backends.cpu.placement import place_movers
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.backends.no_recipe import no_recipe
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.recurrent_ops import Rounding
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
 from pt2e_quant.flow.observer_choice import ObserverChoice
@@ -19,6 +20,7 @@ from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
 from pt2e_quant.graph.tied_tables import is_tied_linear
 from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.recurrent_layer.cpu import recurrent_form
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.predicted_range import PredictedRangeObserver
@@ -26,6 +28,7 @@ from pt2e_quant.observers.weight_search import WeightSearch
 from pt2e_quant.passes.narrow_attention import narrow_attention
 from pt2e_quant.passes.products_as_linears import products_as_linears
 from pt2e_quant.passes.smooth_channels import smooth_channels
+from pt2e_quant.passes.split_recurrent import LayerSizes
 
 __all__ = ["INT8", "INT8_REDUCED", "RECIPES", "REDUCED_NOTE", "Recipe", "make_quantizer"]
 
@@ -147,6 +150,15 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
+def _recurrent_form(sizes: LayerSizes, rounds_activations: bool) -> Rounding | str:
+    return recurrent_form(
+        sizes.cell,
+        sizes.hidden,
+        has_projection=sizes.has_projection,
+        rounds_activations=rounds_activations,
+    )
+
+
 def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> TableQuantizer:
     """A fresh quantizer for a recipe.
 
@@ -166,6 +178,7 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
         transforms=(products_as_linears, *found.transforms, place_movers, *forced),
         algorithms=found.algorithms,
         rules=found.rules,
+        recurrent=_recurrent_form,
         balances_channels=found.balances_channels,
         computes_in=(torch.float32,),
     )

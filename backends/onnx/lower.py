@@ -15,6 +15,7 @@ from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
 from pt2e_quant.backends.onnx.keep_codes import keep_codes, powers_as_bytes
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.quantizer import weight_only_of
+from pt2e_quant.backends.onnx.recurrent import split_left
 from pt2e_quant.backends.onnx.report import make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import optimize
@@ -54,7 +55,7 @@ def lower(
     gm = in_float32(gm)
     capture = capture_of(gm)
     flat, results = split_results(gm)
-    run_passes(flat, (decompose_caches(has_casts=True),))
+    run_passes(flat, (decompose_caches(has_casts=True), split_left))
     state = carry_state(flat)
     run_passes(flat, (widen_scales, keep_codes, powers_as_bytes, drop_dead_constants))
     refuse_formats(flat, "ONNX Runtime", _nearest, has_weights=True)

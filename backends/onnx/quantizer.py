@@ -4,6 +4,7 @@ import torch
 
 from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
 from pt2e_quant.backends.onnx.recipes import RECIPES
+from pt2e_quant.backends.onnx.recurrent import recurrent_form
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.granularity import PerGroup
@@ -35,6 +36,7 @@ def make_quantizer(recipe: str = "int8") -> TableQuantizer:
         ],
         transforms=found.transforms,
         algorithms=found.algorithms,
+        recurrent=recurrent_form,
         balances_channels=found.balances_channels,
         computes_in=(torch.float32,),
     )

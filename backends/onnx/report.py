@@ -12,7 +12,10 @@ from pt2e_quant.flow.report import Island, Report
 
 __all__ = ["make_report", "refused_weights"]
 
-_HEAVY = ("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul")
+_HEAVY = (
+    *("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"),
+    *("LSTM", "GRU", "RNN"),
+)
 
 
 def make_report(gm: GraphModule, optimized: OptimizedModel, origins: Mapping[str, str]) -> Report:

@@ -79,12 +79,19 @@ class OptimizedModel:
 
 _FLOAT_RESULT = {
     "DequantizeLinear",
+    "DynamicQuantizeLSTM",
     "DynamicQuantizeMatMul",
     "GatherBlockQuantized",
     "MatMulIntegerToFloat",
     "MatMulNBits",
 }
 _BFLOAT16 = "tensor(bfloat16)"
+_OWN_INTEGER = (
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul",
+    "GatherBlockQuantized",
+    "MatMulNBits",
+)
 _EIGHT_BIT = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _INDEX_TYPES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
 _INT64_RESULT = {"Shape", "Size", "NonZero", "ArgMax", "ArgMin"}
@@ -193,7 +200,7 @@ def _kind(node: onnx.NodeProto, types: Mapping[str, int]) -> OperatorKind:
         return OperatorKind.CONVERT
     if node.op_type.startswith(("QLinear", "QGemm", "MatMulInteger", "ConvInteger")):
         return OperatorKind.INTEGER
-    if node.op_type in ("DynamicQuantizeMatMul", "MatMulNBits", "GatherBlockQuantized"):
+    if node.op_type in _OWN_INTEGER:
         return OperatorKind.INTEGER
     result = types.get(node.output[0], onnx.TensorProto.FLOAT)
     if result in _EIGHT_BIT:

@@ -24,6 +24,7 @@ from pt2e_quant.backends.onnx.conditions import (
     WEIGHT_IS_A_MATRIX,
 )
 from pt2e_quant.backends.onnx.low_bit_rows import LOW_BIT_ROWS
+from pt2e_quant.backends.onnx.recurrent import RECURRENT_ROW
 from pt2e_quant.core.granularity import PerChannel
 from pt2e_quant.core.schemes import (
     BIAS_INT32,
@@ -268,6 +269,6 @@ STATIC_TABLE = OpTable(
 """The rows of scheme int8: between such operators integers flow."""
 TABLE = OpTable(
     backend="ONNX Runtime",
-    rows=(*STATIC_TABLE.rows, *limit_sums(LOW_BIT_ROWS), *CODE_ROWS),
+    rows=(*STATIC_TABLE.rows, *limit_sums(LOW_BIT_ROWS), *CODE_ROWS, RECURRENT_ROW),
     reasons=_REASONS,
 )

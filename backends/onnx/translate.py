@@ -14,6 +14,7 @@ from onnxscript import opset21
 
 from pt2e_quant.backends.onnx.translate_formats import format_translations
 from pt2e_quant.backends.onnx.translate_per_token import per_token_translations
+from pt2e_quant.backends.onnx.translate_recurrent import recurrent_translations
 
 __all__ = ["translation_table"]
 
@@ -45,6 +46,7 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         torch.ops.aten.mean.dim: mean,
         **per_token_translations(),
         **format_translations(),
+        **recurrent_translations(),
     }
 
 

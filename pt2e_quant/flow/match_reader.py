@@ -16,7 +16,10 @@ from pt2e_quant.graph.masks import MaskInfo
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot, operator_name
 from pt2e_quant.graph.pattern import Match
 
-__all__ = ["MatchReader", "Plan"]
+__all__ = ["LEFT_KEY", "MatchReader", "Plan"]
+
+LEFT_KEY = "pt2e_quant.left_float"
+"""Key of `node.meta`: why a pass before annotation left an operator in a form that has no row."""
 
 _MASK = "it carries an attention mask, whose most negative values would set the range"
 
@@ -118,7 +121,7 @@ class MatchReader:
             reason = (
                 f"rule: {self.book.rule_for(node, Role.INPUT)}"
                 if denied
-                else self.table.why_not(node)
+                else node.meta.get(LEFT_KEY) or self.table.why_not(node)
             )
         return FloatRecord(
             node=node.name,

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from pt2e_quant.core.errors import AnnotationError, ConfigError, near
 from pt2e_quant.core.schemes import Role, Scheme
-from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.op_table import SOURCE_KEY, operator_name
 
 __all__ = ["ALL_ROLES", "QuantRule", "RuleBook", "RuleKind", "module_scopes"]
 
@@ -180,7 +180,9 @@ def _type_names(name: str) -> tuple[str, str]:
 
 def _op_names(node: Node) -> tuple[str, ...]:
     full = operator_name(node)
-    return full, full.removeprefix("aten."), str(node.target)
+    names = full, full.removeprefix("aten."), str(node.target)
+    source = node.meta.get(SOURCE_KEY)
+    return names if source is None else (*names, source, source.removeprefix("aten."))
 
 
 def _selects(rule: QuantRule, matches: Callable[[str], bool], node: Node) -> bool:

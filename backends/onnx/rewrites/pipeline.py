@@ -38,6 +38,10 @@ from pt2e_quant.backends.onnx.rewrites.turn_shared_weights import turn_shared_we
 from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
 from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
 from pt2e_quant.backends.onnx.rewrites.write_formats import write_formats
+from pt2e_quant.backends.onnx.rewrites.write_recurrent import (
+    write_recurrent,
+    write_recurrent_portable,
+)
 from pt2e_quant.backends.onnx.rewrites.write_rows import write_rows
 from pt2e_quant.backends.onnx.values import MICROSOFT
 
@@ -77,6 +81,7 @@ _LAST: tuple[Rewrite, ...] = (
 )
 REWRITES = (
     *_STATIC,
+    write_recurrent,
     multiply_blocks,
     look_up_blocks,
     multiply_per_tensor,
@@ -86,6 +91,7 @@ REWRITES = (
 )
 PORTABLE_REWRITES = (
     *_STATIC,
+    write_recurrent_portable,
     look_up_portable,
     multiply_per_tensor,
     multiply_per_token_portable,

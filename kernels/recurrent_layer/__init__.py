@@ -1,0 +1,1 @@
+"""Recurrent layers with int8 weights."""
