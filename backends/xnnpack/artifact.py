@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.runtime import Program, Runtime
+from executorch.runtime import Program
 from torch import Tensor
 
 from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
@@ -15,6 +15,7 @@ from pt2e_quant.backends.xnnpack.contents import (
     read_named_data,
     read_written_inputs,
 )
+from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import (
     METADATA_METHODS,
     unpack_capture,
@@ -51,7 +52,7 @@ class XnnpackArtifact(Artifact):
             ArtifactError: the runtime stopped.
         """
         if self._program is None:
-            self._program = _load_program(self.pte)
+            self._program = load_program(self.pte)
         method = self._program.load_method("forward")
         takes_all = method.metadata.num_inputs() == len(leaves)
         given = [
@@ -104,10 +105,6 @@ class XnnpackArtifact(Artifact):
         return len(self.pte)
 
 
-def _load_program(pte: bytes) -> Program:
-    return Runtime.get().load_program(pte)
-
-
 def load(path: str | Path) -> XnnpackArtifact:
     """Read a `.pte` that an artifact saved.
 
@@ -116,7 +113,7 @@ def load(path: str | Path) -> XnnpackArtifact:
     """
     pte = read_file(path)
     try:
-        program = _load_program(pte)
+        program = load_program(pte)
         names = set(program.method_names)
     except RuntimeError as error:
         raise ArtifactError(

@@ -41,6 +41,7 @@ from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row, has_per_te
 from pt2e_quant.backends.xnnpack.selections import selections_as_products
 from pt2e_quant.backends.xnnpack.share_constants import share_constants
 from pt2e_quant.backends.xnnpack.shared_inputs import gather_shared_inputs
+from pt2e_quant.backends.xnnpack.sizes import plan_for_declared, start_small
 from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
 from pt2e_quant.backends.xnnpack.split_biases import split_biases
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
@@ -188,17 +189,24 @@ def _islands(records: Sequence[PassRecord]) -> list[Island]:
 
 
 def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
-    with torch.no_grad(), warnings.catch_warnings(), less_rework():
+    ep = export_again(work)
+    with (
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        less_rework(),
+        start_small(ep.range_constraints),
+    ):
         # ExecuTorch's own warnings about its own code; nothing a user can change.
         warnings.simplefilter("ignore")
         edge = to_edge_transform_and_lower(
-            export_again(work),
+            ep,
             transform_passes=[remove_noop_copies],
             partitioner=[make_partitioner(edge_operators(), FUSING)],
             constant_methods=constants,
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
         keep_contents(edge.exported_program())
+        plan_for_declared(edge.exported_program())
         # Buffers are written in place: the copies of a whole KV cache at each token are dropped.
         is_in_place = can_write_in_place(edge.exported_program())
         in_place = ExecutorchBackendConfig(run_reinplace_pass=is_in_place)

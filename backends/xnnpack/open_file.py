@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from executorch.extension.pybindings import portable_lib
-from executorch.runtime import Runtime
 
+from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.core.errors import ArtifactError
 
 __all__ = ["open_file"]
@@ -25,7 +25,7 @@ def open_file(path: Path, *, threads: int) -> Callable[[Sequence[Any]], Sequence
     portable_lib._unsafe_reset_threadpool(threads)
     try:
         # The bytes, not the path: the runtime maps a path, and a file replaced later would crash.
-        program = Runtime.get().load_program(path.read_bytes())
+        program = load_program(path.read_bytes())
         method = program.load_method("forward")
     except (OSError, RuntimeError) as error:
         raise ArtifactError(

@@ -15,7 +15,7 @@ from executorch.backends.xnnpack.partition.config.generic_node_configs import (
     GenericNodePartitionerConfig,
     UnsqueezeCopyConfig,
 )
-from executorch.backends.xnnpack.partition.config.node_configs import PreluConfig
+from executorch.backends.xnnpack.partition.config.node_configs import MaxDimConfig, PreluConfig
 from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.backends.xnnpack.utils.quant_utils import is_dequant
@@ -88,8 +88,21 @@ class ImagePreluConfig(PreluConfig):  # type: ignore[misc]  # executorch ships n
         return node.meta["val"].dim() == 4 and bool(super().check_constraints(node, ep))
 
 
+class KnownMaxDimConfig(MaxDimConfig):  # type: ignore[misc]  # executorch ships no types
+    """ExecuTorch's setting for the maximum along a dimension, for sizes known beforehand.
+
+    Theirs takes every size, and writes the one at hand into the delegate as a pooling window.
+    """
+
+    def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
+        """Whether the delegate takes a max."""
+        size = node.all_input_nodes[0].meta["val"].shape[node.args[1]]
+        return isinstance(size, int) and bool(super().check_constraints(node, ep))
+
+
 _OURS = {
     LinearConfig: WeightOnlyLinearConfig,
+    MaxDimConfig: KnownMaxDimConfig,
     PreluConfig: ImagePreluConfig,
     UnsqueezeCopyConfig: OneDynamicSizeConfig,
 }

@@ -21,7 +21,7 @@ from pt2e_quant.passes.split_as_slices import split_as_slices
 
 collect_ignore_glob = [] if importlib.util.find_spec("executorch") else ["test_*.py"]
 
-BATCHES = torch.export.Dim("batch", min=1, max=8)
+BATCHES = torch.export.Dim("batch", min=1, max=64)
 
 
 @pytest.fixture(autouse=True)

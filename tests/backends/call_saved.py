@@ -1,0 +1,49 @@
+"""Saved artifacts loaded and called in one process of their own, as another program does."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SCRIPT = """
+import sys
+import torch
+from pt2e_quant.backends import registry
+
+torch.set_num_threads(1)
+jobs = torch.load(sys.argv[1], weights_only=False)
+results = []
+for backend, path, calls in jobs:
+    artifact = registry.get(backend).load(path)
+    results.append([artifact.run(*args) for args in calls])
+torch.save(results, sys.argv[2])
+"""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A file, the backend it is for, and the calls to make, in order."""
+
+    backend: str
+    path: Path
+    calls: Sequence[tuple[Any, ...]]
+
+
+def call_saved(files: Sequence[Saved], folder: Path) -> list[list[Any]]:
+    """The results of all calls of all files. A process that crashes fails the test."""
+    jobs, results = folder / "jobs.pt", folder / "results.pt"
+    torch.save([(f.backend, str(f.path), list(f.calls)) for f in files], jobs)
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", SCRIPT, jobs, results],
+        capture_output=True,
+        text=True,
+        # glibc fills memory that is freed: results that read it are wrong, not right by chance.
+        env={**os.environ, "MALLOC_PERTURB_": "165"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return torch.load(results, weights_only=False)

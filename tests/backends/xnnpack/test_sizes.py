@@ -1,0 +1,147 @@
+"""Calls of other sizes than the first: small, large, small again, in a process of their own.
+
+`test_table.py` does the same for every row of the table with dynamic batches.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+from pt2e_quant.backends.xnnpack.backend import BACKEND
+from pt2e_quant.flow.calibrate import calibrate
+from pt2e_quant.flow.convert import convert_pt2e
+from pt2e_quant.flow.prepare import prepare_pt2e
+from tests.backends.call_saved import Saved, call_saved
+
+
+class GlobalPool(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(F.relu(self.conv(x)).mean((2, 3)))
+
+
+class Floats(nn.Module):
+    """Operators that the delegate runs in float, and a linear that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.prelu, self.up = nn.PReLU(8), nn.ConvTranspose2d(8, 4, 3, 2)
+        self.conv, self.depthwise = nn.Conv2d(8, 6, 3, 2, 1), nn.Conv2d(8, 8, 3, groups=8)
+
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        r, s = torch.relu(x), torch.sigmoid(x)
+        rows = r.flatten(2)
+        return [
+            self.linear(x.permute(0, 2, 3, 1)) * 2,
+            self.prelu(x),
+            self.up(r),
+            self.conv(x),
+            self.depthwise(x),
+            s.mean((2, 3)),
+            s.mean((2, 3), keepdim=True) * x,
+            # At a batch of 1 the sum fits where an operand lies.
+            torch.relu(torch.sigmoid(y) + s) * 2,
+            torch.softmax(x, -1) + 1,
+            torch.bmm(rows, rows.transpose(1, 2)),
+            torch.softmax(torch.bmm(rows.transpose(1, 2), rows), -1),
+            F.max_pool2d(r, 3, 2, 1),
+            torch.cat([s, x], 1),
+            F.pad(r, (1, 1, 2, 2)),
+            r.amax(2, keepdim=True),
+            r.amax(3, keepdim=True),
+            torch.sqrt(r) + torch.exp(s) - torch.log(s) + torch.rsqrt(s) + s.pow(2),
+            F.gelu(x) / torch.maximum(s, r.clamp(1, 2)),
+            F.elu(x) + F.leaky_relu(x) + F.hardswish(x) + torch.sin(x) + torch.cos(x),
+            r[:, 1:3],
+            F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+        ]
+
+
+class Rows(nn.Module):
+    """Linears in turn: the scales of their rows are found at run time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 64)
+        self.layers = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return x + self.layers(x)
+
+
+def lowered(model, inputs, shapes, recipe):  # type: ignore[no-untyped-def]
+    ep = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
+    prepared = prepare_pt2e(ep, BACKEND.quantizer(recipe), strict=False)
+    if recipe == "int8":
+        calibrate(prepared, [inputs], progress=False)
+    canonical = convert_pt2e(prepared)
+    return canonical, BACKEND.lower(canonical, inputs, strict=False)
+
+
+BATCHES = ((3, 8, 9, 9), (1, 8, 9, 9), (64, 8, 9, 9), (1, 8, 9, 9), (7, 8, 9, 9), (64, 8, 9, 9))
+SPATIAL = (
+    (2, 8, 9, 12),
+    (2, 8, 5, 4),
+    (2, 8, 32, 32),
+    (2, 8, 5, 4),
+    (2, 8, 4, 32),
+    (2, 8, 32, 4),
+    (2, 8, 32, 32),
+)
+CASES = {
+    "global pool": (GlobalPool, "int8", ({0: Dim("batch", min=1, max=64)},)),
+    "rows": (
+        Rows,
+        "int8_dynamic",
+        ({0: Dim("batch", min=1, max=32), 1: Dim("tokens", min=1, max=32)},),
+    ),
+    "batch": (Floats, "w8", ({0: Dim("batch", min=1, max=64)}, None)),
+    "height and width": (
+        Floats,
+        "w8",
+        tuple({2: Dim("height", min=4, max=32), 3: Dim("width", min=4, max=32)} for _ in range(2)),
+    ),
+}
+
+
+def calls_of(what, make_noise):  # type: ignore[no-untyped-def]
+    """The example of the export, and the calls."""
+    draws = torch.Generator().manual_seed(0)
+    if what == "global pool":
+        batches = (4, 64, 4, 1, 64)
+        return (make_noise((4, 3, 16, 16)),), [(make_noise((b, 3, 16, 16), b),) for b in batches]
+    if what == "rows":
+        sizes = ((3, 5), (1, 1), (1, 32), (32, 1), (8, 32), (1, 1), (1, 32))
+        made = [(torch.randint(0, 50, size, generator=draws),) for size in sizes]
+    else:
+        sizes = BATCHES if what == "batch" else SPATIAL
+        made = [(make_noise(size), make_noise((1, *size[1:]), 1)) for size in sizes]
+    return made[0], made[1:]
+
+
+@pytest.mark.parametrize("what", CASES)
+@torch.no_grad()
+def test_file_when_calls_grow_and_shrink_then_each_is_right(make_noise, tmp_path, what):  # type: ignore[no-untyped-def]
+    build, recipe, shapes = CASES[what]
+    example, calls = calls_of(what, make_noise)
+    canonical, artifact = lowered(build(), example, shapes, recipe)
+    artifact.save(tmp_path / "file.pte")
+    found = call_saved([Saved("xnnpack", tmp_path / "file.pte", calls)], tmp_path)[0]
+    for call, results in zip(calls, found, strict=True):
+        wanted = canonical(*call)
+        several = isinstance(wanted, list)
+        for at, (one, other) in enumerate(
+            zip(results, wanted, strict=True) if several else [(results, wanted)]
+        ):
+            assert one.shape == other.shape
+            # Scales of rows and steps of 8 bits, or sums in another order.
+            bound = (1e-5 if recipe == "w8" else 0.02) * max(1.0, float(other.abs().max()))
+            error = float((one - other).abs().max())
+            assert error <= bound, f"result {at} of {tuple(one.shape)}: {error}"
