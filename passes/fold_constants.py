@@ -1,6 +1,6 @@
 """Compute once what depends on constants alone."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,27 @@ from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph.alias import mutated_roots, roots, subgraph_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, module_path
-from pt2e_quant.graph.ops import Family, arguments, aten, is_getitem
+from pt2e_quant.graph.ops import (
+    BATCH_NORM,
+    CONV,
+    CONV_TRANSPOSE,
+    EMBEDDING,
+    LINEAR,
+    Family,
+    arguments,
+    aten,
+    is_call,
+    is_getitem,
+)
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 
-__all__ = ["GROWTH_LIMIT_BYTES", "fold_constants"]
+__all__ = [
+    "GROWTH_LIMIT_BYTES",
+    "fold_constants",
+    "fold_layer_constants",
+    "fold_observed_constants",
+]
 
 GROWTH_LIMIT_BYTES = 1 << 20
 """How many bytes a folded constant may be larger than the constants that it makes superfluous."""
@@ -36,6 +52,9 @@ _CREATED: Family = (
     aten.linspace.default,
 )
 """Operators that make a constant of literals."""
+
+
+_LAYERS: Family = CONV + CONV_TRANSPOSE + LINEAR + EMBEDDING + BATCH_NORM
 
 
 def _is_literal(value: object) -> bool:
@@ -104,8 +123,9 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 class _Folder:
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, is_wanted_by: Callable[[Node], bool]) -> None:
         self.gm = gm
+        self.is_wanted_by = is_wanted_by
         self.editor = Editor(gm)
         self.foldable = _foldable(gm)
         self.values: dict[Node, Any] = {}
@@ -118,8 +138,8 @@ class _Folder:
         for node in list(self.gm.graph.nodes):
             if node.op != "call_function" or node not in self.foldable:
                 continue
-            is_needed = any(user not in self.foldable for user in node.users)
-            if is_needed and isinstance(node.meta["val"], Tensor):
+            readers = [user for user in node.users if user not in self.foldable]
+            if any(map(self.is_wanted_by, readers)) and isinstance(node.meta["val"], Tensor):
                 self._fold(node)
 
     def _fold(self, node: Node) -> None:
@@ -202,6 +222,22 @@ def fold_constants(gm: GraphModule) -> PassResult:
     Before:  w = mul(v, g); y = conv2d(x, w)    where v and g are constants
     After:   y = conv2d(x, conv.weight)
     """
-    folder = _Folder(gm)
+    return _folded(gm, lambda reader: True)
+
+
+@graph_pass()
+def fold_layer_constants(gm: GraphModule) -> PassResult:
+    """Do as `fold_constants` for what convs, linears, embeddings and batch norms read."""
+    return _folded(gm, lambda reader: is_call(reader, _LAYERS))
+
+
+@graph_pass()
+def fold_observed_constants(gm: GraphModule) -> PassResult:
+    """Do as `fold_constants` for what observers read."""
+    return _folded(gm, lambda reader: reader.op == "call_module")
+
+
+def _folded(gm: GraphModule, is_wanted_by: Callable[[Node], bool]) -> PassResult:
+    folder = _Folder(gm, is_wanted_by)
     folder.run()
     return PassResult(changed=folder.editor.finish(), notes=tuple(folder.notes))

@@ -19,7 +19,10 @@ from pt2e_quant.graph.views import (
     write_through,
 )
 
-__all__ = ["functionalize_activations", "no_activation_writes"]
+__all__ = ["WAS_IN_PLACE", "functionalize_activations", "no_activation_writes"]
+
+WAS_IN_PLACE = "pt2e_quant.was_in_place"
+"""The key of `node.meta` of operators that were made out-of-place."""
 
 
 class _Aliases:
@@ -234,6 +237,7 @@ class _Walk:
         if len(node.all_input_nodes) == 1:
             kwargs["val"] = value  # nothing to promote to: what it would have written
         new = self.editor.call(out_of_place(target), *node.args, like=node, before=node, **kwargs)
+        new.meta[WAS_IN_PLACE] = True
         if dtype_of(new) != value.dtype:  # in place, the written value's dtype wins
             new = self.editor.call(aten.to.dtype, new, value.dtype, like=node, before=node)
         return new

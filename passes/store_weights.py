@@ -1,7 +1,7 @@
 """Store constants as the integers their quantize op makes of them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,16 @@ from pt2e_quant.core.affine_ops import is_affine_quantize
 from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.qdq import STATIC_KINDS, is_quantize, kind_of_qdq, read_qparams
 from pt2e_quant.core.qparams import QParams, quantize
+from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.held_constants import held_bytes, held_constant
 from pt2e_quant.graph.meta import attribute, constant_of, source_constant
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
 __all__ = ["WeightStore", "store_weights"]
+
+QUANTIZATION_TAG = "quantization_tag"
+"""The key of `node.meta` under which torchao's backends say what a node belongs to."""
 
 
 @graph_pass()
@@ -32,7 +36,8 @@ def store_weights(gm: GraphModule) -> PassResult:
     as soon as nothing reads it.
     """
     found = [n for n in gm.graph.nodes if is_quantize(n) or is_affine_quantize(n)]
-    waiting = [n for n in found if _reads_constant(n)]
+    written = mutated_buffers(gm)
+    waiting = [n for n in found if _reads_constant(n, written)]
     if not waiting:
         return PassResult(changed=False)
     store = WeightStore(gm, Editor(gm))
@@ -42,9 +47,11 @@ def store_weights(gm: GraphModule) -> PassResult:
     return PassResult(store.editor.finish(), tuple(store.notes))
 
 
-def _reads_constant(node: Node) -> bool:
+def _reads_constant(node: Node, written: Container[str]) -> bool:
+    """Whether a quantize reads a constant or a view of one, no buffer that the graph writes."""
     source = node.args[0]
-    return isinstance(source, Node) and source_constant(source) is not None
+    constant = source_constant(source) if isinstance(source, Node) else None
+    return constant is not None and str(constant.target) not in written
 
 
 class WeightStore:
@@ -87,6 +94,7 @@ class WeightStore:
         if key not in self.made:
             integers = _integers(self.gm, node, value, qparams)
             self.made[key] = self.editor.constant(f"{name}_q", integers, like=node)
+            _port_tag(self.made[key], node)
             nodes = [a for a in node.args[1:] if isinstance(a, Node)]
             after = _bytes(integers) + sum(held_bytes(self.gm, a) for a in nodes)
             self.sizes[name] = _bytes(value), after
@@ -135,6 +143,11 @@ class WeightStore:
         owner, _, leaf = target.rpartition(".")
         if not self.readers[target]:
             delattr(self.gm.get_submodule(owner), leaf)
+
+
+def _port_tag(node: Node, like: Node) -> None:
+    if QUANTIZATION_TAG in like.meta:
+        node.meta[QUANTIZATION_TAG] = like.meta[QUANTIZATION_TAG]
 
 
 def _are_equal(a: QParams, b: QParams) -> bool:

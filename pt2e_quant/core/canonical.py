@@ -11,9 +11,11 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.affine_ops import is_affine_quantize
 from pt2e_quant.core.cache_ops import is_pack_rows
+from pt2e_quant.core.dtypes import FLOAT8
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.integer_ops.quantize import WRITTEN_KINDS
 from pt2e_quant.core.qdq import (
+    DequantizePerTensorDynamic,
     is_dequantize,
     is_qdq,
     is_quantize,
@@ -32,9 +34,6 @@ class Form(StrEnum):
     CANONICAL = "canonical"
     UNFOLDED = "unfolded"
     REFERENCE = "reference"
-
-
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def _dequantize_of_float(gm: GraphModule) -> Iterator[Node]:
 
 
 def _holds_codes(dtype: torch.dtype) -> bool:
-    return not dtype.is_floating_point or dtype in _FLOAT8
+    return not dtype.is_floating_point or dtype in FLOAT8
 
 
 def _quantized_constant(gm: GraphModule) -> Iterator[Node]:
@@ -118,6 +117,8 @@ def _quantized_constant(gm: GraphModule) -> Iterator[Node]:
 
 def _shared_dequantize(gm: GraphModule) -> Iterator[Node]:
     for node in _calls(gm):
+        if node.target is DequantizePerTensorDynamic:
+            continue  # the form of torchao's PT2E, which lowerings take too
         if is_dequantize(node) and len(node.users) > 1:
             if any(Q_ANNOTATION_KEY in user.meta for user in node.users):
                 yield node

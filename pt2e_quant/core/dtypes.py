@@ -7,7 +7,7 @@ import torch
 
 from pt2e_quant.core.errors import UnsupportedError
 
-__all__ = ["DTYPES", "DTypeInfo", "info"]
+__all__ = ["DTYPES", "FLOAT8", "DTypeInfo", "info", "limits_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,24 @@ _ROWS = (
 
 DTYPES = MappingProxyType({row.dtype: row for row in _ROWS})
 
+FLOAT8 = MappingProxyType(
+    {
+        dtype: DTypeInfo(
+            dtype=dtype,
+            bits=8,
+            signed=True,
+            quant_min=int(torch.finfo(dtype).min),
+            quant_max=int(torch.finfo(dtype).max),
+            storage=dtype,
+        )
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    }
+)
+"""Small floats that torch's per-tensor q/dq store whole numbers in, as torchao's specs may ask.
+
+No scheme of this package asks for them: its own float8 rounds to the type's own grid.
+"""
+
 # The dtypes of torch's quantized tensors, which torch.ao's observers still take as names.
 _PLAIN = {
     torch.qint8: "int8",
@@ -90,3 +108,12 @@ def info(dtype: torch.dtype) -> DTypeInfo:
             f"{dtype} is no integer dtype to quantize to", fix=f"use one of {known}"
         )
     return row
+
+
+def limits_of(dtype: torch.dtype) -> DTypeInfo:
+    """The facts about a dtype that a q/dq pair can store in: `info`, and float8.
+
+    Raises:
+        UnsupportedError: if nothing can be quantized to it.
+    """
+    return FLOAT8.get(dtype) or info(dtype)

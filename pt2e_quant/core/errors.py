@@ -14,14 +14,18 @@ from torch.fx import Node
 
 __all__ = [
     "AnnotationError",
+    "ArgumentError",
     "ArtifactError",
     "CalibrationError",
     "ConfigError",
     "InputError",
     "InvariantError",
     "MissingExtraError",
+    "OverwrittenError",
     "Pt2eQuantError",
     "Pt2eQuantWarning",
+    "RangeError",
+    "SchemeError",
     "UnsupportedError",
     "module_path",
     "near",
@@ -135,6 +139,22 @@ class InputError(Pt2eQuantError):
 
 class ConfigError(Pt2eQuantError):
     """An unknown or contradictory name, option or file of settings."""
+
+
+class ArgumentError(ConfigError, ValueError):
+    """An argument that torchao's PT2E refuses by a ValueError: scripts catch that."""
+
+
+class RangeError(ConfigError, AssertionError):
+    """A range of integers that torchao's PT2E refuses by an AssertionError."""
+
+
+class SchemeError(ConfigError, NotImplementedError):
+    """A scheme that torchao's PT2E refuses by a NotImplementedError."""
+
+
+class OverwrittenError(AnnotationError, RuntimeError):
+    """An annotation that replaces another, which torchao's PT2E refuses by a RuntimeError."""
 
 
 class InvariantError(Pt2eQuantError):

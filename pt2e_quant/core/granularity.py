@@ -1,7 +1,9 @@
 """Which elements of a tensor share one scale and zero_point."""
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from pt2e_quant.core.errors import ConfigError
 
@@ -19,13 +21,48 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class PerTensor:
+class _Granularity:
+    """What all have: `isinstance` of torchao's class of the same name holds if torchao is loaded.
+
+    Code of torchao, and written for it, asks that of the granularities that it is handed.
+    """
+
+    __slots__ = ()
+
+    @property  # type: ignore[misc]  # mypy takes __class__ for a plain attribute
+    def __class__(self) -> Any:
+        theirs = sys.modules.get("torchao.quantization.granularity")
+        name = "PerAxis" if type(self) is PerChannel else type(self).__name__
+        return getattr(theirs, name, type(self))
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in fields(type(self)))  # type: ignore[arg-type]  # all are dataclasses
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._values()))
+
+    def __repr__(self) -> str:
+        names = (field.name for field in fields(type(self)))  # type: ignore[arg-type]  # as above
+        shown = (f"{n}={v!r}" for n, v in zip(names, self._values(), strict=True))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        # Pickle compares __class__ with the type.
+        return type(self), self._values()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PerTensor(_Granularity):
     """One scale for the whole tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class PerChannel:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PerChannel(_Granularity):
     """One scale for each index of an axis."""
 
     axis: int = 0
@@ -35,15 +72,15 @@ PerAxis = PerChannel
 """The name torchao gives it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PerRow:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PerRow(_Granularity):
     """One scale for each run of elements along a whole axis."""
 
     dim: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class PerGroup:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PerGroup(_Granularity):
     """One scale for each run of group_size elements along an axis, apart for every other index."""
 
     group_size: int
@@ -54,13 +91,13 @@ class PerGroup:
             raise ConfigError(f"group_size must be at least 1, found {self.group_size}")
 
 
-@dataclass(frozen=True, slots=True)
-class PerToken:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PerToken(_Granularity):
     """One scale for each row: all the elements that differ in the last axis only."""
 
 
-@dataclass(frozen=True, slots=True)
-class PerBlock:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PerBlock(_Granularity):
     """One scale for each block of a given shape."""
 
     block_size: tuple[int, ...]

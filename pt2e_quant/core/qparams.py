@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.dtypes import info, limits_of
 from pt2e_quant.core.errors import ConfigError
 
 __all__ = [
@@ -84,7 +84,7 @@ class QParams:
                 "per-channel qparams need a scale of one axis, found shape "
                 f"{tuple(self.scale.shape)}"
             )
-        limits = info(self.dtype)
+        limits = limits_of(self.dtype)
         if not limits.holds(self.quant_min, self.quant_max):
             raise ConfigError(
                 f"quant_min {self.quant_min} .. quant_max {self.quant_max} is no range within "
@@ -133,7 +133,7 @@ def symmetric_zero_point(
     With a range of the user's own the middle is rounded down (0 .. 255: 127), without one it is
     rounded up (128); so it is upstream (torch/ao/quantization/observer.py, _calculate_qparams).
     """
-    row = info(dtype)
+    row = limits_of(dtype)
     if row.signed:
         return 0
     if has_own_range and row.bits <= 8:
@@ -249,7 +249,7 @@ def _to_integer(x: Tensor, qp: QParams) -> Tensor:
 
 def quantize(x: Tensor, qp: QParams) -> Tensor:
     """Integers of a float tensor, in the storage dtype of ``qp.dtype``; ties go to even."""
-    storage = info(qp.dtype).storage
+    storage = limits_of(qp.dtype).storage
     if x.numel() > _BLOCK and x.dim() > 1 and storage != torch.int32 and qp.group_size is None:
         return _quantize_in_blocks(x, qp, storage)
     clamped = _to_integer(x.to(torch.float32), qp)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.canonical import Form, verify_canonical
+from pt2e_quant.core.dtypes import FLOAT8
 from pt2e_quant.core.errors import (
     CalibrationError,
     Pt2eQuantWarning,
@@ -20,7 +21,14 @@ from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.emit_blocks import described, emit_blocks, emit_run_time_scales
-from pt2e_quant.flow.emit_qdq import Quantized, emit_casts, emit_dynamic, emit_static
+from pt2e_quant.flow.emit_qdq import (
+    Quantized,
+    emit_casts,
+    emit_dynamic,
+    emit_static,
+    is_affine_choice,
+)
+from pt2e_quant.flow.fx_passes import PortNodeMetaForQDQ
 from pt2e_quant.flow.joint_qparams import qparams_by_observer
 from pt2e_quant.flow.observed_qparams import (
     has_seen,
@@ -50,10 +58,12 @@ from pt2e_quant.observers.float_activation import FloatActivationObserver
 from pt2e_quant.observers.run_time_scales import RunTimeScales
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.expanded_conv_bn import fold_expanded_conv_bn
+from pt2e_quant.passes.fold_constants import fold_observed_constants
 from pt2e_quant.passes.fold_trained_batch_norm import fold_trained_batch_norm
 from pt2e_quant.passes.lift_constants import lift_constants
 from pt2e_quant.passes.pack_weights import pack_weights
 from pt2e_quant.passes.remove_dropout import remove_dropout
+from pt2e_quant.passes.restore_in_place import restore_in_place
 from pt2e_quant.passes.store_weights import store_weights
 
 __all__ = ["convert_pt2e"]
@@ -115,7 +125,12 @@ def _convert_graph(gm: GraphModule, fold_quantize: bool, progress: bool) -> None
         log_passes(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
         log_passes(provenance, run_passes(gm, state.algorithms))
         changes.append(True)
+        if state.as_torchao:
+            run_passes(gm, (fold_observed_constants,))
         _Converter(gm, state, provenance, fold_quantize, progress).run()
+        if state.as_torchao:
+            run_passes(gm, (restore_in_place,))
+            PortNodeMetaForQDQ().call(gm)
         del gm.meta[PREPARED_KEY]
         run_passes(gm, (store_weights,) if fold_quantize else ())
         log_passes(provenance, run_passes(gm, state.finishing))
@@ -216,6 +231,10 @@ class _Converter:
         if getattr(observer, "is_dynamic", False):
             self._record(node, observer, {"is_dynamic": True})
             quantized = emit_dynamic(self.editor, node, source, observer)
+            if self.state.as_torchao and is_affine_choice(observer):
+                made = quantized.dequantize(self.editor, of=node)
+                node.replace_all_uses_with(made)
+                return
         else:
             qparams = self._qparams(self._slip(node), observer)
             self._record(node, observer, recorded(qparams))
@@ -251,11 +270,11 @@ class _Converter:
             self.provenance.notes.append(f"{source.name}: left float, as annotated")
         elif observer.dtype == torch.float16:
             node.replace_all_uses_with(emit_casts(self.editor, node, source, torch.float16))
-        elif observer.dtype.is_floating_point:
+        elif observer.dtype.is_floating_point and observer.dtype not in FLOAT8:
             raise UnsupportedError(
                 f"{type(observer).__name__} asks for {observer.dtype}, which has no q/dq",
                 node=source,
-                fix="use an integer dtype, float16, or float32 to leave it as it is",
+                fix="use an integer dtype, float8, float16, or float32 to leave it as it is",
             )
         else:
             return False
@@ -264,7 +283,7 @@ class _Converter:
     def _qparams(self, slip: Slip, observer: Any) -> QParams:
         if slip.group not in self.qparams:
             self.qparams[slip.group] = self.joint.get(id(observer)) or qparams_of(
-                observer, by_statistics=self.state.by_statistics
+                observer, by_statistics=self.state.as_torchao
             )
         return self.qparams[slip.group]
 

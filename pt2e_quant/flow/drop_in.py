@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from pt2e_quant.core.canonical import Form
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ArgumentError
 from pt2e_quant.flow import convert, prepare, prepare_qat
 from pt2e_quant.flow.prepared import prepared_graphs, prepared_state
 from pt2e_quant.flow.write_integers import write_integers
@@ -29,8 +29,13 @@ def prepare_pt2e(
         quantizer: any object with PT2E's `annotate` and `validate`.
         strict: refuse when nothing was annotated, instead of a warning.
     """
-    gm = prepare.captured(model)
-    return prepare.prepare_captured(gm, quantizer, strict=strict, observe_constants=True)
+    return prepare.prepare_captured(
+        prepare.captured(model),
+        quantizer,
+        strict=strict,
+        observe_constants=True,
+        as_torchao=_is_foreign(quantizer),
+    )
 
 
 def prepare_qat_pt2e(
@@ -47,15 +52,18 @@ def prepare_qat_pt2e(
         strict: refuse when nothing was annotated, instead of a warning.
     """
     return prepare_qat.prepare_qat_pt2e(
-        model, quantizer, strict=strict, expands=_annotates_norms(quantizer)
+        model, quantizer, strict=strict, as_torchao=_is_foreign(quantizer)
     )
 
 
-def _annotates_norms(quantizer: Any) -> bool:
-    """Whether a quantizer knows of batch norms in training, as those written for torchao do."""
+def _is_foreign(quantizer: Any) -> bool:
+    """Whether a quantizer is written for torchao, and so expects graphs of its form.
+
+    Those of this package have a form for training.
+    """
     parts = getattr(quantizer, "quantizers", None)
     if parts:
-        return all(_annotates_norms(part) for part in parts)
+        return all(_is_foreign(part) for part in parts)
     return not hasattr(quantizer, "for_qat")
 
 
@@ -76,10 +84,10 @@ def convert_pt2e(
         strict: refuse when an observer saw no data, instead of a warning.
 
     Raises:
-        ConfigError: use_reference_representation is no boolean.
+        ArgumentError: use_reference_representation is no boolean.
     """
     if not isinstance(use_reference_representation, bool):
-        raise ConfigError(
+        raise ArgumentError(
             f"use_reference_representation must be a bool, found {use_reference_representation!r}"
         )
     for graph in prepared_graphs(model):

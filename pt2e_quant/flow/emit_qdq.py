@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.dtypes import info, limits_of
 from pt2e_quant.core.qdq import (
     ChoosePerToken,
     DequantizePerChannel,
@@ -30,6 +30,7 @@ __all__ = [
     "emit_casts",
     "emit_dynamic",
     "emit_static",
+    "is_affine_choice",
     "qdq_name",
     "static_layout",
 ]
@@ -101,7 +102,7 @@ def static_layout(editor: Editor, base: str, qparams: QParams, *, like: Node) ->
         qparams: of a tensor, its channels or groups.
         like: the node whose module stack and stack trace the constants take.
     """
-    limits = (qparams.quant_min, qparams.quant_max, info(qparams.dtype).storage)
+    limits = (qparams.quant_min, qparams.quant_max, limits_of(qparams.dtype).storage)
     if qparams.is_per_tensor:
         plain = (qparams.scale_float, qparams.zero_point_int, *limits)
         return Layout(QuantizePerTensor, DequantizePerTensor, plain)
@@ -117,7 +118,7 @@ def static_layout(editor: Editor, base: str, qparams: QParams, *, like: Node) ->
 def emit_static(editor: Editor, observer: Node, source: Node, qparams: QParams) -> Quantized:
     """Insert the quantize of a static observer."""
     layout = static_layout(editor, qdq_name(source), qparams, like=observer)
-    value = editor.fake_like(observer.meta["val"], info(qparams.dtype).storage)
+    value = editor.fake_like(observer.meta["val"], limits_of(qparams.dtype).storage)
     made = editor.call(
         layout.do, source, *layout.arguments, like=observer, before=observer, val=value
     )
@@ -155,6 +156,15 @@ def emit_dynamic(editor: Editor, observer: Node, source: Node, module: Any) -> Q
     arguments = (scale, zero_point, low, high, limits.storage)
     made = call(_lib.quantize_per_tensor.tensor, source, *arguments)
     return Quantized(made, _lib.dequantize_per_tensor.tensor, arguments)
+
+
+def is_affine_choice(module: Any) -> bool:
+    """Whether a dynamic observer's qparams are affine, of the whole tensor.
+
+    torchao's PT2E gives all readers of such a tensor one dequantize.
+    """
+    is_per_token = getattr(module, "is_per_token", False)
+    return not is_per_token and module.qscheme != torch.per_tensor_symmetric
 
 
 def emit_casts(editor: Editor, observer: Node, source: Node, dtype: torch.dtype) -> Node:

@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, is_quantize
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.annotation_helpers import is_valid_annotation
+from pt2e_quant.graph.ops import VIEWS, is_call
 
 __all__ = ["DuplicateDQPass", "PortNodeMetaForQDQ"]
 
@@ -108,8 +109,9 @@ def _port_to_input(dequantize: Node, reader: Node) -> bool:
         for node in (quantize, *_choosers(quantize)):
             changed |= _port(node, reader)
         return changed
-    for node in _back_to_constant(quantize):
-        changed |= _port(node, _origin_of_views(node))
+    chain = _back_to_constant(quantize)
+    for node in chain:
+        changed |= _port(node, chain[-1].all_input_nodes[0])
     return changed
 
 
@@ -121,22 +123,14 @@ def _choosers(quantize: Node) -> Iterator[Node]:
             yield source
 
 
-def _back_to_constant(node: Node) -> list[Node]:
-    """The nodes from here back to a constant; none if it is not computed from one alone."""
-    found = []
-    while node.op == "call_function":
+def _back_to_constant(quantize: Node) -> list[Node]:
+    """A quantize and the views behind it, back to a constant; none if it reads another value."""
+    found = [quantize]
+    node = quantize.args[0]
+    while isinstance(node, Node) and is_call(node, VIEWS):
         found.append(node)
-        sources = node.all_input_nodes
-        if not sources:
-            return []
-        node = sources[0]
-    return found if node.op == "get_attr" else []
-
-
-def _origin_of_views(node: Node) -> Node:
-    while node.op == "call_function":
-        node = node.all_input_nodes[0]
-    return node
+        node = node.args[0]
+    return found if isinstance(node, Node) and node.op == "get_attr" else []
 
 
 def _port(node: Node, like: Node) -> bool:

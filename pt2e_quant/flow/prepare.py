@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,7 @@ from pt2e_quant.flow.prepared import (
 from pt2e_quant.flow.table_quantizer import MASKS_KEY, TableQuantizer
 from pt2e_quant.flow.take_out import TakenOut, take_out
 from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
-from pt2e_quant.graph.alias import mutated_buffers, mutated_roots
+from pt2e_quant.graph.alias import mutated_buffers, mutated_roots, roots, writes
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.meta import constant_nodes
@@ -47,7 +47,7 @@ from pt2e_quant.graph.subgraphs import BODY_KEY, direct_bodies
 from pt2e_quant.passes.compute_in_float32 import compute_in_float32
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_batch_norm import fold_batch_norm
-from pt2e_quant.passes.fold_constants import fold_constants
+from pt2e_quant.passes.fold_constants import fold_constants, fold_layer_constants
 from pt2e_quant.passes.functionalize_activations import functionalize_activations
 from pt2e_quant.passes.inline_regions import inline_regions
 from pt2e_quant.passes.remove_dropout import remove_dropout
@@ -107,12 +107,13 @@ def prepare_captured(
     strict: bool,
     is_qat: bool = False,
     observe_constants: bool = False,
-    expands: bool = False,
+    as_torchao: bool = False,
 ) -> GraphModule:
     """Prepare a graph in place for calibration, or with is_qat for training.
 
     With observe_constants the graph observes constants too, as that of torchao's PT2E does; with
-    expands the quantizer sees batch norms, which become operators as there.
+    as_torchao the quantizer sees batch norms in training, which become operators as there, and
+    convert gives graphs of that form.
     """
     if not callable(getattr(quantizer, "annotate", None)):
         raise ConfigError(
@@ -120,7 +121,7 @@ def prepare_captured(
             fix='pt2e_quant.backends.get("xnnpack").quantizer("int8")',
         )
     with pause_gc():
-        return _prepare(gm, quantizer, _Options(strict, is_qat, observe_constants, expands))
+        return _prepare(gm, quantizer, _Options(strict, is_qat, observe_constants, as_torchao))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class _Options:
     strict: bool
     is_qat: bool
     observe_constants: bool
-    expands: bool
+    as_torchao: bool
 
 
 def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
@@ -169,9 +170,9 @@ def _choose_dtypes(gm: GraphModule, quantizer: Any, options: _Options) -> None:
 def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
     """Prepare one graph, then the bodies of its control flow, which have constants of their own."""
     with one_recompile(gm) as changes:
-        records = run_passes(gm, QAT_PASSES if options.is_qat else PREPARE_PASSES)
+        records = run_passes(gm, _passes(options))
         gm = _transformed(gm, quantizer)
-        taken = take_out(gm, expands=options.expands) if options.is_qat else TakenOut()
+        taken = take_out(gm, expands=options.as_torchao) if options.is_qat else TakenOut()
         # A table's matches do not overlap.
         is_table = type(quantizer) is TableQuantizer
         with nullcontext() if is_table else watch_annotations(gm, strict=options.strict):
@@ -188,7 +189,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
         finishing=tuple(getattr(quantizer, "finishing", ())),
         is_strict=options.strict,
         is_qat=options.is_qat,
-        by_statistics=options.expands,
+        as_torchao=options.as_torchao,
     )
     gm.meta[PREPARED_KEY] = state
     holds = may_hold(quantizer, state) and not options.observe_constants
@@ -202,10 +203,20 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
     return gm
 
 
+def _passes(options: _Options) -> tuple[GraphPass, ...]:
+    if options.is_qat:
+        return QAT_PASSES
+    if not options.as_torchao:
+        return PREPARE_PASSES
+    # Other constants than those of layers stay as the model computes them.
+    return tuple(fold_layer_constants if p is fold_constants else p for p in PREPARE_PASSES)
+
+
 def _transformed(gm: GraphModule, quantizer: Any) -> GraphModule:
     """What the quantizer makes of a graph: the same, edited, or another (Arm's passes retrace)."""
     made: GraphModule = quantizer.transform_for_annotation(gm) or gm
     if made is not gm:
+        run_passes(made, (strip_guards,))  # exporting anew makes new ones
         # Copied with the rest of `meta`; nobody would take it off again.
         made.meta.pop(DEFER_RECOMPILE, None)
     return made
@@ -271,7 +282,7 @@ def _insert_observers(
     if holds:
         held = hold_constants(gm, groups, constants, lambda group: make_observer(group, {}))
     observers = make_observers(
-        groups.values(), held, is_qat=state.is_qat, by_statistics=state.by_statistics
+        groups.values(), held, is_qat=state.is_qat, by_statistics=state.as_torchao
     )
     check_observers(groups, observers, strict=state.is_strict)
     by_place: dict[EdgeOrNode, nn.Module] = {
@@ -288,6 +299,7 @@ def _insert_observers(
 def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo) -> None:
     """Leave out places that hold no float data: integers, masks, destinations of buffer writes."""
     written = mutated_roots(gm.graph)
+    owners = roots(gm.graph) if written else {}
     notes = provenance_of(gm).notes
     for place in list(groups):
         source = place if isinstance(place, Node) else place[0]
@@ -297,10 +309,24 @@ def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: 
             reason = "it is no floating-point tensor"
         elif source in masks.masks or source in masks.masked_scores:
             reason = "it carries an attention mask"
-        elif not isinstance(place, Node) and source.op == "get_attr" and source in written:
+        elif not isinstance(place, Node) and _is_written_buffer(place, written, owners):
             reason = "it is a buffer that this graph writes"
         if reason:
             group = groups.pop(place)
             group.places.remove(place)
             user = "output" if isinstance(place, Node) else f"input of {place[1].name}"
             notes.append(f"{source.name} ({user}) left float: {reason}")
+
+
+def _is_written_buffer(
+    edge: tuple[Node, Node], written: Container[Node], owners: Mapping[Node, Node]
+) -> bool:
+    """Whether an edge reads a buffer that the graph writes, or hands a view of one to its writer.
+
+    What another operator reads of such a view is a value like any other.
+    """
+    source, reader = edge
+    owner = owners.get(source, source)
+    if owner.op != "get_attr" or owner not in written:
+        return False
+    return owner is source or source in writes(reader)

@@ -26,7 +26,7 @@ def prepare_qat_pt2e(
     quantizer: Any,
     *,
     strict: bool = True,
-    expands: bool = False,
+    as_torchao: bool = False,
 ) -> GraphModule:
     """Annotate a captured graph and insert fake-quantizes, for training.
 
@@ -40,7 +40,7 @@ def prepare_qat_pt2e(
         quantizer: as for `prepare_pt2e`. One with a method `for_qat` is asked for the quantizer
             to use; any other makes fake-quantizes itself, where its specs say so.
         strict: refuse when nothing was annotated; otherwise warn, here and in convert.
-        expands: the form of torchao's PT2E instead: the quantizer sees batch norms, those behind
+        as_torchao: the form of torchao's PT2E instead: the quantizer sees batch norms, those behind
             convs become operators, and convert takes its qparams from the statistics.
 
     Returns:
@@ -53,13 +53,13 @@ def prepare_qat_pt2e(
     gm = captured(model)
     trains = has_training_operators(gm)
     own_tensors(gm)
-    if not expands:
+    if not as_torchao:
         set_training_flags(gm, False)  # prepare ends with a recompile
         for graph in (gm, *(body.gm for body in bodies(gm))):
             drop_counters(graph)
     for_qat = getattr(quantizer, "for_qat", None)
     chosen = quantizer if for_qat is None else for_qat()
-    prepared = prepare_captured(gm, chosen, strict=strict, is_qat=True, expands=expands)
+    prepared = prepare_captured(gm, chosen, strict=strict, is_qat=True, as_torchao=as_torchao)
     _check_trained(prepared, type(quantizer).__name__, strict)
     _start_channels(prepared)
     prepared.train(trains)

@@ -79,8 +79,8 @@ class PreparedState:
         finishing: passes of the quantizer on the q/dq graph.
         is_strict: refuse an observer without data; otherwise warn.
         is_qat: prepared for training.
-        by_statistics: after training, convert by the qparams that the statistics call for, as
-            torchao does, instead of those that it trained with.
+        as_torchao: convert to the form that torchao's PT2E gives, and after training by the
+            qparams that the statistics call for, instead of those that it trained with.
     """
 
     slips: dict[str, Slip] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class PreparedState:
     finishing: tuple[GraphPass, ...] = ()
     is_strict: bool = True
     is_qat: bool = False
-    by_statistics: bool = False
+    as_torchao: bool = False
 
 
 def prepared_state(gm: GraphModule) -> PreparedState:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from pt2e_quant.core.errors import AnnotationError
+from pt2e_quant.core.errors import OverwrittenError
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
 
 __all__ = ["ComposableQuantizer", "Quantizer"]
@@ -62,7 +62,7 @@ class ComposableQuantizer(Quantizer):
         """Annotate with each quantizer in turn.
 
         Raises:
-            AnnotationError: a quantizer replaced the annotation that an earlier one wrote.
+            OverwrittenError: a quantizer replaced the annotation that an earlier one wrote.
         """
         before: dict[Any, Any] = {}
         for quantizer in self.quantizers:
@@ -70,7 +70,7 @@ class ComposableQuantizer(Quantizer):
             for node in model.graph.nodes:
                 found = node.meta.get(Q_ANNOTATION_KEY)
                 if node in before and before[node] is not found:
-                    raise AnnotationError(
+                    raise OverwrittenError(
                         f"{type(quantizer).__name__} replaced an earlier quantizer's annotation",
                         node=node,
                         fix="let each quantizer annotate nodes of its own",

@@ -19,7 +19,7 @@ from torch.fx.passes.utils.source_matcher_utils import (
 )
 from torch.nn import functional
 
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ArgumentError, ConfigError
 from pt2e_quant.graph.subgraphs import bodies
 
 __all__ = [
@@ -54,10 +54,10 @@ def update_equivalent_types_dict(
     """Use other sets of spellings from now on, in the whole process.
 
     Raises:
-        ConfigError: there are none.
+        ArgumentError: there are none.
     """
     if customized_equivalent_types is None:
-        raise ConfigError("customized_equivalent_types must be a list of sets, found None")
+        raise ArgumentError("customized_equivalent_types must be a list of sets, found None")
     _EQUIVALENT[:] = customized_equivalent_types
 
 
@@ -80,13 +80,13 @@ def find_sequential_partitions(
         filter_fn: nodes of partitions that count.
 
     Raises:
-        ConfigError: two of the kinds are the same operation.
+        ArgumentError: two of the kinds are the same operation.
     """
     seen: set[Any] = set()
     for kind in partition_types:
         names = set(_spellings(kind))
         if seen & names:
-            raise ConfigError(f"each of the kinds must be another operation, found {kind} twice")
+            raise ArgumentError(f"each of the kinds must be another operation, found {kind} twice")
         seen |= names
     found = [
         list(

@@ -19,7 +19,19 @@ __all__ = [
 ]
 
 
-class MappingType(Enum):
+class _EqualByName(Enum):
+    """An enum whose members equal those of torchao's enum of the same name."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Enum):
+            return NotImplemented
+        return (type(other).__name__, other.name) == (type(self).__name__, self.name)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class MappingType(_EqualByName):
     """How a range of real values is laid over the integers."""
 
     SYMMETRIC = auto()
@@ -29,7 +41,7 @@ class MappingType(Enum):
     ASYMMETRIC = auto()
 
 
-class ZeroPointDomain(Enum):
+class ZeroPointDomain(_EqualByName):
     """What a zero_point is: an integer, a real value (of the middle integer), or none."""
 
     INT = auto()

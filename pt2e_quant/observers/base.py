@@ -14,11 +14,13 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.dtypes import limits_of
 from pt2e_quant.core.errors import (
     CalibrationError,
     ConfigError,
     Pt2eQuantWarning,
+    RangeError,
+    SchemeError,
     UnsupportedError,
 )
 from pt2e_quant.core.qparams import (
@@ -148,15 +150,15 @@ class UniformQuantizationObserverBase(ObserverBase):
         self._observed_once = False
 
     def _quant_range(self, quant_min: int | None, quant_max: int | None) -> tuple[int, int]:
-        limits = info(self.dtype)
+        limits = limits_of(self.dtype)
         if quant_min is None or quant_max is None:
             quant_min, quant_max = limits.quant_min, limits.quant_max
         if not quant_min <= 0 <= quant_max or quant_min >= quant_max:
-            raise ConfigError(
+            raise RangeError(
                 f"quant_min {quant_min} .. quant_max {quant_max} must be a range that holds 0"
             )
         if not limits.holds(quant_min, quant_max):
-            raise ConfigError(
+            raise RangeError(
                 f"quant_min {quant_min} .. quant_max {quant_max} does not fit in {self.dtype} "
                 f"({limits.quant_min} .. {limits.quant_max})"
             )
@@ -166,20 +168,20 @@ class UniformQuantizationObserverBase(ObserverBase):
         return quant_min, quant_max
 
     def require_qscheme(self, allowed: tuple[torch.qscheme, ...]) -> None:
-        """Raise ConfigError unless the qscheme is one that the observer can gather."""
+        """Raise SchemeError unless the qscheme is one that the observer can gather."""
         if self.qscheme not in allowed:
             known = ", ".join(str(qscheme) for qscheme in allowed)
-            raise ConfigError(
+            raise SchemeError(
                 f"{type(self).__name__} has no qscheme {self.qscheme}", fix=f"use one of {known}"
             )
         # The middle of the reduced range is not the zero_point that symmetric uint8 gets.
         if self.reduce_range and self.is_symmetric and self.dtype == torch.quint8:
-            raise ConfigError("reduce_range has no symmetric quint8")
+            raise SchemeError("reduce_range has no symmetric quint8")
 
     def require_static(self) -> None:
-        """Raise ConfigError if dynamic quantization was asked of an observer that gathers data."""
+        """Raise SchemeError if dynamic quantization was asked of an observer that gathers data."""
         if self.is_dynamic:
-            raise ConfigError(
+            raise SchemeError(
                 f"{type(self).__name__} gathers statistics and cannot be dynamic",
                 fix="use PlaceholderObserver for dynamic quantization",
             )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, RangeError
 from pt2e_quant.observers.fake_quantize_function import fake_quantize_tensor
 from pt2e_quant.observers.moving_average import MovingAverageMinMaxObserver
 from pt2e_quant.observers.partial_wrapper import PartialWrapper
@@ -27,6 +27,13 @@ __all__ = [
     "enable_fake_quant",
     "enable_observer",
 ]
+
+
+_SHOWN = (
+    "scale", "zero_point", "quant_min", "quant_max", "dtype", "qscheme", "ch_axis", "target_dtype",
+    "granularity", "mapping_type", "zero_point_domain", "block_size",
+)  # fmt: skip
+"""What print shows of a fake-quantize, as far as it has it."""
 
 
 class FakeQuantizeBase(ABC, nn.Module):
@@ -79,8 +86,7 @@ class FakeQuantizeBase(ABC, nn.Module):
 
     def extra_repr(self) -> str:
         """Shown by print."""
-        names = ("scale", "zero_point", "quant_min", "quant_max", "dtype", "qscheme", "ch_axis")
-        shown = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        shown = {name: getattr(self, name) for name in _SHOWN if hasattr(self, name)}
         flags = (
             f"fake_quant_enabled={self.fake_quant_enabled}, "
             f"observer_enabled={self.observer_enabled}"
@@ -182,7 +188,7 @@ def _check_range(
     given = getattr(getattr(observer, "p", None), "keywords", {})
     dtype = given.get("dtype", observer_kwargs.get("dtype", torch.quint8))
     if not info(dtype).holds(quant_min, quant_max):
-        raise ConfigError(
+        raise RangeError(
             f"quant_min {quant_min} .. quant_max {quant_max} is no range within {dtype}"
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.dtypes import limits_of
 from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
 from pt2e_quant.observers.count_bins import count_bins
@@ -58,7 +58,7 @@ class HistogramObserver(UniformQuantizationObserverBase):
         self.require_qscheme(PER_TENSOR)
         self.require_static()
         self.bins = bins
-        self.dst_nbins = 1 << info(dtype).bits
+        self.dst_nbins = 1 << limits_of(dtype).bits
         self.upsample_rate = _UPSAMPLE_RATE
         self.register_buffer("histogram", torch.zeros(bins, **self.factory_kwargs))
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, RangeError
 from pt2e_quant.observers.fake_quantize import FakeQuantizeBase
 from pt2e_quant.observers.qschemes import SYMMETRIC, is_per_channel
 
@@ -33,7 +33,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         observer_kwargs: further arguments of the observer.
 
     Raises:
-        ConfigError: the range is none, or does not fit in the dtype.
+        RangeError: the range is none, or does not fit in the dtype.
     """
 
     scale: nn.Parameter | None
@@ -52,7 +52,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
         super().__init__()
         made = observer(**{**observer_kwargs, "quant_min": quant_min, "quant_max": quant_max})
         if quant_min >= quant_max or not info(made.dtype).holds(quant_min, quant_max):
-            raise ConfigError(
+            raise RangeError(
                 f"quant_min {quant_min} .. quant_max {quant_max} is no range within {made.dtype}"
             )
         self.quant_min = quant_min
@@ -72,6 +72,11 @@ class LearnableFakeQuantize(FakeQuantizeBase):
     def seen(self) -> bool:
         """Whether scale and zero_point have values."""
         return self.scale is not None
+
+    @property
+    def _initialized(self) -> bool:
+        """The name of `seen` in torchao."""
+        return self.seen
 
     def enable_range_learning(self) -> None:
         """Train scale and zero_point from now on; the observer stops."""

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning, UnsupportedError
+from pt2e_quant.core.dtypes import info, limits_of
+from pt2e_quant.core.errors import Pt2eQuantWarning, RangeError, UnsupportedError
 from pt2e_quant.core.qparams import choose_float_qparams, choose_qparams, symmetric_zero_point
 from pt2e_quant.observers.placeholder import PlaceholderObserver
 from pt2e_quant.observers.qschemes import SYMMETRIC, is_per_channel, is_per_tensor
@@ -21,8 +21,6 @@ __all__ = [
     "validate_qmin_qmax",
 ]
 
-_FLOAT8 = (torch.float8_e5m2, torch.float8_e4m3fn)
-
 
 def to_underlying_dtype(qdtype: torch.dtype) -> torch.dtype:
     """The dtype of the stored integers: int8 for torch.qint8; float8 stays.
@@ -30,17 +28,17 @@ def to_underlying_dtype(qdtype: torch.dtype) -> torch.dtype:
     Raises:
         UnsupportedError: nothing can be quantized to it.
     """
-    return qdtype if qdtype in _FLOAT8 else info(qdtype).storage
+    return limits_of(qdtype).storage
 
 
 def validate_qmin_qmax(quant_min: int, quant_max: int) -> None:
     """Refuse a range that does not hold 0 or is empty.
 
     Raises:
-        ConfigError: with both ends.
+        RangeError: with both ends.
     """
     if not quant_min <= 0 <= quant_max or quant_min >= quant_max:
-        raise ConfigError(
+        raise RangeError(
             f"quant_min {quant_min} .. quant_max {quant_max} must be a range that holds 0"
         )
 
@@ -49,7 +47,7 @@ def check_min_max_valid(min_val: Tensor, max_val: Tensor) -> bool:
     """Whether a range has seen data; a warning says so if it has not.
 
     Raises:
-        ConfigError: a min is above its max.
+        RangeError: a min is above its max.
     """
     unseen = min_val.numel() == 0 or max_val.numel() == 0
     if unseen or bool(((min_val == torch.inf) & (max_val == -torch.inf)).all()):
@@ -60,7 +58,7 @@ def check_min_max_valid(min_val: Tensor, max_val: Tensor) -> bool:
         )
         return False
     if not bool((min_val <= max_val).all()):
-        raise ConfigError(f"min {min_val} is not below max {max_val}")
+        raise RangeError(f"min {min_val} is not below max {max_val}")
     return True
 
 
@@ -74,14 +72,14 @@ def calculate_qmin_qmax(
     """The integers in use: the range given, else the dtype's own, with one bit less if asked.
 
     Raises:
-        ConfigError: the range given does not fit in as many integers as the dtype has.
+        RangeError: the range given does not fit in as many integers as the dtype has.
     """
     limits = info(dtype)
     low, high = quant_min, quant_max
     if not has_customized_qrange:
         low, high = limits.quant_min, limits.quant_max
     elif not 0 < high - low + 1 <= 1 << limits.bits:
-        raise ConfigError(f"quant_min {low} .. quant_max {high} does not fit in {dtype}")
+        raise RangeError(f"quant_min {low} .. quant_max {high} does not fit in {dtype}")
     is_halved = reduce_range and (has_customized_qrange or limits.bits == 8)
     return (low // 2, high // 2) if is_halved else (low, high)
 
@@ -99,7 +97,7 @@ def determine_qparams(
     """Scale (float64) and zero_point (int64) of a range, as an observer would choose them.
 
     Raises:
-        ConfigError: a min is above its max.
+        RangeError: a min is above its max.
     """
     if not check_min_max_valid(min_val, max_val):
         return torch.ones(1, device=min_val.device), torch.zeros(

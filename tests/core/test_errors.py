@@ -8,8 +8,13 @@ from torch import nn
 from torch.export import export
 
 from pt2e_quant.core.errors import (
+    ArgumentError,
     InputError,
     MissingExtraError,
+    OverwrittenError,
+    Pt2eQuantError,
+    RangeError,
+    SchemeError,
     UnsupportedError,
     near,
     source_line,
@@ -60,6 +65,22 @@ def test_errors_pickle():
     assert (str(made), made.fix) == (str(InputError("bad", fix="good")), "good")
     extra = pickle.loads(pickle.dumps(MissingExtraError("onnx", "onnxscript")))
     assert "pip install 'pt2e-quant[onnx]'" in str(extra)
+
+
+@pytest.mark.parametrize(
+    ("refused", "builtin"),
+    [
+        (ArgumentError, ValueError),
+        (RangeError, AssertionError),
+        (SchemeError, NotImplementedError),
+        (OverwrittenError, RuntimeError),
+    ],
+)
+def test_error_when_torchao_raises_a_builtin_then_caught_as_that_too(refused, builtin):
+    error = pickle.loads(pickle.dumps(refused("bad", fix="good")))
+    assert isinstance(error, builtin)
+    assert isinstance(error, Pt2eQuantError)
+    assert str(error) == "bad\n  fix     good"
 
 
 def test_near_offers_close_names_first():

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 
 from pt2e_quant.core.errors import ConfigError
@@ -5,11 +8,13 @@ from pt2e_quant.core.granularity import (
     PerBlock,
     PerChannel,
     PerGroup,
+    PerRow,
     PerTensor,
     PerToken,
     block_size_of,
     qparams_shape,
 )
+from pt2e_quant.observers import affine_qparams
 
 
 @pytest.mark.parametrize(
@@ -46,3 +51,38 @@ def test_constructor_when_length_is_not_positive_then_refuses():
 
 def test_shape_when_axis_is_empty_then_no_blocks():
     assert qparams_shape(PerChannel(0), (0, 3)) == (0, 1)
+
+
+GRANULARITIES = (PerTensor(), PerChannel(1), PerGroup(32), PerToken(), PerBlock((1, 32)), PerRow())
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES, ids=repr)
+def test_granularity_when_torchao_is_loaded_then_an_instance_of_its_class(granularity):
+    theirs = pytest.importorskip("torchao.quantization.granularity")
+    name = type(granularity).__name__.replace("PerChannel", "PerAxis")
+    assert isinstance(granularity, getattr(theirs, name))
+    assert isinstance(granularity, theirs.Granularity)
+    assert isinstance(granularity, type(granularity))
+    assert repr(granularity).startswith(type(granularity).__name__)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES, ids=repr)
+def test_granularity_when_copied_then_equal_and_of_its_own_type(granularity):
+    pytest.importorskip("torchao.quantization.granularity")
+    for made in (copy.deepcopy(granularity), pickle.loads(pickle.dumps(granularity))):
+        assert type(made) is type(granularity)
+        assert made == granularity
+        assert hash(made) == hash(granularity)
+    assert len(set(GRANULARITIES)) == len(GRANULARITIES)
+    assert PerGroup(32) != PerGroup(16)
+
+
+@pytest.mark.parametrize("name", ["MappingType", "ZeroPointDomain"])
+def test_enum_when_compared_with_torchaos_then_equal_by_name(name):
+    theirs = getattr(pytest.importorskip("torchao.quantization.quant_primitives"), name)
+    ours = getattr(affine_qparams, name)
+    for member in ours:
+        assert member == theirs[member.name]
+        assert hash(member) == hash(theirs[member.name])
+        assert [other for other in theirs if other == member] == [theirs[member.name]]
+    assert ours.__members__.keys() == theirs.__members__.keys()
