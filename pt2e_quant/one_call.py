@@ -4,16 +4,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.gate import choose_sample
 from pt2e_quant.backends.registry import get
+from pt2e_quant.backends.sample_run import run_graph
 from pt2e_quant.core.errors import InputError
-from pt2e_quant.flow.calibrate import calibrate
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.calibrate import calibrate, preserve_buffers
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.pick_inputs import InputPick
 from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.worst_tensors import warn_if_low
 
 __all__ = ["quantize"]
 
@@ -45,7 +52,7 @@ def quantize(
         dynamic_shapes: as torch.export.export takes it.
         calibration_data: any iterable of batches; a dict is keyword arguments, a tuple or list
             positional ones, a tensor the only one. None for a recipe that needs no data
-            (weight-only and dynamic ones): the model is not run.
+            (weight-only and dynamic ones): then only the example inputs are run.
         backend: "xnnpack", "onnx", "cpu", "cuda", or one of an entry point; or a backend itself,
             as `with_kernels` gives it.
         recipe: a recipe of that backend.
@@ -64,6 +71,10 @@ def quantize(
 
     Raises:
         Pt2eQuantError: naming what is wrong, where, and the fix.
+
+    Warns:
+        Pt2eQuantWarning: the quantized graph is below 15 dB SQNR from the float model; names the
+            tensors that lose most.
     """
     target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
@@ -79,7 +90,24 @@ def quantize(
     # Calibration keeps a sample of its own for the check; without, the user's is better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
     converted = convert_pt2e(prepared, progress=progress)
-    return target.lower(converted, sample, strict=strict, verify=verify)
+    artifact = target.lower(converted, sample, strict=strict, verify=verify)
+    if verify:
+        if sample is not None:
+            _measure(program, converted, sample, artifact)
+        warn_if_low(converted, choose_sample(converted, sample), artifact.report.sqnr_float_db)
+    return artifact
+
+
+def _measure(
+    program: ExportedProgram, converted: GraphModule, args: Sequence[Any], artifact: Artifact
+) -> None:
+    """Compare the quantized graph with the float model on the example inputs."""
+    model = program.module()
+    copies = pytree.tree_map_only(Tensor, Tensor.clone, tuple(args))
+    with torch.no_grad(), preserve_buffers(model, capture_of(converted)):
+        expected = pytree.tree_leaves(model(*copies))
+    found = run_graph(converted, choose_sample(converted, args))
+    artifact.report.sqnr_float_db = sqnr_db(expected, found)
 
 
 def _export(

@@ -48,14 +48,14 @@ def test_llm_w4_trains_quantizes_and_keeps_the_perplexity(tmp_path):
         assert (tmp_path / f"llama_w4{suffix}").stat().st_size < 400_000
 
 
-def test_qat_trains_four_bit_weights_and_saves_a_file(tmp_path):
+def test_qat_trains_three_bit_weights_and_saves_a_file(tmp_path):
     done = run_example("qat.py", "--epochs", "2", "--keep", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     found = {
         line[:24].strip(): float(line[25:30]) for line in done.stdout.splitlines() if "." in line
     }
-    assert found["4-bit weights, trained"] >= found["float"] - 0.05
-    assert (tmp_path / "digits_w4.pte").stat().st_size < 600_000
+    assert found["3-bit weights, trained"] >= found["float"] - 0.05
+    assert (tmp_path / "digits_w3.pte").stat().st_size < 600_000
 
 
 def test_own_cpu_kernel_is_used_and_reported():

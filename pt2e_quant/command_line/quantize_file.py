@@ -23,6 +23,8 @@ from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.pick_inputs import InputPick
 from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.sample import sample_of
+from pt2e_quant.flow.worst_tensors import warn_if_low
 
 __all__ = ["QuantizeOptions", "quantize_file"]
 
@@ -111,6 +113,7 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
         artifact = backend.lower(
             quantized, strict=options.strict, verify=options.verify, margin_db=options.margin_db
         )
+    warn_if_low(quantized, sample_of(quantized), artifact.report.sqnr_float_db)
     artifact.save(output)
     return artifact, output
 
