@@ -4,19 +4,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError, InputError, MissingExtraError
+from pt2e_quant.core.errors import ArtifactError, MissingExtraError
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.report import Report
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 
-__all__ = ["Artifact", "Backend", "is_installed", "read_file", "write_artifact"]
+__all__ = ["Artifact", "Backend", "Verify", "is_installed", "read_file", "write_artifact"]
+
+Verify: TypeAlias = bool | Literal["process"]
+"""Whether a lowering checks its artifact: not, in this process, or in a new one as well."""
 
 
 class Artifact(ABC):
@@ -35,21 +38,21 @@ class Artifact(ABC):
         """Run a call of the float model: its own arguments in, its own result structure out.
 
         Raises:
-            InputError: the inputs do not fit the captured graph, or hold no data.
+            InputError: the inputs do not fit the captured graph.
         """
-        leaves = self.capture.bind(args, kwargs)
-        for info, leaf in zip(self.capture.inputs, leaves, strict=True):
-            # A runtime would read where nothing is.
-            if isinstance(leaf, Tensor) and leaf.is_meta:
-                raise InputError(
-                    f'input "{info.path}" is on the meta device: it has no data',
-                    fix="give a tensor with values, on the CPU",
-                )
-        return self.capture.unflatten_output(self.run_leaves(leaves))
+        return self.capture.unflatten_output(self.run_leaves(self.capture.bind(args, kwargs)))
 
     @abstractmethod
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run on the call's leaves in placeholder order; returns the result's leaves."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget what earlier calls wrote into buffers: the next call starts as the first did."""
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Tensor]:
+        """The buffers that calls write, by name, as they are now; empty if it cannot show them."""
 
     @abstractmethod
     def save(self, path: str | Path) -> None:
@@ -112,8 +115,9 @@ class Backend(ABC):
         example_inputs: Sequence[Any] | None = None,
         *,
         strict: bool = True,
-        verify: bool = True,
+        verify: Verify = True,
         margin_db: float = 6.0,
+        validate: bool = False,
     ) -> Artifact:
         """Canonical graph to artifact.
 
@@ -121,12 +125,16 @@ class Backend(ABC):
             gm: of convert_pt2e.
             example_inputs: inputs for the check run; calibration's first batch by default.
             strict: make errors of what the report would warn of.
-            verify: run the artifact once against the canonical graph.
+            verify: run the artifact against the canonical graph, at several sizes of each dynamic
+                dimension; "process": also saved, loaded and run in a new process first, so that
+                a crash of the runtime is an error.
             margin_db: how much nearer the artifact must be to the canonical graph than that
                 is to the float graph.
+            validate: hold the graph against itself after each pass of the lowering, on the sample,
+                fresh data and extreme inputs, and name the pass that changed a value.
 
         Raises:
-            InvariantError: the graph is not canonical.
+            InvariantError: the graph is not canonical, or a pass changed what it computes.
             ArtifactError: the artifact fails its check.
             MissingExtraError: the backend's package is not installed.
         """

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.alias import subgraph_of
-from pt2e_quant.graph.pipeline import GraphPass, run_passes
+from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
 
 __all__ = ["copy_graph", "edited_copy"]
 
@@ -29,7 +29,9 @@ def copy_graph(gm: GraphModule) -> GraphModule:
     return made
 
 
-def edited_copy(gm: GraphModule, passes: Sequence[GraphPass]) -> GraphModule:
+def edited_copy(
+    gm: GraphModule, passes: Sequence[GraphPass], *, validation: Validation | None = None
+) -> GraphModule:
     """A copy of a graph after passes; the graph is not changed.
 
     Constants are shared with it, but for buffers that a call writes: those are copied.
@@ -40,5 +42,5 @@ def edited_copy(gm: GraphModule, passes: Sequence[GraphPass]) -> GraphModule:
         holder = work.get_submodule(owner)
         setattr(holder, leaf, getattr(holder, leaf).clone())
     with torch.no_grad():
-        run_passes(work, passes)
+        run_passes(work, passes, validation=validation)
     return work

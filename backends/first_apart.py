@@ -52,7 +52,8 @@ class FirstApart:
 def find_first_apart(
     gm: GraphModule,
     sample: Sample,
-    results: tuple[Sequence[Any], Sequence[Any]],
+    end: Node,
+    pair: tuple[Any, Any],
     lower_part: LowerPart,
     bound_db: float,
 ) -> FirstApart | None:
@@ -61,22 +62,18 @@ def find_first_apart(
     Args:
         gm: the canonical graph.
         sample: the call that the artifact was checked on.
-        results: flat, of the graph and of the artifact.
+        end: what the graph returns, or one of it, where the artifact is apart.
+        pair: the value there, of the graph and of the artifact.
         lower_part: lowers a cut graph; where it raises, the value in question is passed over.
         bound_db: the least SQNR of what agrees.
 
     Returns:
         None where no part of the graph is apart by itself, or none could be lowered.
     """
-    leaves = pytree.tree_leaves(gm.graph.output_node().args[0])
-    for leaf, *pair in zip(leaves, *results, strict=True):
-        ratio = sqnr_db(pair[0], pair[1])
-        if isinstance(leaf, Node) and not ratio >= bound_db:
-            search = _Search(gm, sample, lower_part, bound_db)
-            if len(leaves) > 1:
-                return search.run_from_one_result(leaf)
-            return search.run(leaf, _Verdict(ratio, pair[1]))
-    return None
+    search = _Search(gm, sample, lower_part, bound_db)
+    if len(pytree.tree_leaves(gm.graph.output_node().args[0])) > 1:
+        return search.run_from_one_result(end)
+    return search.run(end, _Verdict(sqnr_db(*pair), pair[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +196,7 @@ class _Search:
             part = cut_behind(self.gm, node.name)
             expected = run_graph(part, self.sample)
             try:
-                found = self.lower_part(part).run_leaves(copied_leaves(self.sample))[0]
+                found = self.lower_part(part).run_leaves(copied_leaves(self.sample.leaves))[0]
             except Exception:  # Whatever a runtime raises: there is no program that ends here.
                 return None
         value = found.clone() if isinstance(found, Tensor) else found

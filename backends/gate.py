@@ -2,35 +2,34 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.backends.first_apart import FirstApart, LowerPart, find_first_apart
-from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
-from pt2e_quant.backends.sample_run import copied_leaves, run_graph, run_on_sample
-from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.backends.artifact import Artifact, Verify
+from pt2e_quant.backends.compare_results import Results, compare, is_float
+from pt2e_quant.backends.first_apart import LowerPart
+from pt2e_quant.backends.judge_results import CEILING_DB, DRAW_MARGIN_DB, DRAWS, FLOOR_DB, Judge
+from pt2e_quant.backends.new_process import run_in_new_process
+from pt2e_quant.backends.registry import names
+from pt2e_quant.backends.run_calls import run_artifact
+from pt2e_quant.backends.trials import Trial, Trials
+from pt2e_quant.core.errors import ArtifactError, ConfigError, Pt2eQuantError, near
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.sample import Sample, sample_of, sqnr_db
+from pt2e_quant.flow.sample import Sample, sample_of
 
-__all__ = ["CEILING_DB", "DRAWS", "DRAW_MARGIN_DB", "FLOOR_DB", "check_artifact", "choose_sample"]
+__all__ = [
+    "CEILING_DB",
+    "DRAWS",
+    "DRAW_MARGIN_DB",
+    "FLOOR_DB",
+    "check_artifact",
+    "choose_sample",
+    "loader_of",
+]
 
-FLOOR_DB = 20.0
-"""The bound where the float result on the sample is not known."""
-
-CEILING_DB = 35.0
-"""No more is asked: 8-bit outputs that are all off by one step are 36 dB apart, and runtimes may
-round ties their own way."""
-
-DRAWS = 16
-"""Runs with rounding noise. An artifact that differs from the graph by rounding alone is one more
-draw of their distribution: it is further away than all of them once in 17 times at most."""
-
-DRAW_MARGIN_DB = 1.0
-"""How much further than the furthest draw is accepted: a quarter more noise energy. Where rounding
-is amplified to the full, draws lie within fractions of a dB, and so does an artifact."""
+_AGAIN = "the sample again, behind other calls and a reset"
 
 
 def choose_sample(gm: GraphModule, example_inputs: Sequence[Any] | None) -> Sample:
@@ -41,6 +40,27 @@ def choose_sample(gm: GraphModule, example_inputs: Sequence[Any] | None) -> Samp
     return Sample(leaves=tuple(leaves), float_outputs=None)
 
 
+def loader_of(verify: Verify, backend: str) -> str | None:
+    """The name of the backend that a new process is to load the artifact with, None for no process.
+
+    Raises:
+        ConfigError: `verify` is none of its values, or a new process does not know the backend.
+    """
+    if isinstance(verify, bool):
+        return None
+    if verify != "process":
+        raise ConfigError(
+            f'verify is True, False or "process", found {verify!r}',
+            fix="verify=True checks the artifact in this process alone",
+        )
+    if backend not in names():
+        raise ConfigError(
+            f'a new process does not know the backend "{backend}": {near(backend, names())}',
+            fix='give it an entry point of the group "pt2e_quant.backends", or verify=True',
+        )
+    return backend
+
+
 def check_artifact(
     artifact: Artifact,
     gm: GraphModule,
@@ -48,78 +68,97 @@ def check_artifact(
     margin_db: float,
     *,
     lower_part: LowerPart | None = None,
+    loader: str | None = None,
 ) -> None:
-    """Run the artifact and the canonical graph on one sample; results go to the report.
+    """Run an artifact and its canonical graph on a sample and on other calls, and compare.
+
+    Each result is judged alone, and each written buffer that the artifact shows. Behind the sample
+    come calls of other sizes with fresh data, each size twice, and at last the sample again, behind
+    a reset. Calls that the graph itself refuses are left out, with a note.
 
     The graph runs on one thread, so that what is asked for does not depend on their number; the
     artifact runs as it will.
 
     Args:
-        artifact: what was lowered, before its first call.
+        artifact: what was lowered, before its first call; it is reset afterwards. Its report is
+            told how far it is from the graph.
         gm: the canonical graph that it was lowered from.
-        sample: the call to run.
+        sample: the first call to run.
         margin_db: as `Backend.lower` has it.
         lower_part: lowers a part of the graph likewise, without a check; called a few times where
             the check fails, to name the operator at fault. Without it the error names none.
+        loader: the name of a backend: the artifact is saved first, and a new process loads it and
+            runs the same calls, so that a crash ends that process and not this one.
 
     Raises:
-        ArtifactError: the artifact is further from the canonical graph than
-            SQNR(canonical, float) + margin_db (at most CEILING_DB), or than FLOOR_DB if the
-            float result is unknown; and DRAW_MARGIN_DB further than each of DRAWS runs of the
-            graph with rounding noise.
+        ArtifactError: the artifact stops at a call; or a float result is further from the canonical
+            graph's than SQNR(canonical, float) + margin_db (at most CEILING_DB), or than FLOOR_DB
+            if the float result is unknown, and DRAW_MARGIN_DB further than each of DRAWS runs of
+            the graph with rounding noise; or more elements of another result differ than in any
+            of DRAWS runs whose sums and quantized values are disturbed as runtimes may.
     """
-    expected = run_graph(gm, sample)
-    found = list(artifact.run_leaves(copied_leaves(sample)))
-    ratio = sqnr_db(expected, found)
-    bound = FLOOR_DB
-    if sample.float_outputs is not None:
-        to_float = sqnr_db(sample.float_outputs, expected)
-        artifact.report.sqnr_float_db = to_float
-        bound = min(to_float + margin_db, CEILING_DB)
-    artifact.report.sqnr_canonical_db = ratio
-    reason = ""
-    if ratio < bound:
-        own = _own_noise_db(gm, sample, expected, ratio + DRAW_MARGIN_DB)
-        if own - DRAW_MARGIN_DB < bound:
-            bound = own - DRAW_MARGIN_DB
-            reason = ", as far as float rounding alone moves this graph"
-            artifact.report.notes.append(
-                "this graph amplifies float rounding: computed with noise of the size of rounding "
-                f"it differs from itself by {own:.1f} dB"
-            )
-    if math.isnan(ratio) or ratio < bound:
-        apart = None
-        if lower_part is not None:
-            apart = _first_apart(gm, sample, (expected, found), lower_part, bound)
-        raise ArtifactError(
-            f"the artifact differs from the canonical graph: SQNR {ratio:.1f} dB, "
-            f"expected at least {bound:.1f} dB{reason}{'; ' + apart.text if apart else ''}",
-            node=apart.node if apart else None,
-            fix="lower(..., margin_db=…) to accept it, verify=False to look at it",
-        )
+    trials = Trials(gm, sample, artifact.capture)
+    report, first = artifact.report, trials.trials[0]
+    to_float = _to_float_db(first, sample)
+    if to_float:
+        report.sqnr_float_db = min(to_float.values())
+    bounds = {name: min(db + margin_db, CEILING_DB) for name, db in to_float.items()}
+    judge = Judge(trials=trials, bounds=bounds, notes=report.notes, lower_part=lower_part)
+    calls = [(f" in call {at}, with {t.label}", t) for at, t in enumerate(trials.trials, start=1)]
+    calls[0] = ("", first)
+    if loader is not None:
+        _check_in_new_process(artifact, loader, replace(judge, lower_part=None), calls)
+    for at, (where, trial) in enumerate(calls):
+        found = _run(artifact, trial, where)
+        if not at:
+            report.sqnr_canonical_db = _least_db(first.results, found)
+        judge.judge(at, found, where)
+    artifact.reset()
+    judge.judge(0, _run(artifact, first, f" in {_AGAIN}"), f" in {_AGAIN}")
+    artifact.reset()
+    report.notes += [f"the call with {text}" for text in trials.skipped]
 
 
-def _own_noise_db(
-    gm: GraphModule, sample: Sample, expected: Sequence[Any], enough_db: float
-) -> float:
-    """The least SQNR of the graph with rounding noise; no more draws once it is `enough_db`."""
-    least = math.inf
-    for draw in range(DRAWS):
-        noisy = run_on_sample(gm, sample, partial(run_with_rounding_noise, gm, draw=draw))
-        least = min(least, sqnr_db(expected, noisy))
-        if least <= enough_db:
-            break
-    return least
+def _check_in_new_process(
+    artifact: Artifact, loader: str, judge: Judge, calls: Sequence[tuple[str, Trial]]
+) -> None:
+    asked = [(where or " in call 1, with the sample", trial) for where, trial in calls]
+    asked.append((f" in {_AGAIN}", calls[0][1]))
+    results = run_in_new_process(
+        artifact,
+        loader,
+        [(where.removeprefix(" "), trial.leaves) for where, trial in asked],
+        reset_before=len(calls),
+        graph_s=judge.trials.seconds,
+    )
+    for at, ((where, _), found) in enumerate(zip(asked, results, strict=True)):
+        judge.judge(at % len(calls), found, f" in a new process,{where}")
 
 
-def _first_apart(
-    gm: GraphModule,
-    sample: Sample,
-    results: tuple[Sequence[Any], Sequence[Any]],
-    lower_part: LowerPart,
-    bound_db: float,
-) -> FirstApart | None:
+def _to_float_db(first: Trial, sample: Sample) -> dict[str, float]:
+    """SQNR of each float result of the canonical graph against the float graph's, where known."""
+    found = {}
+    results = first.results.items()
+    for (name, expected), value in zip(results, sample.float_outputs or (), strict=False):
+        ratio = compare(value, expected).ratio_db
+        if is_float(expected) and not math.isnan(ratio):
+            found[name] = ratio
+    return found
+
+
+def _least_db(expected: Results, found: Results) -> float:
+    """The least SQNR of the float results; nan if one cannot be compared."""
+    ratios = [compare(value, found.get(name)).ratio_db for name, value in expected.items()]
+    return math.nan if any(math.isnan(ratio) for ratio in ratios) else min(ratios, default=math.inf)
+
+
+def _run(artifact: Artifact, trial: Trial, where: str) -> Results:
     try:
-        return find_first_apart(gm, sample, results, lower_part, bound_db)
-    except Exception:  # Whatever stops the search: the check failed, and that is the error.
-        return None
+        return run_artifact(artifact, trial.leaves)
+    except Exception as error:  # Whatever a runtime raises.
+        what, fix = f"{type(error).__name__}: {error}", None
+        if isinstance(error, Pt2eQuantError):
+            what, fix = error.what, error.fix
+        raise ArtifactError(
+            f"the artifact stops{where}: {what}", fix=fix or "verify=False to look at it"
+        ) from error

@@ -1,9 +1,11 @@
 """What artifacts that are torch modules share: buffers, files, profiles."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, write_artifact
@@ -51,6 +53,10 @@ class ModuleArtifact(Artifact):
         with torch.no_grad():
             for name, value in self.initial.items():
                 self.module.get_buffer(name).copy_(value)
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The buffers that calls write, as the module holds them."""
+        return {name: self.module.get_buffer(name) for name in self.initial}
 
     def save(self, path: str | Path) -> None:
         """Write the file: a temporary name beside it first, then renamed.

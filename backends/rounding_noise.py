@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
+from pt2e_quant.graph.ops import arguments
 
-__all__ = ["run_with_rounding_noise"]
+__all__ = ["NoisyInterpreter", "run_with_rounding_noise"]
 
 aten = torch.ops.aten
 
@@ -24,6 +25,13 @@ _SUMMED = 2.0**-21
 Torch's float32 products on a CPU are 1.2 (64 terms), 2.4 (512) to 3.0 (8192) times 2^-23 from their
 float64 result, and two computations that share nothing but that are sqrt(2) times further apart.
 """
+
+_DISTURBED = 0.01
+"""Noise of an operator that sums where runtimes compute their own way, relative likewise: 40 dB.
+Three such operators one behind the other are as far apart as the gate lets float results be."""
+
+_STEPS = 1 / 8
+"""The share of quantized elements that such a runtime rounds to a neighbouring step."""
 
 _ROUNDED = 2.0**-23
 """Noise of any other operator, relative to each element: one rounding or an approximated function
@@ -44,29 +52,49 @@ _SUMS = frozenset(
 """The operators that add up many products or values."""
 
 
-class _Noisy(Interpreter):
+class NoisyInterpreter(Interpreter):
     """Adds rounding noise to each float result of arithmetic.
 
     A dequantize's result is exact by definition, and a view's is its input.
+
+    Args:
+        gm: the graph.
+        draw: which noise.
+        is_disturbed: see `run_with_rounding_noise`.
     """
 
-    def __init__(self, gm: GraphModule, draw: int) -> None:
+    def __init__(self, gm: GraphModule, draw: int, *, is_disturbed: bool) -> None:
         super().__init__(gm)
         self.generator = torch.Generator().manual_seed(draw)
+        self.is_disturbed = is_disturbed
 
     def run_node(self, n: Node) -> Any:
         """Run one node, with noise on its result."""
         value = super().run_node(n)
-        if n.op != "call_function" or is_quantize(n) or is_dequantize(n) or _is_view(n):
+        if n.op != "call_function" or is_dequantize(n) or _is_view(n):
             return value
+        if is_quantize(n):
+            return self._stepped(n, value) if self.is_disturbed else value
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         noise = torch.randn(value.shape, generator=self.generator).to(value)
         if getattr(n.target, "overloadpacket", None) in _SUMS:
-            size = value.detach().square().mean().sqrt() * _SUMMED
+            relative = _DISTURBED if self.is_disturbed else _SUMMED
+            size = value.detach().square().mean().sqrt() * relative
         else:
             size = value.detach().abs() * _ROUNDED
         return value + noise * size.nan_to_num(0.0, 0.0, 0.0)
+
+    def _stepped(self, quantize: Node, value: Any) -> Any:
+        """Some of a quantize's integers moved by a step, within the range that it clamps to."""
+        values = arguments(quantize)
+        bounds = values.get("quant_min"), values.get("quant_max")
+        if not isinstance(value, Tensor) or not all(isinstance(b, int) for b in bounds):
+            return value
+        moved = torch.rand(value.shape, generator=self.generator) < _STEPS
+        up = torch.rand(value.shape, generator=self.generator) < 0.5
+        steps = torch.where(up, 1, -1) * moved
+        return (value.long() + steps.to(value.device)).clamp(*bounds).to(value.dtype)
 
 
 def _is_view(node: Node) -> bool:
@@ -74,12 +102,18 @@ def _is_view(node: Node) -> bool:
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
-def run_with_rounding_noise(gm: GraphModule, *leaves: Any, draw: int = 0) -> Any:
+def run_with_rounding_noise(
+    gm: GraphModule, *leaves: Any, draw: int = 0, is_disturbed: bool = False
+) -> Any:
     """The graph's result with noise of the size of float32 rounding after every operator.
 
     Args:
         gm: a graph; it may write its buffers, which the caller restores.
         leaves: the inputs in placeholder order.
         draw: which noise; the same draw of the same graph on as many threads is the same result.
+        is_disturbed: as far apart as runtimes may be that round values their own way: sums by
+            40 dB, and one integer in eight by a step.
     """
-    return _Noisy(gm, draw).run(*leaves, enable_io_processing=False)
+    return NoisyInterpreter(gm, draw, is_disturbed=is_disturbed).run(
+        *leaves, enable_io_processing=False
+    )

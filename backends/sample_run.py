@@ -1,6 +1,6 @@
 """One run of a graph on a sample, that the graph and the sample do not notice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,10 @@ def run_graph(gm: GraphModule, sample: Sample) -> list[Any]:
 def run_on_sample(gm: GraphModule, sample: Sample, call: Callable[..., Any]) -> list[Any]:
     """The flat result of a call on a sample's leaves, on one thread; buffers are as before."""
     with torch.no_grad(), one_thread(), preserve_buffers(gm, capture_of(gm)):
-        found: list[Any] = pytree.tree_leaves(call(*copied_leaves(sample)))
+        found: list[Any] = pytree.tree_leaves(call(*copied_leaves(sample.leaves)))
     return found
 
 
-def copied_leaves(sample: Sample) -> list[Any]:
-    """A sample's leaves for one call, which may write into its inputs."""
-    return [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]
+def copied_leaves(leaves: Sequence[Any]) -> list[Any]:
+    """Leaves for one call, which may write into its inputs."""
+    return [v.clone() if isinstance(v, Tensor) else v for v in leaves]

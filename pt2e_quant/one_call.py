@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.artifact import Artifact, Backend, Verify
 from pt2e_quant.backends.gate import choose_sample
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.sample_run import run_graph
@@ -40,7 +40,8 @@ def quantize(
     search: str | None = None,
     pad_groups: bool = False,
     strict: bool = True,
-    verify: bool = True,
+    verify: Verify = True,
+    validate: bool = False,
     progress: bool = True,
 ) -> Artifact:
     """Export, quantize and lower a model.
@@ -63,7 +64,11 @@ def quantize(
         pad_groups: pad linears with zero columns where the recipe's groups do not divide their
             weights, instead of refusing them.
         strict: make errors of what the report would warn of.
-        verify: run the artifact once against the quantized graph.
+        verify: run the artifact against the quantized graph, at several sizes of each dynamic
+            dimension; "process": also saved, loaded and run in a new process, so that a crash of
+            the runtime is an error.
+        validate: hold the graph against itself after each pass of the lowering, and name the pass
+            that changed a value.
         progress: show a progress bar on a terminal.
 
     Returns:
@@ -90,7 +95,7 @@ def quantize(
     # Calibration keeps a sample of its own for the check; without, the user's is better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
     converted = convert_pt2e(prepared, progress=progress)
-    artifact = target.lower(converted, sample, strict=strict, verify=verify)
+    artifact = target.lower(converted, sample, strict=strict, verify=verify, validate=validate)
     if verify:
         if sample is not None:
             _measure(program, converted, sample, artifact)

@@ -90,6 +90,12 @@ class PlainArtifact(Artifact):
             args, kwargs = pytree.tree_unflatten(list(leaves), self.capture.in_spec)
             return pytree.tree_leaves(self.gm(*args, **kwargs))
 
+    def reset(self) -> None:
+        self.gm = self.program.module()
+
+    def state(self) -> Mapping[str, Any]:
+        return {name: self.gm.get_buffer(name) for name in self.capture.mutated_buffers}
+
     def save(self, path: str | Path) -> None:
         texts = {
             "capture": self.capture.to_json(),
@@ -121,7 +127,9 @@ class PlainBackend(Backend):
             raise ConfigError(f'there is no recipe "{recipe}": {near(recipe, self.recipes)}')
         return TableQuantizer(TABLE, _INT8)
 
-    def lower(self, gm, example_inputs=None, *, strict=True, verify=True, margin_db=6.0):
+    def lower(
+        self, gm, example_inputs=None, *, strict=True, verify=True, margin_db=6.0, validate=False
+    ):
         verify_canonical(gm)
         report = Report(backend="Plain", provenance=provenance_of(gm), size_bytes=1234)
         artifact = PlainArtifact(export_again(gm), capture_of(gm), report)

@@ -1,11 +1,12 @@
 """A quantized program as a torch module of oneDNN's fused operators."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -93,7 +94,6 @@ class CpuArtifact(ModuleArtifact):
         try:
             if self.check is not None:
                 self.check(self)
-                self.reset()
             if path is not None:
                 write_artifact(path, data)
         except ArtifactError:
@@ -106,6 +106,12 @@ class CpuArtifact(ModuleArtifact):
         super().reset()
         if self._compiled is not None:
             self._compiled.reset()
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The buffers that calls write, of the program that `run` calls."""
+        if self._compiled is None:
+            return super().state()
+        return dict(zip(self.capture.mutated_buffers, self._compiled.written, strict=True))
 
     def exported_program(self) -> ExportedProgram:
         """The fused program with the captured dynamic shapes, for torch.export.save and Inductor.

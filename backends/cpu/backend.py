@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Backend
+from pt2e_quant.backends.artifact import Backend, Verify
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
 from pt2e_quant.backends.cpu.lower import SUFFIX, load, lower
 from pt2e_quant.backends.cpu.quantizer import RECIPES, make_quantizer
@@ -83,8 +83,9 @@ class CpuBackend(Backend):
         example_inputs: Sequence[Any] | None = None,
         *,
         strict: bool = True,
-        verify: bool = True,
+        verify: Verify = True,
         margin_db: float = 6.0,
+        validate: bool = False,
     ) -> CpuArtifact:
         """Canonical graph to a module of fused operators; see `Backend.lower`.
 
@@ -102,6 +103,7 @@ class CpuBackend(Backend):
             verify=verify,
             margin_db=margin_db,
             tries=self.tries,
+            validate=validate,
         )
 
     def load(self, path: str | Path) -> CpuArtifact:

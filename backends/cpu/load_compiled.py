@@ -36,9 +36,9 @@ class CompiledProgram:
     def __init__(self, runner: Runner, buffers: Sequence[str] = ()) -> None:
         self._runner = runner
         constants = runner.extract_constants_map(False) if buffers else {}
-        self._written = [constants[name] for name in buffers]
+        self.written = [constants[name] for name in buffers]
         """The program's own memory, not copies."""
-        self._initial = [value.clone() for value in self._written]
+        self._initial = [value.clone() for value in self.written]
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run; torch's own face takes the call's pytree apart once more."""
@@ -50,7 +50,7 @@ class CompiledProgram:
 
     def reset(self) -> None:
         """Forget what earlier calls wrote into buffers."""
-        for value, initial in zip(self._written, self._initial, strict=True):
+        for value, initial in zip(self.written, self._initial, strict=True):
             value.copy_(initial)
 
 

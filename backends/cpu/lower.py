@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
 from pt2e_quant.backends.cpu.choice import decide
 from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
@@ -26,17 +27,18 @@ from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.cpu.write_sums_in_place import write_sums_in_place
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
-from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.backends.refuse_formats import refuse_formats
+from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
-from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.graph.pipeline import GraphPass, Validation
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE, are_tried
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
@@ -86,9 +88,10 @@ def lower(
     registry: Registry = REGISTRY,
     *,
     strict: bool = True,
-    verify: bool = True,
+    verify: Verify = True,
     margin_db: float = 6.0,
     tries: bool = True,
+    validate: bool = False,
 ) -> CpuArtifact:
     """Canonical graph to CPU artifact; see `Backend.lower`.
 
@@ -100,6 +103,7 @@ def lower(
         verify: run the artifact once against the canonical graph.
         margin_db: of the check.
         tries: try each distinct product that this machine has not yet tried, in a child process.
+        validate: see `Backend.lower`.
 
     Raises:
         InvariantError: the graph is not canonical.
@@ -107,10 +111,13 @@ def lower(
             would be dequantized in every call.
         ArtifactError: the artifact fails its check.
     """
+    loader = loader_of(verify, "cpu")
     verify_canonical(gm)
     gm = in_float32(gm)
     _refuse_saturation(gm)
-    artifact = _assemble(write_program(gm, "cpu"), registry, tries=tries)
+    validation = validation_of(validate, gm, example_inputs)
+    stored = write_program(gm, "cpu")
+    artifact = _assemble(stored, registry, tries=tries, validation=validation)
     if strict:
         refuse_formats(artifact.program, "oneDNN", nearest_recipe, has_caches=True)
     if strict and (weights := [i for i in artifact.report.islands if i.what == LOOSE_WEIGHT]):
@@ -119,8 +126,7 @@ def lower(
         sample = choose_sample(gm, example_inputs)
         artifact.check = partial(check_artifact, gm=gm, sample=sample, margin_db=margin_db)
         unchecked = partial(lower, registry=registry, strict=False, verify=False, tries=tries)
-        check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked)
-        artifact.reset()
+        check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked, loader=loader)
     return artifact
 
 
@@ -136,17 +142,27 @@ def load(path: Any, registry: Registry = REGISTRY, *, tries: bool = True) -> Cpu
     return _assemble(stored, registry, tries=tries)
 
 
-def _assemble(stored: StoredProgram, registry: Registry, *, tries: bool) -> CpuArtifact:
+def _assemble(
+    stored: StoredProgram,
+    registry: Registry,
+    *,
+    tries: bool,
+    validation: Validation | None = None,
+) -> CpuArtifact:
     gm = stored.gm
     report = Report(backend="oneDNN", provenance=provenance_of(gm), size_bytes=len(stored.data))
-    program = _tried_graph(gm, registry, report, tries=tries and are_tried())
-    module = make_module(program)
+    is_tried = tries and are_tried()
+    program = _tried_graph(gm, registry, report, tries=is_tried, validation=validation)
+    module = make_module(program, validation)
     describe(report, program, module)
     return CpuArtifact(program, module, stored.data, capture_of(gm), report)
 
 
 def lower_graph(
-    gm: GraphModule, registry: Registry = REGISTRY, failures: Sequence[Failure] = ()
+    gm: GraphModule,
+    registry: Registry = REGISTRY,
+    failures: Sequence[Failure] = (),
+    validation: Validation | None = None,
 ) -> GraphModule:
     """The fused program of a canonical graph, which is not changed; its weights are plain integers.
 
@@ -157,12 +173,18 @@ def lower_graph(
         gm: the canonical graph.
         registry: the kernels.
         failures: kernels that are not to be used, and where.
+        validation: is shown the graph between passes.
     """
-    return edited_copy(gm, lowering_passes(registry, failures))
+    return edited_copy(gm, lowering_passes(registry, failures), validation=validation)
 
 
 def _tried_graph(
-    gm: GraphModule, registry: Registry, report: Report, *, tries: bool
+    gm: GraphModule,
+    registry: Registry,
+    report: Report,
+    *,
+    tries: bool,
+    validation: Validation | None,
 ) -> GraphModule:
     """The fused program without the products that are wrong here, which go to the report.
 
@@ -170,7 +192,7 @@ def _tried_graph(
     """
     failures: tuple[Failure, ...] = ()
     while True:
-        program = lower_graph(gm, registry, failures)
+        program = lower_graph(gm, registry, failures, validation)
         found, untried = find_failures(program) if tries else ((), _UNTRIED)
         if not found:
             break
@@ -181,9 +203,9 @@ def _tried_graph(
     return program
 
 
-def make_module(program: GraphModule) -> GraphModule:
+def make_module(program: GraphModule, validation: Validation | None = None) -> GraphModule:
     """What runs fastest without a compiler: weights packed, sums in place, q/dq in one pass."""
-    return opaque_to_compile(edited_copy(program, MODULE_PASSES))
+    return opaque_to_compile(edited_copy(program, MODULE_PASSES, validation=validation))
 
 
 def _refuse_saturation(gm: GraphModule) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Backend
+from pt2e_quant.backends.artifact import Backend, Verify
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
 from pt2e_quant.backends.cuda.lower import SUFFIX, load, lower
 from pt2e_quant.backends.cuda.quantizer import RECIPES, make_quantizer
@@ -69,8 +69,9 @@ class CudaBackend(Backend):
         example_inputs: Sequence[Any] | None = None,
         *,
         strict: bool = True,
-        verify: bool = True,
+        verify: Verify = True,
         margin_db: float = 6.0,
+        validate: bool = False,
         allow_unmeasured: bool | None = None,
     ) -> CudaArtifact:
         """Canonical graph to a module of fused kernels, on the device that the graph lies on.
@@ -82,6 +83,7 @@ class CudaBackend(Backend):
             verify: run the artifact once against the canonical graph; on a CPU by the kernels'
                 definitions.
             margin_db: see `Backend.lower`.
+            validate: see `Backend.lower`.
             allow_unmeasured: the backend's own by default.
 
         Raises:
@@ -98,6 +100,7 @@ class CudaBackend(Backend):
             strict=strict,
             verify=verify,
             margin_db=margin_db,
+            validate=validate,
         )
 
     def load(self, path: str | Path, *, allow_unmeasured: bool | None = None) -> CudaArtifact:

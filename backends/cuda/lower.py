@@ -8,20 +8,22 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
 from pt2e_quant.backends.cuda.choice import Measures, decide_by
 from pt2e_quant.backends.cuda.describe import describe
 from pt2e_quant.backends.cuda.widen_untaken_scales import widen_untaken_scales
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
-from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
+from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
-from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.graph.pipeline import GraphPass, Validation
 from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
 from pt2e_quant.kernels.measured import Variant
 from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import (
@@ -99,8 +101,9 @@ def lower(
     *,
     allow_unmeasured: bool,
     strict: bool,
-    verify: bool,
+    verify: Verify,
     margin_db: float,
+    validate: bool = False,
 ) -> CudaArtifact:
     """Canonical graph to CUDA artifact; see `CudaBackend.lower`.
 
@@ -109,9 +112,12 @@ def lower(
         UnsupportedError: under `strict`, a quantized weight would be dequantized in every call.
         ArtifactError: the artifact fails its check.
     """
+    loader = loader_of(verify, "cuda")
     verify_canonical(gm)
     choices = {_ALLOW: allow_unmeasured, _STRICT: strict}
-    artifact = _assemble(write_program(gm, "cuda", choices), registry, allow_unmeasured)
+    validation = validation_of(validate, gm, example_inputs)
+    stored = write_program(gm, "cuda", choices)
+    artifact = _assemble(stored, registry, allow_unmeasured, validation)
     loose = _loose_weights(artifact.report) if strict else ""
     if loose:
         allow = (
@@ -135,8 +141,7 @@ def lower(
             margin_db=margin_db,
         )
         sample = choose_sample(gm, example_inputs)
-        check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked)
-        artifact.reset()
+        check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked, loader=loader)
     return artifact
 
 
@@ -162,10 +167,15 @@ def load(path: Any, registry: Registry, *, allow_unmeasured: bool | None) -> Cud
     return artifact
 
 
-def _assemble(stored: StoredProgram, registry: Registry, allow_unmeasured: bool) -> CudaArtifact:
+def _assemble(
+    stored: StoredProgram,
+    registry: Registry,
+    allow_unmeasured: bool,
+    validation: Validation | None = None,
+) -> CudaArtifact:
     gm = stored.gm
     measures = _measures_here(allow_unmeasured)
-    lowered = lower_graph(gm, registry, measures)
+    lowered = lower_graph(gm, registry, measures, validation)
     report = Report(backend="CUDA", provenance=provenance_of(gm), size_bytes=len(stored.data))
     describe(report, lowered, measures)
     return CudaArtifact(lowered, stored.data, capture_of(gm), report)
@@ -182,9 +192,14 @@ def _measures_here(allow_unmeasured: bool) -> Measures:
     )
 
 
-def lower_graph(gm: GraphModule, registry: Registry, measures: Measures) -> GraphModule:
+def lower_graph(
+    gm: GraphModule,
+    registry: Registry,
+    measures: Measures,
+    validation: Validation | None = None,
+) -> GraphModule:
     """The fused graph of a canonical one, which is not changed."""
-    return edited_copy(gm, lowering_passes(registry, measures))
+    return edited_copy(gm, lowering_passes(registry, measures), validation=validation)
 
 
 def _loose_weights(report: Report) -> str:

@@ -1,12 +1,14 @@
 """An ONNX file run by ONNX Runtime, with the float module's own call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime
+import torch
 from onnx import numpy_helper
+from torch import Tensor
 
 from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
@@ -71,6 +73,13 @@ class OnnxArtifact(Artifact):
     def reset(self) -> None:
         """Forget what earlier calls wrote into buffers: the next call starts from the file."""
         self._state = None
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The buffers that calls write; what ONNX Runtime holds, copied."""
+        if self._state is None:
+            return {tensor.name: tensor.initial for tensor in self.metadata.state}
+        pairs = zip(self.metadata.state, self._state, strict=True)
+        return {tensor.name: torch.from_numpy(value.numpy()) for tensor, value in pairs}
 
     def save(self, path: str | Path) -> None:
         """Write the .onnx file under a temporary name, then rename it.

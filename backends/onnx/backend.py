@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.artifact import Artifact, Backend, Verify
 from pt2e_quant.backends.onnx.quantizer import make_quantizer
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
@@ -46,8 +46,9 @@ class OnnxBackend(Backend):
         example_inputs: Sequence[Any] | None = None,
         *,
         strict: bool = True,
-        verify: bool = True,
+        verify: Verify = True,
         margin_db: float = 6.0,
+        validate: bool = False,
         portable: bool = False,
     ) -> Artifact:
         """Canonical graph to an .onnx artifact; see `Backend.lower`.
@@ -56,8 +57,9 @@ class OnnxBackend(Backend):
             gm: of convert_pt2e.
             example_inputs: inputs for the check run.
             strict: make errors of what the report would warn of.
-            verify: run the artifact once against the canonical graph.
+            verify: run the artifact against the canonical graph; "process": also in a new process.
             margin_db: how much nearer to the canonical graph than that is to the float graph.
+            validate: see `Backend.lower`.
             portable: use operators of the ONNX standard only, none of ONNX Runtime's own.
         """
         _require_extra()
@@ -69,6 +71,7 @@ class OnnxBackend(Backend):
             strict=strict,
             verify=verify,
             margin_db=margin_db,
+            validate=validate,
             portable=portable,
         )
 

@@ -7,7 +7,8 @@ from typing import Any
 import onnx_ir as ir
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.artifact import Verify
+from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
 from pt2e_quant.backends.onnx.carry_state import carry_state
@@ -20,6 +21,7 @@ from pt2e_quant.backends.onnx.report import make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import optimize
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
+from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.number_formats import float_format
@@ -41,8 +43,9 @@ def lower(
     example_inputs: Sequence[Any] | None = None,
     *,
     strict: bool = True,
-    verify: bool = True,
+    verify: Verify = True,
     margin_db: float = 6.0,
+    validate: bool = False,
     portable: bool = False,
 ) -> OnnxArtifact:
     """Canonical graph to ONNX artifact; see `Backend.lower`.
@@ -51,13 +54,18 @@ def lower(
     call to call. With `portable` it holds operators of the ONNX standard alone, and none of ONNX
     Runtime's own. A dequantize shared by several readers is left as it is: ONNX Runtime copies it.
     """
+    loader = loader_of(verify, "onnx")
     verify_canonical(gm)
     gm = in_float32(gm)
     capture = capture_of(gm)
+    validation = validation_of(validate, gm, example_inputs)
     flat, results = split_results(gm)
-    run_passes(flat, (decompose_caches(has_casts=True), split_left))
+    run_passes(flat, (decompose_caches(has_casts=True), split_left), validation=validation)
     state = carry_state(flat)
-    run_passes(flat, (widen_scales, keep_codes, powers_as_bytes, drop_dead_constants))
+    if validation is not None:
+        validation.more = tuple(tensor.initial for tensor in state)
+    passes = (widen_scales, keep_codes, powers_as_bytes, drop_dead_constants)
+    run_passes(flat, passes, validation=validation)
     refuse_formats(flat, "ONNX Runtime", _nearest, has_weights=True)
     names = [*result_names(gm, results), *(tensor.output_name for tensor in state)]
     model, origins = export_model(export_again(flat), names, portable=portable)
@@ -71,13 +79,15 @@ def lower(
         state=state,
     )
     if verify:
-        artifact = OnnxArtifact(plain, metadata, session=session)
+        # What a new process loads needs the metadata, whose report is told of the check behind it.
+        checked = plain if loader is None else _with_metadata(model, metadata)
         check_artifact(
-            artifact,
+            OnnxArtifact(checked, metadata, session=session),
             gm,
             choose_sample(gm, example_inputs),
             margin_db,
             lower_part=partial(lower, strict=False, verify=False, portable=portable),
+            loader=loader,
         )
     if strict and (refused := refused_weights(optimized)):
         raise ArtifactError(
@@ -85,8 +95,7 @@ def lower(
             + ", ".join(refused[:5]),
             fix="lower(..., strict=False) to accept it; the report lists the operators",
         )
-    model.metadata_props.update(metadata.to_properties(model.graph.initializers))
-    data = _serialize(model)
+    data = _with_metadata(model, metadata)
     metadata.report.size_bytes = len(data)
     check_file_smaller(metadata.report, is_strict=strict)
     return OnnxArtifact(data, metadata, session=session)
@@ -99,6 +108,11 @@ def _nearest(wanted: Wanted) -> str:
     if not wanted.is_dynamic:
         return "int8"
     return "int8_dynamic" if wanted.bits > 4 else "a8w4_g32"
+
+
+def _with_metadata(model: ir.Model, metadata: Metadata) -> bytes:
+    model.metadata_props.update(metadata.to_properties(model.graph.initializers))
+    return _serialize(model)
 
 
 def _serialize(model: ir.Model) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.artifact import Artifact, Backend, Verify
 from pt2e_quant.backends.recipe_names import unaliased
 from pt2e_quant.backends.xnnpack.quantizer import make_quantizer
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
@@ -52,8 +52,9 @@ class XnnpackBackend(Backend):
         example_inputs: Sequence[Any] | None = None,
         *,
         strict: bool = True,
-        verify: bool = True,
+        verify: Verify = True,
         margin_db: float = 6.0,
+        validate: bool = False,
         portable_only: bool = False,
     ) -> Artifact:
         """Canonical graph to an ExecuTorch program; see `Backend.lower`.
@@ -62,9 +63,10 @@ class XnnpackBackend(Backend):
             gm: of convert_pt2e; it is not changed.
             example_inputs: inputs for the check run; calibration's first batch by default.
             strict: refuse when an operator of the table has to go back to float.
-            verify: run the artifact once against the canonical graph.
+            verify: run the artifact against the canonical graph; "process": also in a new process.
             margin_db: how much nearer the artifact must be to the canonical graph than that
                 is to the float graph.
+            validate: see `Backend.lower`.
             portable_only: use only ExecuTorch's portable operators outside of the delegate.
 
         Raises:
@@ -78,7 +80,11 @@ class XnnpackBackend(Backend):
             gm,
             example_inputs,
             lowering.Options(
-                strict=strict, verify=verify, margin_db=margin_db, portable_only=portable_only
+                strict=strict,
+                verify=verify,
+                margin_db=margin_db,
+                validate=validate,
+                portable_only=portable_only,
             ),
         )
         return found

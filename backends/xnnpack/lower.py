@@ -11,16 +11,17 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.edited_copy import copy_graph
-from pt2e_quant.backends.gate import check_artifact, choose_sample
+from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
+from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
 from pt2e_quant.backends.xnnpack.buffer_writes import can_write_in_place, keep_contents
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.conv1d_as_conv2d import conv1d_as_conv2d
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
-from pt2e_quant.backends.xnnpack.edge_forms import pad_integers, read_rows_through_views
 from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes
 from pt2e_quant.backends.xnnpack.grouped_heads import group_heads
 from pt2e_quant.backends.xnnpack.means import means_as_products
@@ -72,8 +73,9 @@ class Options:
     """How to lower; see `XnnpackBackend.lower`."""
 
     strict: bool = True
-    verify: bool = True
+    verify: Verify = True
     margin_db: float = 6.0
+    validate: bool = False
     portable_only: bool = False
 
 
@@ -118,16 +120,19 @@ def lower(
             went back to float under `strict`; or the file is no smaller than the float constants.
         ArtifactError: the artifact fails its check.
     """
+    loader = loader_of(options.verify, "xnnpack")
     verify_canonical(gm)
     gm = in_float32(gm)
     refuse_volumes(gm)
+    validation = validation_of(options.validate, gm, example_inputs)
     capture = capture_of(gm)
     changed: Sequence[PassRecord] = ()
     if has_per_tensor(gm):
         gm = copy_graph(gm)
-        changed = run_passes(gm, (choose_per_row,))
+        changed = run_passes(gm, (choose_per_row,), validation=validation)
     work = copy_graph(gm)
-    records = run_passes(work, lowering_passes(portable_only=options.portable_only))
+    passes = lowering_passes(portable_only=options.portable_only)
+    records = run_passes(work, passes, validation=validation)
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
     report.islands = _islands(records)
     told = [*changed, *(r for r in records if r.name == embed_bytes.name)]
@@ -151,15 +156,15 @@ def lower(
     check_file_smaller(report, is_strict=options.strict)
     if options.verify:
         sample = choose_sample(gm, example_inputs)
-        unchecked = replace(options, strict=False, verify=False)
+        unchecked = replace(options, strict=False, verify=False, validate=False)
         check_artifact(
             artifact,
             gm,
             sample,
             options.margin_db,
             lower_part=lambda part: lower(part, None, unchecked),
+            loader=loader,
         )
-        artifact.reset()
     return artifact
 
 
@@ -201,7 +206,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         warnings.simplefilter("ignore")
         edge = to_edge_transform_and_lower(
             ep,
-            transform_passes=[remove_noop_copies, pad_integers, read_rows_through_views],
+            transform_passes=[remove_noop_copies],
             partitioner=[make_partitioner(edge_operators(), FUSING)],
             constant_methods=constants,
             compile_config=EdgeCompileConfig(_check_ir_validity=False),

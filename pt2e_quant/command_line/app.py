@@ -112,7 +112,9 @@ def quantize(
         typer.Option("--pad-groups", help="Pad linears that the recipe's groups do not divide."),
     ] = False,
     strict: Annotated[bool, typer.Option(help="Refuse what the report would warn of.")] = True,
-    verify: Annotated[bool, typer.Option(help="Check the artifact by running it once.")] = True,
+    verify: Annotated[
+        bool, typer.Option(help="Check the artifact by running it, also in a new process.")
+    ] = True,
     margin_db: Annotated[float, typer.Option(help="How near it must be to its graph.")] = 6.0,
     allow_unmeasured: Annotated[
         bool,

@@ -46,7 +46,7 @@ class QuantizeOptions:
         keep_float: names of modules that stay float: globs, or regexes after "re:".
         pad_groups: pad linears whose weights the recipe's groups do not divide.
         strict: make errors of what the report would warn of.
-        verify: run the artifact once against the quantized graph.
+        verify: run the artifact against the quantized graph, here and in a new process.
         margin_db: how near it must be.
         allow_unmeasured: use kernels that were not measured on the GPU at hand.
         allow_slower: quantize also what measured slower than float on such a CPU.
@@ -111,7 +111,10 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
     quantized = _convert(prepared, options, progress=not console.quiet)
     with _step(console, f"lowering to {backend.name}"):
         artifact = backend.lower(
-            quantized, strict=options.strict, verify=options.verify, margin_db=options.margin_db
+            quantized,
+            strict=options.strict,
+            verify="process" if options.verify else False,
+            margin_db=options.margin_db,
         )
     warn_if_low(quantized, sample_of(quantized), artifact.report.sqnr_float_db)
     artifact.save(output)

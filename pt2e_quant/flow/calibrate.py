@@ -12,6 +12,7 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import CalibrationError, InputError
 from pt2e_quant.core.qdq import required_attribute
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.input_ranges import note_ranges
 from pt2e_quant.flow.pick_inputs import InputPick, as_call, pick_inputs, suggest_pick
 from pt2e_quant.flow.prepared import observers_of, prepared_graphs, prepared_state
 from pt2e_quant.flow.progress import show_progress
@@ -64,6 +65,7 @@ def calibrate(
             # Where the graph writes no buffers, its own hook has kept the first call already.
             if SAMPLE_KEY not in prepared.meta:
                 prepared.meta[SAMPLE_KEY] = Sample.keep(leaves, outputs)
+            note_ranges(prepared, leaves)
             _check_finite(watched, count - 1)
     if count == 0:
         raise CalibrationError(

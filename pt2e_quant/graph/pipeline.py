@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ __all__ = [
     "PassRecord",
     "PassResult",
     "Sample",
+    "Validation",
     "absent",
     "graph_pass",
     "log_passes",
@@ -37,6 +38,16 @@ __all__ = [
 
 Sample: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and keyword arguments of a trial run."""
+
+
+class Validation(Protocol):
+    """What looks at a graph between passes; see `backends.validate_passes`."""
+
+    def start(self, gm: GraphModule) -> None:
+        """Look at the graph before the first pass."""
+
+    def after(self, name: str, gm: GraphModule) -> None:
+        """Look at the graph after a pass that changed it; raise to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,7 @@ def run_passes(
     *,
     verify: bool = False,
     sample: Sample | None = None,
+    validation: Validation | None = None,
 ) -> tuple[PassRecord, ...]:
     """Run passes in order on one graph, with one recompile at the end.
 
@@ -158,6 +170,7 @@ def run_passes(
         verify: check after each pass that the graph is well formed and that everything
             promised so far holds, and compare outputs on `sample`.
         sample: inputs of the trial runs; what they write is restored.
+        validation: is shown the graph before the first pass and after each that changed it.
 
     Raises:
         InvariantError: a pass broke a property or changed the outputs; it and the passes
@@ -165,6 +178,8 @@ def run_passes(
     """
     records: list[PassRecord] = []
     watch = _Watch(gm, sample) if verify else None
+    if validation is not None:
+        validation.start(gm)
     with one_recompile(gm) as changes:
         place = len(changes)
         changes.append(True)  # until every pass has said that it changed nothing
@@ -176,6 +191,8 @@ def run_passes(
             elapsed = time.perf_counter() - start
             if watch is not None:
                 watch.after(entry, records)
+            if validation is not None and result.changed:
+                validation.after(entry.name, gm)
             records.append(PassRecord(entry.name, result.changed, result.notes, elapsed))
         changes[place] = any(record.changed for record in records)
     return tuple(records)

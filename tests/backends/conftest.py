@@ -1,6 +1,6 @@
 """An artifact that is any function of a call's leaves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,12 @@ class CallArtifact(Artifact):
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         with torch.no_grad():
             return pytree.tree_leaves(self.call(*leaves))
+
+    def reset(self) -> None:
+        """A function keeps nothing."""
+
+    def state(self) -> Mapping[str, Any]:
+        return {}
 
     def save(self, path: str | Path) -> None:
         raise AssertionError("not saved here")

@@ -218,7 +218,7 @@ def test_refusal_when_the_search_itself_fails_then_the_figure_stands_alone(
     def fail(*args: Any) -> None:
         raise ValueError("the search is broken")
 
-    monkeypatch.setattr("pt2e_quant.backends.gate.find_first_apart", fail)
+    monkeypatch.setattr("pt2e_quant.backends.judge_results.find_first_apart", fail)
     error = Faulty(plain_backend, partial(negate_layer, path="layers.2")).refusal(gm)
     assert "expected at least" in str(error)
     assert "apart" not in str(error)

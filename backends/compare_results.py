@@ -1,0 +1,105 @@
+"""Two results of one call, compared value by value: floats by SQNR, all else for equality."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.flow.sample import sqnr_db
+
+__all__ = ["Difference", "Results", "compare", "is_float", "name_results"]
+
+Results: TypeAlias = Mapping[str, Any]
+"""What a call gave: a name for each leaf of its result and for each buffer that it wrote."""
+
+_HUGE = torch.finfo(torch.float32).max / 2
+"""Floats from here on stand for infinity: masks are written with the largest finite number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How far one value is from what was expected.
+
+    Args:
+        ratio_db: SQNR of a float tensor, inf for all else; nan if the two cannot be compared.
+        wrong: the number of elements that differ, of a value that is no float tensor.
+        total: the number of its elements.
+        problem: why the two cannot be compared, "" if they can.
+    """
+
+    ratio_db: float = math.inf
+    wrong: int = 0
+    total: int = 1
+    problem: str = ""
+
+
+def name_results(capture: Capture, leaves: Sequence[Any]) -> dict[str, Any]:
+    """Name each leaf of a result by its place: `result`, `result[1]`, `result['logits']`.
+
+    Leaves beyond the captured ones, or a number that does not fit, are named by their index.
+    """
+    names: list[str] = []
+    if len(leaves) == capture.out_spec.num_leaves:
+        tree = capture.unflatten_output(range(len(leaves)))
+        paths = {leaf: path for path, leaf in pytree.tree_flatten_with_path(tree)[0]}
+        names = ["result" + pytree.keystr(paths[i]) for i in range(len(leaves)) if i in paths]
+    if len(names) != len(leaves):
+        names = [f"result leaf {i}" for i in range(len(leaves))]
+    return dict(zip(names, leaves, strict=True))
+
+
+def is_float(value: Any) -> bool:
+    """Whether a value is judged by its SQNR."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def compare(expected: Any, found: Any) -> Difference:
+    """How far a found value is from an expected one."""
+    if not isinstance(expected, Tensor):
+        return _compare_numbers(expected, found)
+    if not isinstance(found, Tensor):
+        return _incomparable(f"a {type(found).__name__} instead of a tensor")
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return _incomparable(
+            f"{_shown(found)} instead of {_shown(expected)}",
+        )
+    if expected.layout != torch.strided:
+        return Difference()
+    there, here = expected.detach().cpu(), found.detach().cpu()
+    if not expected.is_floating_point():
+        wrong = int((there != here).sum())
+        return Difference(wrong=wrong, total=expected.numel())
+    if not torch.equal(there.isnan(), here.isnan()):
+        return _incomparable("NaN in other places")
+    if not torch.equal(_infinite(there), _infinite(here)):
+        return _incomparable("infinity in other places")
+    finite = (there.abs() < _HUGE) & ~there.isnan()
+    return Difference(ratio_db=sqnr_db(there[finite], here[finite]), total=expected.numel())
+
+
+def _compare_numbers(expected: Any, found: Any) -> Difference:
+    if isinstance(found, Tensor) and found.numel() == 1:
+        found = found.item()
+    if isinstance(expected, float) and isinstance(found, float):
+        pair = (torch.tensor(v, dtype=torch.float64) for v in (expected, found))
+        return compare(*pair)
+    return Difference(wrong=int(bool(expected != found)))
+
+
+def _incomparable(problem: str) -> Difference:
+    return Difference(ratio_db=math.nan, problem=problem)
+
+
+def _infinite(value: Tensor) -> Tensor:
+    """-1, 0 or 1 for each element: whether it stands for an infinity, and which."""
+    return ((value >= _HUGE).int() - (value <= -_HUGE).int()) * ~value.isnan()
+
+
+def _shown(value: Tensor) -> str:
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}[{', '.join(str(s) for s in value.shape)}]"

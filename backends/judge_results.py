@@ -1,0 +1,170 @@
+"""Whether what an artifact gives is what its graph gives, but for rounding: result by result."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.backends.compare_results import Results, compare
+from pt2e_quant.backends.first_apart import FirstApart, LowerPart, find_first_apart
+from pt2e_quant.backends.run_calls import BUFFER
+from pt2e_quant.backends.trials import Trials
+from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.flow.sample import Sample
+
+__all__ = ["CEILING_DB", "DRAWS", "DRAW_MARGIN_DB", "FLOOR_DB", "Judge"]
+
+FLOOR_DB = 20.0
+"""The bound where the float result on the sample is not known."""
+
+CEILING_DB = 35.0
+"""No more is asked: 8-bit outputs that are all off by one step are 36 dB apart, and runtimes may
+round ties their own way."""
+
+DRAWS = 16
+"""Runs with rounding noise. An artifact that differs from the graph by rounding alone is one more
+draw of their distribution: it is further away than all of them once in 17 times at most."""
+
+DRAW_MARGIN_DB = 1.0
+"""How much further than the furthest draw is accepted: a quarter more noise energy. Where rounding
+is amplified to the full, draws lie within fractions of a dB, and so does an artifact."""
+
+_FRESH_MARGIN_DB = 3.0
+"""The same for the calls behind the sample's: they are many, and each may be the one in 17."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Judge:
+    """Compares results with the canonical graph's.
+
+    Args:
+        trials: the calls, and what the graph gives.
+        bounds: the least SQNR of each float result; FLOOR_DB for the others.
+        notes: what the report is to say.
+        lower_part: see `check_artifact`; None where a search could not see the fault.
+    """
+
+    trials: Trials
+    bounds: Mapping[str, float]
+    notes: list[str] = field(default_factory=list)
+    lower_part: LowerPart | None = None
+
+    def judge(self, at: int, found: Results, where: str) -> None:
+        """Compare all that one call gave.
+
+        Args:
+            at: the number of the call.
+            found: what the artifact gave; its buffers may be fewer than the graph's.
+            where: of the call, for the error.
+
+        Raises:
+            ArtifactError: naming the first result that is apart.
+        """
+        expected = self.trials.trials[at].results
+        results = [name for name in expected if not _is_buffer(name)]
+        for name in results:
+            if name not in found:
+                count = sum(not _is_buffer(n) for n in found)
+                raise _apart(where, f"{count} results, and no {name}")
+        for name in expected:
+            if name in found:
+                shown = f"{name} " if len(results) > 1 or _is_buffer(name) else ""
+                self._judge_one(at, name, found[name], where, shown)
+
+    def _judge_one(self, at: int, name: str, value: Any, where: str, shown: str) -> None:
+        expected = self.trials.trials[at].results[name]
+        difference = compare(expected, value)
+        if difference.wrong:
+            self._judge_integers(at, name, difference.wrong, where, shown, difference.total)
+        ratio = difference.ratio_db
+        bound, reason = self.bounds.get(name, FLOOR_DB), ""
+        if ratio < bound:
+            margin = _FRESH_MARGIN_DB if at else DRAW_MARGIN_DB
+            own = self._own_noise_db(at, name, ratio + margin)
+            if own - margin < bound:
+                bound = own - margin
+                reason = ", as far as float rounding alone moves this graph"
+                self._note(
+                    "this graph amplifies float rounding: computed with noise of the size of "
+                    f"rounding it differs from itself by {own:.1f} dB"
+                )
+        if difference.problem or ratio < bound:
+            apart = self._first_apart(at, name, value, bound)
+            text = f"{shown}SQNR {ratio:.1f} dB, expected at least {bound:.1f} dB{reason}"
+            if difference.problem:
+                text += f"; {difference.problem}"
+            raise _apart(where, text, apart, fix="lower(..., margin_db=…) to accept it, ")
+
+    def _judge_integers(
+        self, at: int, name: str, wrong: int, where: str, shown: str, total: int
+    ) -> None:
+        """Integers, bools and numbers: equal but for what flips where runtimes round their way."""
+        expected = self.trials.trials[at].results[name]
+        more = 10 ** ((_FRESH_MARGIN_DB if at else DRAW_MARGIN_DB) / 10)
+        most = 0
+        for draw in range(DRAWS):
+            noisy = self.trials.noisy(at, draw, is_disturbed=True)
+            most = max(most, int(compare(expected, noisy[name]).wrong * more))
+            if most >= wrong:
+                self._note(
+                    f"{name}: {wrong} of {total} values differ from the graph's, no more than "
+                    "where its sums and steps are rounded another way"
+                )
+                return
+        allowed = f"at most {most}, as many as flip where sums are rounded another way"
+        text = f"{shown}{wrong} of {total} values differ, expected {allowed if most else 'none'}"
+        raise _apart(where, text, self._last_node(name))
+
+    def _own_noise_db(self, at: int, name: str, enough_db: float) -> float:
+        """The least SQNR of the graph with rounding noise; no more draws once it is `enough_db`."""
+        expected, least = self.trials.trials[at].results[name], math.inf
+        for draw in range(DRAWS):
+            noisy = self.trials.noisy(at, draw, is_disturbed=False)
+            ratio = compare(expected, noisy[name]).ratio_db
+            least = min(least, -math.inf if math.isnan(ratio) else ratio)
+            if least <= enough_db:
+                break
+        return least
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _last_node(self, name: str) -> FirstApart | None:
+        """The node that gives a result, for what no search is made."""
+        node = self._leaf(name)
+        return FirstApart(text=f"it is {node.name}", node=node) if isinstance(node, Node) else None
+
+    def _leaf(self, name: str) -> Any:
+        """What the graph's output names in the place of a result; None for a buffer."""
+        names = [n for n in self.trials.trials[0].results if not _is_buffer(n)]
+        leaves = pytree.tree_leaves(self.trials.gm.graph.output_node().args[0])
+        return leaves[names.index(name)] if name in names and len(leaves) == len(names) else None
+
+    def _first_apart(self, at: int, name: str, value: Any, bound_db: float) -> FirstApart | None:
+        leaf = self._leaf(name)
+        if self.lower_part is None or not isinstance(leaf, Node):
+            return None
+        trial = self.trials.trials[at]
+        sample = Sample(leaves=trial.leaves, float_outputs=None)
+        pair = (trial.results[name], value)
+        try:
+            return find_first_apart(self.trials.gm, sample, leaf, pair, self.lower_part, bound_db)
+        except Exception:  # Whatever stops the search: the check failed, and that is the error.
+            return None
+
+
+def _is_buffer(name: str) -> bool:
+    return name.startswith(BUFFER)
+
+
+def _apart(where: str, text: str, apart: FirstApart | None = None, fix: str = "") -> ArtifactError:
+    return ArtifactError(
+        f"the artifact differs from the canonical graph{where}: {text}"
+        f"{f'; {apart.text}' if apart else ''}",
+        node=apart.node if apart else None,
+        fix=f"{fix}verify=False to look at it",
+    )

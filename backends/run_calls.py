@@ -1,0 +1,29 @@
+"""One call of an artifact for a check: copies of the inputs in, named results out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.compare_results import Results, name_results
+from pt2e_quant.backends.sample_run import copied_leaves
+
+__all__ = ["BUFFER", "run_artifact", "state_results"]
+
+BUFFER = "buffer "
+"""What the name of a written buffer begins with among the results of a call."""
+
+
+def run_artifact(artifact: Artifact, leaves: Sequence[Any]) -> Results:
+    """What an artifact gives at one call, and the buffers that it shows."""
+    found = list(artifact.run_leaves(copied_leaves(leaves)))
+    state = artifact.state()
+    return name_results(artifact.capture, copied_leaves(found) if state else found) | state_results(
+        state
+    )
+
+
+def state_results(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Buffers as results of a call, copied."""
+    return {f"{BUFFER}{name}": value.detach().clone() for name, value in state.items()}

@@ -1,0 +1,154 @@
+"""The calls that an artifact is checked with, and what the canonical graph makes of each."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.backends.compare_results import Results, is_float, name_results
+from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
+from pt2e_quant.backends.run_calls import state_results
+from pt2e_quant.backends.sample_run import copied_leaves
+from pt2e_quant.backends.trial_data import fresh_call
+from pt2e_quant.backends.trial_sizes import Sizes, Work, plan_sizes, sizes_of
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.one_thread import one_thread
+from pt2e_quant.core.qdq import required_attribute
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.calibrate import preserve_buffers
+from pt2e_quant.flow.input_ranges import input_ranges
+from pt2e_quant.flow.sample import Sample
+
+__all__ = ["Trial", "Trials"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trial:
+    """One call.
+
+    Args:
+        label: for errors, "" for the sample's own.
+        leaves: the inputs in placeholder order.
+        results: what the canonical graph gave.
+    """
+
+    label: str
+    leaves: tuple[Any, ...]
+    results: Results
+
+
+class Trials:
+    """Calls one after another, the sample first; buffers keep from call to call what they hold.
+
+    Args:
+        gm: the canonical graph; it is as before afterwards.
+        sample: the first call.
+        capture: of the artifact, whose sizes may be fewer than the graph's.
+    """
+
+    def __init__(self, gm: GraphModule, sample: Sample, capture: Capture) -> None:
+        self.gm = gm
+        self.trials: list[Trial] = []
+        self.skipped: list[str] = []
+        """What the graph itself refused, with its words."""
+        start = time.perf_counter()
+        with _as_it_was(gm):
+            for label, variants in _planned(gm, sample, capture):
+                self._add(label, variants)
+        self.seconds = time.perf_counter() - start
+        """What the graph took for all calls."""
+
+    def _add(self, label: str, variants: Sequence[Sequence[Any]]) -> None:
+        """Run the first variant of a call that the graph takes."""
+        refusal = ""
+        for leaves in variants:
+            kept = state_of(self.gm)
+            try:
+                results = _run(self.gm, leaves, _plain_call(self.gm))
+            except Exception as error:  # Whatever the graph raises: it does not take this call.
+                if not self.trials:
+                    raise
+                refusal = refusal or f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            else:
+                if not self.trials or not any(_has_nan(value) for value in results.values()):
+                    trial = Trial(label=label, leaves=tuple(leaves), results=results)
+                    self.trials.append(trial)
+                    return
+            _restore(self.gm, kept)
+        if refusal:
+            self.skipped.append(f"{label} is not checked: the graph itself stops there: {refusal}")
+
+    def noisy(self, at: int, draw: int, *, is_disturbed: bool) -> Results:
+        """What the graph gives at one call with noise, in all calls before it if it has state."""
+        call = partial(run_with_rounding_noise, self.gm, draw=draw, is_disturbed=is_disturbed)
+        first = 0 if capture_of(self.gm).mutated_buffers else at
+        with _as_it_was(self.gm):
+            found = [_run(self.gm, trial.leaves, call) for trial in self.trials[first : at + 1]]
+        return found[-1]
+
+
+def _planned(
+    gm: GraphModule, sample: Sample, capture: Capture
+) -> Iterator[tuple[str, list[Sequence[Any]]]]:
+    """A label for each call, and its leaves: with noise, and without should the graph refuse it."""
+    yield "", [sample.leaves]
+    known = sizes_of(capture, sample.leaves)
+    plan: Sequence[Sizes] = [] if known is None else plan_sizes(capture, Work(gm), known)
+    ranges = input_ranges(gm, sample.leaves)
+    for seed, sizes in enumerate(plan, start=1):
+        make = partial(fresh_call, capture, sample.leaves, ranges, sizes, seed)
+        made = [make(is_mixed=is_mixed) for is_mixed in (True, False)]
+        variants: list[Sequence[Any]] = [leaves for leaves in made if leaves is not None]
+        if variants:
+            yield _label(capture, variants[0]), variants
+
+
+def _label(capture: Capture, leaves: Sequence[Any]) -> str:
+    shown = [
+        f"{info.path} {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"{info.path} {leaf}"
+        for info, leaf in zip(capture.inputs, leaves, strict=True)
+        if isinstance(leaf, Tensor) or info.value is not None
+    ]
+    return ", ".join(shown[:4]) + (", …" if len(shown) > 4 else "")
+
+
+def _plain_call(gm: GraphModule) -> Callable[..., Any]:
+    capture = capture_of(gm)
+    return lambda *leaves: gm(*capture.positional(leaves))
+
+
+def _run(gm: GraphModule, leaves: Sequence[Any], call: Callable[..., Any]) -> dict[str, Any]:
+    capture = capture_of(gm)
+    found = copied_leaves(
+        pytree.tree_leaves(call(*copied_leaves(leaves)), is_leaf=lambda value: value is None)
+    )
+    return name_results(capture, found) | state_results(state_of(gm))
+
+
+def state_of(gm: GraphModule) -> dict[str, Tensor]:
+    """Copies of the buffers that a call of a graph writes."""
+    names = capture_of(gm).mutated_buffers
+    return {name: required_attribute(gm, name).detach().clone() for name in names}
+
+
+def _restore(gm: GraphModule, state: dict[str, Tensor]) -> None:
+    for name, value in state.items():
+        required_attribute(gm, name).copy_(value)
+
+
+def _has_nan(value: Any) -> bool:
+    return is_float(value) and bool(value.isnan().any())
+
+
+@contextmanager
+def _as_it_was(gm: GraphModule) -> Iterator[None]:
+    """Run a graph on one thread; its buffers are as before behind the block."""
+    with torch.no_grad(), one_thread(), preserve_buffers(gm, capture_of(gm)):
+        yield
