@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends import registry
 from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.cpu import lower, place_by_speed
 from pt2e_quant.backends.gate import check_artifact, choose_sample
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.capture import Capture
@@ -65,18 +66,22 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="pt2e_quant_tests_")
         config.add_cleanup(folder.cleanup)
         os.environ[verdicts.CACHE_VARIABLE] = folder.name
+    # Processes that tests start neither try nor time products: only tests of those do.
+    os.environ.setdefault(verdicts.TRIALS_VARIABLE, "0")
 
 
 @pytest.fixture(autouse=True)
 def tried_here(monkeypatch):
     """Products are tried in this process: a child for each new shape would take seconds."""
     monkeypatch.setattr(verdicts, "run_in_child", run_here)
+    monkeypatch.setattr(lower, "are_tried", lambda: True)
 
 
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch):
     """Tiny shapes are lowered whatever was measured on this machine."""
     monkeypatch.setattr(speed, "measured_here", lambda op: {})
+    monkeypatch.setattr(place_by_speed, "times_of", lambda products: {})
 
 
 class PlainArtifact(Artifact):

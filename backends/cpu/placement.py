@@ -14,7 +14,7 @@ from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.kernels.conditions import BETWEEN_INTEGERS, KEEP_FLOAT
 
-__all__ = ["place_movers"]
+__all__ = ["place_movers", "runs_in_integers"]
 
 _REASON = "not between operators that take and give integers"
 
@@ -28,7 +28,7 @@ def place_movers(gm: GraphModule) -> PassResult:
     """
     for node in gm.graph.nodes:
         node.meta.pop(KEEP_FLOAT, None)
-    matches = find_matches(gm.graph, TABLE.patterns(), _runs)
+    matches = find_matches(gm.graph, TABLE.patterns(), runs_in_integers)
     made = _made_as_integers(gm, matches)
     read = _read_as_integers(matches, made)
     notes = []
@@ -39,7 +39,8 @@ def place_movers(gm: GraphModule) -> PassResult:
     return PassResult(changed=False, notes=tuple(notes))
 
 
-def _runs(row: OpRow, match: Match) -> bool:
+def runs_in_integers(row: OpRow, match: Match) -> bool:
+    """Whether a row would take a match of a float graph with static activations."""
     if any(accepted.is_dynamic for slot in row.slots for accepted in slot.accepts):
         return False  # what is quantized at run time is moved in float
     if any(slot.role is Role.INPUT and not slot.accepts for slot in row.slots):

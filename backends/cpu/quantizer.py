@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.cpu.place_by_speed import place_by_speed
 from pt2e_quant.backends.cpu.placement import place_movers
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.backends.no_recipe import no_recipe
@@ -171,11 +172,14 @@ def make_quantizer(recipe: str = "int8", registry: Registry = REGISTRY) -> Table
     is_forced = found.scheme is None and not onednn_is_exact()
     scheme = found.scheme or (INT8_REDUCED if is_forced else INT8)
     forced = (note_reduced_range,) if is_forced else ()
+    table = table_of(registry)
+    is_static = scheme.input is not None and not scheme.input.is_dynamic
+    timed = (place_by_speed(table),) if is_static else ()
     return TableQuantizer(
-        table_of(registry),
+        table,
         scheme,
         observers=found.observers,
-        transforms=(products_as_linears, *found.transforms, place_movers, *forced),
+        transforms=(products_as_linears, *found.transforms, *timed, place_movers, *forced),
         algorithms=found.algorithms,
         rules=found.rules,
         recurrent=_recurrent_form,

@@ -13,10 +13,21 @@ from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.measured import read_measured
 
-__all__ = ["SHAPE_CLASS_KEY", "cpu_slug", "measured_here", "not_slower", "whatever_measured"]
+__all__ = [
+    "SHAPE_CLASS_KEY",
+    "SLOWER_KEY",
+    "cpu_slug",
+    "is_judged",
+    "measured_here",
+    "not_slower",
+    "whatever_measured",
+]
 
 SHAPE_CLASS_KEY = "pt2e_quant.shape_class"
 """Key of a fused call's `node.meta`: the class of sizes that its measured ratio is kept by."""
+
+SLOWER_KEY = "pt2e_quant.cpu.slower"
+"""Key of an operator's `node.meta`: it was timed on this machine, and is slower in integers."""
 
 _TEXT = "a shape class that measured no slower than float here"
 _FIX = (
@@ -65,9 +76,16 @@ def not_slower(op: str, shape_class: Callable[[Match], str]) -> Constraint:
     def holds(match: Match) -> bool:
         if _is_quantized(match):
             return True
+        if SLOWER_KEY in match.nodes["op"].meta:
+            return False
         return measured_here(op).get(shape_class(match), 1.0) >= 1.0
 
     return Constraint(text=_TEXT, holds=holds, fix=_FIX)
+
+
+def is_judged(row: OpRow) -> bool:
+    """Whether a row has `not_slower`."""
+    return any(c.text == _TEXT for c in row.constraints)
 
 
 def whatever_measured(row: OpRow) -> OpRow:

@@ -14,14 +14,13 @@ from typing import IO
 
 from pt2e_quant.kernels.product_trial.product import Product
 
-__all__ = ["COMMAND", "TrialError", "run_in_child"]
+__all__ = ["COMMAND", "TIME_COMMAND", "TrialError", "run_in_child"]
 
-COMMAND = (
-    sys.executable,
-    "-c",
-    "from pt2e_quant.kernels.product_trial.run_here import serve; serve()",
-)
+_LOOP = "from pt2e_quant.kernels.product_trial.run_here import {0}; {0}()"
+COMMAND = (sys.executable, "-c", _LOOP.format("serve"))
 """What runs in the child: products on its standard input, reports on its standard output."""
+TIME_COMMAND = (sys.executable, "-c", _LOOP.format("serve_times"))
+"""The same to time them: what is reported is `Times.text`."""
 
 _START_S = 180.0
 """Importing torch takes seconds, on a busy machine many."""

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,14 +14,29 @@ import torch
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 from pt2e_quant.kernels.product_trial.product import Product
-from pt2e_quant.kernels.product_trial.run_in_child import TrialError, run_in_child
+from pt2e_quant.kernels.product_trial.run_in_child import (
+    COMMAND,
+    TIME_COMMAND,
+    TrialError,
+    run_in_child,
+)
+from pt2e_quant.kernels.product_trial.time_product import Times, read_times
 
-__all__ = ["CACHE_VARIABLE", "TRIALS_VARIABLE", "are_tried", "cache_file", "verdicts_of"]
+__all__ = [
+    "CACHE_VARIABLE",
+    "TRIALS_VARIABLE",
+    "are_tried",
+    "cache_file",
+    "times_of",
+    "verdicts_of",
+]
 
 CACHE_VARIABLE = "PT2E_QUANT_CACHE"
 """Environment variable: the folder to keep verdicts in, instead of the user's cache folder."""
 TRIALS_VARIABLE = "PT2E_QUANT_TRIALS"
-"""Environment variable: "0" lowers products untried."""
+"""Environment variable: "0" lowers products untried, and untimed."""
+_TIMED = "time "
+"""In front of a product's key where its times are kept."""
 _FORM = 1
 """Changes where a product is tried otherwise, so that what was found before does not count."""
 
@@ -43,18 +58,42 @@ def verdicts_of(products: Iterable[Product]) -> tuple[Mapping[Product, str], str
     Returns:
         Reasons by product, and why nothing could be tried, "" if it could.
     """
-    wanted = {product.key: product for product in products}
+    try:
+        return _known(products, COMMAND, "", is_whole=True), ""
+    except TrialError as error:
+        return _known(products, COMMAND, "", is_whole=False), str(error)
+
+
+def times_of(products: Iterable[Product]) -> Mapping[Product, Times]:
+    """How long each product takes here; without those that could not be timed."""
+    try:
+        found = _known(products, TIME_COMMAND, _TIMED, is_whole=True)
+    except TrialError:
+        found = _known(products, TIME_COMMAND, _TIMED, is_whole=False)
+    times = {product: read_times(text) for product, text in found.items()}
+    return {product: time for product, time in times.items() if time is not None}
+
+
+def _known(
+    products: Iterable[Product], command: Sequence[str], prefix: str, *, is_whole: bool
+) -> dict[Product, str]:
+    """What a child reports of products, from the file or asked for now and kept.
+
+    Args:
+        products: of which.
+        command: of the child.
+        prefix: of the file's keys.
+        is_whole: ask for those that the file does not have; else they have "".
+    """
+    wanted = {prefix + product.key: product for product in products}
     known = _read(cache_file())
     unknown = [product for key, product in wanted.items() if key not in known]
-    if not unknown:
-        return {product: known[key] for key, product in wanted.items()}, ""
-    try:
-        found = run_in_child(unknown)
-    except TrialError as error:
-        return {product: known.get(key, "") for key, product in wanted.items()}, str(error)
-    known |= {product.key: reason for product, reason in found.items()}
-    _add({product.key: reason for product, reason in found.items()})
-    return {product: known[key] for key, product in wanted.items()}, ""
+    if unknown and is_whole:
+        found = run_in_child(unknown, command=command)
+        added = {prefix + product.key: text for product, text in found.items()}
+        known |= added
+        _add(added)
+    return {product: known.get(key, "") for key, product in wanted.items()}
 
 
 @cache

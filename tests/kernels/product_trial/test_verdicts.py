@@ -16,7 +16,7 @@ def tried(monkeypatch, tmp_path):
     """The products that a child was asked for; B is wrong."""
     asked = []
 
-    def run(products):
+    def run(products, *, command):
         asked.append(list(products))
         return {product: "wrong" if product == B else "" for product in products}
 
@@ -58,7 +58,7 @@ def test_cache_when_the_machine_is_another_then_another_file(tried, monkeypatch)
 def test_products_when_no_child_can_run_then_taken_with_the_reason(tried, monkeypatch):
     verdicts.verdicts_of([B])
 
-    def run(products):
+    def run(products, *, command):
         raise TrialError("no processes here")
 
     monkeypatch.setattr(verdicts, "run_in_child", run)
