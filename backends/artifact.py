@@ -9,8 +9,9 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.generate import generate
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError, InputError, MissingExtraError
+from pt2e_quant.core.errors import ArtifactError, MissingExtraError
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.report import Report
 from pt2e_quant.flow.table_quantizer import TableQuantizer
@@ -38,17 +39,49 @@ class Artifact(ABC):
         """Run a call of the float model: its own arguments in, its own result structure out.
 
         Raises:
-            InputError: the inputs do not fit the captured graph, or hold no data.
+            InputError: the inputs do not fit the captured graph.
         """
-        leaves = self.capture.bind(args, kwargs)
-        for info, leaf in zip(self.capture.inputs, leaves, strict=True):
-            # A runtime would read where nothing is.
-            if isinstance(leaf, Tensor) and leaf.is_meta:
-                raise InputError(
-                    f'input "{info.path}" is on the meta device: it has no data',
-                    fix="give a tensor with values, on the CPU",
-                )
-        return self.capture.unflatten_output(self.run_leaves(leaves))
+        return self.capture.unflatten_output(self.run_leaves(self.capture.bind(args, kwargs)))
+
+    def generate(
+        self,
+        ids: Tensor,
+        *,
+        max_new_tokens: int,
+        eos_token_id: int | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> Tensor:
+        """Go on with a text, with a language model that `pq.export_causal_lm` exported.
+
+        Starts with an empty cache and leaves an empty one.
+
+        Args:
+            ids: int64[1, T], the prompt; longer ones than one call takes are given in parts.
+            max_new_tokens: how many tokens to add at most.
+            eos_token_id: stop behind this token.
+            temperature: 0 takes the most likely token; above, tokens are drawn.
+            seed: of the draws.
+
+        Returns:
+            int64[1, T + new]: the prompt and what follows it.
+
+        Raises:
+            InputError: the program is no such model, or its cache holds fewer tokens.
+        """
+        self.reset()
+        try:
+            return generate(
+                lambda part, positions: self.run(part, positions),
+                self.capture,
+                ids,
+                max_new_tokens=max_new_tokens,
+                eos_token_id=eos_token_id,
+                temperature=temperature,
+                seed=seed,
+            )
+        finally:
+            self.reset()
 
     @abstractmethod
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:

@@ -33,7 +33,7 @@ from benchmarks.measure import Latency, interleave
 from benchmarks.ours import LABEL
 from benchmarks.results import write_results
 from benchmarks.runtimes import Program, Runtime
-from examples.cached_llama import empty_cache
+from pt2e_quant.flow.causal_lm import empty_cache
 
 RECIPES = {
     # XNNPACK multiplies 4-bit groups by int8 activations alone

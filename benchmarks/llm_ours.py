@@ -13,7 +13,7 @@ from benchmarks.measure import Stopwatch
 from benchmarks.ours import BACKENDS, LABEL, through_file
 from benchmarks.peers_low_bit import Exporter
 from benchmarks.runtimes import Program, Runtime
-from examples.cached_llama import Step, carry_cache, empty_cache, export_llama
+from pt2e_quant.flow.causal_lm import Step, carry_cache, empty_cache, export_causal_lm
 
 PROMPT = 64
 """The longest call in tokens; a prompt of this length is what is timed."""
@@ -28,12 +28,14 @@ def context_of(model: LlamaForCausalLM) -> int:
 
 def export_with_state(model: LlamaForCausalLM) -> ExportedProgram:
     """Export with the cache as buffers, as ExecuTorch keeps it."""
-    return export_llama(model, context=context_of(model), with_state=True, longest=PROMPT)
+    return export_causal_lm(model, max_length=context_of(model), with_state=True, max_prompt=PROMPT)
 
 
 def export_without_state(model: LlamaForCausalLM) -> ExportedProgram:
     """Export with the cache as inputs and outputs, as ONNX Runtime needs it."""
-    return export_llama(model, context=context_of(model), with_state=False, longest=PROMPT)
+    return export_causal_lm(
+        model, max_length=context_of(model), with_state=False, max_prompt=PROMPT
+    )
 
 
 def prompt_of_zeros() -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
 from benchmarks.measure import sqnr_db
-from examples.cached_llama import Step
+from pt2e_quant.flow.causal_lm import Step
 
 
 @dataclass(frozen=True, slots=True)

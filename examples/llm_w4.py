@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 
 import torch
-from cached_llama import Step, export_llama
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pt2e_quant as pq
+from pt2e_quant.flow.causal_lm import Step, export_causal_lm
 
 MAX_PERPLEXITY_RATIO = 1.05
 RECIPES = {"xnnpack": "a8w4_g32", "onnx": "w4_g32"}
@@ -74,7 +74,7 @@ def quantize(model: LlamaForCausalLM, name: str, folder: Path) -> tuple[Step, in
     """Return a file's step and its bytes; no calibration: weights need no data."""
     backend = pq.backends.get(name)
     sample = (torch.arange(PROMPT)[None], torch.arange(PROMPT))
-    ep = export_llama(model, context=CONTEXT, with_state=True)
+    ep = export_causal_lm(model, max_length=CONTEXT, with_state=True)
     prepared = pq.prepare_pt2e(ep, backend.quantizer(RECIPES[name]))
     path = folder / f"llama_w4{backend.suffix}"
     backend.lower(pq.convert_pt2e(prepared), sample).save(path)
@@ -88,7 +88,7 @@ def main(steps: int, folder: Path) -> bool:
     model = train_llama(training, steps)
     with torch.no_grad():
         before = perplexity(
-            export_llama(model, context=CONTEXT, with_state=True).module(), held_out
+            export_causal_lm(model, max_length=CONTEXT, with_state=True).module(), held_out
         )
     parameters = sum(p.numel() for p in model.parameters())
     table = Table("runtime", "recipe", "perplexity", "in 4 bits", "KiB", "bits a parameter")

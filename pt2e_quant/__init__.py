@@ -6,6 +6,7 @@ from pt2e_quant.core.errors import Pt2eQuantError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.archive.program import load, save
 from pt2e_quant.flow.calibrate import calibrate
+from pt2e_quant.flow.causal_lm import export_causal_lm
 from pt2e_quant.flow.convert import convert_pt2e
 from pt2e_quant.flow.encodings.export_file import export_encodings
 from pt2e_quant.flow.encodings.import_file import import_encodings
@@ -22,6 +23,7 @@ __all__ = [
     "backends",
     "calibrate",
     "convert_pt2e",
+    "export_causal_lm",
     "export_encodings",
     "import_encodings",
     "load",

@@ -174,6 +174,11 @@ def _way_out(error: Exception) -> str:
             "a captured graph has no branch on a tensor's value: use torch.where or torch.cond; "
             "torch.export.draft_export(model, args) lists every such place"
         )
+    if "DynamicCache" in str(error) or "past_key_values" in str(error):
+        return (
+            "a language model that generates: program = pq.export_causal_lm(model, max_length=…), "
+            "then quantize(program, …); one that only reads: set model.config.use_cache = False"
+        )
     if "dynamic_shapes" in str(error):
         return "name forward's parameters in dynamic_shapes, or give a tuple in their order"
     return "see that model(*args, **kwargs) runs, and then torch.export.export(model, args, kwargs)"

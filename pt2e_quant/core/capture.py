@@ -6,7 +6,7 @@ every later step can rebuild inputs and dynamic shapes without the user's help.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -77,6 +77,7 @@ class Capture:
         inputs: the leaves of the call, in order.
         dims: symbol to its range.
         mutated_buffers: names of the buffers that a call writes.
+        state_shapes: shapes of these buffers, by the names that the model gives them.
     """
 
     arg_names: tuple[str, ...]
@@ -85,6 +86,7 @@ class Capture:
     inputs: tuple[InputInfo, ...]
     dims: Mapping[str, DimRange]
     mutated_buffers: tuple[str, ...] = ()
+    state_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Any]:
         """The leaves of a call in placeholder order, checked.
@@ -165,12 +167,6 @@ class Capture:
             raise InputError(
                 f"{where} must be a tensor, found {type(leaf).__name__}",
                 fix=f"torch.as_tensor({info.path})",
-            )
-        if leaf.layout is not torch.strided:
-            layout = str(leaf.layout).removeprefix("torch.")
-            raise InputError(
-                f"{where} is a {layout} tensor, expected a dense one",
-                fix=f"{info.path}.to_dense()",
             )
         dtype = str(leaf.dtype).removeprefix("torch.")
         if dtype != info.dtype:
@@ -297,6 +293,7 @@ class Capture:
                 "inputs": [asdict(i) for i in self.inputs],
                 "dims": {symbol: asdict(limits) for symbol, limits in self.dims.items()},
                 "mutated_buffers": self.mutated_buffers,
+                "state_shapes": self.state_shapes,
             }
         )
 
@@ -319,6 +316,7 @@ class Capture:
                 ),
                 dims={symbol: DimRange(**limits) for symbol, limits in data["dims"].items()},
                 mutated_buffers=tuple(data["mutated_buffers"]),
+                state_shapes={name: tuple(s) for name, s in data["state_shapes"].items()},
             )
         except NotImplementedError as error:  # torch's word for a class it does not know
             raise InputError(

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture, DimRange, InputInfo, InputKind
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.qdq import required_attribute
 
 __all__ = ["CAPTURE_KEY", "capture_of", "dims_of", "rebuild_capture"]
 
@@ -49,6 +50,7 @@ def rebuild_capture(gm: GraphModule, mutated_buffers: Sequence[str] = ()) -> Cap
         inputs=inputs,
         dims=dims,
         mutated_buffers=tuple(mutated_buffers),
+        state_shapes={n: tuple(required_attribute(gm, n).shape) for n in mutated_buffers},
     )
 
 

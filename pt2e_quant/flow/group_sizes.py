@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from pt2e_quant.core.errors import AnnotationError
 from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.core.specs import EdgeOrNode
 
-__all__ = ["check_groups", "group_size_of"]
+__all__ = ["UndividedError", "check_groups", "group_size_of"]
 
 _SIZES = (256, 128, 64, 32, 16)
 """Group sizes that kernels take."""
@@ -21,23 +20,35 @@ def group_size_of(scheme: Scheme | None) -> int | None:
     return granularity.group_size if isinstance(granularity, PerGroup) else None
 
 
+class UndividedError(ValueError):
+    """Groups that do not divide a constant: the operator that reads it stays float.
+
+    Args:
+        reason: for the report.
+        fix: what to ask for instead.
+    """
+
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(reason)
+        self.fix = fix
+
+
 def check_groups(scheme: TensorScheme, places: Sequence[EdgeOrNode]) -> None:
-    """Refuse places whose last axis the groups of a scheme do not divide.
+    """Find places whose last axis the groups of a scheme do not divide.
 
     Raises:
-        AnnotationError: naming the constant, its reader and the fix.
+        UndividedError: naming the constant and the fix.
     """
     if not isinstance(scheme.granularity, PerGroup):
         return
     group_size, axis = scheme.granularity.group_size, scheme.granularity.axis
     what = "columns" if axis == -1 else f"entries along axis {axis}"
     for place in places:
-        source, user = (place, place) if isinstance(place, Node) else place
+        source = place if isinstance(place, Node) else place[0]
         columns = source.meta["val"].shape[axis]
         if columns % group_size:
-            raise AnnotationError(
+            raise UndividedError(
                 f"groups of {group_size} do not divide the {columns} {what} of {source.name}",
-                node=user,
                 fix=f"give its module a scheme {_nearest(group_size, columns)}, or "
                 "quantizer.pad_groups() (--pad-groups)",
             )

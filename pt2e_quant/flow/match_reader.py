@@ -10,7 +10,7 @@ from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.provenance import FloatRecord
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import EdgeOrNode
-from pt2e_quant.flow.group_sizes import check_groups
+from pt2e_quant.flow.group_sizes import UndividedError, check_groups
 from pt2e_quant.flow.rules import RuleBook
 from pt2e_quant.graph.masks import MaskInfo
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot, operator_name
@@ -58,7 +58,9 @@ class MatchReader:
             try:
                 found[slot.at] = slot, self._scheme_of(slot, match, scheme)
             except ValueError as error:
-                self.refuse(match, f"{self.table.backend} {row.name}: {error}", len(found))
+                reason = f"{self.table.backend} {row.name}: {error}"
+                fix = error.fix if isinstance(error, UndividedError) else ""
+                self.refuse(match, reason, len(found), fix)
                 return False
         if (broken := row.refusal(match)) is not None:
             reason = f"{self.table.backend} {row.name} needs: {broken.text}"

@@ -193,8 +193,7 @@ class TableQuantizer(Quantizer):
         """Write an annotation on every node that a row takes and a rule asks for.
 
         Raises:
-            AnnotationError: a rule selects nothing in this graph, or the groups of a scheme do
-                not divide a weight.
+            AnnotationError: a rule selects nothing in this graph.
         """
         nodes = [n for n in model.graph.nodes if _computes_float(n)]
         book = RuleBook(self.rules)

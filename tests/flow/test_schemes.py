@@ -90,18 +90,27 @@ def test_records_when_dynamic_and_grouped_then_say_so():
     assert provenance.tensor("input_1").is_dynamic
 
 
-def test_groups_when_they_do_not_divide_then_refused_with_node_and_fix():
-    model, inputs = model_and_input(columns=40)
-    scheme = scheme_named("w4_g32")
+def test_groups_when_they_divide_no_weight_then_refused_with_node_and_fix():
+    program = torch.export.export(torch.nn.Sequential(torch.nn.Linear(40, 8)), (torch.ones(2, 40),))
     with pytest.raises(AnnotationError, match="groups of 32 do not divide the 40 columns") as error:
-        pq.prepare_pt2e(torch.export.export(model, inputs), quantizer_of(scheme))
+        pq.prepare_pt2e(program, quantizer_of(scheme_named("w4_g32")))
     assert "linear" in str(error.value)
     assert 'of whole rows ("w4", "a8w4", …), or quantizer.pad_groups()' in str(error.value.fix)
 
 
+def test_groups_when_they_divide_one_of_two_weights_then_the_other_is_float_with_the_fix():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 40), torch.nn.Linear(40, 8)).eval()
+    program = torch.export.export(model, (torch.randn(2, 64),))
+    quantized = pq.convert_pt2e(pq.prepare_pt2e(program, quantizer_of(scheme_named("w4_g32"))))
+    provenance = pq.provenance_of(quantized)
+    assert provenance.tensor("0.weight").group_size == 32
+    (left,) = [r for r in provenance.floats if r.node == "linear_1"]
+    assert "groups of 32 do not divide the 40 columns" in left.reason
+    assert "quantizer.pad_groups()" in left.fix
+
+
 def test_groups_when_smaller_ones_divide_then_those_are_offered():
-    model, inputs = model_and_input(columns=96)
-    program = torch.export.export(model, inputs)
+    program = torch.export.export(torch.nn.Sequential(torch.nn.Linear(96, 8)), (torch.ones(2, 96),))
     with pytest.raises(AnnotationError, match="groups of 128 do not divide the 96") as error:
         pq.prepare_pt2e(program, quantizer_of(scheme_named("w4_g128")))
     assert 'of groups of 32 ("…_g32")' in str(error.value.fix)

@@ -24,7 +24,7 @@ from benchmarks.llama_model import (
     trained_llama,
 )
 from benchmarks.llm_quality import predict
-from examples.cached_llama import Step, carry_cache, empty_cache, export_llama
+from pt2e_quant.flow.causal_lm import Step, carry_cache, empty_cache, export_causal_lm
 
 EXTRAS = {"xnnpack": "executorch", "onnx": "onnxruntime"}
 SHAPE = LlamaShape(
@@ -83,7 +83,9 @@ def lowered(request, model) -> Lowered:
         pytest.skip(f"needs {EXTRAS[name]}")
     backend = pq.backends.get(name)
     with_state = name == "xnnpack"
-    ep = export_llama(model, context=SHAPE.context, with_state=with_state, longest=LONGEST)
+    ep = export_causal_lm(
+        model, max_length=SHAPE.context, with_state=with_state, max_prompt=LONGEST
+    )
     quantized = pq.convert_pt2e(pq.prepare_pt2e(ep, backend.quantizer(recipe)))
     sample = (tokens(LONGEST, seed=1)[None], torch.arange(LONGEST))
     if not with_state:
@@ -93,7 +95,9 @@ def lowered(request, model) -> Lowered:
 
 @pytest.mark.parametrize("with_state", [True, False])
 def test_export_when_run_token_by_token_then_equal_to_the_model_without_cache(model, with_state):
-    ep = export_llama(model, context=SHAPE.context, with_state=with_state, longest=LONGEST)
+    ep = export_causal_lm(
+        model, max_length=SHAPE.context, with_state=with_state, max_prompt=LONGEST
+    )
     run = ep.module()
     step = run if with_state else carry_cache(run, empty_cache(model, SHAPE.context))
     window = tokens(40)

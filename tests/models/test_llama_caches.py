@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from benchmarks.llama_model import LlamaShape, random_llama
 from benchmarks.llm_quality import predict
-from examples.cached_llama import export_llama
+from pt2e_quant.flow.causal_lm import export_causal_lm
 
 SHAPE = LlamaShape(
     layers=1, width=128, heads=4, kv_heads=2, intermediate=256, vocabulary=256, context=48
@@ -55,8 +55,8 @@ def test_llama_when_its_cache_is_quantized_then_as_its_graph_for_any_prompt(name
     quantizer = backend.quantizer(RECIPES[name])
     quantizer.finishing += (quantize_caches(bits),)
     with torch.no_grad():
-        ep = export_llama(
-            random_llama(SHAPE), context=SHAPE.context, with_state=True, longest=LONGEST
+        ep = export_causal_lm(
+            random_llama(SHAPE), max_length=SHAPE.context, with_state=True, max_prompt=LONGEST
         )
         gm = pq.convert_pt2e(pq.prepare_pt2e(ep, quantizer))
         sample = tokens(LONGEST, seed=1)[None], torch.arange(LONGEST)

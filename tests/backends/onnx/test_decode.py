@@ -14,8 +14,8 @@ import onnx
 
 import pt2e_quant as pq
 from benchmarks.llama_model import LlamaShape, random_llama
-from examples.cached_llama import carry_cache, empty_cache, export_llama
 from pt2e_quant.backends.onnx.runtime import open_session
+from pt2e_quant.flow.causal_lm import carry_cache, empty_cache, export_causal_lm
 
 BACKEND = pq.backends.get("onnx")
 LAYERS, LONGEST = 2, 8
@@ -35,7 +35,7 @@ def llama() -> Any:
     torch.manual_seed(0)
     model = random_llama(SHAPE)
     with torch.no_grad():
-        ep = export_llama(model, context=SHAPE.context, with_state=False, longest=LONGEST)
+        ep = export_causal_lm(model, max_length=SHAPE.context, with_state=False, max_prompt=LONGEST)
     return model, pq.convert_pt2e(pq.prepare_pt2e(ep, BACKEND.quantizer("w8")))
 
 
