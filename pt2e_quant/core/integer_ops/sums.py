@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pt2e_quant.core.integer_ops.calls import Call, Value, cast, widen
+from pt2e_quant.core.integer_ops.calls import Call, Value, cast, out_dtype, widen
 from pt2e_quant.core.integer_ops.requantize import OutputRange
 
 __all__ = ["CommonShift", "add", "add_up", "common_shift"]
@@ -71,7 +71,7 @@ def add(
     """
     pairs = zip((x, y), zero_points, storages, (factors.first, factors.second), strict=True)
     left, right = (
-        call(_aten.mul.Tensor, cast(call, widen(call, v, zero, kind), torch.int64), factor)
+        call(out_dtype, _aten.mul.Tensor, torch.int64, widen(call, v, zero, kind), factor)
         for v, zero, kind, factor in pairs
     )
     total = call(_aten.add.Tensor, left, right)
