@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.generate import generate
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, MissingExtraError
+from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.report import Report
 from pt2e_quant.flow.table_quantizer import TableQuantizer
@@ -34,6 +35,7 @@ class Artifact(ABC):
     def __init__(self, capture: Capture, report: Report) -> None:
         self.capture = capture
         self.report = report
+        report.inputs = shown_sizes(capture)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call of the float model: its own arguments in, its own result structure out.

@@ -14,6 +14,7 @@ from pt2e_quant.backends.gate import choose_sample
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.sample_run import run_graph
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate import calibrate, preserve_buffers
 from pt2e_quant.flow.convert import convert_pt2e
@@ -39,6 +40,7 @@ def quantize(
     inputs: InputPick | None = None,
     search: str | None = None,
     pad_groups: bool = False,
+    max_sizes: MaxSizes | None = None,
     strict: bool = True,
     verify: Verify = True,
     validate: bool = False,
@@ -63,6 +65,8 @@ def quantize(
             by default.
         pad_groups: pad linears with zero columns where the recipe's groups do not divide their
             weights, instead of refusing them.
+        max_sizes: the largest size of dynamic dimensions that the export has not bounded, by input
+            and dimension: {"x": {0: 64}}. A .pte plans its memory for them.
         strict: make errors of what the report would warn of.
         verify: run the artifact against the quantized graph, at several sizes of each dynamic
             dimension; "process": also saved, loaded and run in a new process, so that a crash of
@@ -90,6 +94,7 @@ def quantize(
         quantizer.pad_groups()
     program = _export(model, args, kwargs, dynamic_shapes)
     prepared = prepare_pt2e(program, quantizer, strict=strict)
+    limit_graph(prepared, max_sizes or {})
     if calibration_data is not None:
         calibrate(prepared, calibration_data, inputs=inputs, progress=progress)
     # Calibration keeps a sample of its own for the check; without, the user's is better than noise.

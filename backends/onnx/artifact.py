@@ -13,6 +13,7 @@ from torch import Tensor
 from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.runtime import open_session, run_session, run_with_state, to_ort
+from pt2e_quant.core.checksum import check_sum, has_sum
 from pt2e_quant.core.errors import ArtifactError
 
 __all__ = ["OnnxArtifact", "read_artifact"]
@@ -97,12 +98,15 @@ def read_artifact(path: Path, *, threads: int = 0) -> OnnxArtifact:
         ArtifactError: the file is missing, damaged or not one of ours.
     """
     model = read_file(path)
+    if has_sum(model):
+        check_sum(model, path)
     try:
         session = open_session(model, threads=threads)
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error.what}", fix="give an .onnx file") from error
     properties = session.get_modelmeta().custom_metadata_map
     metadata = Metadata.from_properties(properties, str(path), _constants(model))
+    check_sum(model, path)
     return OnnxArtifact(model, metadata, session=session, threads=threads)
 
 

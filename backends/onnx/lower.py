@@ -23,6 +23,7 @@ from pt2e_quant.backends.onnx.runtime import optimize
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.number_formats import float_format
 from pt2e_quant.core.read_capture import capture_of
@@ -112,7 +113,7 @@ def _nearest(wanted: Wanted) -> str:
 
 def _with_metadata(model: ir.Model, metadata: Metadata) -> bytes:
     model.metadata_props.update(metadata.to_properties(model.graph.initializers))
-    return _serialize(model)
+    return write_sum(_serialize(model))
 
 
 def _serialize(model: ir.Model) -> bytes:

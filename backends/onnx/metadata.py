@@ -11,6 +11,7 @@ from pt2e_quant.backends.onnx.carry_state import StateTensor
 from pt2e_quant.backends.onnx.results import ResultKind, ResultLeaf, join_results
 from pt2e_quant.backends.onnx.stored_provenance import pack_provenance, unpack_provenance
 from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.checksum import BLANK
 from pt2e_quant.core.errors import ArtifactError, InputError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.flow.report import Island, Report
@@ -46,6 +47,7 @@ class Metadata:
         """As the string properties of an ONNX model that has these constants."""
         texts = {
             "version": _VERSION,
+            "checksum": BLANK,
             "capture": self.capture.to_json(),
             "results": json.dumps([asdict(leaf) for leaf in self.results]),
             "state": json.dumps([tensor.to_json() for tensor in self.state]),

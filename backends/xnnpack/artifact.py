@@ -22,6 +22,7 @@ from pt2e_quant.backends.xnnpack.metadata import (
     unpack_provenance,
 )
 from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.checksum import check_sum, has_sum
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
 from pt2e_quant.flow.report import Report
 
@@ -116,6 +117,7 @@ def load(path: str | Path) -> XnnpackArtifact:
         ArtifactError: the file is missing, damaged or not one of ours.
     """
     pte = read_file(path)
+    _check_bytes(pte, path)
     try:
         program = load_program(pte)
         names = set(program.method_names)
@@ -141,6 +143,27 @@ def load(path: str | Path) -> XnnpackArtifact:
     artifact = XnnpackArtifact(pte, capture, report)
     count_operators(report, artifact.contents())
     return artifact
+
+
+_MAGIC = b"ET"
+"""In a program's first bytes, at 4: the format's name without its version."""
+
+
+def _check_bytes(pte: bytes, path: str | Path) -> None:
+    """Refuse what is not as it was written before the runtime, which trusts it, reads it.
+
+    Raises:
+        ArtifactError: the file is damaged or not one of ours.
+    """
+    if has_sum(pte):
+        check_sum(pte, path)
+    elif pte[4:6] != _MAGIC:
+        raise ArtifactError(f'"{path}" is no ExecuTorch program', fix="give a .pte file")
+    else:
+        raise ArtifactError(
+            f'"{path}" holds no checksum: it was not written by this package, or is damaged',
+            fix="run it with executorch.runtime, or lower the model again",
+        )
 
 
 def _returned(program: Program, method: str) -> bytes:

@@ -14,6 +14,7 @@ from pt2e_quant.backends.xnnpack.quantizer import make_quantizer
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.core.errors import MissingExtraError
+from pt2e_quant.core.max_sizes import MaxSizes
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 
@@ -56,6 +57,7 @@ class XnnpackBackend(Backend):
         margin_db: float = 6.0,
         validate: bool = False,
         portable_only: bool = False,
+        max_sizes: MaxSizes | None = None,
     ) -> Artifact:
         """Canonical graph to an ExecuTorch program; see `Backend.lower`.
 
@@ -68,11 +70,15 @@ class XnnpackBackend(Backend):
                 is to the float graph.
             validate: see `Backend.lower`.
             portable_only: use only ExecuTorch's portable operators outside of the delegate.
+            max_sizes: the largest size of dynamic dimensions, by input and dimension,
+                {"x": {0: 64}}; the program's own bounds by default.
 
         Raises:
             InvariantError: the graph is not canonical.
             ArtifactError: the artifact fails its check.
-            UnsupportedError: strict, and an operator of the table went back to float.
+            ConfigError: `max_sizes` names what there is not.
+            UnsupportedError: a dimension has no upper bound; or strict, and an operator of the
+                table went back to float.
             MissingExtraError: executorch is not installed.
         """
         lowering = _with_executorch("lower")
@@ -85,6 +91,7 @@ class XnnpackBackend(Backend):
                 margin_db=margin_db,
                 validate=validate,
                 portable_only=portable_only,
+                max_sizes=max_sizes or {},
             ),
         )
         return found

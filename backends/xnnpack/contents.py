@@ -18,7 +18,7 @@ from executorch.backends.xnnpack import serialization
 from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import XNNHeader
 from executorch.exir._serialize._flatbuffer import _flatc_decompile
 from executorch.exir._serialize._program import deserialize_pte_binary
-from executorch.exir.schema import DelegateCall, ExecutionPlan, KernelCall, Program
+from executorch.exir.schema import DelegateCall, ExecutionPlan, KernelCall, Program, Tensor
 
 __all__ = [
     "FLOAT",
@@ -77,10 +77,12 @@ class ProgramContents:
     Args:
         delegates: the operators of each XNNPACK delegate, in order of call.
         kernels: ExecuTorch operators outside of the delegates, with how often they are called.
+        input_sizes: the largest sizes of each tensor that it takes, in order.
     """
 
     delegates: tuple[tuple[DelegateOp, ...], ...]
     kernels: Counter[str]
+    input_sizes: tuple[tuple[int, ...], ...] = ()
 
     def ops(self) -> list[DelegateOp]:
         """All delegates' operators."""
@@ -136,7 +138,12 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
     payloads = [
         program.backend_delegate_data[plan.delegates[i].processed.index].data for i in called
     ]
-    return ProgramContents(delegates=tuple(_read_payload(p) for p in payloads), kernels=kernels)
+    inputs = [plan.values[i].val for i in plan.inputs]
+    return ProgramContents(
+        delegates=tuple(_read_payload(p) for p in payloads),
+        kernels=kernels,
+        input_sizes=tuple(tuple(v.sizes) for v in inputs if isinstance(v, Tensor)),
+    )
 
 
 def read_written_inputs(pte: bytes, method: str = "forward") -> tuple[int, ...]:

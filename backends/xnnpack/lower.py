@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # Registers the out variants of the quantized operators that a program may call.
@@ -43,14 +43,21 @@ from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row, has_per_te
 from pt2e_quant.backends.xnnpack.selections import selections_as_products
 from pt2e_quant.backends.xnnpack.share_constants import share_constants
 from pt2e_quant.backends.xnnpack.shared_inputs import gather_shared_inputs
-from pt2e_quant.backends.xnnpack.sizes import plan_for_declared, start_small
+from pt2e_quant.backends.xnnpack.sizes import (
+    check_planned,
+    plan_for_declared,
+    refuse_unbounded,
+    start_small,
+)
 from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
 from pt2e_quant.backends.xnnpack.split_biases import split_biases
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
 from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.max_sizes import MaxSizes, limit_sizes
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report import Island, Report
 from pt2e_quant.flow.size_ledger import check_file_smaller
@@ -77,6 +84,9 @@ class Options:
     margin_db: float = 6.0
     validate: bool = False
     portable_only: bool = False
+    max_sizes: MaxSizes = field(default_factory=dict)
+    is_part: bool = False
+    """Of a graph, lowered for one sample alone: its sizes need no bound."""
 
 
 def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
@@ -122,7 +132,7 @@ def lower(
     """
     loader = loader_of(options.verify, "xnnpack")
     verify_canonical(gm)
-    gm = in_float32(gm)
+    gm = in_float32(gm if options.is_part else _bounded(gm, options.max_sizes))
     refuse_volumes(gm)
     validation = validation_of(options.validate, gm, example_inputs)
     capture = capture_of(gm)
@@ -156,7 +166,7 @@ def lower(
     check_file_smaller(report, is_strict=options.strict)
     if options.verify:
         sample = choose_sample(gm, example_inputs)
-        unchecked = replace(options, strict=False, verify=False, validate=False)
+        unchecked = replace(options, strict=False, verify=False, validate=False, is_part=True)
         check_artifact(
             artifact,
             gm,
@@ -183,6 +193,22 @@ def _nearest(wanted: Wanted) -> str:
     if wanted.is_activation and not wanted.is_dynamic:
         return "int8"
     return nearest_recipe(wanted.is_activation, wanted.bits, wanted.group_size)
+
+
+def _bounded(gm: GraphModule, max_sizes: MaxSizes) -> GraphModule:
+    """A graph all of whose sizes have an upper bound.
+
+    Raises:
+        ConfigError: `max_sizes` names what there is not.
+        UnsupportedError: a dimension has no bound.
+    """
+    capture = limit_sizes(capture_of(gm), max_sizes)
+    refuse_unbounded(gm, capture)
+    if not max_sizes:
+        return gm
+    made = copy_graph(gm)
+    made.meta[CAPTURE_KEY] = capture
+    return made
 
 
 def _islands(records: Sequence[PassRecord]) -> list[Island]:
@@ -216,12 +242,13 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         # Buffers are written in place: the copies of a whole KV cache at each token are dropped.
         is_in_place = can_write_in_place(edge.exported_program())
         in_place = ExecutorchBackendConfig(run_reinplace_pass=is_in_place)
-        return share_constants(bytes(edge.to_executorch(in_place).buffer))
+        return write_sum(share_constants(bytes(edge.to_executorch(in_place).buffer)))
 
 
 def _describe(artifact: XnnpackArtifact) -> None:
     """Fill in the report from the file itself."""
     report, contents = artifact.report, artifact.contents()
+    check_planned(artifact.capture, contents.input_sizes)
     report.size_bytes = artifact.size_bytes
     count_operators(report, contents)
     report.notes.append(f"{len(contents.delegates)} XNNPACK partitions")

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.checksum import BLANK
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.core.qdq import DequantizePerChannel
@@ -34,6 +35,8 @@ __all__ = [
 
 CAPTURE_METHOD = "pt2e_quant_capture"
 PROVENANCE_METHOD = "pt2e_quant_provenance"
+CHECKSUM_METHOD = "pt2e_quant_checksum"
+"""Returns the checksum of the file: it stands in a constant, and so inside of the file."""
 METADATA_METHODS = (CAPTURE_METHOD, PROVENANCE_METHOD)
 """Methods of the program that return our metadata: zlib of JSON as bytes."""
 
@@ -82,11 +85,16 @@ def pack_metadata(
         CAPTURE_METHOD: capture.to_json(),
         PROVENANCE_METHOD: json.dumps(data, separators=(",", ":")),
     }
-    return {name: _pack(text) for name, text in texts.items()}
+    packed = {name: _pack(text) for name, text in texts.items()}
+    return {**packed, CHECKSUM_METHOD: _bytes(BLANK.encode("ascii"))}
 
 
 def _pack(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(zlib.compress(text.encode(), 9)), dtype=torch.uint8)
+    return _bytes(zlib.compress(text.encode(), 9))
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _unpack(stored: bytes) -> str:

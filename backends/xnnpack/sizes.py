@@ -1,15 +1,20 @@
 """Sizes that are dynamic: what the file plans them at, and what the delegate starts from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from executorch.backends.xnnpack.operators import node_visitor
 from torch import SymInt, Tensor
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-__all__ = ["plan_for_declared", "start_small"]
+from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.core.max_sizes import limit_sizes, unbounded_dims
+from pt2e_quant.core.size_expression import evaluate_size
+
+__all__ = ["check_planned", "plan_for_declared", "refuse_unbounded", "start_small"]
 
 Ranges = Mapping[Any, Any]
 """Of `ExportedProgram.range_constraints`: sympy symbols and their value ranges."""
@@ -57,3 +62,53 @@ def plan_for_declared(program: ExportedProgram) -> None:
     for size in sizes:
         if isinstance(size, SymInt):
             size.node.shape_env.var_to_range.update(program.range_constraints)
+
+
+_LEAST_OFFER = 64
+"""The bound that an error offers where the example is no larger."""
+
+
+def refuse_unbounded(gm: GraphModule, capture: Capture) -> None:
+    """Stop at a dimension without an upper bound: the file would take the example's size alone.
+
+    Raises:
+        UnsupportedError: naming the first, with the bounds to give.
+    """
+    free = unbounded_dims(capture)
+    if not free:
+        return
+    path, dims = next(iter(free.items()))
+    symbols = {symbol for found in free.values() for symbol in found.values()}
+    offer = {symbol: max(_LEAST_OFFER, capture.dims[symbol].hint) for symbol in sorted(symbols)}
+    shapes = limit_sizes(capture, offer).dynamic_shapes()
+    sizes = {at: {dim: offer[s] for dim, s in found.items()} for at, found in free.items()}
+    names = {i.path: i.name for i in capture.inputs}
+    raise UnsupportedError(
+        f'a .pte plans its memory beforehand, and dimension {min(dims)} of input "{path}" has no '
+        "largest size",
+        node=next((n for n in gm.graph.nodes if n.target == names[path]), None),
+        fix=f"give the sizes to plan for: max_sizes={sizes}, or dynamic_shapes={shapes}",
+    )
+
+
+def check_planned(capture: Capture, planned: Sequence[Sequence[int]]) -> None:
+    """Hold the sizes that a file is planned for against those that the program declares.
+
+    Args:
+        capture: the call.
+        planned: the sizes of each tensor that the file takes, in order.
+
+    Raises:
+        ArtifactError: an input is planned smaller.
+    """
+    largest = {s: limits.maximum for s, limits in capture.dims.items() if limits.maximum}
+    inputs = [i for i in capture.inputs if i.kind is InputKind.TENSOR]
+    for info, sizes in zip(inputs, planned, strict=False):
+        wanted = [s if isinstance(s, int) else evaluate_size(s, largest) for s in info.shape]
+        for dim, (most, found) in enumerate(zip(wanted, sizes, strict=True)):
+            if most is not None and found < most:
+                raise ArtifactError(
+                    f'the .pte takes dimension {dim} of input "{info.path}" up to {found}, the '
+                    f"program up to {most}",
+                    fix=f"max_sizes={{'{info.path}': {{{dim}: {found}}}}}",
+                )

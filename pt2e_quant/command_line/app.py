@@ -111,6 +111,13 @@ def quantize(
         bool,
         typer.Option("--pad-groups", help="Pad linears that the recipe's groups do not divide."),
     ] = False,
+    max_sizes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The largest size of a dynamic dimension, input:dimension=size; repeatable. "
+            "--max-sizes x:0=64 for a .pte whose export has no bound."
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option(help="Refuse what the report would warn of.")] = True,
     verify: Annotated[
         bool, typer.Option(help="Check the artifact by running it, also in a new process.")
@@ -149,6 +156,7 @@ def quantize(
             max_batches=max_batches,
             keep_float=keep_float or (),
             pad_groups=pad_groups,
+            max_sizes=max_sizes or (),
             strict=strict,
             verify=verify,
             margin_db=margin_db,

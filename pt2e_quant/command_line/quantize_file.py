@@ -15,9 +15,11 @@ from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.backends.registry import get
 from pt2e_quant.command_line.data_file import read_data
 from pt2e_quant.command_line.make_batches import make_batches
+from pt2e_quant.command_line.max_sizes import read_max_sizes
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.command_line.result_file import check_writable
 from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.max_sizes import limit_graph
 from pt2e_quant.core.read_capture import rebuild_capture
 from pt2e_quant.flow.calibrate import calibrate
 from pt2e_quant.flow.convert import convert_pt2e
@@ -45,6 +47,7 @@ class QuantizeOptions:
         max_batches: calibrate with so many at most.
         keep_float: names of modules that stay float: globs, or regexes after "re:".
         pad_groups: pad linears whose weights the recipe's groups do not divide.
+        max_sizes: largest sizes of dynamic dimensions, "x:0=64" each.
         strict: make errors of what the report would warn of.
         verify: run the artifact against the quantized graph, here and in a new process.
         margin_db: how near it must be.
@@ -63,6 +66,7 @@ class QuantizeOptions:
     max_batches: int | None = None
     keep_float: Sequence[str] = ()
     pad_groups: bool = False
+    max_sizes: Sequence[str] = ()
     strict: bool = True
     verify: bool = True
     margin_db: float = 6.0
@@ -104,6 +108,8 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
         batches = _read_batches(options, program, console)
     with _step(console, "preparing"):
         prepared = prepare_pt2e(program, quantizer, strict=options.strict)
+    if options.max_sizes:
+        limit_graph(prepared, read_max_sizes(options.max_sizes))
     # No step around these: they show progress bars of their own, and a terminal has room for one.
     if batches is not None:
         pick = _pick(options.inputs)

@@ -42,6 +42,7 @@ class Report:
         float_ops: operators that run in float, likewise.
         islands: what was left float inside the artifact, with reasons.
         notes: other things the user should know ("link the quantized kernels").
+        inputs: the sizes that each input takes, a line each.
         sqnr_canonical_db: artifact against the canonical graph on the sample.
         sqnr_float_db: canonical graph against the float graph on the sample.
         size_bytes: of the artifact.
@@ -54,6 +55,7 @@ class Report:
     float_ops: dict[str, int] = field(default_factory=dict)
     islands: list[Island] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
     sqnr_canonical_db: float | None = None
     sqnr_float_db: float | None = None
     size_bytes: int = 0
@@ -98,6 +100,8 @@ class Report:
             ("quantized tensors", str(len(self.provenance.tensors))),
             ("nodes left float", str(len(self.provenance.floats))),
         ]
+        if self.inputs:
+            rows.append(("inputs", "\n".join(self.inputs)))
         if self.size_bytes:
             text = f"{self.size_bytes:,} bytes"
             if self.float_size_bytes:

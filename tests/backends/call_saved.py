@@ -1,4 +1,4 @@
-"""Saved artifacts loaded and called in one process of their own, as another program does."""
+"""Saved artifacts and archives loaded and called in a process of their own, as users do."""
 
 import os
 import subprocess
@@ -13,21 +13,23 @@ import torch
 SCRIPT = """
 import sys
 import torch
+import pt2e_quant as pq
 from pt2e_quant.backends import registry
 
 torch.set_num_threads(1)
+torch.set_grad_enabled(False)
 jobs = torch.load(sys.argv[1], weights_only=False)
 results = []
 for backend, path, calls in jobs:
-    artifact = registry.get(backend).load(path)
-    results.append([artifact.run(*args) for args in calls])
+    call = registry.get(backend).load(path).run if backend else pq.load(path)
+    results.append([call(*args) for args in calls])
 torch.save(results, sys.argv[2])
 """
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A file, the backend it is for, and the calls to make, in order."""
+    """A file, the backend it is for ("" for an archive of pq.save), and the calls, in order."""
 
     backend: str
     path: Path

@@ -1,0 +1,47 @@
+"""A checksum inside the file that it is of: computed with its own place blank."""
+
+import hashlib
+
+from pt2e_quant.core.errors import ArtifactError
+
+__all__ = ["BLANK", "check_sum", "has_sum", "write_sum"]
+
+_MARK = b"pt2e_quant.sha256:"
+_DIGITS = 64
+
+BLANK = (_MARK + b"0" * _DIGITS).decode("ascii")
+"""What the writer of a file puts where the checksum goes."""
+
+
+def write_sum(data: bytes) -> bytes:
+    """The bytes of a file with its checksum in place of `BLANK`, which they hold once."""
+    before, blank, after = data.partition(BLANK.encode("ascii"))
+    if not blank or _MARK in after:
+        raise ValueError("the file has no one place for its checksum")
+    return b"".join((before, _MARK, _digest(before, after), after))
+
+
+def has_sum(data: bytes) -> bool:
+    """Whether a file has a place for a checksum."""
+    return _MARK in data
+
+
+def check_sum(data: bytes, path: object) -> None:
+    """Refuse a file that is not what was written, before anything in it is read.
+
+    Raises:
+        ArtifactError: it holds no checksum, or another one.
+    """
+    before, _, rest = data.partition(_MARK)
+    if rest[:_DIGITS] != _digest(before, rest[_DIGITS:]):
+        raise ArtifactError(
+            f'"{path}" is damaged: its checksum is of other bytes',
+            fix="copy it again, or lower the model again",
+        )
+
+
+def _digest(before: bytes, after: bytes) -> bytes:
+    found = hashlib.sha256(before)
+    found.update(BLANK.encode("ascii"))
+    found.update(after)
+    return found.hexdigest().encode("ascii")
