@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -89,11 +90,15 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=50, help="trials to shrink one failure")
     options = parser.parse_args()
     worker, counts, kinds = Answerer("tests.fuzz.worker"), Counter[str](), Counter[str]()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     seeds = iter(range(options.start, options.start + options.models))
     for result in search(seeds, worker, options.backend):
         p = result.program
         counts[f"{p.backend} {result.outcome}"] += 1
-        row = {"seed": p.seed, "backend": p.backend, "recipe": p.recipe, **result.answer}
+        row = {"seed": p.seed, "backend": p.backend, "recipe": p.recipe, "commit": commit}
+        row |= result.answer
         if options.log:
             with options.log.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")

@@ -247,7 +247,7 @@ def _refusal(module: ModuleType, model: nn.Module, recipe: str, first: Pt2eQuant
         except Exception:  # It is no remedy; what was raised first is what is reported.
             continue
         return _Finished("unneeded", "quantize", name, f"{detail}\n  remedy  {remedy}")
-    is_placed = first.fix is not None and (node is not None or "input" in detail)
+    is_placed = first.fix is not None and (node is not None or 'input "' in detail)
     return _Finished("refused" if is_placed else "unplaced", "quantize", name, detail)
 
 
