@@ -10,6 +10,9 @@ from torch.fx import GraphModule
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.alias import subgraph_of
 from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
+from pt2e_quant.graph.subgraphs import direct_bodies
+from pt2e_quant.passes.sink_constants import sink_constants
+from pt2e_quant.passes.unpack_inside import unpack_inside
 
 __all__ = ["copy_graph", "edited_copy"]
 
@@ -34,7 +37,9 @@ def edited_copy(
 ) -> GraphModule:
     """A copy of a graph after passes; the graph is not changed.
 
-    Constants are shared with it, but for buffers that a call writes: those are copied.
+    Constants are shared with it, but for buffers that a call writes: those are copied. Bodies of
+    control flow go through the passes first, each with its weights as constants of its own; they
+    keep them so (`lift_constants` makes them operands again, as torch.export wants them).
     """
     work = copy_graph(gm)
     for name in capture_of(gm).mutated_buffers:
@@ -42,5 +47,15 @@ def edited_copy(
         holder = work.get_submodule(owner)
         setattr(holder, leaf, getattr(holder, leaf).clone())
     with torch.no_grad():
+        if direct_bodies(work):
+            run_passes(work, (unpack_inside, sink_constants))
+        for body in direct_bodies(work):
+            _edit(body.gm, passes)
         run_passes(work, passes, validation=validation)
     return work
+
+
+def _edit(gm: GraphModule, passes: Sequence[GraphPass]) -> None:
+    for body in direct_bodies(gm):
+        _edit(body.gm, passes)
+    run_passes(gm, passes)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.edited_copy import edited_copy
+from pt2e_quant.backends.edited_copy import copy_graph
 from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.pipeline import log_passes, run_passes
@@ -22,7 +22,7 @@ def in_float32(gm: GraphModule) -> GraphModule:
     """
     if not any(_is_other_float(node) for node in gm.graph.nodes):
         return gm
-    made = edited_copy(gm, ())
+    made = copy_graph(gm)
     table = provenance_of(gm)
     made.meta[PROVENANCE_KEY] = replace(table, notes=[*table.notes], passes=[*table.passes])
     log_passes(provenance_of(made), run_passes(made, (compute_in_float32((torch.float32,)),)))

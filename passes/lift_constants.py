@@ -1,7 +1,9 @@
 """Hand the constants of control-flow bodies in as operands again."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -43,20 +45,45 @@ def _lift(gm: GraphModule, notes: list[Note]) -> None:
 
 def _lift_call(editor: Editor, call: Node, inner: Sequence[GraphModule]) -> list[str]:
     held = {body: _constants(body) for body in inner}
-    outer: dict[int, Node] = {}
+    lifted: list[_Lifted] = []
     for body, constants in held.items():
         for node in constants:
             value = attribute(body, str(node.target))
-            if id(value) not in outer:
-                outer[id(value)] = editor.constant(str(node.target), value, like=call)
-    if not outer:
+            if _place_of(node, value, lifted) is None:
+                made = editor.constant(str(node.target), value, like=call)
+                lifted.append(_Lifted(str(node.target), value, made))
+    if not lifted:
         return []
     operands = call.args[-1]
     assert isinstance(operands, (list, tuple))
-    call.args = (*call.args[:-1], type(operands)([*operands, *outer.values()]))
+    added = [one.outer for one in lifted]
+    call.args = (*call.args[:-1], type(operands)([*operands, *added]))
     for body, constants in held.items():
-        _read_inputs(body, constants, outer)
-    return [str(node.target) for node in outer.values()]
+        _read_inputs(body, constants, lifted)
+    return [str(node.target) for node in added]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lifted:
+    """A constant of bodies: its name there, its value, and what holds it outside."""
+
+    name: str
+    value: Tensor
+    outer: Node
+
+
+def _place_of(node: Node, value: Tensor, lifted: Sequence[_Lifted]) -> int | None:
+    """Which lifted constant a body's is: the same tensor, or one of that name that is equal.
+
+    Branches that share a weight quantize it each for itself.
+    """
+    for i, one in enumerate(lifted):
+        if one.value is value:
+            return i
+        is_alike = one.name == node.target and one.value.dtype == value.dtype
+        if is_alike and torch.equal(one.value, value):
+            return i
+    return None
 
 
 def _constants(body: GraphModule) -> list[Node]:
@@ -69,18 +96,21 @@ def _constants(body: GraphModule) -> list[Node]:
     ]
 
 
-def _read_inputs(body: GraphModule, constants: Sequence[Node], outer: dict[int, Node]) -> None:
+def _read_inputs(body: GraphModule, constants: Sequence[Node], lifted: Sequence[_Lifted]) -> None:
     """Add an input for each lifted constant, as all bodies of a call take the same operands."""
     values = {node: attribute(body, str(node.target)) for node in constants}
-    made: dict[int, Node] = {}
-    last = [n for n in body.graph.nodes if n.op == "placeholder"][-1]
-    for key, node in outer.items():
-        with body.graph.inserting_after(last):
-            last = made[key] = body.graph.placeholder(node.name)
-        made[key].meta["val"] = node.meta["val"]
+    inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+    place = inputs[-1].next if inputs else next(iter(body.graph.nodes))
+    made: list[Node] = []
+    for one in lifted:
+        with body.graph.inserting_before(place):
+            made.append(body.graph.placeholder(one.outer.name))
+        made[-1].meta["val"] = one.outer.meta["val"]
     _inputs_first(body)
     for node, value in values.items():
-        node.replace_all_uses_with(made[id(value)])
+        at = _place_of(node, value, lifted)
+        assert at is not None
+        node.replace_all_uses_with(made[at])
         body.graph.erase_node(node)
     for name in {str(node.target) for node in constants}:
         owner, _, leaf = name.rpartition(".")

@@ -1,6 +1,7 @@
 """The report of a lowered program: operators counted, and every q/dq that no operator took."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
 
@@ -8,8 +9,8 @@ from pt2e_quant.backends.cpu.single_pass_qdq import FULL_RANGES
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY, REFUSED_KEY
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.flow.report import Island, Report
-from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.subgraphs import NamedGraph, named_graphs
 from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, cpu_slug, measured_here
@@ -29,40 +30,40 @@ def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
     """
     counts: Counter[str] = Counter()
     floats: Counter[str] = Counter()
-    for node in module.graph.nodes:
+    for node in (node for graph in named_graphs(module) for node in graph.gm.graph.nodes):
         if node.op != "call_function":
             continue
         name = operator_name(node)
         is_fused = KERNEL_KEY in node.meta or name.startswith("quantized.")
         (counts if is_fused or _gives_integers(node) else floats)[name] += 1
     report.integer_ops, report.float_ops = dict(counts), dict(floats)
-    report.islands.extend(_islands(program))
+    graphs = named_graphs(program)
+    report.islands.extend(island for graph in graphs for island in _islands(graph))
     for record in report.provenance.tensors:
         record.backends["cpu"] = f"{record.dtype} in oneDNN's operators"
-    lone = [n for n in program.graph.nodes if is_qdq(n)]
+    lone = [n for graph in graphs for n in graph.gm.graph.nodes if is_qdq(n)]
     quantizes = sum(not is_dequantize(n) for n in lone)
     moved = sum(_moved(n) for n in lone)
     size = f"{moved:,} bytes" if type(moved) is int else f"{moved} bytes"
     report.notes.append(
         f"{quantizes} quantize and {len(lone) - quantizes} dequantize passes left: "
-        f"{size} in every call"
+        f"{size} in every call" + (", one round of each loop counted" if len(graphs) > 1 else "")
     )
-    report.notes.extend(_speeds(program))
+    report.notes.extend(_speeds(graphs))
 
 
-def _islands(program: GraphModule) -> list[Island]:
-    """A weight that is dequantized in every call."""
-    refused: dict[str, str] = program.meta.get(REFUSED_KEY, {})
-    constants = constant_nodes(program.graph)
+def _islands(graph: NamedGraph) -> list[Island]:
+    """The weights of one graph that are dequantized in every call."""
+    refused: dict[str, str] = graph.gm.meta.get(REFUSED_KEY, {})
     return [
         Island(
-            node=(reader := next(iter(node.users)).name),
+            node=graph.prefix + (reader := next(iter(node.users)).name),
             what=LOOSE_WEIGHT,
             reason=refused.get(reader, "no fused operator takes it"),
             cost="one pass over the weight in every call",
         )
-        for node in program.graph.nodes
-        if is_dequantize(node) and node.args[0] in constants and node.users
+        for node in graph.gm.graph.nodes
+        if is_dequantize(node) and node.args[0] in graph.constants and node.users
     ]
 
 
@@ -72,11 +73,11 @@ def _moved(node: Node) -> int:
     return moved_bytes(source.meta["val"], node.meta["val"])
 
 
-def _speeds(program: GraphModule) -> list[str]:
+def _speeds(graphs: Sequence[NamedGraph]) -> list[str]:
     """The measured speed over float of every operator's shape class in use, or that none is."""
     found: Counter[tuple[str, str]] = Counter()
     others: Counter[str] = Counter()
-    for node in program.graph.nodes:
+    for node in (node for graph in graphs for node in graph.gm.graph.nodes):
         kernel: Kernel | None = node.meta.get(KERNEL_KEY)
         if kernel is not None and SHAPE_CLASS_KEY in node.meta:
             found[kernel.op, node.meta[SHAPE_CLASS_KEY]] += 1

@@ -17,6 +17,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.product_trial.read_node import products_of
 from pt2e_quant.kernels.product_trial.verdicts import verdicts_of
@@ -61,7 +62,8 @@ def find_failures(program: GraphModule) -> tuple[tuple[Failure, ...], str]:
     Returns:
         Those calls, and why nothing could be tried, "" if it could.
     """
-    by_node = {node: products_of(node) for node in program.graph.nodes if KERNEL_KEY in node.meta}
+    nodes = (node for graph in named_graphs(program) for node in graph.gm.graph.nodes)
+    by_node = {node: products_of(node) for node in nodes if KERNEL_KEY in node.meta}
     wanted = dict.fromkeys(product for products in by_node.values() for product in products)
     if not wanted:
         return (), ""

@@ -38,7 +38,8 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report import Report
-from pt2e_quant.graph.pipeline import GraphPass, Validation
+from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
+from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE, are_tried
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
@@ -46,6 +47,7 @@ from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.lift_constants import lift_constants
 from pt2e_quant.passes.strip_guards import strip_guards
 from pt2e_quant.passes.unsigned_activations import unsigned_activations
 from pt2e_quant.passes.widen_scales import widen_scales
@@ -175,7 +177,9 @@ def lower_graph(
         failures: kernels that are not to be used, and where.
         validation: is shown the graph between passes.
     """
-    return edited_copy(gm, lowering_passes(registry, failures), validation=validation)
+    program = edited_copy(gm, lowering_passes(registry, failures), validation=validation)
+    run_passes(program, (lift_constants,))
+    return program
 
 
 def _tried_graph(
@@ -214,7 +218,7 @@ def _refuse_saturation(gm: GraphModule) -> None:
     Raises:
         UnsupportedError: naming the first such activation.
     """
-    for node in gm.graph.nodes:
+    for node in (node for graph in named_graphs(gm) for node in graph.gm.graph.nodes):
         affine = affine_of(node) if is_dequantize(node) else None
         if affine is None or affine.dtype not in (torch.uint8, torch.int8):
             continue

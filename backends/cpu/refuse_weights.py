@@ -9,6 +9,7 @@ from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.flow.report import Island
 from pt2e_quant.graph.ops import LINEAR, is_call
+from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
 from pt2e_quant.kernels.read_scheme import scheme_of
 
@@ -35,10 +36,15 @@ def loose_weights(program: GraphModule, weights: Sequence[Island]) -> Unsupporte
         weights: what is left in it, at least one.
     """
     first = weights[0]
-    reader = next(n for n in program.graph.nodes if n.name == first.node)
+    graph, reader = next(
+        (graph.gm, node)
+        for graph in named_graphs(program)
+        for node in graph.gm.graph.nodes
+        if graph.prefix + node.name == first.node
+    )
     nearest = ""
     for source in reader.all_input_nodes if is_call(reader, LINEAR) else []:
-        scheme = scheme_of(program, source)
+        scheme = scheme_of(graph, source)
         if scheme is None:
             continue
         group = scheme.granularity.group_size if isinstance(scheme.granularity, PerGroup) else None

@@ -9,9 +9,9 @@ from pt2e_quant.backends.cuda.choice import Measures
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY, REFUSED_KEY
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.flow.report import Island, Report
-from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import arguments, is_getitem
+from pt2e_quant.graph.subgraphs import NamedGraph, named_graphs
 from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.measured import Variant, measured_of
@@ -44,9 +44,7 @@ def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
     kernels: Counter[str] = Counter()
     floats: Counter[str] = Counter()
     written: set[tuple[str, Variant]] = set()
-    refused: dict[str, str] = lowered.meta.get(REFUSED_KEY, {})
-    constants = constant_nodes(lowered.graph)
-    for node in lowered.graph.nodes:
+    for graph, node in ((g, n) for g in named_graphs(lowered) for n in g.gm.graph.nodes):
         op = _fused_op(node)
         if op is not None:
             kernels[op] += 1
@@ -54,7 +52,7 @@ def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
         elif node.op == "call_function" and not is_getitem(node):
             floats[operator_name(node)] += 1
             if is_qdq(node):
-                report.islands.append(_island(lowered, node, refused, node.args[0] in constants))
+                report.islands.append(_island(graph, node))
     report.integer_ops, report.float_ops = dict(kernels), dict(floats)
     for record in report.provenance.tensors:
         record.backends["cuda"] = f"{record.dtype} in fused kernels"
@@ -101,17 +99,19 @@ def _unmatched(gm: GraphModule, node: Node, reader: Node) -> str:
     return f"no kernel has blocks of {block}" if block else "no kernel has its pattern"
 
 
-def _island(gm: GraphModule, node: Node, refused: dict[str, str], is_weight: bool) -> Island:
+def _island(graph: NamedGraph, node: Node) -> Island:
     """A q/dq that runs by itself: a pass over memory."""
+    refused: dict[str, str] = graph.gm.meta.get(REFUSED_KEY, {})
+    is_weight = node.args[0] in graph.constants
     source = node.args[0]
     assert isinstance(source, Node)
     moved = moved_bytes(source.meta["val"], node.meta["val"])
     reader = next(iter(node.users)) if is_dequantize(node) else source
     what = "weight dequantize" if is_weight else operator_name(node).rpartition(".")[2]
     return Island(
-        node=reader.name,
+        node=graph.prefix + reader.name,
         what=what,
-        reason=refused.get(reader.name) or _unmatched(gm, node, reader),
+        reason=refused.get(reader.name) or _unmatched(graph.gm, node, reader),
         # Symbolic for dynamic shapes, which no thousands separator is for.
         cost=f"{moved:,} bytes in every call" if type(moved) is int else f"{moved} bytes a call",
     )

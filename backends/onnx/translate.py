@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset21
+from torch.onnx._internal.exporter._torchlib.ops.hop import higher_order_scan
 
 from pt2e_quant.backends.onnx.translate_formats import format_translations
 from pt2e_quant.backends.onnx.translate_per_token import per_token_translations
@@ -44,10 +45,19 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         decomposed.dequantize_per_channel_group.default: dequantize_per_channel_group,
         decomposed.choose_qparams.tensor: choose_qparams,
         torch.ops.aten.mean.dim: mean,
+        torch.ops.higher_order.map_impl: map_rows,
         **per_token_translations(),
         **format_translations(),
         **recurrent_translations(),
     }
+
+
+def map_rows(
+    body: ir.Function, rows: Sequence[ir.Value], operands: Sequence[ir.Value]
+) -> Sequence[ir.Value]:
+    """A Scan that carries nothing from one row to the next."""
+    found: Sequence[ir.Value] = higher_order_scan(body, [], rows, operands)
+    return found
 
 
 def quantize_per_tensor(

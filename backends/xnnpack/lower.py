@@ -28,6 +28,7 @@ from pt2e_quant.backends.xnnpack.means import means_as_products
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.missing_kernels import (
     no_out_variant_refused,
+    refuse_loops,
     refuse_missing_kernels,
     refuse_volumes,
 )
@@ -134,6 +135,7 @@ def lower(
     verify_canonical(gm)
     gm = in_float32(gm if options.is_part else _bounded(gm, options.max_sizes))
     refuse_volumes(gm)
+    refuse_loops(gm)
     validation = validation_of(options.validate, gm, example_inputs)
     capture = capture_of(gm)
     changed: Sequence[PassRecord] = ()

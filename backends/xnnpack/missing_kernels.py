@@ -10,9 +10,11 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.graph.ops import aten, is_call
+from pt2e_quant.graph.subgraphs import bodies
 
-__all__ = ["no_out_variant_refused", "refuse_missing_kernels", "refuse_volumes"]
+__all__ = ["no_out_variant_refused", "refuse_loops", "refuse_missing_kernels", "refuse_volumes"]
 
+_CONTROL_FLOW = ("cond", "map_impl", "scan")
 _FIX = "write it with other operators, or compute it outside of the model"
 
 
@@ -26,6 +28,23 @@ def refuse_volumes(gm: GraphModule) -> None:
         if is_call(node, (aten.conv3d.default, aten.conv_transpose3d.input)):
             raise UnsupportedError(
                 "neither XNNPACK nor ExecuTorch convolves volumes", node=node, fix=_FIX
+            )
+
+
+def refuse_loops(gm: GraphModule) -> None:
+    """Stop at control flow that ExecuTorch's programs cannot say: they have cond, map and scan.
+
+    Raises:
+        UnsupportedError: naming the first.
+    """
+    for body in bodies(gm):
+        name = str(getattr(body.call.target, "__name__", body.call.target))
+        if name not in _CONTROL_FLOW:
+            raise UnsupportedError(
+                f"ExecuTorch's programs have no {name}",
+                node=body.call,
+                fix="write the loop with scan or map, or in Python with a fixed number of rounds; "
+                "ONNX Runtime and the CPU take it as it is",
             )
 
 

@@ -5,7 +5,7 @@ more. The settings are classes that a partitioner is given, so the operators tha
 the table get a setting that admits integers. All others keep ExecuTorch's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch.fx
 from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
@@ -109,6 +109,21 @@ _OURS = {
 """Settings of ExecuTorch's, and what takes their place."""
 
 
+class OutsideControlFlow(XnnpackPartitioner):  # type: ignore[misc]  # executorch ships no types
+    """ExecuTorch's partitioner, which leaves operators inside control flow to be decomposed.
+
+    Theirs keeps whole what the delegate might take, finds inside a body that it does not, because
+    a weight is an operand there, and lowering fails.
+    """
+
+    def ops_to_not_decompose(
+        self, ep: ExportedProgram
+    ) -> tuple[list[torch._ops.OpOverload], Callable[[torch.fx.Node], bool]]:
+        """The operators that are kept whole, and which of their calls are."""
+        operators, keeps = super().ops_to_not_decompose(ep)
+        return operators, lambda node: node.graph is ep.graph and bool(keeps(node))
+
+
 def make_partitioner(integer: Iterable[str], fusing: Iterable[str]) -> XnnpackPartitioner:
     """ExecuTorch's partitioner with more operators in integers.
 
@@ -122,4 +137,4 @@ def make_partitioner(integer: Iterable[str], fusing: Iterable[str]) -> XnnpackPa
         if config.target_name in wanted and issubclass(config, GenericNodePartitionerConfig):
             config = _admit_integers(config, fuses=config.target_name in fused)
         configs.append(config)
-    return XnnpackPartitioner(configs=configs)
+    return OutsideControlFlow(configs=configs)

@@ -41,6 +41,9 @@ def make_quantizer(recipe: str) -> TableQuantizer:
         algorithms=found.algorithms,
         balances_channels=found.balances_channels,
         computes_in=(torch.float32,),
+        # It hands constants of a graph to the delegate, and weights are operands of a body.
+        float_bodies="ExecuTorch gives the delegate no weights inside control flow: they would "
+        "be dequantized in every round",
         # The delegate takes biases in float and rounds them to the accumulator's step itself.
         finishing=(snap_biases,),
     )

@@ -52,7 +52,9 @@ def source_line(node: Node) -> str:
     It is the innermost line outside of torch; torch's own where there is no other.
     """
     trace = node.meta.get("stack_trace")
-    frames = list(_FRAME.finditer(trace)) if isinstance(trace, str) else []
+    found = _FRAME.finditer(trace) if isinstance(trace, str) else ()
+    # "<eval_with_key>" is code that torch wrote, a line for each body of control flow.
+    frames = [f for f in found if not f["file"].startswith("<")]
     if not frames:
         return ""
     frame = next((f for f in reversed(frames) if not _is_of_torch(f["file"])), frames[-1])

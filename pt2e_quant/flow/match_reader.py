@@ -1,6 +1,6 @@
 """Which matches of a table the rules ask for and the tensors allow, and why not the others."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -114,6 +114,10 @@ class MatchReader:
         for node in match.covered:
             if node not in self.reasons or self.reasons[node][0] < fitting:
                 self.reasons[node] = fitting, reason, fix
+
+    def leave(self, nodes: Iterable[Node], reason: str) -> None:
+        """Keep one reason for nodes that no match is asked about."""
+        self.reasons |= {node: (0, reason, "") for node in nodes}
 
     def record(self, node: Node) -> FloatRecord:
         """Why a node is left float."""

@@ -69,6 +69,7 @@ class TableQuantizer(Quantizer):
             at run time (`balance_channels`); exact in float. May also be set afterwards.
         computes_in: the float dtypes that the backend has kernels for: prepare lets the model
             compute in float32 instead of others (`compute_in_float32`). None leaves all.
+        float_bodies: why bodies of control flow stay float on this backend; "" if they do not.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class TableQuantizer(Quantizer):
         recurrent: RecurrentForm | None = None,
         balances_channels: bool = False,
         computes_in: Collection[torch.dtype] | None = None,
+        float_bodies: str = "",
     ) -> None:
         self.table = table
         self.scheme = scheme
@@ -95,6 +97,7 @@ class TableQuantizer(Quantizer):
         self.recurrent = recurrent
         self.balances_channels = balances_channels
         self.computes_in = computes_in
+        self.float_bodies = float_bodies
         self.pads_groups = False
         self.scales: ScaleFormat | None = None
 
@@ -178,6 +181,8 @@ class TableQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Run the table's own passes."""
+        if self._leaves_float(model):
+            return model
         if self.recurrent is not None:
             place_recurrent(model, RuleBook(self.rules), self.recurrent)
         if self.balances_channels:
@@ -204,6 +209,9 @@ class TableQuantizer(Quantizer):
         model.meta[MASKS_KEY] = masks
         reader = MatchReader(self.table, book, masks, mutated_roots(model.graph))
         matches = find_matches(model.graph, self._patterns(), reader.accept)
+        if self._leaves_float(model):
+            reader.leave(nodes, self.float_bodies)
+            matches = []
         done: set[Node] = set()
         quantized: set[Node] = set()
         made: _Specs = {}
@@ -219,6 +227,9 @@ class TableQuantizer(Quantizer):
         provenance.quantizer = f"{self.table.backend} table"
         provenance.set_floats([reader.record(n) for n in nodes if n not in done])
         return model
+
+    def _leaves_float(self, model: GraphModule) -> bool:
+        return bool(self.float_bodies) and BODY_KEY in model.meta
 
     def _patterns(self) -> list[tuple[OpRow, Op]]:
         """The patterns of rows that some rule's scheme may suit.

@@ -9,7 +9,15 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.graph.alias import region_operands, subgraph_of
 from pt2e_quant.graph.meta import constant_nodes, source_constant
 
-__all__ = ["BODY_KEY", "Body", "bodies", "constant_operands", "direct_bodies"]
+__all__ = [
+    "BODY_KEY",
+    "Body",
+    "NamedGraph",
+    "bodies",
+    "constant_operands",
+    "direct_bodies",
+    "named_graphs",
+]
 
 BODY_KEY = "pt2e_quant.body"
 """The key of a body's `meta` that holds its name in the graph around it."""
@@ -95,3 +103,27 @@ def constant_operands(gm: GraphModule) -> dict[Node, Node]:
     for body in bodies(gm):
         found.update(body.constants)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGraph:
+    """A graph, or a body of its control flow.
+
+    Attributes:
+        prefix: of its nodes' names in a report: "" of the outermost, else "true_graph_0/".
+        gm: the graph.
+        constants: the nodes whose value is fixed, with the inputs of a body that always are.
+    """
+
+    prefix: str
+    gm: GraphModule
+    constants: frozenset[Node]
+
+
+def named_graphs(gm: GraphModule) -> tuple[NamedGraph, ...]:
+    """A graph and the bodies in it, each once, outermost first."""
+    found = {gm: NamedGraph("", gm, constant_nodes(gm.graph))}
+    for body in bodies(gm):
+        constants = constant_nodes(body.gm.graph).union(body.constants)
+        found.setdefault(body.gm, NamedGraph(f"{body.name}/", body.gm, constants))
+    return tuple(found.values())

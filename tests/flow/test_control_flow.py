@@ -94,3 +94,29 @@ def test_branch_never_taken_is_named(quantizer):
     calibrate(prepared, [(torch.ones(2, 4),)], progress=False)
     with pytest.raises(CalibrationError, match="saw no data"):
         convert_pt2e(prepared)
+
+
+def test_weight_that_branches_share_is_stored_once(quantizer):
+    class Shared(Cond):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, lambda y: self.a(y), lambda y: self.a(y) * 2, (x,))
+
+    model, batches = Shared().eval(), [(torch.ones(2, 4),), (-torch.ones(2, 4),)]
+    prepared = prepare_pt2e(export(model, batches[0]), quantizer())
+    quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
+    assert sum(v.dtype == torch.int8 for v in quantized.state_dict().values()) == 1
+    for batch in batches:
+        assert sqnr_db(model(*batch), quantized(*batch)) > 25
+
+
+def test_branches_of_constants_alone_can_be_quantized(quantizer):
+    class Constants(Cond):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = torch.cond(x.sum() > 0, lambda: self.a.weight * 2, lambda: self.b.weight + 1, ())
+            return self.a(x) + rows[:2]
+
+    model, batches = Constants().eval(), [(torch.ones(2, 4),), (-torch.ones(2, 4),)]
+    prepared = prepare_pt2e(export(model, batches[0]), quantizer())
+    quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
+    for batch in batches:
+        assert sqnr_db(model(*batch), export_again(quantized).module()(*batch)) > 25

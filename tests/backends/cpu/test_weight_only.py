@@ -208,9 +208,11 @@ def test_class_when_slower_but_quantized_already_then_fused(monkeypatch):
     assert CPU.lower(gm).report.integer_ops == {DIGITS: 2}
 
 
-def test_bfloat16_model_when_quantized_then_refused_with_the_reason():
+def test_bfloat16_model_when_kept_in_its_dtype_then_refused_with_the_reason():
+    quantizer = CPU.quantizer("w8")
+    quantizer.computes_in = None
     with pytest.raises(AnnotationError, match="float32 activations"):
-        converted(net().bfloat16(), (torch.randn(3, 64).bfloat16(),), CPU.quantizer("w8"))
+        converted(net().bfloat16(), (torch.randn(3, 64).bfloat16(),), quantizer)
 
 
 def test_machine_without_vnni_when_lowered_then_refused_by_name(monkeypatch):
