@@ -1,35 +1,17 @@
 """A copy of a graph module, with bodies of its own: what a lowering edits."""
 
-import copy
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch.fx import GraphModule
 
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.graph.alias import subgraph_of
 from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
-from pt2e_quant.graph.subgraphs import direct_bodies
+from pt2e_quant.graph.subgraphs import copy_graph, direct_bodies
 from pt2e_quant.passes.sink_constants import sink_constants
 from pt2e_quant.passes.unpack_inside import unpack_inside
 
-__all__ = ["copy_graph", "edited_copy"]
-
-
-def copy_graph(gm: GraphModule) -> GraphModule:
-    """A graph module with a graph of its own, and bodies of its own, that shares the tensors."""
-    with warnings.catch_warnings():
-        # torch 2.13 deprecates a class that its own pytrees are copied with.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        made = GraphModule(gm, copy.deepcopy(gm.graph))
-    made.meta = dict(gm.meta)
-    names = {str(n.target): body for n in gm.graph.nodes if (body := subgraph_of(n)) is not None}
-    bodies = {body: copy_graph(body) for body in names.values()}
-    for name, body in names.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(made.get_submodule(owner), leaf, bodies[body])
-    return made
+__all__ = ["edited_copy"]
 
 
 def edited_copy(

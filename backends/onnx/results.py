@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.edited_copy import copy_graph
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.graph.subgraphs import copy_graph
 
 __all__ = ["ResultKind", "ResultLeaf", "join_results", "result_names", "split_results"]
 

@@ -12,7 +12,6 @@ from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Verify
-from pt2e_quant.backends.edited_copy import copy_graph
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
@@ -63,6 +62,7 @@ from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report import Island, Report
 from pt2e_quant.flow.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import GraphPass, PassRecord, PassResult, graph_pass, run_passes
+from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.decompose_attention import decompose_attention
 from pt2e_quant.passes.decompose_caches import decompose_caches
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants

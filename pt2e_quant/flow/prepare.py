@@ -43,7 +43,7 @@ from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes
 from pt2e_quant.graph.recompile import recompile
-from pt2e_quant.graph.subgraphs import BODY_KEY, direct_bodies
+from pt2e_quant.graph.subgraphs import BODY_KEY, copy_bodies, direct_bodies
 from pt2e_quant.passes.compute_in_float32 import compute_in_float32
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.fold_batch_norm import fold_batch_norm
@@ -229,7 +229,9 @@ def captured(model: ExportedProgram | GraphModule) -> GraphModule:
         ConfigError: it is something else.
     """
     if isinstance(model, ExportedProgram):
-        return model.module()
+        gm = model.module()
+        copy_bodies(gm)
+        return gm
     if isinstance(model, GraphModule):
         return model
     raise ConfigError(

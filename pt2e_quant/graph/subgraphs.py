@@ -1,5 +1,7 @@
 """Bodies of control flow: which of their inputs are constants of the graph around them."""
 
+import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +17,8 @@ __all__ = [
     "NamedGraph",
     "bodies",
     "constant_operands",
+    "copy_bodies",
+    "copy_graph",
     "direct_bodies",
     "named_graphs",
 ]
@@ -127,3 +131,23 @@ def named_graphs(gm: GraphModule) -> tuple[NamedGraph, ...]:
         constants = constant_nodes(body.gm.graph).union(body.constants)
         found.setdefault(body.gm, NamedGraph(f"{body.name}/", body.gm, constants))
     return tuple(found.values())
+
+
+def copy_graph(gm: GraphModule) -> GraphModule:
+    """A graph module with a graph of its own, and bodies of its own, that shares the tensors."""
+    with warnings.catch_warnings():
+        # torch 2.13 deprecates a class that its own pytrees are copied with.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        made = GraphModule(gm, copy.deepcopy(gm.graph))
+    made.meta = dict(gm.meta)
+    copy_bodies(made)
+    return made
+
+
+def copy_bodies(gm: GraphModule) -> None:
+    """Give a graph bodies of its own: `ExportedProgram.module()` hands out the program's."""
+    names = {str(n.target): body for n in gm.graph.nodes if (body := subgraph_of(n)) is not None}
+    made = {body: copy_graph(body) for body in names.values()}
+    for name, body in names.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(gm.get_submodule(owner), leaf, made[body])

@@ -120,3 +120,11 @@ def test_branches_of_constants_alone_can_be_quantized(quantizer):
     quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
     for batch in batches:
         assert sqnr_db(model(*batch), export_again(quantized).module()(*batch)) > 25
+
+
+def test_program_with_bodies_when_quantized_then_it_still_runs(quantizer):
+    model, batches = Cond().eval(), [(torch.ones(2, 4),), (-torch.ones(2, 4),)]
+    program = export(model, batches[0])
+    convert_pt2e(calibrate(prepare_pt2e(program, quantizer()), batches, progress=False))
+    for batch in batches:
+        assert torch.equal(program.module()(*batch), model(*batch))
