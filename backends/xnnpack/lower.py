@@ -37,7 +37,10 @@ from pt2e_quant.backends.xnnpack.plain_strides import plain_strides
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.portable_embeddings import embed_portable
 from pt2e_quant.backends.xnnpack.recipes import nearest_recipe
+from pt2e_quant.backends.xnnpack.recurrent import STEPS_KEY, recurrent_as_steps, split_left
+from pt2e_quant.backends.xnnpack.recurrent_loops import loop_recurrent
 from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
+from pt2e_quant.backends.xnnpack.resizing_loops import resizing_loops
 from pt2e_quant.backends.xnnpack.rework import less_rework
 from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row, has_per_tensor
 from pt2e_quant.backends.xnnpack.selections import selections_as_products
@@ -102,6 +105,8 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         decompose_attention,
         group_heads,
         remove_noop_expand,
+        split_left,
+        recurrent_as_steps,
         duplicate_dequantize,
         embed_portable if portable_only else embed_bytes,
         split_as_slices,
@@ -228,6 +233,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         torch.no_grad(),
         warnings.catch_warnings(),
         less_rework(),
+        resizing_loops(),
         start_small(ep.range_constraints),
     ):
         # ExecuTorch's own warnings about its own code; nothing a user can change.
@@ -239,6 +245,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
             constant_methods=constants,
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
+        edge = loop_recurrent(edge, work.meta[STEPS_KEY], constants)
         keep_contents(edge.exported_program())
         plan_for_declared(edge.exported_program())
         # Buffers are written in place: the copies of a whole KV cache at each token are dropped.

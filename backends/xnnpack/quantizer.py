@@ -5,6 +5,7 @@ import torch
 from pt2e_quant.backends.xnnpack.movers import unbind_as_selects
 from pt2e_quant.backends.xnnpack.placement import place_elementwise
 from pt2e_quant.backends.xnnpack.recipes import recipe_named
+from pt2e_quant.backends.xnnpack.recurrent import recurrent_form
 from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.flow.table_quantizer import TableQuantizer
@@ -39,6 +40,7 @@ def make_quantizer(recipe: str) -> TableQuantizer:
         rules=found.rules,
         transforms=TRANSFORMS,
         algorithms=found.algorithms,
+        recurrent=recurrent_form,
         balances_channels=found.balances_channels,
         computes_in=(torch.float32,),
         # It hands constants of a graph to the delegate, and weights are operands of a body.

@@ -29,6 +29,7 @@ from pt2e_quant.backends.xnnpack.gemm_rows import (
     STATIC_GEMMS,
     WEIGHT_ONLY_GEMMS,
 )
+from pt2e_quant.backends.xnnpack.recurrent import RECURRENT_ROW
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot
@@ -180,7 +181,7 @@ STATIC_ROWS = (*limit_sums(STATIC_GEMMS), *_BINARIES, *_UNARIES, *_POOLS, *_MOVE
 
 TABLE = OpTable(
     backend="XNNPACK",
-    rows=(*STATIC_ROWS, *limit_sums(DYNAMIC_GEMMS), *WEIGHT_ONLY_GEMMS, *EMBEDDINGS),
+    rows=(*STATIC_ROWS, *limit_sums(DYNAMIC_GEMMS), *WEIGHT_ONLY_GEMMS, *EMBEDDINGS, RECURRENT_ROW),
     reasons={
         "aten.softmax": "XNNPACK's softmax is float only",
         "aten.matmul": "XNNPACK multiplies two run-time matrices in float only",

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning"),
 ]
 
-EXTRAS = {"onnx": "onnxruntime", "cpu": "torch"}
+EXTRAS = {"onnx": "onnxruntime", "cpu": "torch", "xnnpack": "executorch"}
 RECIPES = ("int8_dynamic", "w8", "int8")
 STACKED = {"num_layers": 2, "bidirectional": True, "batch_first": True}
 LAYERS = {
@@ -73,10 +73,11 @@ def least_db(expected, found):
 @pytest.mark.parametrize(
     ("backend", "recipe", "name"),
     [
-        pytest.param(backend, recipe, name, marks=[pytest.mark.slow] * (name not in FIRST))
+        pytest.param(backend, recipe, name, marks=[pytest.mark.slow] * is_slow)
         for backend in EXTRAS
         for recipe in RECIPES
         for name in LAYERS
+        for is_slow in [name not in FIRST or (backend == "xnnpack" and recipe != "int8_dynamic")]
     ],
 )
 def test_layers_when_lowered_then_weights_are_int8_at_every_batch_size(backend, recipe, name):
@@ -119,8 +120,9 @@ def test_layers_when_large_then_products_are_of_integers(backend, tmp_path):
     model = Recurrent("LSTM", hidden=256).eval()
     target, gm = converted(model, draw(model, 3), "int8_dynamic", backend)
     artifact = target.lower(gm, (draw(model, 3),))
-    named = {"onnx": "DynamicQuantizeLSTM", "cpu": "aten.quantized_lstm"}[backend]
-    assert artifact.report.integer_ops[named] == 1
+    named = {"onnx": "DynamicQuantizeLSTM", "cpu": "aten.quantized_lstm"}.get(backend)
+    # The delegate has products of the input and of the hidden state for each gate, and the head's.
+    assert artifact.report.integer_ops[named or "FullyConnected"] == (1 if named else 9)
     path = tmp_path / f"model{target.suffix}"
     artifact.save(path)
     x = draw(model, 2)
@@ -159,6 +161,19 @@ def test_layers_when_a_rule_names_their_operator_then_it_selects_them(backend):
         "layer.weight_ih_l0",
         "layer.weight_hh_l0",
     }
+
+
+def test_projection_when_lowered_then_a_pte_has_int8_weights_and_others_say_why_not():
+    pytest.importorskip("executorch")
+    torch.manual_seed(0)
+    model = Recurrent("LSTM", proj_size=8).eval()
+    target, gm = converted(model, draw(model, 3), "int8_dynamic", "xnnpack")
+    x = draw(model, 5)
+    with torch.no_grad():
+        assert least_db(model(x), target.lower(gm, (draw(model, 3),)).run(x)) > 30
+    gm = converted(model, draw(model, 3), "int8_dynamic", "onnx")[1]
+    reasons = {r.op: r.reason for r in pq.provenance_of(gm).floats}
+    assert "projection" in reasons["aten.lstm"]
 
 
 def test_layers_when_trained_with_quantization_then_they_stay_float():

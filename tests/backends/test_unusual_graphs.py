@@ -54,7 +54,7 @@ class Normed(nn.Module):
         return self.head(torch.relu(self.norm(x)))
 
 
-RECURRENT = ("onnx", "cpu")
+RECURRENT = ("onnx", "cpu", "xnnpack")
 """Backends that have recurrent layers with int8 weights."""
 
 SEQUENCE, IMAGE, ROWS = (2, 5, 12), (2, 3, 8, 8), (4, 12)
