@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.generate import generate
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError, MissingExtraError
+from pt2e_quant.core.errors import ArtifactError, InputError, MissingExtraError
 from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.report import Report
@@ -41,9 +41,17 @@ class Artifact(ABC):
         """Run a call of the float model: its own arguments in, its own result structure out.
 
         Raises:
-            InputError: the inputs do not fit the captured graph.
+            InputError: the inputs do not fit the captured graph, or hold no data.
         """
-        return self.capture.unflatten_output(self.run_leaves(self.capture.bind(args, kwargs)))
+        leaves = self.capture.bind(args, kwargs)
+        for info, leaf in zip(self.capture.inputs, leaves, strict=True):
+            # A runtime would read where nothing is.
+            if isinstance(leaf, Tensor) and leaf.is_meta:
+                raise InputError(
+                    f'input "{info.path}" is on the meta device: it has no data',
+                    fix="give a tensor with values, on the CPU",
+                )
+        return self.capture.unflatten_output(self.run_leaves(leaves))
 
     def generate(
         self,

@@ -62,7 +62,8 @@ class XnnpackArtifact(Artifact):
             # An argument that was None at export: a program has it as an input, or not at all.
             if takes_all or info.kind is not InputKind.LITERAL or info.value is not None
         ]
-        inputs = [v.contiguous() if isinstance(v, Tensor) else v for v in given]
+        # A parameter is no tensor to ExecuTorch; a detached one is.
+        inputs = [v.detach().contiguous() if isinstance(v, Tensor) else v for v in given]
         try:
             results: list[Any] = list(method.execute(inputs))
         except RuntimeError as error:

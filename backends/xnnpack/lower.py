@@ -21,6 +21,7 @@ from pt2e_quant.backends.xnnpack.buffer_writes import can_write_in_place, keep_c
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.conv1d_as_conv2d import conv1d_as_conv2d
 from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
+from pt2e_quant.backends.xnnpack.edge_forms import pad_integers, read_rows_through_views
 from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes
 from pt2e_quant.backends.xnnpack.grouped_heads import group_heads
 from pt2e_quant.backends.xnnpack.means import means_as_products
@@ -240,7 +241,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         warnings.simplefilter("ignore")
         edge = to_edge_transform_and_lower(
             ep,
-            transform_passes=[remove_noop_copies],
+            transform_passes=[remove_noop_copies, pad_integers, read_rows_through_views],
             partitioner=[make_partitioner(edge_operators(), FUSING)],
             constant_methods=constants,
             compile_config=EdgeCompileConfig(_check_ir_validity=False),

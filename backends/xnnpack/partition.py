@@ -13,13 +13,20 @@ from executorch.backends.xnnpack.partition.config.gemm_configs import LinearConf
 from executorch.backends.xnnpack.partition.config.generic_node_configs import (
     EluConfig,
     GenericNodePartitionerConfig,
-    UnsqueezeCopyConfig,
 )
-from executorch.backends.xnnpack.partition.config.node_configs import MaxDimConfig, PreluConfig
-from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
+from executorch.backends.xnnpack.partition.config.xnnpack_config import (
+    ConfigPrecisionType,
+    XNNPartitionerConfig,
+)
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.backends.xnnpack.utils.quant_utils import is_dequant
+from executorch.backends.xnnpack.utils.quant_utils import (
+    IS_IMPLICIT_Q_DQ_TAG,
+    is_dequant,
+    is_tagged_as_implicit_q_dq,
+)
 from torch.export import ExportedProgram
+
+from pt2e_quant.backends.xnnpack.delegate_limits import delegate_runs
 
 __all__ = ["make_partitioner"]
 
@@ -64,48 +71,7 @@ class WeightOnlyLinearConfig(LinearConfig):  # type: ignore[misc]  # executorch 
         return found
 
 
-class OneDynamicSizeConfig(UnsqueezeCopyConfig):  # type: ignore[misc]  # executorch ships no types
-    """ExecuTorch's setting for unsqueeze, for shapes that the delegate's reshape can say.
-
-    Theirs takes every shape, and lowering fails where two sizes are dynamic.
-    """
-
-    def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
-        """Whether the delegate takes an unsqueeze."""
-        sizes = node.meta["val"].shape
-        fits = sum(not isinstance(size, int) for size in sizes) <= 1
-        return fits and bool(super().check_constraints(node, ep))
-
-
-class ImagePreluConfig(PreluConfig):  # type: ignore[misc]  # executorch ships no types
-    """ExecuTorch's setting for prelu, for images alone.
-
-    Theirs takes every rank, and lowering fails on all but four.
-    """
-
-    def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
-        """Whether the delegate takes a prelu."""
-        return node.meta["val"].dim() == 4 and bool(super().check_constraints(node, ep))
-
-
-class KnownMaxDimConfig(MaxDimConfig):  # type: ignore[misc]  # executorch ships no types
-    """ExecuTorch's setting for the maximum along a dimension, for sizes known beforehand.
-
-    Theirs takes every size, and writes the one at hand into the delegate as a pooling window.
-    """
-
-    def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
-        """Whether the delegate takes a max."""
-        size = node.all_input_nodes[0].meta["val"].shape[node.args[1]]
-        return isinstance(size, int) and bool(super().check_constraints(node, ep))
-
-
-_OURS = {
-    LinearConfig: WeightOnlyLinearConfig,
-    MaxDimConfig: KnownMaxDimConfig,
-    PreluConfig: ImagePreluConfig,
-    UnsqueezeCopyConfig: OneDynamicSizeConfig,
-}
+_OURS = {LinearConfig: WeightOnlyLinearConfig}
 """Settings of ExecuTorch's, and what takes their place."""
 
 
@@ -124,6 +90,36 @@ class OutsideControlFlow(XnnpackPartitioner):  # type: ignore[misc]  # executorc
         return operators, lambda node: node.graph is ep.graph and bool(keeps(node))
 
 
+def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
+    """A setting of ExecuTorch's without the calls that the delegate runs wrongly, or not at all.
+
+    ExecuTorch (1.4) also marks the q/dq around a convolution as part of it before it declines
+    the convolution: the delegate then has integers where the program reads floats.
+    """
+
+    class RestrictedConfig(config):  # type: ignore[misc]  # executorch ships no types
+        def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
+            """Whether the delegate takes a node."""
+            if not delegate_runs(node, config.target_name):
+                return False
+            unmarked = [n for n in _near(node) if not is_tagged_as_implicit_q_dq(n)]
+            takes = bool(super().check_constraints(node, ep))
+            if not takes:
+                for other in unmarked:
+                    other.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
+            return takes
+
+    RestrictedConfig.__name__ = config.__name__
+    return RestrictedConfig
+
+
+def _near(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """What a node reads and what reads it, two steps away at most."""
+    sources, readers = list(node.all_input_nodes), list(node.users)
+    further = (n for source in sources for n in source.all_input_nodes)
+    return {*sources, *further, *readers, *(n for reader in readers for n in reader.users)}
+
+
 def make_partitioner(integer: Iterable[str], fusing: Iterable[str]) -> XnnpackPartitioner:
     """ExecuTorch's partitioner with more operators in integers.
 
@@ -136,5 +132,5 @@ def make_partitioner(integer: Iterable[str], fusing: Iterable[str]) -> XnnpackPa
     for config in (_OURS.get(c, c) for c in (*ALL_PARTITIONER_CONFIGS, EluConfig)):
         if config.target_name in wanted and issubclass(config, GenericNodePartitionerConfig):
             config = _admit_integers(config, fuses=config.target_name in fused)
-        configs.append(config)
+        configs.append(_restrict(config))
     return OutsideControlFlow(configs=configs)

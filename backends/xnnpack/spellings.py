@@ -122,7 +122,7 @@ def _reshape(m: Match, editor: Editor) -> Node | Skip:
         return Skip("two or more of its sizes are dynamic")
     known = m.anchor.args[1] if len(m.anchor.args) > 1 else None
     if m.anchor.target is aten.view.default and isinstance(known, (list, tuple)):
-        if all(isinstance(s, int) for s in known):
+        if all(isinstance(s, int) for s in known) and _gives_contiguous(m["x"]):
             return Skip("it is spelled so already")
     return view(editor, m["x"], shape, m.anchor)
 

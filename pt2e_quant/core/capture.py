@@ -168,6 +168,12 @@ class Capture:
                 f"{where} must be a tensor, found {type(leaf).__name__}",
                 fix=f"torch.as_tensor({info.path})",
             )
+        if leaf.layout is not torch.strided:
+            layout = str(leaf.layout).removeprefix("torch.")
+            raise InputError(
+                f"{where} is a {layout} tensor, expected a dense one",
+                fix=f"{info.path}.to_dense()",
+            )
         dtype = str(leaf.dtype).removeprefix("torch.")
         if dtype != info.dtype:
             raise InputError(

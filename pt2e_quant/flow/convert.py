@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,7 @@ from pt2e_quant.flow.observed_qparams import (
 )
 from pt2e_quant.flow.pause_gc import pause_gc
 from pt2e_quant.flow.prepared import (
+    HALF_CONVERTED,
     PREPARED_KEY,
     PreparedState,
     Slip,
@@ -90,28 +92,42 @@ def convert_pt2e(
     Returns:
         The canonical q/dq graph, verified.
 
+    An interrupt leaves a graph that says so and is of no more use.
+
     Raises:
         CalibrationError: an observer saw no data; every such observer is named.
         InvariantError: the result breaks the canonical form.
         UnsupportedError: its weights are quantized and its constants take no less for it.
     """
     state, bytes_before = prepared_state(prepared), constant_bytes(prepared)
-    if state.is_qat:
-        nn.Module.train(prepared, False)
-        set_training_flags(prepared, False)  # convert ends with a recompile
     form = Form.CANONICAL if fold_quantize else Form.UNFOLDED
-    with pause_gc(), torch.no_grad():
+    with pause_gc(), torch.no_grad(), _marked_if_stopped(prepared):
+        if state.is_qat:
+            nn.Module.train(prepared, False)
+            set_training_flags(prepared, False)  # convert ends with a recompile
         _convert_graph(prepared, fold_quantize, progress)
         run_passes(prepared, (lift_constants,))
         if fold_quantize and pack and run_passes(prepared, (pack_weights,))[0].changed:
             run_passes(prepared, (drop_dead_constants,))
-    verify_canonical(prepared, form=form)
-    for body in bodies(prepared):
-        verify_canonical(body.gm, form=form)
-    provenance_of(prepared).sizes = list(take_ledger(prepared))
-    if fold_quantize:
-        check_smaller(prepared, bytes_before, is_strict=state.is_strict)
+        verify_canonical(prepared, form=form)
+        for body in bodies(prepared):
+            verify_canonical(body.gm, form=form)
+        provenance_of(prepared).sizes = list(take_ledger(prepared))
+        if fold_quantize:
+            check_smaller(prepared, bytes_before, is_strict=state.is_strict)
     return prepared
+
+
+@contextmanager
+def _marked_if_stopped(gm: GraphModule) -> Iterator[None]:
+    """Leave a mark on a graph whose convert is interrupted: a second one would go wrong."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        gm.meta[PREPARED_KEY] = HALF_CONVERTED
+        raise
 
 
 def _convert_graph(gm: GraphModule, fold_quantize: bool, progress: bool) -> None:

@@ -3,16 +3,18 @@
 What the strict forms refuse is warned of with the same text, unless strict=True is given.
 """
 
+import warnings
 from typing import Any
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from pt2e_quant.core.canonical import Form
-from pt2e_quant.core.errors import ArgumentError
+from pt2e_quant.core.errors import ArgumentError, Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.flow import convert, prepare, prepare_qat
 from pt2e_quant.flow.prepared import prepared_graphs, prepared_state
 from pt2e_quant.flow.write_integers import write_integers
+from pt2e_quant.graph.ops import BATCH_NORM, LINEAR, argument, is_call
 
 __all__ = ["convert_pt2e", "prepare_pt2e", "prepare_qat_pt2e"]
 
@@ -29,13 +31,33 @@ def prepare_pt2e(
         quantizer: any object with PT2E's `annotate` and `validate`.
         strict: refuse when nothing was annotated, instead of a warning.
     """
+    gm = prepare.captured(model)
+    _warn_of_linear_norms(gm)
     return prepare.prepare_captured(
-        prepare.captured(model),
+        gm,
         quantizer,
         strict=strict,
         observe_constants=True,
         as_torchao=_is_foreign(quantizer),
     )
+
+
+def _warn_of_linear_norms(gm: GraphModule) -> None:
+    """Say which batch norms cannot be folded into the linear before them, as torchao does."""
+    for node in gm.graph.nodes:
+        linear = argument(node, "input") if is_call(node, BATCH_NORM) else None
+        if linear is None or not is_call(linear, LINEAR):
+            continue
+        rank = linear.meta["val"].dim()
+        if rank > 2:
+            error = UnsupportedError(
+                f"Not fusing linear+bn: of a value of {rank} dimensions {linear.name} computes the "
+                f"last, and {node.name} normalises the second",
+                node=node,
+                fix="nothing need be done: it stays a multiplication and an addition; to fold it, "
+                "give both (rows, features)",
+            )
+            warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
 
 
 def prepare_qat_pt2e(

@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule, Node
+from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
 from pt2e_quant.flow.groups import Group
+from pt2e_quant.flow.node_outputs import FROM_NODE_KEY
 from pt2e_quant.flow.prepared import HeldConstant, PreparedState, Slip
 from pt2e_quant.flow.table_quantizer import RULE_KEY
 from pt2e_quant.graph.meta import copy_trace
@@ -95,6 +97,9 @@ class Inserter:
         made.meta["val"] = source.meta.get("val")
         # At inputs and weights a q/dq belongs to its consumer, elsewhere to its producer.
         is_bare = source.op in ("placeholder", "get_attr")
+        if is_bare:
+            # It computes nothing that the consumer does: what is compared by origin is not it.
+            made.meta[FROM_NODE_KEY] = [NodeSource(made, "prepare_pt2e", NodeSourceAction.CREATE)]
         copy_trace(made, _user_of(place) if is_bare else source)
         named = self.sources.get(source, source)
         is_constant = named in self.constants

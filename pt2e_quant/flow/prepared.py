@@ -68,6 +68,10 @@ class HeldConstant:
     observer: nn.Module
 
 
+HALF_CONVERTED = "half converted"
+"""In the place of a graph's PreparedState: a convert of it was stopped, and not by an error."""
+
+
 @dataclass(slots=True, kw_only=True)
 class PreparedState:
     """What each observer node and each held constant is for, and what convert still has to run.
@@ -99,6 +103,13 @@ def prepared_state(gm: GraphModule) -> PreparedState:
         ConfigError: the graph was not prepared here.
     """
     state = gm.meta.get(PREPARED_KEY)
+    if state is HALF_CONVERTED:
+        raise ConfigError(
+            "an earlier convert_pt2e of this graph was stopped half way: it is no prepared graph "
+            "any more, and no converted one",
+            fix="prepare and calibrate again; a program that pq.save wrote before convert can be "
+            "loaded",
+        )
     if not isinstance(state, PreparedState):
         raise ConfigError(
             "this graph was not prepared by prepare_pt2e",

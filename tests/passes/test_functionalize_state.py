@@ -47,9 +47,9 @@ def test_write_through_a_view_when_functional_then_one_copy_of_the_whole(program
         """
         x: f32[3, 4] = input
         clone: f32[3, 4] = clone(kept)
-        slice: f32[2, 4] = slice(clone, start=1)
+        slice: f32[2, 4] = slice(clone, start=1, end=9223372036854775807)
         clone_1: f32[2, 4] = clone(slice)
-        slice_scatter: f32[3, 4] = slice_scatter(clone, clone_1, end=-1)
+        slice_scatter: f32[3, 4] = slice_scatter(clone, clone_1, start=0, end=-1)
         mean: f32[4] = mean(x, [0])
         select_scatter: f32[3, 4] = select_scatter(slice_scatter, mean, 0, -1)
         sum: f32[4] = sum(select_scatter, [0])

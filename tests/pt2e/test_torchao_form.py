@@ -1,5 +1,8 @@
 """Graphs that quantizers of other packages get: of the form that torchao's PT2E gives."""
 
+import warnings
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
@@ -235,3 +238,38 @@ def test_graph_when_the_quantizer_exports_it_anew_then_no_guards_are_left():
     quantizer = Reexports([aten.linear.default])
     gm = converted(nn.Linear(4, 3), (torch.randn(2, 4),), quantizer)
     assert not [node for node in gm.graph.nodes if node.op == "call_module"]
+
+
+@pytest.mark.parametrize(("shape", "warns"), [((2, 5, 3), True), ((2, 3), False)])
+def test_batch_norm_when_it_cannot_go_into_the_linear_then_a_warning(shape, warns):
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)).eval()
+    x = torch.randn(shape)
+    gm = export(model, (x,)).module()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepared = prepare_pt2e(gm, ByOperator([aten.linear.default]))
+    assert [str(w.message).startswith("Not fusing linear+bn") for w in caught] == [True] * warns
+    torch.testing.assert_close(prepared(x), model(x))
+
+
+def test_origin_when_prepared_and_converted_then_not_of_what_observes_its_inputs():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    x = torch.randn(2, 4)
+    program = export(model.eval(), (x,))
+    quantizer = ByOperator([aten.linear.default], output=INT8)
+    prepared = prepare_pt2e(program.module(), quantizer)
+    assert origins(prepared)["linear"] == 2  # with the observer of its output
+    prepared(x)
+    assert origins(convert_pt2e(prepared))["linear"] == 3  # with its quantize and dequantize
+
+
+def origins(gm):
+    """How many nodes come from each node of the exported program."""
+    found = Counter()
+    for node in gm.graph.nodes:
+        sources = node.meta.get("from_node")
+        while sources:
+            source, sources = sources[-1], sources[-1].from_node
+        if node.op in ("call_function", "call_module"):
+            found[source.name] += 1
+    return found

@@ -1,0 +1,67 @@
+"""Calls of edge operators that the XNNPACK delegate does not compute as ATen defines them.
+
+ExecuTorch's payload has no field for some arguments, and XNNPACK refuses some values of others
+when the program is loaded. ExecuTorch's partitioner (1.4) looks at neither. Such a call stays
+outside of the delegate, where ExecuTorch's own operator runs it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+__all__ = ["delegate_runs"]
+
+_MOST_DIMENSIONS = 6
+"""XNN_MAX_TENSOR_DIMS."""
+
+
+def delegate_runs(node: Node, name: str) -> bool:
+    """Whether the delegate computes a call right.
+
+    Args:
+        node: of the edge program, or of the ATen program before it.
+        name: the operator as ExecuTorch's partitioner names it, for example "elu.default".
+    """
+    holds = _HOLDS.get(name)
+    return _has_few_dimensions(node) and (holds is None or holds(node))
+
+
+def _has_few_dimensions(node: Node) -> bool:
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return all(v.dim() <= _MOST_DIMENSIONS for v in values if isinstance(v, Tensor))
+
+
+def _argument(node: Node, index: int, default: Any) -> Any:
+    return node.args[index] if len(node.args) > index else default
+
+
+def _elu(node: Node) -> bool:
+    """The payload has no field for `scale` and `input_scale`; XNNPACK takes a positive alpha."""
+    alpha, scale, input_scale = (_argument(node, index, 1) for index in (1, 2, 3))
+    return bool(alpha > 0 and scale == 1 and input_scale == 1)
+
+
+def _is_image(node: Node) -> bool:
+    return bool(node.meta["val"].dim() == 4)
+
+
+def _has_one_dynamic_size(node: Node) -> bool:
+    """The delegate's reshape takes no more."""
+    return sum(not isinstance(size, int) for size in node.meta["val"].shape) <= 1
+
+
+def _has_known_window(node: Node) -> bool:
+    """The delegate pools along one of the last two dimensions, and keeps it, by a known size."""
+    dim, keeps = node.args[1], _argument(node, 2, False)
+    value = node.all_input_nodes[0].meta["val"]
+    return bool(dim in (2, 3) and keeps and isinstance(value.shape[dim], int))
+
+
+_HOLDS: Mapping[str, Callable[[Node], bool]] = {
+    "elu.default": _elu,
+    "max.dim": _has_known_window,
+    "prelu.default": _is_image,
+    "unsqueeze_copy.default": _has_one_dynamic_size,
+}

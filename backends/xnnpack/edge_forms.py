@@ -1,0 +1,119 @@
+"""Forms that the delegate takes, written into the edge program before it is partitioned.
+
+ExecuTorch decomposes operators when it makes an edge program, so that the passes before did not
+see all that stands there: `unfold` becomes a pad and an index.
+"""
+
+from typing import Any
+
+import torch
+from executorch.exir.dialects._ops import ops as exir_ops
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassResult
+
+__all__ = ["pad_integers", "read_rows_through_views"]
+
+_EDGE = exir_ops.edge.aten
+_QDQ = exir_ops.edge.quantized_decomposed
+_QUANTIZE = _QDQ.quantize_per_tensor.default
+_DEQUANTIZE = _QDQ.dequantize_per_tensor.default
+_OF_ROWS = frozenset(
+    {
+        _QDQ.choose_qparams_per_token_asymmetric.default,
+        _QDQ.quantize_per_token.default,
+    }
+)
+_COLUMNS_LAST = frozenset(
+    {
+        _EDGE.view_copy.default,
+        _EDGE.squeeze_copy.dims,
+        _EDGE.unsqueeze_copy.default,
+        _EDGE.linear.default,
+    }
+)
+"""What the delegate computes with the last dimension last, whatever it reads."""
+
+
+def pad_integers(gm: GraphModule) -> PassResult:
+    """Give a pad of integers with 0 a q and a dq of its own behind it.
+
+    ExecuTorch (1.4) inserts them inside the delegate where the pad's input may be float: the
+    program then does not load. Values are the same: 0 and what is dequantized are values that
+    the qparams have.
+
+    Before:  pad(dq(x_q), [2, 0])
+    After:   dq(q(pad(dq(x_q), [2, 0])))
+    """
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.target is not _EDGE.constant_pad_nd.default or not _pads_integers(node):
+            continue
+        source: Any = node.args[0]
+        integers: Any = source.args[0]
+        with gm.graph.inserting_after(node):
+            stored = gm.graph.call_function(_QUANTIZE, (node, *source.args[1:]))
+        with gm.graph.inserting_after(stored):
+            back = gm.graph.call_function(_DEQUANTIZE, (stored, *source.args[1:]))
+        node.replace_all_uses_with(back, delete_user_cb=lambda user, own=stored: user is not own)
+        back.meta = dict(node.meta)
+        stored.meta = {**node.meta, "val": node.meta["val"].to(integers.meta["val"].dtype)}
+        changed = True
+    if changed:
+        gm.recompile()
+    return PassResult(gm, changed)
+
+
+def _pads_integers(node: Node) -> bool:
+    args: Any = node.args
+    source, pads = args[:2]
+    value = args[2] if len(args) > 2 else 0
+    return (
+        source.target is _DEQUANTIZE
+        and not value
+        and all(isinstance(p, int) and p >= 0 for p in pads)
+        and not any(user.target is _QUANTIZE for user in node.users)
+    )
+
+
+def read_rows_through_views(gm: GraphModule) -> PassResult:
+    """Read four dimensions whose rows are quantized at run time through a view of their shape.
+
+    The delegate computes convolutions with channels last, and linears with columns last.
+    ExecuTorch (1.4) puts the transpose between the two behind the dq of a linear's input, and
+    then finds no dq there. For a view it puts it before.
+
+    Before:  x = conv(…);                linear(dq(q(x, *choose_qparams(x))), dq(w_q))
+    After:   x = view(conv(…), [N, C, H, W]); linear(dq(q(x, *choose_qparams(x))), dq(w_q))
+    """
+    changed = False
+    for value in list(gm.graph.nodes):
+        readers = [u for u in value.users if u.target in _OF_ROWS and u.args[0] is value]
+        if not readers or value.op != "call_function" or value.target in _COLUMNS_LAST:
+            continue
+        if value.meta["val"].dim() != 4:
+            continue
+        view = _view(gm, value)
+        for reader in readers:
+            reader.replace_input_with(value, view)
+        changed = True
+    if changed:
+        gm.recompile()
+    return PassResult(gm, changed)
+
+
+def _view(gm: GraphModule, value: Node) -> Node:
+    """A view of a value in its own shape."""
+    shape: list[Any] = list(value.meta["val"].shape)
+    dynamic = [i for i, size in enumerate(shape) if not isinstance(size, int)]
+    place = value.next
+    with gm.graph.inserting_before(place):
+        for index in dynamic:
+            if len(dynamic) == 1:
+                shape[index] = -1  # the delegate takes one size that it finds itself
+                continue
+            size = gm.graph.call_function(torch.ops.aten.sym_size.int, (value, index))
+            size.meta = {"val": shape[index]}
+            shape[index] = size
+        view = gm.graph.call_function(_EDGE.view_copy.default, (value, shape))
+    view.meta = dict(value.meta)
+    return view
