@@ -54,7 +54,13 @@ class XnnpackArtifact(Artifact):
         """
         if self._program is None:
             self._program = load_program(self.pte)
-        method = self._program.load_method("forward")
+        try:
+            method = self._program.load_method("forward")
+        except RuntimeError as error:
+            raise ArtifactError(
+                f"ExecuTorch's runtime does not load this program: {error}",
+                fix="lower the model again, with the ExecuTorch of this runtime",
+            ) from error
         takes_all = method.metadata.num_inputs() == len(leaves)
         given = [
             leaf

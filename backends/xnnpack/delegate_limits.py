@@ -5,6 +5,7 @@ when the program is loaded. ExecuTorch's partitioner (1.4) looks at neither. Suc
 outside of the delegate, where ExecuTorch's own operator runs it.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,9 +60,42 @@ def _has_known_window(node: Node) -> bool:
     return bool(dim in (2, 3) and keeps and isinstance(value.shape[dim], int))
 
 
+def _averages_what_it_reads(node: Node) -> bool:
+    """The payload has no field for a divisor: windows at the border count fewer elements."""
+    stride, padding, divisor = (_argument(node, index, None) for index in (2, 3, 6))
+    return _is_image(node) and bool(stride) and (divisor is None or not any(padding or ()))
+
+
+def _pads_with_a_number(node: Node) -> bool:
+    """The payload is written as JSON first, which has no infinities."""
+    return math.isfinite(_argument(node, 2, 0) or 0)
+
+
+def _starts_inside(node: Node) -> bool:
+    """ExecuTorch (1.4) adds the size to a negative start, and the payload has no sign."""
+    dim, start = _argument(node, 1, 0), _argument(node, 2, 0) or 0
+    size = node.all_input_nodes[0].meta["val"].shape[dim]
+    return not isinstance(start, int) or not isinstance(size, int) or start >= -size
+
+
+def _resizes_by_sizes(node: Node) -> bool:
+    """The delegate divides the sizes; ATen takes the scales given, unless corners are aligned."""
+    scales = _argument(node, 3, None)
+    if scales is None or node.args[2]:
+        return True
+    before = node.all_input_nodes[0].meta["val"].shape[-2:]
+    after = node.meta["val"].shape[-2:]
+    return all(i * scale == o for i, scale, o in zip(before, scales, after, strict=True))
+
+
 _HOLDS: Mapping[str, Callable[[Node], bool]] = {
+    "avg_pool2d.default": _averages_what_it_reads,
+    "constant_pad_nd.default": _pads_with_a_number,
     "elu.default": _elu,
     "max.dim": _has_known_window,
+    "max_pool2d.default": _is_image,
     "prelu.default": _is_image,
+    "slice_copy.Tensor": _starts_inside,
     "unsqueeze_copy.default": _has_one_dynamic_size,
+    "upsample_bilinear2d.vec": _resizes_by_sizes,
 }

@@ -19,6 +19,7 @@ _QUANTIZE = _QDQ.quantize_per_tensor.default
 _DEQUANTIZE = _QDQ.dequantize_per_tensor.default
 _OF_ROWS = frozenset(
     {
+        _EDGE._softmax.default,
         _QDQ.choose_qparams_per_token_asymmetric.default,
         _QDQ.quantize_per_token.default,
     }
@@ -80,7 +81,8 @@ def read_rows_through_views(gm: GraphModule) -> PassResult:
 
     The delegate computes convolutions with channels last, and linears with columns last.
     ExecuTorch (1.4) puts the transpose between the two behind the dq of a linear's input, and
-    then finds no dq there. For a view it puts it before.
+    then finds no dq there; before a softmax it puts none, and channels are summed in place of
+    columns. For a view it puts it in front.
 
     Before:  x = conv(…);                linear(dq(q(x, *choose_qparams(x))), dq(w_q))
     After:   x = view(conv(…), [N, C, H, W]); linear(dq(q(x, *choose_qparams(x))), dq(w_q))

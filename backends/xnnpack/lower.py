@@ -24,6 +24,7 @@ from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
 from pt2e_quant.backends.xnnpack.edge_forms import pad_integers, read_rows_through_views
 from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes
 from pt2e_quant.backends.xnnpack.grouped_heads import group_heads
+from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.means import means_as_products
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.missing_kernels import (
@@ -33,6 +34,7 @@ from pt2e_quant.backends.xnnpack.missing_kernels import (
     refuse_volumes,
 )
 from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
+from pt2e_quant.backends.xnnpack.name_refused import named_refusals
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.plain_strides import plain_strides
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
@@ -163,18 +165,20 @@ def lower(
             fix="lower(..., strict=False) to run it in float",
         )
     held = held_scales(work)
-    with no_out_variant_refused(gm):
+    unchecked = replace(options, strict=False, verify=False, validate=False, is_part=True)
+    with named_refusals(gm, lambda part: _try_part(part, unchecked)), no_out_variant_refused(gm):
         pte = _to_pte(work, pack_metadata(capture, report.provenance, held))
     if not held <= read_named_data(pte).keys():
         # Another ExecuTorch may name them otherwise: then the scales are written out.
         pte = _to_pte(work, pack_metadata(capture, report.provenance, ()))
     artifact = XnnpackArtifact(pte, capture, report)
     refuse_missing_kernels(gm, artifact.contents().kernels)
+    with named_refusals(gm, lambda part: _try_part(part, unchecked)):
+        load_program(pte).load_method("forward")
     _describe(artifact)
     check_file_smaller(report, is_strict=options.strict)
     if options.verify:
         sample = choose_sample(gm, example_inputs)
-        unchecked = replace(options, strict=False, verify=False, validate=False, is_part=True)
         check_artifact(
             artifact,
             gm,
@@ -217,6 +221,14 @@ def _bounded(gm: GraphModule, max_sizes: MaxSizes) -> GraphModule:
     made = copy_graph(gm)
     made.meta[CAPTURE_KEY] = capture
     return made
+
+
+def _try_part(part: GraphModule, options: Options) -> None:
+    """Lower a part of a graph as far as to a file that loads; its errors name no node."""
+    work = copy_graph(in_float32(part))
+    run_passes(work, lowering_passes(portable_only=options.portable_only))
+    constants = pack_metadata(capture_of(work), provenance_of(part), ())
+    load_program(_to_pte(work, constants)).load_method("forward")
 
 
 def _islands(records: Sequence[PassRecord]) -> list[Island]:

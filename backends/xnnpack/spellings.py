@@ -6,6 +6,7 @@ the reshape out where `-1` lets it in.
 """
 
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -16,18 +17,21 @@ from pt2e_quant.backends.xnnpack.conditions import pairs
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL2D,
+    AVG_POOL2D,
     BMM,
     CLAMP,
     HARDTANH,
     LINEAR,
     MATMUL,
     MEAN,
+    PAD,
     RESHAPE,
     SELECT,
     SOFTMAX,
     SQUEEZE,
     UNSQUEEZE,
     argument,
+    arguments,
     aten,
     is_call,
 )
@@ -81,6 +85,7 @@ def _clamp(m: Match, editor: Editor) -> Node | Skip:
             default if (limit := given[at]) is None else float(limit)
             for at, default in _LIMITS.items()
         )
+    low = min(low, high)  # as ATen defines it; XNNPACK refuses limits in the other order
     x, val = m["x"], m.anchor.meta["val"]
     if low == 0.0 and high == math.inf:
         return editor.call(aten.relu.default, x, like=m.anchor, val=val)
@@ -203,6 +208,41 @@ def _max_pool(m: Match, editor: Editor) -> Node | Skip:
     return editor.call(m.anchor.target, m["x"], *full, ceil, like=m.anchor, val=val)
 
 
+def _avg_pool(m: Match, editor: Editor) -> Node | Skip:
+    names = ("kernel_size", "stride", "padding")
+    kernel, stride, padding = (argument(m.anchor, n) for n in names)
+    windows = [pairs(kernel), pairs(stride or kernel), pairs(padding)]
+    if list(m.anchor.args[1:4]) == windows:
+        return Skip("it is spelled so already")
+    rest = [argument(m.anchor, n) for n in ("ceil_mode", "count_include_pad")]
+    divisor = argument(m.anchor, "divisor_override")
+    if divisor is not None:  # ExecuTorch takes one that is given as None for another
+        rest.append(divisor)
+    val = m.anchor.meta["val"]
+    return editor.call(m.anchor.target, m["x"], *windows, *rest, like=m.anchor, val=val)
+
+
+def _pad(m: Match, editor: Editor) -> Node | Skip:
+    """A pad that crops as slices and a pad: ExecuTorch's own takes no negative sizes."""
+    pads = argument(m.anchor, "pad")
+    if arguments(m.anchor).get("mode", "constant") != "constant":
+        return Skip("it repeats values of its input")
+    if not all(isinstance(p, int) for p in pads) or min(pads) >= 0:
+        return Skip("it crops nothing, or its sizes are known only at run time")
+    x: Node = m["x"]
+    for index in range(0, len(pads), 2):
+        start, end = (-min(p, 0) for p in pads[index : index + 2])
+        if start or end:
+            dim = x.meta["val"].dim() - 1 - index // 2
+            last = -end if end else sys.maxsize
+            x = editor.call(aten.slice.Tensor, x, dim, start, last, like=m.anchor)
+    added = [max(p, 0) for p in pads]
+    if not any(added):
+        return x
+    value = argument(m.anchor, "value") or 0
+    return editor.call(aten.constant_pad_nd.default, x, added, value, like=m.anchor)
+
+
 _X = Var("x")
 RULES = (
     Rule("clamp", find=Op(_CLAMPS, _X), build=_clamp),
@@ -212,5 +252,7 @@ RULES = (
     Rule("adaptive_avg_pool2d", find=Op(ADAPTIVE_AVG_POOL2D, _X), build=_pool),
     Rule("select", find=Op(SELECT, _X), build=_select),
     Rule("max_pool2d", find=Op(aten.max_pool2d.default, _X), build=_max_pool),
+    Rule("avg_pool2d", find=Op(AVG_POOL2D, _X), build=_avg_pool),
+    Rule("pad", find=Op(PAD, _X), build=_pad),
     Rule("matmul", find=Op(MATMUL, Var("a"), Var("b")), build=_matmul),
 )

@@ -46,6 +46,7 @@ def read_twice(m, x):
 
 
 STATIC = {
+    "softmax of rows": lambda m, x: torch.softmax(4 * m.b(torch.softmax(4 * m.a(x), -1)), 3),
     "channel shuffle": shuffle,
     "pad of a result": lambda m, x: F.pad(m.sequence(x.flatten(2)), (2, 0)),
     "unfold": lambda m, x: F.unfold(m.a(x), 3),

@@ -1,0 +1,69 @@
+"""The node behind an error that ExecuTorch raises, and an error that names it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.cut_graph import cut_behind, operators
+from pt2e_quant.core.errors import Pt2eQuantError, UnsupportedError
+
+__all__ = ["TryPart", "named_refusals"]
+
+TryPart: TypeAlias = Callable[[GraphModule], object]
+"""Lowers a graph and loads the file; raises where either fails."""
+
+_FIX = (
+    "write it with other operators, compute it outside of the model, or leave it float "
+    "(quantizer.set_module_name(name, None)) where its q/dq are what is refused"
+)
+
+
+@contextmanager
+def named_refusals(gm: GraphModule, try_part: TryPart) -> Iterator[None]:
+    """Turn what ExecuTorch raises in the block into an error with a node.
+
+    The node is the last one of the smallest part of the graph that is refused too. A handful of
+    parts are lowered to find it.
+
+    Raises:
+        UnsupportedError: in place of any error that is not of this package.
+    """
+    try:
+        yield
+    except Pt2eQuantError:
+        raise
+    except Exception as error:  # ExecuTorch raises RuntimeError, ValueError, AssertionError, …
+        raise UnsupportedError(
+            f"ExecuTorch cannot take this graph: {_first_line(error)}",
+            node=_first_refused(gm, try_part),
+            fix=_FIX,
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _first_refused(gm: GraphModule, try_part: TryPart) -> Node | None:
+    """The first operator behind which the graph is refused; None if no part of it is."""
+    nodes = [n for n in operators(gm) if isinstance(n.meta.get("val"), Tensor)]
+    low, high = 0, len(nodes)
+    while low < high:
+        middle = (low + high) // 2
+        if _is_refused(gm, nodes[middle], try_part):
+            high = middle
+        else:
+            low = middle + 1
+    return nodes[low] if low < len(nodes) else None
+
+
+def _is_refused(gm: GraphModule, node: Node, try_part: TryPart) -> bool:
+    try:
+        try_part(cut_behind(gm, node.name))
+    except Exception:  # Whatever stops it: the whole was stopped, and that is the error.
+        return True
+    return False

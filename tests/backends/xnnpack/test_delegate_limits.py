@@ -1,0 +1,93 @@
+"""Arguments of operators that the delegate has no field for, or refuses: the result is ATen's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pt2e_quant as pq
+from pt2e_quant.backends.xnnpack import lower
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.flow.sample import sqnr_db
+
+CALLS = {
+    "elu alpha": lambda x: F.elu(x, 0.7),
+    "elu alpha 0": lambda x: F.elu(x, 0.0),
+    "elu alpha below 0": lambda x: F.elu(x, -0.5),
+    "selu": F.selu,
+    "celu": lambda x: F.celu(x, 0.5),
+    "leaky_relu slope above 1": lambda x: F.leaky_relu(x, 1.5),
+    "leaky_relu slope below 0": lambda x: F.leaky_relu(x, -0.2),
+    "hardtanh": lambda x: F.hardtanh(x, -0.3, 0.7),
+    "clamp below": lambda x: x.clamp(min=1),
+    "clamp to one value": lambda x: x.clamp(1, 1) * x,
+    "clamp in reverse": lambda x: x.clamp(1, -1) * x,
+    "softmax of columns": lambda x: F.softmax(4 * x, 3),
+    "softmax of channels": lambda x: F.softmax(4 * x, 1),
+    "avg_pool divisor": lambda x: F.avg_pool2d(
+        x, 3, 2, 1, count_include_pad=False, divisor_override=9
+    ),
+    "avg_pool default stride": lambda x: F.avg_pool2d(x, (1, 2), count_include_pad=False),
+    "avg_pool ceil_mode": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "avg_pool without a batch": lambda x: F.avg_pool2d(x[0], 2, count_include_pad=False),
+    "max_pool dilation": lambda x: F.max_pool2d(x, 3, 2, 1, dilation=2),
+    "max_pool ceil_mode": lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True),
+    "max_pool without a batch": lambda x: F.max_pool2d(x[0], 2),
+    "max without a dimension": lambda x: x.max(3)[0],
+    "max keeping it": lambda x: x.max(-1, keepdim=True)[0],
+    "upsample by a scale": lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"),
+    "upsample to a size": lambda x: F.interpolate(x, (5, 13), mode="bilinear"),
+    "upsample aligned": lambda x: F.interpolate(
+        x, scale_factor=1.5, mode="bilinear", align_corners=True
+    ),
+    "div rounding_mode": lambda x: torch.div(x, 0.7, rounding_mode="floor"),
+    "add alpha": lambda x: torch.add(x, x.flip(1), alpha=0.5),
+    "rsub alpha": lambda x: torch.rsub(x, x.flip(1), alpha=3),
+    "cat of seven, last dimension": lambda x: torch.cat([x, x * 2, x, x + 1, x, x - 1, x], -1),
+    "pad with a value": lambda x: F.pad(x, (1, 2, 0, 3, 1, 0), value=0.5),
+    "pad with infinity": lambda x: F.max_pool2d(F.pad(x, (1, 1), value=-torch.inf), 3, 1),
+    "pad that crops": lambda x: F.pad(x, (-1, 2, 0, -3), value=2.0),
+    "permute with a negative dimension": lambda x: x.permute(0, -1, 1, 2),
+    "mean in reverse order": lambda x: x.mean((-1, -2), keepdim=True),
+    "mean without the dimensions": lambda x: x.mean((3, 2)),
+    "pow 2.0": lambda x: x.pow(2.0),
+    "slice from before the start": lambda x: x[:, :, -100:6, 1:7:2],
+    "more than six dimensions": lambda x: x[:, :, :6, :8].reshape(-1, 2, 2, 2, 2, 3, 2, 4).exp(),
+}
+
+
+class One(nn.Module):
+    """An operator behind a convolution, so that the delegate has it with channels last."""
+
+    def __init__(self, call) -> None:
+        super().__init__()
+        self.call = call
+        self.conv, self.linear = nn.Conv2d(8, 8, 1), nn.Linear(9, 9)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.call(self.conv(x)), self.linear(x)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_operator_when_its_arguments_are_not_the_defaults_then_as_aten(name, make_noise):
+    model = One(CALLS[name]).eval()
+    x = 2 * make_noise((2, 8, 7, 9))
+    artifact = pq.quantize(model, (x,), backend="xnnpack", recipe="w8", progress=False)
+    expected = model(x)[0]
+    assert sqnr_db(expected, artifact.run(x)[0]) > 100
+
+
+def test_lowering_when_executorch_fails_then_the_error_names_the_node(monkeypatch, make_noise):
+    original = lower.load_program
+
+    def fails_on_softmax(pte):
+        if b"softmax" in pte:
+            raise RuntimeError("error: 0x:1")
+        return original(pte)
+
+    monkeypatch.setattr(lower, "load_program", fails_on_softmax)
+    model = One(lambda x: torch.sin(torch.softmax(torch.cos(x), 1)))
+    with pytest.raises(UnsupportedError, match="0x:1") as caught:
+        pq.quantize(model, (make_noise((2, 8, 7, 9)),), backend="xnnpack", recipe="w8")
+    assert "softmax" in str(caught.value)
+    assert "self.call(self.conv(x))" in str(caught.value) or "softmax" in str(caught.value.node)
