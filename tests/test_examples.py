@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import pt2e_quant as pq
+from pt2e_quant.backends.artifact import Artifact
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,6 +26,35 @@ def run_example(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def load(path: Path) -> Artifact:
+    """Load an example's file in this process, which did not make it."""
+    return pq.backends.get({".pte": "xnnpack", ".onnx": "onnx"}[path.suffix]).load(path)
+
+
+def check_batches_of_other_sizes(path: Path) -> None:
+    """Hold batches of sizes that the example did not use to their samples one by one."""
+    artifact = load(path)
+    (image,) = artifact.capture.inputs
+    samples = torch.randn(11, *image.shape[1:], generator=torch.Generator().manual_seed(0))
+    alone = torch.cat([artifact.run(samples[at : at + 1]) for at in range(len(samples))])
+    for count in (1, 3, 11, 2, 11):
+        for _ in range(2):
+            torch.testing.assert_close(artifact.run(samples[:count]), alone[:count])
+
+
+def check_prompts_of_other_lengths(path: Path) -> None:
+    """Hold prompts of lengths that the example did not use to their tokens one by one."""
+    artifact = load(path)
+    ids = torch.randint(0, 256, (1, 11), generator=torch.Generator().manual_seed(0))
+    alone = torch.cat(
+        [artifact.run(ids[:, at : at + 1], torch.tensor([at])).clone() for at in range(11)], dim=1
+    )
+    for count in (1, 3, 11, 2, 11):
+        artifact.reset()
+        found = artifact.run(ids[:, :count], torch.arange(count))
+        torch.testing.assert_close(found, alone[:, :count], atol=0.02, rtol=0.02)
+
+
 @pytest.fixture(autouse=True)
 def _runtimes_installed():
     for package in ("executorch", "onnxruntime", "onnxscript", "sklearn"):
@@ -36,6 +69,7 @@ def test_quickstart_trains_quantizes_and_prints_the_table(tmp_path):
     for suffix in (".pte", ".onnx"):
         floating, quantized = (tmp_path / f"{kind}{suffix}" for kind in ("float", "int8"))
         assert quantized.stat().st_size < 0.5 * floating.stat().st_size
+        check_batches_of_other_sizes(quantized)
 
 
 def test_llm_w4_trains_quantizes_and_keeps_the_perplexity(tmp_path):
@@ -46,6 +80,7 @@ def test_llm_w4_trains_quantizes_and_keeps_the_perplexity(tmp_path):
     assert [row[1].strip() for row in rows] == ["xnnpack", "onnx"]
     for suffix in (".pte", ".onnx"):
         assert (tmp_path / f"llama_w4{suffix}").stat().st_size < 400_000
+        check_prompts_of_other_lengths(tmp_path / f"llama_w4{suffix}")
 
 
 def test_qat_trains_three_bit_weights_and_saves_a_file(tmp_path):
@@ -56,6 +91,7 @@ def test_qat_trains_three_bit_weights_and_saves_a_file(tmp_path):
     }
     assert found["3-bit weights, trained"] > found["3-bit weights, rounded"]
     assert (tmp_path / "digits_w3.pte").stat().st_size < 600_000
+    check_batches_of_other_sizes(tmp_path / "digits_w3.pte")
 
 
 def test_own_cpu_kernel_is_used_and_reported():

