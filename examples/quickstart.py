@@ -87,12 +87,13 @@ def main(epochs: int, folder: Path) -> bool:
     torch.set_num_threads(1)
     digits = load_images()
     model = train_cnn(digits.train_images, digits.train_labels, epochs=epochs)
-    ep = torch.export.export(model, (digits.test_images[:1],))
+    batch = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}
+    ep = torch.export.export(model, (digits.test_images[:2],), dynamic_shapes=batch)
     console.print("lowering the float model for both runtimes, to compare with")
     save_float(ep, folder)
     save_int8(ep, digits.train_images[:200].split(1), folder)
 
-    console.print("running every file on images never trained on\n")
+    console.print("running every file on images never trained on")
     table = Table("runtime", title=f"digits, {len(digits.test_images)} images never trained on")
     for heading in ("accuracy %", "int8", "size KiB", "int8", "latency us", "int8", "speed-up"):
         table.add_column(heading, justify="right")
