@@ -80,7 +80,7 @@ def not_slower(op: str, shape_class: Callable[[Match], str]) -> Constraint:
             return False
         return measured_here(op).get(shape_class(match), 1.0) >= 1.0
 
-    return Constraint(text=_TEXT, holds=holds, fix=_FIX)
+    return Constraint(text=_TEXT, holds=holds, fix=_FIX, is_choice=True)
 
 
 def is_judged(row: OpRow) -> bool:

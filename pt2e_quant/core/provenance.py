@@ -93,6 +93,7 @@ class FloatRecord:
         reason: why.
         size: bytes of its float constants.
         fix: what to do about the reason, "" where nothing is known.
+        is_choice: the backend could run it in integers; float is better for it.
     """
 
     node: str
@@ -101,6 +102,7 @@ class FloatRecord:
     reason: str
     size: int = 0
     fix: str = ""
+    is_choice: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,6 +44,7 @@ class MatchReader:
         self.masks = masks.masks | masks.masked_scores
         self.written = written
         self.reasons: dict[Node, tuple[int, str, str]] = {}
+        self.choices: set[Node] = set()
         self.resolved: dict[tuple[int, int], TensorScheme | None] = {}
         self.plans: dict[tuple[str, Node, tuple[Node, ...]], Plan] = {}
 
@@ -65,6 +66,8 @@ class MatchReader:
         if (broken := row.refusal(match)) is not None:
             reason = f"{self.table.backend} {row.name} needs: {broken.text}"
             self.refuse(match, reason, len(found), broken.fix)
+            if broken.is_choice:
+                self.choices.update(match.covered)
             return False
         present = {at for at, (_, chosen) in found.items() if chosen is not None}
         schemes = tuple(
@@ -136,6 +139,7 @@ class MatchReader:
             reason=reason,
             size=sum(_constant_bytes(n) for n in node.all_input_nodes),
             fix=fix,
+            is_choice=node in self.choices,
         )
 
 

@@ -148,7 +148,9 @@ def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
             node=_largest_float(gm),
             fix=_fix_of(gm),
         )
-        if options.strict:
+        # What could be quantized and is better in float runs in float: that is no failure.
+        is_choice = any(record.is_choice for record in provenance_of(gm).floats)
+        if options.strict and not is_choice:
             raise error
         warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
     return gm

@@ -105,11 +105,19 @@ def _with_axis_of(wanted: TensorScheme, accepted: TensorScheme) -> TensorScheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What must hold of a match for the backend to run it, with the text that says so."""
+    """What must hold of a match for the backend to run it, with the text that says so.
+
+    Args:
+        text: what is needed.
+        holds: whether a match has it.
+        fix: what to do where it has not.
+        is_choice: the backend could run it all the same; it is left float because that is better.
+    """
 
     text: str
     holds: Callable[[Match], bool]
     fix: str = ""
+    is_choice: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
