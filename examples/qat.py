@@ -1,7 +1,7 @@
 """Quantization-aware training of a digits CNN with 3-bit weights, and a `.pte` of the result.
 
-Run `python examples/qat.py`. Rounding the weights of a trained model to 3 bits costs accuracy (with three
-seeds 0.98 falls to 0.94, 0.97 and 0.74); training with fake-quantizes gives 0.97, 0.99 and 0.97.
+Run `python examples/qat.py`. Rounding a trained model's weights to 3 bits costs accuracy (with three
+seeds 0.98 falls to 0.94, 0.97, 0.74); training with fake-quantizes gives 0.97, 0.99, 0.97.
 """
 
 import argparse

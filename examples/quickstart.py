@@ -48,8 +48,7 @@ def save_int8(ep: ExportedProgram, batches: Sequence[Tensor], folder: Path) -> N
         backend = pq.backends.get(name)
         prepared = pq.prepare_pt2e(ep, backend.quantizer("int8"))
         pq.calibrate(prepared, batches)
-        artifact = backend.lower(pq.convert_pt2e(prepared))
-        artifact.save(folder / f"int8{suffix}")
+        backend.lower(pq.convert_pt2e(prepared)).save(folder / f"int8{suffix}")
 
 
 def load(path: Path) -> Run:
@@ -87,8 +86,8 @@ def main(epochs: int, folder: Path) -> bool:
     torch.set_num_threads(1)
     digits = load_images()
     model = train_cnn(digits.train_images, digits.train_labels, epochs=epochs)
-    batch = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}
-    ep = torch.export.export(model, (digits.test_images[:2],), dynamic_shapes=batch)
+    sizes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}
+    ep = torch.export.export(model, (digits.test_images[:2],), dynamic_shapes=sizes)
     console.print("lowering the float model for both runtimes, to compare with")
     save_float(ep, folder)
     save_int8(ep, digits.train_images[:200].split(1), folder)

@@ -72,7 +72,7 @@ class Drawing:
         ]
         if not names:
             return None
-        weights = [1.6 ** min(index, 60) for index in range(len(names))]
+        weights = [2.2 ** min(index, 60) for index in range(len(names))]
         return self.rng.choices(names, weights)[0]
 
     def ranked(self, *ranks: int) -> str | None:

@@ -77,7 +77,7 @@ def _drawn(rng: random.Random, seed: int, backend: str) -> Program | None:
     d = Drawing(rng, rng.choice(dtypes))
     dynamic = _dynamic(rng)
     _draw_inputs(d, dynamic)
-    for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8, 10, 12))):
+    for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8, 10, 12, 14))):
         _draw_step(d)
     while not any(n.startswith("m") for n in d.attributes):
         if not _draw_step(d, ((PRODUCTS, 1),)):

@@ -16,7 +16,7 @@ from pt2e_quant.backends.sample_run import run_on_sample
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.sample import Sample, sqnr_db
 
-__all__ = ["Expected", "complaint"]
+__all__ = ["Expected", "complaint", "complaint_of_inputs", "expect"]
 
 MARGIN_DB = 6.0
 """As `Backend.lower` has it by default."""
@@ -30,13 +30,16 @@ class Expected:
     Args:
         floats: the float model's result.
         graph: the q/dq graph's result.
-        gm: the graph, at the state before that call while `noisy` is made.
-        leaves: the call's inputs.
+        inputs: the call's leaves behind it, which the graph may have written.
+        draws: makes the flat results of the graph with rounding noise.
     """
 
-    def __init__(self, floats: Any, graph: Any, draws: Callable[[], list[list[Any]]]) -> None:
+    def __init__(
+        self, floats: Any, graph: Any, inputs: list[Any], draws: Callable[[], list[list[Any]]]
+    ) -> None:
         self.floats = floats
         self.graph = graph
+        self.inputs = inputs
         self._draws = draws
         self._drawn: list[list[Any]] | None = None
 
@@ -68,7 +71,7 @@ def expect(gm: GraphModule, floats: Any, args: Sequence[Any], kwargs: dict[str, 
     with torch.no_grad():
         copies = [v.clone() if isinstance(v, Tensor) else v for v in leaves]
         graph = capture.unflatten_output(pytree.tree_leaves(gm(*capture.positional(copies))))
-    return Expected(floats, graph, draws)
+    return Expected(floats, graph, copies, draws)
 
 
 def _write(gm: GraphModule, values: dict[str, Tensor]) -> None:
@@ -88,6 +91,17 @@ def complaint(expected: Expected, found: Any) -> str | None:
         text = _leaf_complaint(expected, index, left, right, floats)
         if text is not None:
             return f"output {index}: {text}"
+    return None
+
+
+def complaint_of_inputs(expected: Expected, given: Any) -> str | None:
+    """What is wrong with a call's inputs behind it: written otherwise than by the graph."""
+    leaves = pytree.tree_leaves(given, is_leaf=lambda v: v is None)
+    for index, (left, right) in enumerate(zip(expected.inputs, leaves, strict=True)):
+        if isinstance(left, Tensor) and left.is_floating_point():
+            ratio = sqnr_db(left, right)
+            if ratio < CEILING_DB:
+                return f"input {index} was written: SQNR {ratio:.1f} dB to the graph's"
     return None
 
 

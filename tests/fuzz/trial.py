@@ -39,7 +39,7 @@ from pt2e_quant.core.errors import AnnotationError, InputError, Pt2eQuantError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.sample import sqnr_db
 from pt2e_quant.flow.table_quantizer import TableQuantizer
-from tests.fuzz.judge import Expected, complaint, expect
+from tests.fuzz.judge import Expected, complaint, complaint_of_inputs, expect
 from tests.fuzz.processes import Answerer, Died, Hung
 
 __all__ = ["Trial", "run_trial"]
@@ -134,15 +134,20 @@ def _run(module: ModuleType, folder: Path, loader: Answerer, recipe: str | None)
     floats = _float_results(module, calls)
     model = module.model()
     artifact, gm, outcome = _quantized(module, model, recipe or module.RECIPE)
-    if _changed(model, module.model()):
-        raise _Finished("wrong", "quantize", "", "the float model's tensors were written")
     taken = [at for at, call in enumerate(calls) if _is_taken(gm, call)]
     calls, floats = [calls[at] for at in taken], [floats[at] for at in taken]
+    given = _copied(calls)
+    found = _stage("run", lambda: [artifact.run(*a, **k) for a, k in given])
+    # Before the graph is run, which shares the buffers of the model it was captured from.
+    if _changed(model, module.model()):
+        raise _Finished("wrong", "run", "", "the float model's tensors were written")
     expected = [
         expect(gm, result, *_copied(call)) for call, result in zip(calls, floats, strict=True)
     ]
-    found = _stage("run", lambda: [artifact.run(*a, **k) for a, k in _copied(calls)])
     _compare("run", expected, found)
+    for index, (wanted, call) in enumerate(zip(expected, given, strict=True)):
+        if text := complaint_of_inputs(wanted, call):
+            raise _Finished("wrong", "run", "", f"call {index}: {text}")
     path = folder / f"artifact{pq.backends.get(module.BACKEND).suffix}"
     _stage("save", lambda: artifact.save(path))
     _compare("run loaded", expected, _loaded(module.BACKEND, path, calls, loader))
