@@ -1,6 +1,6 @@
 """Quantization-aware training of a digits CNN with 3-bit weights, and a `.pte` of the result.
 
-Run `python examples/qat.py`. Rounding a trained model's weights to 3 bits costs accuracy (with three
+Run `python examples/qat.py`. Rounding trained weights to 3 bits costs accuracy (with three
 seeds 0.98 falls to 0.94, 0.97, 0.74); training with fake-quantizes gives 0.97, 0.99, 0.97.
 """
 
