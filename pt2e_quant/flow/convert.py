@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,12 +45,15 @@ from pt2e_quant.flow.prepared import (
     PREPARED_KEY,
     PreparedState,
     Slip,
+    observed_node,
     observers_of,
+    prepared_graphs,
     prepared_state,
 )
 from pt2e_quant.flow.quantize_constants import HeldPlace, held_places, quantize_constants
 from pt2e_quant.flow.size_ledger import check_smaller, constant_bytes, take_ledger
 from pt2e_quant.flow.train_mode import set_training_flags
+from pt2e_quant.flow.unrun_bodies import leave_float, never_ran, saw_data
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, copy_trace
 from pt2e_quant.graph.pipeline import log_passes, one_recompile, run_passes
@@ -105,7 +108,12 @@ def convert_pt2e(
         if state.is_qat:
             nn.Module.train(prepared, False)
             set_training_flags(prepared, False)  # convert ends with a recompile
-        _convert_graph(prepared, fold_quantize, progress)
+        how = _How(
+            fold_quantize=fold_quantize,
+            progress=progress,
+            is_calibrated=any(saw_data(graph) for graph in prepared_graphs(prepared)),
+        )
+        _convert_graph(prepared, how)
         run_passes(prepared, (lift_constants,))
         if fold_quantize and pack and run_passes(prepared, (pack_weights,))[0].changed:
             run_passes(prepared, (drop_dead_constants,))
@@ -130,12 +138,30 @@ def _marked_if_stopped(gm: GraphModule) -> Iterator[None]:
         raise
 
 
-def _convert_graph(gm: GraphModule, fold_quantize: bool, progress: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """How to convert.
+
+    Args:
+        fold_quantize: as `convert_pt2e` has it.
+        progress: likewise.
+        is_calibrated: some observer of the program saw data.
+    """
+
+    fold_quantize: bool
+    progress: bool
+    is_calibrated: bool
+
+
+def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None:
     """Convert one graph, after the bodies of its control flow."""
     provenance = provenance_of(gm)
     for body in direct_bodies(gm):
-        _convert_graph(body.gm, fold_quantize, progress)
+        _convert_graph(body.gm, how, is_body=True)
         _take_over(provenance, provenance_of(body.gm), body.name)
+    if is_body and how.is_calibrated and never_ran(gm):
+        leave_float(gm)
+        return
     state = prepared_state(gm)
     with one_recompile(gm) as changes:
         log_passes(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
@@ -143,12 +169,12 @@ def _convert_graph(gm: GraphModule, fold_quantize: bool, progress: bool) -> None
         changes.append(True)
         if state.as_torchao:
             run_passes(gm, (fold_observed_constants,))
-        _Converter(gm, state, provenance, fold_quantize, progress).run()
+        _Converter(gm, state, provenance, how).run()
         if state.as_torchao:
             run_passes(gm, (restore_in_place,))
             PortNodeMetaForQDQ().call(gm)
         del gm.meta[PREPARED_KEY]
-        run_passes(gm, (store_weights,) if fold_quantize else ())
+        run_passes(gm, (store_weights,) if how.fold_quantize else ())
         log_passes(provenance, run_passes(gm, state.finishing))
         run_passes(gm, (drop_dead_constants,))
 
@@ -168,15 +194,14 @@ class _Converter:
         gm: GraphModule,
         state: PreparedState,
         provenance: Provenance,
-        fold_quantize: bool,
-        progress: bool,
+        how: _How,
     ) -> None:
         self.gm = gm
         self.state = state
         self.slips = dict(state.slips)  # copies of the graph share the state
         self.provenance = provenance
-        self.fold_quantize = fold_quantize
-        self.progress = progress
+        self.fold_quantize = how.fold_quantize
+        self.progress = how.progress
         self.editor = Editor(gm)
         self.qparams: dict[int, QParams] = {}
         self.joint: dict[int, QParams] = {}
@@ -201,7 +226,7 @@ class _Converter:
         """Weights need no forward pass: show each constant to an observer that saw nothing."""
         for node, observer in nodes:
             if self._slip(node).is_constant and not has_seen(observer):
-                value = constant_of(self.gm, _observed(node))
+                value = constant_of(self.gm, observed_node(node))
                 if value is not None:
                     observer(value)
 
@@ -239,7 +264,7 @@ class _Converter:
     def _convert(self, node: Node, observer: Any) -> None:
         if not node.users:
             return  # the model computes a value that nothing reads
-        source = _observed(node)
+        source = observed_node(node)
         if self._convert_blocks(node, source, observer):
             return
         if self._convert_otherwise(node, source, observer):
@@ -332,19 +357,13 @@ def _check_seen(
     blind = [node for node, o in nodes if id(o) not in known and not has_seen(o)]
     if not blind:
         return
-    names = ", ".join(f"{n.name} on {_observed(n).name}" for n in blind[:10])
+    names = ", ".join(f"{n.name} on {observed_node(n).name}" for n in blind[:10])
     more = f" and {len(blind) - 10} more" if len(blind) > 10 else ""
     error = CalibrationError(
         f"{len(blind)} of {len(nodes)} observers saw no data: {names}{more}",
-        node=_observed(blind[0]),
+        node=observed_node(blind[0]),
         fix="calibrate(prepared, batches) with data that reaches them, before convert_pt2e",
     )
     if is_strict:
         raise error
     warnings.warn(str(error), Pt2eQuantWarning, stacklevel=2)
-
-
-def _observed(node: Node) -> Node:
-    source = node.args[0]
-    assert isinstance(source, Node)
-    return source

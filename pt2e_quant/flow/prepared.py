@@ -19,6 +19,7 @@ __all__ = [
     "PreparedState",
     "Slip",
     "is_observer",
+    "observed_node",
     "observers_of",
     "own_observers",
     "prepared_graphs",
@@ -132,6 +133,13 @@ def prepared_graphs(gm: GraphModule) -> Iterator[GraphModule]:
     yield gm
     for body in bodies(gm):
         yield body.gm
+
+
+def observed_node(node: Node) -> Node:
+    """What an observer node looks at."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source
 
 
 def is_observer(module: object) -> bool:

@@ -89,9 +89,21 @@ def test_control_flow_can_be_exported_again(quantizer, model, batches, weights):
         assert sqnr_db(quantized(*batch), again(*batch)) > 60
 
 
-def test_branch_never_taken_is_named(quantizer):
-    prepared = prepare_pt2e(export(Cond().eval(), (torch.ones(2, 4),)), quantizer())
+def test_branch_when_no_batch_takes_it_then_it_stays_float_with_a_note(quantizer):
+    model = Cond().eval()
+    prepared = prepare_pt2e(export(model, (torch.ones(2, 4),)), quantizer())
     calibrate(prepared, [(torch.ones(2, 4),)], progress=False)
+    quantized = convert_pt2e(prepared)
+    assert any(is_dequantize(node) for node in quantized.true_graph_0.graph.nodes)
+    assert not any(is_dequantize(node) for node in quantized.false_graph_0.graph.nodes)
+    x = -torch.ones(2, 4)
+    torch.testing.assert_close(quantized(x), model(x), atol=0.02, rtol=0)
+    (note,) = [n for n in provenance_of(quantized).notes if "no calibration batch ran it" in n]
+    assert note.startswith("false_graph_0/")
+
+
+def test_branches_when_nothing_was_calibrated_then_refused(quantizer):
+    prepared = prepare_pt2e(export(Cond().eval(), (torch.ones(2, 4),)), quantizer())
     with pytest.raises(CalibrationError, match="saw no data"):
         convert_pt2e(prepared)
 
