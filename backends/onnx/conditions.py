@@ -18,6 +18,7 @@ __all__ = [
     "KEEP_FLOAT",
     "LIMITS_ARE_LITERALS",
     "NO_ALPHA",
+    "NO_CEIL",
     "NO_DIVISOR",
     "PADS_WITH_A_NUMBER",
     "POOLS_TO_ONE",
@@ -64,6 +65,10 @@ def _are_tensors(match: Match) -> bool:
 
 def _no_divisor(match: Match) -> bool:
     return argument(match.anchor, "divisor_override") is None
+
+
+def _no_ceil(match: Match) -> bool:
+    return not argument(match.anchor, "ceil_mode")
 
 
 def _pools_to_one(match: Match) -> bool:
@@ -113,6 +118,8 @@ BOTH_ARE_COMPUTED = Constraint(text="two computed tensors", holds=_both_are_comp
 IS_A_CALL = is_a_call
 LIMITS_ARE_LITERALS = Constraint(text="bounds that are numbers", holds=_limits_are_literals)
 NO_ALPHA = Constraint(text="alpha and beta == 1", holds=_no_alpha)
+NO_CEIL = Constraint(text="no ceil_mode", holds=_no_ceil)
+"""QLinearAveragePool divides the last windows of `ceil_mode` by too much."""
 NO_DIVISOR = Constraint(text="no divisor_override", holds=_no_divisor)
 PADS_WITH_A_NUMBER = Constraint(text="constant, reflect or replicate", holds=_pads_with_a_number)
 POOLS_TO_ONE = Constraint(text="output size 1", holds=_pools_to_one)

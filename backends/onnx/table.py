@@ -16,6 +16,7 @@ from pt2e_quant.backends.onnx.conditions import (
     IS_LIGHT,
     LIMITS_ARE_LITERALS,
     NO_ALPHA,
+    NO_CEIL,
     NO_DIVISOR,
     PADS_WITH_A_NUMBER,
     POOLS_TO_ONE,
@@ -199,8 +200,8 @@ _ARITHMETIC_ROWS = (
     _maps("sigmoid", ops.SIGMOID, "QLinearSigmoid", fixed=SIGMOID_RANGE),
     _maps("softmax", ops.SOFTMAX, "QLinearSoftmax", fixed=SIGMOID_RANGE),
     _maps("leaky_relu", ops.LEAKY_RELU, "QLinearLeakyRelu"),
-    _maps("avg_pool1d", ops.AVG_POOL1D, "QLinearAveragePool"),
-    _maps("avg_pool2d", ops.AVG_POOL2D, "QLinearAveragePool", NO_DIVISOR),
+    _maps("avg_pool1d", ops.AVG_POOL1D, "QLinearAveragePool", NO_CEIL),
+    _maps("avg_pool2d", ops.AVG_POOL2D, "QLinearAveragePool", NO_DIVISOR, NO_CEIL),
     _maps(
         "adaptive_avg_pool",
         one_of(

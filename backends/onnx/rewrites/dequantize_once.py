@@ -12,7 +12,7 @@ from pt2e_quant.backends.onnx.values import (
     redirect,
 )
 
-__all__ = ["dequantize_once"]
+__all__ = ["dequantize_once", "write_as_arithmetic"]
 
 _HEAVY = {"Conv", "Gemm", "MatMul"}
 _EIGHT_BIT = (np.int8, np.uint8)
@@ -34,7 +34,7 @@ def dequantize_once(graph: ir.Graph) -> int:
         integers, scale = constant(node.inputs[0]), constant(node.inputs[1])
         if integers is None or scale is None or integers.dtype not in _EIGHT_BIT:
             continue
-        redirect(node.outputs[0], _arithmetic(graph, node, integers, scale))
+        redirect(node.outputs[0], write_as_arithmetic(graph, node))
         graph.remove(node, safe=True)
         changed += 1
     return changed
@@ -55,8 +55,15 @@ def _is_quantized(value: ir.Value | None) -> bool:
     return producer is not None and producer.op_type in ("DequantizeLinear", "DequantizePerToken")
 
 
-def _arithmetic(graph: ir.Graph, node: ir.Node, integers: Array, scale: Array) -> ir.Value:
-    output, base = node.outputs[0], node.outputs[0].name
+def write_as_arithmetic(graph: ir.Graph, node: ir.Node, name: str | None = None) -> ir.Value:
+    """What a DequantizeLinear of a constant gives, in operators that run when a file is loaded.
+
+    Their names begin with `name`, that of its result by default.
+    """
+    integers, scale = constant(node.inputs[0]), constant(node.inputs[1])
+    assert integers is not None
+    assert scale is not None
+    output, base = node.outputs[0], name or node.outputs[0].name
     steps = node.inputs[0]
     zero_point = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     grouped = scale.ndim == integers.ndim and scale.shape != integers.shape and scale.ndim > 0
@@ -70,8 +77,8 @@ def _arithmetic(graph: ir.Graph, node: ir.Node, integers: Array, scale: Array) -
         stored = make_constant(graph, f"{base}_zero_point", zeros)
         real = call(node, "Sub", [real, stored], name=f"{base}_centred")
     column = _beside(scale, node, integers.ndim, grouped=grouped)
-    name = node.inputs[1].name if node.inputs[1] is not None else base
-    stored = make_constant(graph, f"{name}_column", column)
+    source = node.inputs[1].name if node.inputs[1] is not None else base
+    stored = make_constant(graph, f"{source}_column", column)
     real = call(node, "Mul", [real, stored], name=f"{base}_real", like=None if grouped else output)
     if not grouped:
         return real

@@ -24,6 +24,7 @@ from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts
 from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers
 from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias
 from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm
+from pt2e_quant.backends.onnx.rewrites.pool_in_float import pool_in_float
 from pt2e_quant.backends.onnx.rewrites.portable_blocks import look_up_portable, transpose_blocks
 from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max
 from pt2e_quant.backends.onnx.rewrites.rotate_halves import rotate_halves
@@ -33,6 +34,10 @@ from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     subtract_by_add,
 )
 from pt2e_quant.backends.onnx.rewrites.scale_products import scale_products
+from pt2e_quant.backends.onnx.rewrites.split_results import (
+    split_results,
+    split_results_portable,
+)
 from pt2e_quant.backends.onnx.rewrites.stack_heads import stack_heads
 from pt2e_quant.backends.onnx.rewrites.turn_shared_weights import turn_shared_weights
 from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
@@ -69,6 +74,7 @@ _LAST: tuple[Rewrite, ...] = (
     widen_bias,
     integer_bias,
     relu_as_max,
+    pool_in_float,
     keep_layer_norm,
     drop_reshapes,
     join_reshapes,
@@ -87,6 +93,7 @@ REWRITES = (
     multiply_per_tensor,
     multiply_per_token,
     rotate_halves,
+    split_results,
     *_LAST,
 )
 PORTABLE_REWRITES = (
@@ -96,6 +103,7 @@ PORTABLE_REWRITES = (
     multiply_per_tensor,
     multiply_per_token_portable,
     transpose_blocks,
+    split_results_portable,
     *_LAST,
 )
 """Without ONNX Runtime's own operators."""

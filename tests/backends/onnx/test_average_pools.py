@@ -1,0 +1,81 @@
+"""Average pools of all options between convolutions in integers."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import UnsupportedError
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+POOLS = (nn.functional.avg_pool1d, nn.functional.avg_pool2d, nn.functional.avg_pool3d)
+
+
+class Pools(nn.Module):
+    """Several pools of one convolution's result, each read by a convolution in integers."""
+
+    def __init__(self, rank: int, options: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.pool, self.options = POOLS[rank - 1], options
+        self.first, self.last = CONVS[rank - 1](3, 8, 3), CONVS[rank - 1](8, 4, 1)
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        h = self.first(image)
+        return [self.last(self.pool(h, 3, 2, **options)) for options in self.options]
+
+
+def check(model: nn.Module, image: Tensor, dynamic: Any = None) -> Any:
+    """The artifact, which the gate has held against its graph, each result alone."""
+    torch.manual_seed(0)
+    return pq.quantize(
+        model.eval(),
+        (image,),
+        calibration_data=[(image,)],
+        dynamic_shapes=dynamic,
+        backend="onnx",
+        recipe="int8",
+        progress=False,
+    )
+
+
+@pytest.mark.parametrize("size", [9, 10])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_pool_when_ceil_mode_is_on_then_it_is_float_and_others_are_integers(
+    rank: int, size: int
+) -> None:
+    every = itertools.product((False, True), (0, 1), (False, True))
+    options = [
+        {"ceil_mode": ceil, "padding": padding, "count_include_pad": count}
+        for ceil, padding, count in every
+    ]
+    artifact = check(Pools(rank, options), torch.randn(2, 3, *[size] * rank))
+    operators = artifact.report.integer_ops
+    assert operators["QLinearAveragePool"] == 4
+    assert artifact.report.float_ops["AveragePool"] == 4
+
+
+@pytest.mark.parametrize("size", [9, 10])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_pool_when_it_has_a_divisor_then_its_sums_are_divided_by_that(rank: int, size: int) -> None:
+    options = [
+        {"ceil_mode": ceil, "padding": padding, "divisor_override": 5}
+        for ceil, padding in itertools.product((False, True), (0, 1))
+    ]
+    model, image = Pools(rank, options), torch.randn(2, 3, *[size] * rank)
+    artifact = check(model, image)
+    assert artifact.report.float_ops["AveragePool"] == 4
+    for expected, found in zip(model(image), artifact.run(image), strict=True):
+        assert found.shape == expected.shape
+        assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_pool_when_divisor_and_ceil_mode_meet_a_dynamic_size_then_error_says_so() -> None:
+    sizes = {"image": {2: 2 * torch.export.Dim("half", min=4, max=16)}}
+    model = Pools(2, [{"ceil_mode": True, "divisor_override": 5}])
+    with pytest.raises(UnsupportedError, match="divisor_override and ceil_mode"):
+        check(model, torch.randn(2, 3, 12, 12), sizes)
