@@ -107,6 +107,7 @@ def read_artifact(path: Path, *, threads: int = 0) -> OnnxArtifact:
     properties = session.get_modelmeta().custom_metadata_map
     metadata = Metadata.from_properties(properties, str(path), _constants(model))
     check_sum(model, path)
+    metadata.report.size_bytes = len(model)
     return OnnxArtifact(model, metadata, session=session, threads=threads)
 
 

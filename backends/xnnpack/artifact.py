@@ -22,8 +22,9 @@ from pt2e_quant.backends.xnnpack.metadata import (
     unpack_provenance,
 )
 from pt2e_quant.core.capture import Capture, InputKind
-from pt2e_quant.core.checksum import check_sum, has_sum
+from pt2e_quant.core.checksum import check_sum, has_sum, renew_sum
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
+from pt2e_quant.core.stored_figures import read_figures, write_figures
 from pt2e_quant.flow.report import Report
 
 __all__ = ["XnnpackArtifact", "count_operators", "load"]
@@ -99,6 +100,11 @@ class XnnpackArtifact(Artifact):
         """Nothing: ExecuTorch's runtime does not show the buffers that calls write."""
         return {}
 
+    def keep_figures(self) -> None:
+        """Write what the check found into the file, which keeps its length."""
+        figures = (self.report.sqnr_canonical_db, self.report.sqnr_float_db)
+        self.pte = renew_sum(write_figures(self.pte, figures))
+
     def contents(self) -> ProgramContents:
         """What the file runs, read from the file itself."""
         return read_contents(self.pte)
@@ -147,6 +153,7 @@ def load(path: str | Path) -> XnnpackArtifact:
     except RuntimeError as error:
         raise ArtifactError(f'the metadata in "{path}" is damaged: {error}') from error
     report = Report(backend="XNNPACK", provenance=provenance, size_bytes=len(pte))
+    report.sqnr_canonical_db, report.sqnr_float_db = read_figures(pte)
     artifact = XnnpackArtifact(pte, capture, report)
     count_operators(report, artifact.contents())
     return artifact

@@ -187,6 +187,7 @@ def lower(
             lower_part=lambda part: lower(part, None, unchecked),
             loader=loader,
         )
+        artifact.keep_figures()
     return artifact
 
 

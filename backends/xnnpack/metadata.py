@@ -22,6 +22,7 @@ from pt2e_quant.core.checksum import BLANK
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.core.qdq import DequantizePerChannel
+from pt2e_quant.core.stored_figures import NO_FIGURES
 from pt2e_quant.graph.meta import constant_of
 
 __all__ = [
@@ -36,7 +37,8 @@ __all__ = [
 CAPTURE_METHOD = "pt2e_quant_capture"
 PROVENANCE_METHOD = "pt2e_quant_provenance"
 CHECKSUM_METHOD = "pt2e_quant_checksum"
-"""Returns the checksum of the file: it stands in a constant, and so inside of the file."""
+"""Returns the figures of the check and the checksum of the file: they stand in a constant, and so
+inside of the file."""
 METADATA_METHODS = (CAPTURE_METHOD, PROVENANCE_METHOD)
 """Methods of the program that return our metadata: zlib of JSON as bytes."""
 
@@ -86,7 +88,7 @@ def pack_metadata(
         PROVENANCE_METHOD: json.dumps(data, separators=(",", ":")),
     }
     packed = {name: _pack(text) for name, text in texts.items()}
-    return {**packed, CHECKSUM_METHOD: _bytes(BLANK.encode("ascii"))}
+    return {**packed, CHECKSUM_METHOD: _bytes((NO_FIGURES + BLANK).encode("ascii"))}
 
 
 def _pack(text: str) -> Tensor:

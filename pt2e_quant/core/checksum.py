@@ -4,7 +4,7 @@ import hashlib
 
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = ["BLANK", "check_sum", "has_sum", "write_sum"]
+__all__ = ["BLANK", "check_sum", "has_sum", "renew_sum", "write_sum"]
 
 _MARK = b"pt2e_quant.sha256:"
 _DIGITS = 64
@@ -19,6 +19,13 @@ def write_sum(data: bytes) -> bytes:
     if not blank or _MARK in after:
         raise ValueError("the file has no one place for its checksum")
     return b"".join((before, _MARK, _digest(before, after), after))
+
+
+def renew_sum(data: bytes) -> bytes:
+    """The bytes of a file whose other parts have changed, with a checksum that fits again."""
+    before, mark, rest = data.partition(_MARK)
+    after = rest[_DIGITS:]
+    return b"".join((before, mark, _digest(before, after), after))
 
 
 def has_sum(data: bytes) -> bool:

@@ -61,6 +61,12 @@ class Report:
     size_bytes: int = 0
     float_size_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        """Read the size of the float constants off the table, where it is not given."""
+        if not self.float_size_bytes:
+            sizes = self.provenance.sizes
+            self.float_size_bytes = sum(r.size_before for r in sizes if r.size_after)
+
     def to_json(self) -> str:
         """As JSON."""
         return json.dumps(asdict(self), indent=1)

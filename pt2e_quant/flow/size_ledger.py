@@ -236,7 +236,6 @@ def check_file_smaller(report: Report, *, is_strict: bool) -> None:
     sizes = report.provenance.sizes
     before = sum(r.size_before for r in sizes if r.size_after)
     after = sum(r.size_after + r.qparams for r in sizes)
-    report.float_size_bytes = report.float_size_bytes or before
     shrank = before >= NOTABLE_BYTES and after < before * (1 - _NOTABLE_SHARE)
     operators = sum(report.integer_ops.values()) + sum(report.float_ops.values())
     records = len(report.provenance.tensors) + len(report.provenance.floats)

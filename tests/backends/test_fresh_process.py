@@ -177,3 +177,18 @@ def test_max_sizes_when_they_fit_no_input_then_refused(sizes, words):  # type: i
             recipe="w8",
             max_sizes=sizes,
         )
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+def test_report_when_a_file_is_loaded_then_its_figures_are_those_of_the_check(backend, tmp_path):
+    pytest.importorskip(NEEDS[backend])
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 16, 16)
+    made = pq.quantize(Images(), (x,), calibration_data=[x], backend=backend, progress=False)
+    path = tmp_path / f"images{pq.backends.get(backend).suffix}"
+    made.save(path)
+    found = pq.backends.get(backend).load(path).report
+    assert found.sqnr_float_db == pytest.approx(made.report.sqnr_float_db, rel=1e-5)
+    assert found.sqnr_canonical_db == pytest.approx(made.report.sqnr_canonical_db, rel=1e-5)
+    assert found.size_bytes == path.stat().st_size == made.report.size_bytes
+    assert found.float_size_bytes == sum(4 * p.numel() for p in Images().parameters())
