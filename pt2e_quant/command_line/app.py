@@ -122,6 +122,10 @@ def quantize(
     verify: Annotated[
         bool, typer.Option(help="Check the artifact by running it, also in a new process.")
     ] = True,
+    validate: Annotated[
+        bool,
+        typer.Option("--validate", help="Compare the graph behind every pass of the lowering."),
+    ] = False,
     margin_db: Annotated[float, typer.Option(help="How near it must be to its graph.")] = 6.0,
     allow_unmeasured: Annotated[
         bool,
@@ -159,6 +163,7 @@ def quantize(
             max_sizes=max_sizes or (),
             strict=strict,
             verify=verify,
+            validate=validate,
             margin_db=margin_db,
             allow_unmeasured=allow_unmeasured,
             allow_slower=allow_slower,

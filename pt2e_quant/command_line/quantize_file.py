@@ -50,6 +50,7 @@ class QuantizeOptions:
         max_sizes: largest sizes of dynamic dimensions, "x:0=64" each.
         strict: make errors of what the report would warn of.
         verify: run the artifact against the quantized graph, here and in a new process.
+        validate: compare the graph behind every pass of the lowering, and name one that changes it.
         margin_db: how near it must be.
         allow_unmeasured: use kernels that were not measured on the GPU at hand.
         allow_slower: quantize also what measured slower than float on such a CPU.
@@ -69,6 +70,7 @@ class QuantizeOptions:
     max_sizes: Sequence[str] = ()
     strict: bool = True
     verify: bool = True
+    validate: bool = False
     margin_db: float = 6.0
     allow_unmeasured: bool = False
     allow_slower: bool = False
@@ -120,6 +122,7 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
             quantized,
             strict=options.strict,
             verify="process" if options.verify else False,
+            validate=options.validate,
             margin_db=options.margin_db,
         )
     warn_if_low(quantized, sample_of(quantized), artifact.report.sqnr_float_db)

@@ -52,6 +52,22 @@ def test_quantize_when_a_search_is_asked_for_then_it_is_used(folder, plain_backe
     assert call(*QUANTIZE, "-q", "--search", "mse") == 0
 
 
+def test_quantize_when_every_pass_is_to_be_validated_then_the_backend_is_told(
+    folder, plain_backend, monkeypatch
+):
+    asked = []
+    lower = type(plain_backend).lower
+
+    def spy(self, gm, *arguments, **options):
+        asked.append(options["validate"])
+        return lower(self, gm, *arguments, **options)
+
+    monkeypatch.setattr(type(plain_backend), "lower", spy)
+    assert call(*QUANTIZE, "-q", "--validate") == 0
+    assert call(*QUANTIZE, "-q") == 0
+    assert asked == [True, False]
+
+
 def test_quantize_for_a_gpu_needs_a_word_for_kernels_nobody_measured(folder, capsys):
     asked = [("cuda" if word == "plain" else word) for word in QUANTIZE]
     asked = [word.replace(".plain", ".qcuda") for word in asked]
