@@ -14,6 +14,7 @@ from onnxscript import opset21
 from torch.onnx._internal.exporter._torchlib.ops.hop import higher_order_scan
 
 from pt2e_quant.backends.onnx.translate_formats import format_translations
+from pt2e_quant.backends.onnx.translate_functions import function_translations
 from pt2e_quant.backends.onnx.translate_per_token import per_token_translations
 from pt2e_quant.backends.onnx.translate_pools import pool_translations
 from pt2e_quant.backends.onnx.translate_recurrent import recurrent_translations
@@ -49,6 +50,7 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         torch.ops.higher_order.map_impl: map_rows,
         **per_token_translations(),
         **format_translations(),
+        **function_translations(),
         **pool_translations(),
         **recurrent_translations(),
     }
