@@ -14,6 +14,7 @@ from pt2e_quant.backends.onnx.artifact import OnnxArtifact
 from pt2e_quant.backends.onnx.carry_state import carry_state
 from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
 from pt2e_quant.backends.onnx.keep_codes import keep_codes, powers_as_bytes
+from pt2e_quant.backends.onnx.leave_float import LeftFloat, leave_float, node_of
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.quantizer import weight_only_of
 from pt2e_quant.backends.onnx.recurrent import split_left
@@ -73,12 +74,14 @@ def lower(
     name_inputs(model.graph, [tensor.input_name for tensor in state])
     plain = _serialize(model)
     optimized, session = optimize(plain)
-    metadata = Metadata(
-        capture=capture,
-        results=results,
-        report=make_report(gm, optimized, origins),
-        state=state,
-    )
+    left: list[LeftFloat] = []
+    while (more := leave_float(model, refused_weights(optimized), portable=portable)) is not None:
+        left += more
+        plain = _serialize(model)
+        optimized, session = optimize(plain)
+    report = make_report(gm, optimized, origins)
+    report.islands += [one.island(origins) for one in left]
+    metadata = Metadata(capture=capture, results=results, report=report, state=state)
     if verify:
         # What a new process loads needs the metadata, whose report is told of the check behind it.
         checked = plain if loader is None else _with_metadata(model, metadata)
@@ -93,8 +96,10 @@ def lower(
     if strict and (refused := refused_weights(optimized)):
         raise ArtifactError(
             "ONNX Runtime runs in float what the op table says it runs in integers: "
-            + ", ".join(refused[:5]),
-            fix="lower(..., strict=False) to accept it; the report lists the operators",
+            + ", ".join(f"{one.op_type} on {one.weight}" for one in refused[:5]),
+            node=node_of(gm, refused[0].weight, origins),
+            fix="leave the module of this node float (quantizer.set_module_name(path, None)), or "
+            "lower(..., strict=False); the report lists the operators",
         )
     data = _with_metadata(model, metadata)
     metadata.report.size_bytes = len(data)

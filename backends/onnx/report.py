@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -10,12 +11,25 @@ from pt2e_quant.backends.onnx.runtime import Operator, OperatorKind, OptimizedMo
 from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.flow.report import Island, Report
 
-__all__ = ["make_report", "refused_weights"]
+__all__ = ["Refused", "make_report", "refused_weights"]
 
 _HEAVY = (
     *("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"),
     *("LSTM", "GRU", "RNN"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A product that ONNX Runtime computes in float on a weight stored in integers.
+
+    Args:
+        op_type: of the product.
+        weight: the name of the dequantized weight.
+    """
+
+    op_type: str
+    weight: str
 
 
 def make_report(gm: GraphModule, optimized: OptimizedModel, origins: Mapping[str, str]) -> Report:
@@ -44,10 +58,10 @@ def make_report(gm: GraphModule, optimized: OptimizedModel, origins: Mapping[str
     )
 
 
-def refused_weights(optimized: OptimizedModel) -> list[str]:
+def refused_weights(optimized: OptimizedModel) -> list[Refused]:
     """Convolutions and matrix products that compute in float on a weight stored in integers."""
     return [
-        f"{reader} on {operator.output}"
+        Refused(reader, _plain_name(operator))
         for operator in optimized.unfused()
         if operator.is_constant
         for reader in operator.readers
@@ -56,8 +70,7 @@ def refused_weights(optimized: OptimizedModel) -> list[str]:
 
 
 def _island(operator: Operator, origins: Mapping[str, str]) -> Island:
-    # ONNX Runtime names its copies of a dequantize after the node: "node_name/duplicated".
-    name = operator.output.partition("/")[0].removeprefix("node_")
+    name = _plain_name(operator)
     path = origins.get(name)
     readers = ", ".join(operator.readers) or "nothing"
     if operator.is_constant:
@@ -72,6 +85,11 @@ def _island(operator: Operator, origins: Mapping[str, str]) -> Island:
         reason=reason,
         cost=cost,
     )
+
+
+def _plain_name(operator: Operator) -> str:
+    """The name of a dequantize's result, of which ONNX Runtime makes "node_name/duplicated"."""
+    return operator.output.partition("/")[0].removeprefix("node_")
 
 
 def _float_bytes(gm: GraphModule, provenance: Provenance) -> int:

@@ -51,7 +51,11 @@ def _is_float_weight(dequantize: ir.Node) -> bool:
 
 
 def _is_quantized(value: ir.Value | None) -> bool:
+    """Whether a value was integers, also before dimensions that ONNX Runtime moves them past."""
     producer = value.producer() if value is not None else None
+    while producer is not None and producer.op_type in ("Squeeze", "Unsqueeze"):
+        value = producer.inputs[0]
+        producer = value.producer() if value is not None else None
     return producer is not None and producer.op_type in ("DequantizeLinear", "DequantizePerToken")
 
 

@@ -16,7 +16,7 @@ from pt2e_quant.backends.onnx.values import (
     remove_unread,
 )
 
-__all__ = ["split_results", "split_results_portable"]
+__all__ = ["split_results", "split_results_portable", "write_product"]
 
 
 def split_results(graph: ir.Graph) -> int:
@@ -40,7 +40,7 @@ def _split(graph: ir.Graph, *, is_portable: bool) -> int:
     changed = 0
     for node in list(graph):
         if node.op_type in ("Gemm", "MatMul") and _is_read_twice(node.outputs[0]):
-            changed += _write_product(graph, node, is_portable=is_portable)
+            changed += write_product(node, is_portable=is_portable)
     return changed
 
 
@@ -51,7 +51,11 @@ def _is_read_twice(value: ir.Value) -> bool:
     return bool(quantizes) and (len(readers) > 1 or value.is_graph_output())
 
 
-def _write_product(graph: ir.Graph, node: ir.Node, *, is_portable: bool) -> bool:
+def write_product(node: ir.Node, *, is_portable: bool) -> bool:
+    """Write one product of two dequantizes so, the second of a constant; whether it was one."""
+    graph = node.graph
+    if node.op_type not in ("Gemm", "MatMul") or not isinstance(graph, ir.Graph):
+        return False
     x = read_dequantize(node.inputs[0])
     between = node.inputs[1].producer() if node.inputs[1] is not None else None
     is_turned = int_attribute(node, "transB", 0) == 1
