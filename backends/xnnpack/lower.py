@@ -42,10 +42,15 @@ from pt2e_quant.backends.xnnpack.portable_embeddings import embed_portable
 from pt2e_quant.backends.xnnpack.recipes import nearest_recipe
 from pt2e_quant.backends.xnnpack.recurrent import STEPS_KEY, recurrent_as_steps, split_left
 from pt2e_quant.backends.xnnpack.recurrent_loops import loop_recurrent
-from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
+from pt2e_quant.backends.xnnpack.refloat import (
+    refloat_leftovers,
+    refloat_products,
+    unfold_biases,
+)
 from pt2e_quant.backends.xnnpack.resizing_loops import resizing_loops
 from pt2e_quant.backends.xnnpack.rework import less_rework
 from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row, has_per_tensor
+from pt2e_quant.backends.xnnpack.scale_limits import notes_of_scales
 from pt2e_quant.backends.xnnpack.selections import selections_as_products
 from pt2e_quant.backends.xnnpack.share_constants import share_constants
 from pt2e_quant.backends.xnnpack.shared_inputs import gather_shared_inputs
@@ -119,6 +124,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         conv1d_as_conv2d,
         move_integers,
         unfold_biases,
+        refloat_products,
         refloat_leftovers,
         split_biases,
         gather_shared_inputs,
@@ -155,8 +161,9 @@ def lower(
     records = run_passes(work, passes, validation=validation)
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
     report.islands = _islands(records)
-    told = [*changed, *(r for r in records if r.name == embed_bytes.name)]
+    told = [*changed, *(r for r in records if r.name in (embed_bytes.name, refloat_products.name))]
     report.notes += [f"{n.node}: {n.text}" for r in told for n in r.notes if not n.skipped]
+    report.notes += notes_of_scales(work)
     if options.strict and report.islands:
         worst = report.islands[0]
         raise UnsupportedError(

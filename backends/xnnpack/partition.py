@@ -27,6 +27,7 @@ from executorch.backends.xnnpack.utils.quant_utils import (
 from torch.export import ExportedProgram
 
 from pt2e_quant.backends.xnnpack.delegate_limits import delegate_runs
+from pt2e_quant.backends.xnnpack.scale_limits import why_beyond_scales
 
 __all__ = ["make_partitioner"]
 
@@ -47,6 +48,15 @@ def _admit_integers(
 
         def supported_precision_types(self) -> list[ConfigPrecisionType]:
             return [ConfigPrecisionType.FP32, ConfigPrecisionType.STATIC_QUANT]
+
+        def get_node_and_deps(
+            self, node: torch.fx.Node, ep: ExportedProgram
+        ) -> list[torch.fx.Node]:
+            """What the delegate takes with a node: nothing, where its scales keep it in float."""
+            if why_beyond_scales(node, config.target_name):
+                return [node]
+            found: list[torch.fx.Node] = super().get_node_and_deps(node, ep)
+            return found
 
     IntegerConfig.__name__ = f"Integer{config.__name__}"
     return IntegerConfig

@@ -17,13 +17,15 @@ from pt2e_quant.backends.xnnpack.kernel_forms import (
     operands,
     why_no_kernel,
 )
+from pt2e_quant.backends.xnnpack.scale_limits import why_no_product
+from pt2e_quant.backends.xnnpack.spellings import view_shape
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import ADDMM, argument, is_call
+from pt2e_quant.graph.ops import ADDMM, CONV1D, CONV_TRANSPOSE1D, argument, aten, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["refloat_leftovers", "unfold_biases"]
+__all__ = ["refloat_leftovers", "refloat_products", "unfold_biases"]
 
 
 @graph_pass()
@@ -47,6 +49,42 @@ def unfold_biases(gm: GraphModule) -> PassResult:
 
 def _bias_of(node: Node) -> Any:
     return argument(node, "self" if is_call(node, ADDMM) else "bias")
+
+
+@graph_pass()
+def refloat_products(gm: GraphModule) -> PassResult:
+    """Fold the weight of each convolution or linear whose scales XNNPACK refuses.
+
+    The values that it gives are those of its q/dq: it reads a dq, and a q reads it.
+
+    Before:  q(linear(dq(x_q), dq(w_q)))
+    After:   q(linear(dq(x_q), w)), w the float values of w_q
+    """
+    editor = Editor(gm)
+    notes = []
+    for node in [n for n in gm.graph.nodes if is_call(n, GEMMS)]:
+        reason, weight = why_no_product(gm, node), operands(node)[1]
+        if reason is not None and len(weight.users) == 1:
+            _fold(gm, editor, weight)
+            if is_call(node, (*CONV1D, *CONV_TRANSPOSE1D)):
+                _apart(editor, node)
+            notes.append(Note(node.name, f"runs in float: {reason}"))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+def _apart(editor: Editor, conv: Node) -> None:
+    """Put views of their own shapes between a float conv1d and the dq and q around it.
+
+    ExecuTorch (1.4) writes it as a conv2d, and takes q/dq next to it for the conv2d's own. With
+    two dynamic sizes it is a conv2d already.
+    """
+    x = argument(conv, "input")
+    shape, made_shape = view_shape(x.meta["val"]), view_shape(conv.meta["val"])
+    read = editor.call(aten.view.default, x, shape, like=conv, before=conv)
+    named: Any = conv.kwargs
+    made = editor.call(conv.target, read, *conv.args[1:], like=conv, before=conv, **named)
+    made = editor.call(aten.clone.default, made, like=conv, before=conv)
+    editor.replace(conv, editor.call(aten.view.default, made, made_shape, like=conv, before=conv))
 
 
 @graph_pass()
