@@ -13,6 +13,7 @@ from torch import Tensor
 from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.runtime import open_session, run_session, run_with_state, to_ort
+from pt2e_quant.backends.write_back import write_back
 from pt2e_quant.core.checksum import check_sum, has_sum
 from pt2e_quant.core.errors import ArtifactError
 
@@ -62,13 +63,19 @@ class OnnxArtifact(Artifact):
         self._session = None
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Run on the call's leaves; results are CPU tensors. Buffers keep what a call writes."""
+        """Run on the call's leaves; results are CPU tensors. Buffers keep what a call writes.
+
+        Inputs that the model writes are written here too, as by the float model.
+        """
         feeds = self.metadata.feeds(leaves)
         if not self.metadata.state:
-            return self.metadata.result_leaves(run_session(self.session, feeds))
-        if self._state is None:
-            self._state = [to_ort(tensor.initial) for tensor in self.metadata.state]
-        results, self._state = run_with_state(self.session, feeds, self._state)
+            results = run_session(self.session, feeds)
+        else:
+            if self._state is None:
+                self._state = [to_ort(tensor.initial) for tensor in self.metadata.state]
+            results, self._state = run_with_state(self.session, feeds, self._state)
+        if written := self.metadata.written:
+            write_back(leaves, written, results[len(results) - len(written) :])
         return self.metadata.result_leaves(results)
 
     def reset(self) -> None:

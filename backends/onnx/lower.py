@@ -1,10 +1,11 @@
 """Lowering: one walk from a canonical graph to an ONNX artifact that was run once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import onnx_ir as ir
+import onnxruntime
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Verify
@@ -18,9 +19,10 @@ from pt2e_quant.backends.onnx.leave_float import LeftFloat, leave_float, node_of
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.quantizer import weight_only_of
 from pt2e_quant.backends.onnx.recurrent import split_left
-from pt2e_quant.backends.onnx.report import make_report, refused_weights
+from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
-from pt2e_quant.backends.onnx.runtime import optimize
+from pt2e_quant.backends.onnx.return_written import return_written
+from pt2e_quant.backends.onnx.runtime import OptimizedModel, optimize
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.core.canonical import verify_canonical
@@ -63,25 +65,26 @@ def lower(
     validation = validation_of(validate, gm, example_inputs)
     flat, results = split_results(gm)
     run_passes(flat, (decompose_caches(has_casts=True), split_left), validation=validation)
+    written = return_written(flat)
     state = carry_state(flat)
     if validation is not None:
         validation.more = tuple(tensor.initial for tensor in state)
     passes = (widen_scales, keep_codes, powers_as_bytes, drop_dead_constants)
     run_passes(flat, passes, validation=validation)
     refuse_formats(flat, "ONNX Runtime", _nearest, has_weights=True)
-    names = [*result_names(gm, results), *(tensor.output_name for tensor in state)]
+    names = [
+        *result_names(gm, results),
+        *(f"{capture.inputs[index].name}_written" for index in written),
+        *(tensor.output_name for tensor in state),
+    ]
     model, origins = export_model(export_again(flat), names, portable=portable)
     name_inputs(model.graph, [tensor.input_name for tensor in state])
-    plain = _serialize(model)
-    optimized, session = optimize(plain)
-    left: list[LeftFloat] = []
-    while (more := leave_float(model, refused_weights(optimized), portable=portable)) is not None:
-        left += more
-        plain = _serialize(model)
-        optimized, session = optimize(plain)
+    plain, optimized, session, left = _optimize(model, portable=portable)
     report = make_report(gm, optimized, origins)
     report.islands += [one.island(origins) for one in left]
-    metadata = Metadata(capture=capture, results=results, report=report, state=state)
+    metadata = Metadata(
+        capture=capture, results=results, report=report, state=state, written=written
+    )
     if verify:
         # What a new process loads needs the metadata, whose report is told of the check behind it.
         checked = plain if loader is None else _with_metadata(model, metadata)
@@ -93,7 +96,30 @@ def lower(
             lower_part=partial(lower, strict=False, verify=False, portable=portable),
             loader=loader,
         )
-    if strict and (refused := refused_weights(optimized)):
+    if strict:
+        _check_refused(gm, refused_weights(optimized), origins)
+    data = _with_metadata(model, metadata)
+    metadata.report.size_bytes = len(data)
+    check_file_smaller(metadata.report, is_strict=strict)
+    return OnnxArtifact(data, metadata, session=session)
+
+
+def _optimize(
+    model: ir.Model, *, portable: bool
+) -> tuple[bytes, OptimizedModel, onnxruntime.InferenceSession, list[LeftFloat]]:
+    """The model's bytes, what ONNX Runtime makes of it, a session, and what was left float."""
+    left: list[LeftFloat] = []
+    while True:
+        plain = _serialize(model)
+        optimized, session = optimize(plain)
+        more = leave_float(model, refused_weights(optimized), portable=portable)
+        if more is None:
+            return plain, optimized, session, left
+        left += more
+
+
+def _check_refused(gm: GraphModule, refused: list[Refused], origins: Mapping[str, str]) -> None:
+    if refused:
         raise ArtifactError(
             "ONNX Runtime runs in float what the op table says it runs in integers: "
             + ", ".join(f"{one.op_type} on {one.weight}" for one in refused[:5]),
@@ -101,10 +127,6 @@ def lower(
             fix="leave the module of this node float (quantizer.set_module_name(path, None)), or "
             "lower(..., strict=False); the report lists the operators",
         )
-    data = _with_metadata(model, metadata)
-    metadata.report.size_bytes = len(data)
-    check_file_smaller(metadata.report, is_strict=strict)
-    return OnnxArtifact(data, metadata, session=session)
 
 
 def _nearest(wanted: Wanted) -> str:

@@ -31,12 +31,14 @@ class Metadata:
         results: the leaves of the result, in order.
         report: what ONNX Runtime made of the model.
         state: the buffers that calls write: the model's last inputs and outputs.
+        written: positions of the inputs that calls write: outputs behind the results.
     """
 
     capture: Capture
     results: tuple[ResultLeaf, ...]
     report: Report
     state: tuple[StateTensor, ...] = ()
+    written: tuple[int, ...] = ()
 
     @property
     def provenance(self) -> Provenance:
@@ -51,6 +53,7 @@ class Metadata:
             "capture": self.capture.to_json(),
             "results": json.dumps([asdict(leaf) for leaf in self.results]),
             "state": json.dumps([tensor.to_json() for tensor in self.state]),
+            "written": json.dumps(self.written),
             "provenance": pack_provenance(self.provenance, constants),
             "report": json.dumps({**asdict(self.report), "provenance": None}),
         }
@@ -86,6 +89,7 @@ class Metadata:
                 results=tuple(ResultLeaf(ResultKind(x["kind"]), x["value"]) for x in leaves),
                 report=Report(**report),
                 state=tuple(map(StateTensor.from_json, json.loads(properties[_PREFIX + "state"]))),
+                written=tuple(json.loads(properties[_PREFIX + "written"])),
             )
         except InputError as error:
             raise ArtifactError(f"{path}: {error.what}", fix=error.fix) from error

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from executorch.runtime import Program
 from torch import Tensor
 
 from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
+from pt2e_quant.backends.write_back import write_back
 from pt2e_quant.backends.xnnpack.contents import (
     ProgramContents,
     read_contents,
@@ -87,9 +87,7 @@ class XnnpackArtifact(Artifact):
             return results
         if self._written is None:
             self._written = read_written_inputs(self.pte)
-        with torch.no_grad():
-            for index, value in zip(self._written[:count], results[:count], strict=True):
-                given[index].copy_(value)
+        write_back(given, self._written[:count], results[:count])
         return results[count:]
 
     def reset(self) -> None:

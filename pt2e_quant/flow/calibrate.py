@@ -16,7 +16,8 @@ from pt2e_quant.flow.input_ranges import note_ranges
 from pt2e_quant.flow.pick_inputs import InputPick, as_call, pick_inputs, suggest_pick
 from pt2e_quant.flow.prepared import observers_of, prepared_graphs, prepared_state
 from pt2e_quant.flow.progress import show_progress
-from pt2e_quant.flow.sample import SAMPLE_KEY, Sample
+from pt2e_quant.flow.sample import SAMPLE_KEY, Sample, copied
+from pt2e_quant.graph.alias import written_inputs
 
 __all__ = ["calibrate", "preserve_buffers"]
 
@@ -57,12 +58,14 @@ def calibrate(
     watched = [pair for graph in prepared_graphs(prepared) for pair in observers_of(graph)]
     shown = show_progress(batches, "calibrating", enabled=progress)
     count = 0
+    is_writing = bool(written_inputs(prepared.graph))  # what it is given stays as it is
     prepared.meta.pop(SAMPLE_KEY, None)
     with torch.no_grad(), preserve_buffers(prepared, capture):
         for count, batch in enumerate(shown, start=1):
             leaves = _checked(capture, batch, inputs, count - 1)
-            outputs = prepared(*capture.positional(leaves))
-            # Where the graph writes no buffers, its own hook has kept the first call already.
+            given = copied(leaves) if is_writing else leaves
+            outputs = prepared(*capture.positional(given))
+            # Where the graph writes neither buffers nor inputs, its hook has kept the first call.
             if SAMPLE_KEY not in prepared.meta:
                 prepared.meta[SAMPLE_KEY] = Sample.keep(leaves, outputs)
             note_ranges(prepared, leaves)

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from pt2e_quant.core.read_capture import CAPTURE_KEY
 from pt2e_quant.flow.prepared import PREPARED_KEY
 from pt2e_quant.flow.sample import SAMPLE_KEY, Sample
+from pt2e_quant.graph.alias import written_inputs
 
 __all__ = ["check_inputs", "install_input_check", "keep_sample"]
 
@@ -35,13 +36,15 @@ def keep_sample(
     """A forward hook: keep the first call of a prepared graph, with its float result.
 
     So the gate has its sample too where data is run through without `calibrate`. A graph that
-    writes buffers is left to `calibrate`, which restores them.
+    writes buffers or inputs is left to `calibrate`, which keeps them.
     """
     if SAMPLE_KEY in gm.meta or PREPARED_KEY not in gm.meta or torch.compiler.is_compiling():
         return
     capture = gm.meta.get(CAPTURE_KEY)
     is_float = not any(hasattr(module, "fake_quant_enabled") for module in gm.modules())
-    if capture is not None and is_float and not capture.mutated_buffers:
+    if capture is None or capture.mutated_buffers or written_inputs(gm.graph):
+        return
+    if is_float:
         gm.meta[SAMPLE_KEY] = Sample.keep(capture.bind(args, kwargs), outputs)
 
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.read_capture import capture_of
 
-__all__ = ["SAMPLE_KEY", "Sample", "sample_of", "sqnr_db"]
+__all__ = ["SAMPLE_KEY", "Sample", "copied", "sample_of", "sqnr_db"]
 
 SAMPLE_KEY = "pt2e_quant.sample"
 """The key of `gm.meta` that holds a Sample."""
@@ -35,9 +35,14 @@ class Sample:
     def keep(leaves: Sequence[Any], outputs: Any) -> "Sample":
         """Copy a call and its result."""
         return Sample(
-            leaves=tuple(_copied(v) for v in leaves),
+            leaves=tuple(copied(leaves)),
             float_outputs=tuple(_copied(v) for v in pytree.tree_leaves(outputs)),
         )
+
+
+def copied(leaves: Sequence[Any]) -> list[Any]:
+    """A call's leaves for a graph that may write into them."""
+    return [_copied(leaf) for leaf in leaves]
 
 
 def sample_of(gm: GraphModule) -> Sample:

@@ -17,6 +17,7 @@ __all__ = [
     "roots",
     "subgraph_of",
     "writes",
+    "written_inputs",
 ]
 
 
@@ -172,3 +173,10 @@ def mutated_roots(graph: Graph) -> frozenset[Node]:
 def mutated_buffers(gm: GraphModule) -> tuple[str, ...]:
     """The dotted names of the buffers and constants that a run of the graph writes, sorted."""
     return tuple(sorted({str(n.target) for n in mutated_roots(gm.graph) if n.op == "get_attr"}))
+
+
+def written_inputs(graph: Graph) -> tuple[int, ...]:
+    """The positions of the inputs that a graph writes."""
+    roots_written = set(mutated_roots(graph))
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    return tuple(index for index, node in enumerate(given) if node in roots_written)

@@ -89,3 +89,21 @@ def test_weights_are_observed_once(net, quantizer, images):
         for observer in weights:
             observer(torch.full((8, 8, 3, 3), 1e6))
             assert float(observer.max_val.max()) < 10
+
+
+def test_calibrate_when_the_model_writes_its_input_then_batches_and_sample_stay(quantizer):
+    class Shift(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.add_(1.0)
+            return self.linear(x)
+
+    batch = torch.ones(2, 4)
+    ep = torch.export.export(Shift().eval(), (torch.ones(2, 4),))
+    prepared = prepare_pt2e(ep, quantizer())
+    calibrate(prepared, [(batch,), (batch,)], progress=False)
+    assert torch.equal(batch, torch.ones(2, 4))
+    assert torch.equal(sample_of(prepared).leaves[0], torch.ones(2, 4))
