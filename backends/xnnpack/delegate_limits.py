@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-__all__ = ["delegate_runs"]
+__all__ = ["delegate_runs", "reads_scalar"]
 
 _MOST_DIMENSIONS = 6
 """XNN_MAX_TENSOR_DIMS."""
@@ -29,6 +29,15 @@ def delegate_runs(node: Node, name: str) -> bool:
     return _has_few_dimensions(node) and (holds is None or holds(node))
 
 
+def reads_scalar(node: Node) -> bool:
+    """Whether a node reads a tensor without dimensions.
+
+    ExecuTorch (1.4) fails on the q/dq of one that is an input, looking for its layout.
+    """
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    return any(isinstance(v, Tensor) and v.dim() == 0 for v in values)
+
+
 def _has_few_dimensions(node: Node) -> bool:
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     return all(v.dim() <= _MOST_DIMENSIONS for v in values if isinstance(v, Tensor))
@@ -42,6 +51,10 @@ def _elu(node: Node) -> bool:
     """The payload has no field for `scale` and `input_scale`; XNNPACK takes a positive alpha."""
     alpha, scale, input_scale = (_argument(node, index, 1) for index in (1, 2, 3))
     return bool(alpha > 0 and scale == 1 and input_scale == 1)
+
+
+def _has_dimensions(node: Node) -> bool:
+    return bool(node.meta["val"].dim() > 0)
 
 
 def _is_image(node: Node) -> bool:
@@ -91,10 +104,12 @@ def _resizes_by_sizes(node: Node) -> bool:
 _HOLDS: Mapping[str, Callable[[Node], bool]] = {
     "avg_pool2d.default": _averages_what_it_reads,
     "constant_pad_nd.default": _pads_with_a_number,
+    "dequantize_per_tensor.default": _has_dimensions,
     "elu.default": _elu,
     "max.dim": _has_known_window,
     "max_pool2d.default": _is_image,
     "prelu.default": _is_image,
+    "quantize_per_tensor.default": _has_dimensions,
     "slice_copy.Tensor": _starts_inside,
     "unsqueeze_copy.default": _has_one_dynamic_size,
     "upsample_bilinear2d.vec": _resizes_by_sizes,

@@ -26,7 +26,7 @@ from executorch.backends.xnnpack.utils.quant_utils import (
 )
 from torch.export import ExportedProgram
 
-from pt2e_quant.backends.xnnpack.delegate_limits import delegate_runs
+from pt2e_quant.backends.xnnpack.delegate_limits import delegate_runs, reads_scalar
 from pt2e_quant.backends.xnnpack.scale_limits import why_beyond_scales
 
 __all__ = ["make_partitioner"]
@@ -52,8 +52,8 @@ def _admit_integers(
         def get_node_and_deps(
             self, node: torch.fx.Node, ep: ExportedProgram
         ) -> list[torch.fx.Node]:
-            """What the delegate takes with a node: nothing, where its scales keep it in float."""
-            if why_beyond_scales(node, config.target_name):
+            """What the delegate takes with a node: nothing, where it stays float."""
+            if why_beyond_scales(node, config.target_name) or reads_scalar(node):
                 return [node]
             found: list[torch.fx.Node] = super().get_node_and_deps(node, ep)
             return found

@@ -91,3 +91,24 @@ def test_lowering_when_executorch_fails_then_the_error_names_the_node(monkeypatc
         pq.quantize(model, (make_noise((2, 8, 7, 9)),), backend="xnnpack", recipe="w8")
     assert "softmax" in str(caught.value)
     assert "self.call(self.conv(x))" in str(caught.value) or "softmax" in str(caught.value.node)
+
+
+class Scaled(nn.Module):
+    """A linear times a tensor without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.linear(x) * scale + scale
+
+
+@pytest.mark.parametrize("recipe", ["int8", "w8"])
+def test_product_when_of_an_input_without_dimensions_then_right(make_noise, recipe):
+    x, scale = make_noise((2, 8)), torch.tensor(0.5)
+    model = Scaled().eval()
+    artifact = pq.quantize(
+        model, args=(x, scale), calibration_data=[(x, scale)], recipe=recipe, backend="xnnpack"
+    )
+    assert sqnr_db(model(x, scale), artifact.run(x, scale)) > 30
