@@ -264,9 +264,10 @@ class Capture:
         if not self.dims:
             return None
         dims = {
-            symbol: torch.export.Dim(
-                f"dim_{symbol}", min=limits.minimum or None, max=limits.maximum
-            )
+            # torch has no Dim of one size: that is a fixed one.
+            symbol: None
+            if limits.minimum == limits.maximum
+            else torch.export.Dim(f"dim_{symbol}", min=limits.minimum or None, max=limits.maximum)
             for symbol, limits in self.dims.items()
         }
         specs = [self._dims_of(info, dims) for info in self.inputs]

@@ -1,5 +1,7 @@
 """The captured call: binding, refusals, dynamic dims, JSON."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.capture import Capture, DimRange, InputKind
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.read_capture import capture_of
 
@@ -165,3 +167,13 @@ def test_output_structure_is_the_models_own():
     capture = _capture()
     out = capture.unflatten_output([1, 2, None])
     assert out == {"sum": 1, "scaled": 2, "none": None}
+
+
+def test_dynamic_shapes_when_a_range_holds_one_size_then_it_is_fixed():
+    x = torch.randn(3, 4)
+    batch = torch.export.Dim("batch", min=1, max=8)
+    ep = torch.export.export(torch.nn.Linear(4, 2), (x,), dynamic_shapes=({0: batch},))
+    capture = capture_of(ep.module())
+    (symbol,) = capture.dims
+    fixed = replace(capture, dims={symbol: DimRange(minimum=3, maximum=3, hint=3)})
+    assert fixed.dynamic_shapes() == {"input": {0: None}}
