@@ -10,7 +10,6 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture, DimRange, InputInfo, InputKind
 from pt2e_quant.core.errors import InputError
-from pt2e_quant.core.qdq import required_attribute
 
 __all__ = ["CAPTURE_KEY", "capture_of", "dims_of", "rebuild_capture"]
 
@@ -43,6 +42,7 @@ def rebuild_capture(gm: GraphModule, mutated_buffers: Sequence[str] = ()) -> Cap
     paths = _paths(names, in_spec)
     dims: dict[str, DimRange] = {}
     inputs = tuple(_read_input(n, path, dims) for n, path in zip(placeholders, paths, strict=True))
+    held = dict(gm.named_buffers())
     return Capture(
         arg_names=tuple(names),
         in_spec=in_spec,
@@ -50,7 +50,7 @@ def rebuild_capture(gm: GraphModule, mutated_buffers: Sequence[str] = ()) -> Cap
         inputs=inputs,
         dims=dims,
         mutated_buffers=tuple(mutated_buffers),
-        state_shapes={n: tuple(required_attribute(gm, n).shape) for n in mutated_buffers},
+        state_shapes={n: tuple(held[n].shape) for n in mutated_buffers if n in held},
     )
 
 
