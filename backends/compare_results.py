@@ -46,7 +46,10 @@ def name_results(capture: Capture, leaves: Sequence[Any]) -> dict[str, Any]:
     names: list[str] = []
     if len(leaves) == capture.out_spec.num_leaves:
         tree = capture.unflatten_output(range(len(leaves)))
-        paths = {leaf: path for path, leaf in pytree.tree_flatten_with_path(tree)[0]}
+        try:
+            paths = {leaf: path for path, leaf in pytree.tree_flatten_with_path(tree)[0]}
+        except ValueError:  # a class registered without names for its parts
+            paths = {}
         names = ["result" + pytree.keystr(paths[i]) for i in range(len(leaves)) if i in paths]
     if len(names) != len(leaves):
         names = [f"result leaf {i}" for i in range(len(leaves))]

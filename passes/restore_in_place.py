@@ -48,7 +48,7 @@ def _restored(node: Node) -> bool:
 def in_place(target: object) -> Any:
     """The in-place form of an operator, None if it has none of the same overload.
 
-    >>> in_place(aten.ops.aten.relu.default)
+    >>> in_place(aten.relu.default)
     <OpOverload(op='aten.relu_', overload='default')>
     """
     if not isinstance(target, OpOverload) or target.namespace != "aten":

@@ -64,7 +64,7 @@ def prepared_at(model, backend, batch=1, **options):
         (
             (torch.randn(1, 4), torch.randn(1, 4)),
             "2 positional inputs for a graph of 1",
-            "labels out",
+            "inputs=0",
         ),
         ({"y": torch.randn(1, 4)}, r"unknown input \['y'\]: expected \(x\)", "export"),
         ({}, r"missing input \['x'\]", "dict batch is keyword"),

@@ -82,7 +82,11 @@ def result_names(gm: GraphModule, leaves: Sequence[ResultLeaf]) -> list[str]:
     spec = capture_of(gm).out_spec
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     names: dict[object, str] = {}
-    for path, at in pytree.tree_flatten_with_path(tree)[0]:
+    try:
+        places = pytree.tree_flatten_with_path(tree)[0]
+    except ValueError:  # a class registered without names for its parts
+        places = [((pytree.SequenceKey(at),), at) for at in range(spec.num_leaves)]
+    for path, at in places:
         leaf = leaves[at]
         if leaf.kind is not ResultKind.LITERAL:
             names.setdefault(leaf.value, _name(path))

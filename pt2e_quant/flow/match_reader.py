@@ -57,6 +57,7 @@ class MatchReader:
         found: dict[str, tuple[Slot, TensorScheme | None]] = {}
         for slot in row.slots:
             try:
+                _check_computed(row, slot, match)
                 found[slot.at] = slot, self._scheme_of(slot, match, scheme)
             except ValueError as error:
                 reason = f"{self.table.backend} {row.name}: {error}"
@@ -141,6 +142,17 @@ class MatchReader:
             fix=fix,
             is_choice=node in self.choices,
         )
+
+
+def _check_computed(row: OpRow, slot: Slot, match: Match) -> None:
+    """Refuse a product of two constants: runtimes compute it once, and have no integers for it.
+
+    Raises:
+        ValueError: the slot is the input of an operator with a weight, and holds a constant.
+    """
+    is_product = any(other.role is Role.WEIGHT for other in row.slots)
+    if is_product and slot.role is Role.INPUT and match.is_constant(slot.at):
+        raise ValueError(f'its input "{match.node(slot.at).name}" is a constant')
 
 
 def _constant_bytes(node: Node) -> int:

@@ -90,7 +90,7 @@ def test_graph_when_lowered_then_its_products_are_integers_and_the_rest_has_a_re
     artifact = pq.quantize(
         model,
         (x,),
-        calibration_data=[(torch.randn(shape),) for _ in range(4)],
+        calibration_data=[(x,), *((torch.randn(shape),) for _ in range(4))],
         backend=target.allowing_unmeasured() if backend == "cuda" else target,
     )
     with torch.no_grad():

@@ -58,7 +58,7 @@ def floor_of(name, tensors=4):
 def row_of(scheme: Scheme, name, find, axis=None) -> OpRow:
     weight = scheme.weight
     if axis is not None and isinstance(weight.granularity, PerGroup):
-        weight = replace(weight, granularity=replace(weight.granularity, axis=axis))
+        weight = replace(weight, granularity=PerGroup(weight.granularity.group_size, axis))
     slots = (
         Slot(at="x", role=Role.INPUT, accepts=(scheme.input,) if scheme.input else ()),
         Slot(at="w", role=Role.WEIGHT, accepts=(weight,)),

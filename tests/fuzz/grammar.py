@@ -177,7 +177,7 @@ def _floats(d: Drawing, shape: list[str]) -> str:
         text = f"({text} * {10 ** d.rng.uniform(-6, 6):.1e})"
     elif d.chance(0.08):
         text = f"({text} + {d.choice('5.0', '-3.0', '100.0')})"
-    elif d.chance(0.05):
+    elif d.chance(0.05) and str(shape[-1]) != "0":  # torch fills beyond an empty tensor
         text = f"{text}.index_fill(-1, torch.tensor([0]), {d.choice('0.0', '50.0')})"
     if len(shape) in (4, 5) and d.chance(0.15):
         form = "channels_last" if len(shape) == 4 else "channels_last_3d"

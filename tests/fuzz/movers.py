@@ -178,7 +178,10 @@ def gather(d: Drawing) -> str | None:
     ]
     forms += [f"torch.zeros_like({x}).index_add({dim}, torch.tensor([0]), {x}.narrow({dim}, 0, 1))"]
     forms += [f"torch.zeros_like({x}).scatter({dim}, {x}.argmax({dim}, keepdim=True), 1.0)"]
-    forms += [f"{x}.index_fill({dim}, torch.tensor([0]), 0.5)", f"{x}.unfold({dim}, 2, 1)"]
+    forms += [
+        f"{x}.index_fill({dim}, torch.arange(min(1, {x}.shape[{dim}])), 0.5)",
+        f"{x}.unfold({dim}, 2, 1)",
+    ]
     if ids:
         forms.append(f"torch.index_select({x}, {dim}, {ids}.clamp(0, 0))")
     return d.choice(*forms)

@@ -12,6 +12,9 @@ from tests.fuzz.processes import Answerer, Died, Hung
 from tests.fuzz.program import Input, Program, Step, source
 from tests.fuzz.shrink import failure_class, shrink
 
+# torch's tracing of a loop's body asks tensors for their gradients, and warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
 
 def loaded(text):
     scope = {"__name__": "drawn"}

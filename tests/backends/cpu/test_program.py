@@ -112,7 +112,17 @@ def test_compile_when_the_result_is_wrong_then_refused_and_the_module_runs(
     expected = artifact.run(x)
     monkeypatch.setattr(artifact_module, "compile_program", lambda *program: b"")
     zeros = [torch.zeros_like(expected)]
-    monkeypatch.setattr(artifact_module, "load_compiled", lambda source: lambda leaves: zeros)
+
+    class Wrong:
+        written = ()
+
+        def __call__(self, leaves):
+            return zeros
+
+        def reset(self):
+            pass
+
+    monkeypatch.setattr(artifact_module, "load_compiled", lambda source: Wrong())
     with pytest.raises(ArtifactError, match="differs from the canonical graph"):
         artifact.compile(tmp_path / "net.pt2")
     assert torch.equal(artifact.run(x), expected)
