@@ -77,14 +77,14 @@ class Run(nn.Module):
         return self.function(self, *args)
 
 
-def equal(model, inputs, rule, **options):
+def equal(model, inputs, rule, *, atol=0.0, **options):
     """Both flows give the same q/dq with the same qparams, and the same outputs."""
     theirs, ours = both(model, inputs, lambda: Hand(rule), **options)
     assert _qdq(ours.counts) == _qdq(theirs.counts)
     assert [q[0] for q in ours.qparams] == [q[0] for q in theirs.qparams]
     assert _numbers(ours) == _numbers(theirs)
     for a, b in zip(theirs.outputs, ours.outputs, strict=True):
-        torch.testing.assert_close(b, a, rtol=0, atol=0)
+        torch.testing.assert_close(b, a, rtol=0, atol=atol)
     return ours.gm
 
 

@@ -247,7 +247,8 @@ def test_views_of_a_parameter_become_integers(view):
             return functional.linear(x, view(self.weight))
 
     torch.manual_seed(0)
-    gm = equal(Viewed(), (X,), rule)
+    # torchao's integers may lie transposed: some CPUs add the four products in another order then.
+    gm = equal(Viewed(), (X,), rule, atol=1e-6)
     state = gm.state_dict()
     (name,) = [n for n, v in state.items() if v.dtype is torch.int8]
     assert name.endswith("weight_q")  # a slice is folded first: only its part is stored
