@@ -1,7 +1,7 @@
 """The calls that an artifact is checked with, and what the canonical graph makes of each."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.compare_results import Results, is_float, name_results
@@ -77,7 +77,9 @@ class Trials:
                     raise
                 refusal = refusal or f"{type(error).__name__}: {str(error).splitlines()[0]}"
             else:
-                if not self.trials or not any(_has_nan(value) for value in results.values()):
+                if self.trials and (other := _other_rank(self.gm, results)):
+                    refusal = refusal or other
+                elif not self.trials or not any(_has_nan(value) for value in results.values()):
                     trial = Trial(label=label, leaves=tuple(leaves), results=results)
                     self.trials.append(trial)
                     return
@@ -92,6 +94,23 @@ class Trials:
         with _as_it_was(self.gm):
             found = [_run(self.gm, trial.leaves, call) for trial in self.trials[first : at + 1]]
         return found[-1]
+
+
+def _other_rank(gm: GraphModule, results: Mapping[str, Any]) -> str:
+    """Which result has another number of dimensions than was captured; "" if none has.
+
+    A squeeze of all dimensions removes one more where a dynamic size is 1: no program with fixed
+    ranks can.
+    """
+    outputs = pytree.tree_leaves(gm.graph.output_node().args[0], is_leaf=lambda v: v is None)
+    if len(outputs) > len(results):
+        return ""
+    for node, (name, found) in zip(outputs, results.items(), strict=False):
+        expected = node.meta.get("val") if isinstance(node, Node) else None
+        if isinstance(expected, Tensor) and isinstance(found, Tensor):
+            if expected.dim() != found.dim():
+                return f"{name} has {found.dim()} dimensions, {expected.dim()} were captured"
+    return ""
 
 
 def _planned(

@@ -35,6 +35,7 @@ from pt2e_quant.flow.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.decompose_caches import decompose_caches
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.widen_scales import widen_scales
 
 __all__ = ["lower"]
@@ -64,7 +65,11 @@ def lower(
     capture = capture_of(gm)
     validation = validation_of(validate, gm, example_inputs)
     flat, results = split_results(gm)
-    run_passes(flat, (decompose_caches(has_casts=True), split_left), validation=validation)
+    run_passes(
+        flat,
+        (decompose_caches(has_casts=True), name_squeezed_dims, split_left),
+        validation=validation,
+    )
     written = return_written(flat)
     state = carry_state(flat)
     if validation is not None:

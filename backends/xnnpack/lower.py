@@ -79,6 +79,7 @@ from pt2e_quant.passes.decompose_caches import decompose_caches
 from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.functionalize_state import functionalize_state
+from pt2e_quant.passes.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
 from pt2e_quant.passes.split_as_slices import split_as_slices
 from pt2e_quant.passes.unpack_weights import unpack_weights
@@ -117,6 +118,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         recurrent_as_steps,
         duplicate_dequantize,
         embed_portable if portable_only else embed_bytes,
+        name_squeezed_dims,
         split_as_slices,
         unbind_as_selects,
         pool_by_depthwise,
