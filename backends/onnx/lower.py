@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.in_float32 import in_float32
+from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
 from pt2e_quant.backends.onnx.carry_state import carry_state
 from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
@@ -82,7 +83,7 @@ def lower(
         *(f"{capture.inputs[index].name}_written" for index in written),
         *(tensor.output_name for tensor in state),
     ]
-    model, origins = export_model(export_again(flat), names, portable=portable)
+    model, origins = _export(flat, names, portable=portable)
     name_inputs(model.graph, [tensor.input_name for tensor in state])
     plain, optimized, session, left = _optimize(model, portable=portable)
     report = make_report(gm, optimized, origins)
@@ -132,6 +133,27 @@ def _check_refused(gm: GraphModule, refused: list[Refused], origins: Mapping[str
             fix="leave the module of this node float (quantizer.set_module_name(path, None)), or "
             "lower(..., strict=False); the report lists the operators",
         )
+
+
+def _export(
+    flat: GraphModule, names: Sequence[str], *, portable: bool
+) -> tuple[ir.Model, dict[str, str]]:
+    """`export_model`; a refusal names the operator that the exporter has no ONNX for.
+
+    Raises:
+        UnsupportedError: naming it.
+    """
+
+    def export_part(part: GraphModule) -> object:
+        return export_model(export_again(part), ["part"], portable=portable)
+
+    try:
+        return export_model(export_again(flat), names, portable=portable)
+    except UnsupportedError as error:
+        if error.node_name:
+            raise
+        node = first_refused(flat, export_part)
+        raise UnsupportedError(error.what, node=node, fix=error.fix) from error
 
 
 def _nearest(wanted: Wanted) -> str:

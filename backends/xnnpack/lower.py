@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.in_float32 import in_float32
+from pt2e_quant.backends.name_refused import named_refusals
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
@@ -34,7 +35,6 @@ from pt2e_quant.backends.xnnpack.missing_kernels import (
     refuse_volumes,
 )
 from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
-from pt2e_quant.backends.xnnpack.name_refused import named_refusals
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.plain_strides import plain_strides
 from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise

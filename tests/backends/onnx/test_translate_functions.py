@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import pt2e_quant as pq
 from pt2e_quant.backends.onnx.translate_functions import function_translations
+from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.flow.sample import sqnr_db
 
 FUNCTIONS = {
@@ -64,3 +65,14 @@ def test_function_when_lowered_then_as_its_graph_at_every_size(name):
 def test_every_translation_is_tested():
     names = {str(operator).rsplit(".", 1)[0] for operator in function_translations()}
     assert names == {name.partition(" of ")[0] for name in FUNCTIONS}
+
+
+def test_function_when_onnx_has_none_then_refused_with_its_node():
+    pytest.importorskip("onnxruntime")
+    model = _Between(lambda x, y: torch.lgamma(x.abs() + 1) + y)
+    with pytest.raises(UnsupportedError, match=r"prims\.lgamma") as error:
+        pq.quantize(
+            model, call(4, 0), calibration_data=[call(4, 1)], backend="onnx", progress=False
+        )
+    assert error.value.node_name == "lgamma"
+    assert "test_translate_functions.py" in str(error.value)

@@ -1,4 +1,4 @@
-"""The node behind an error that ExecuTorch raises, and an error that names it."""
+"""The node behind an error that a foreign tool raises, and an error that names it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.backends.cut_graph import cut_behind, operators
 from pt2e_quant.core.errors import Pt2eQuantError, UnsupportedError
 
-__all__ = ["TryPart", "named_refusals"]
+__all__ = ["TryPart", "first_refused", "named_refusals"]
 
 TryPart: TypeAlias = Callable[[GraphModule], object]
 """Lowers a graph and loads the file; raises where either fails."""
@@ -38,7 +38,7 @@ def named_refusals(gm: GraphModule, try_part: TryPart) -> Iterator[None]:
     except Exception as error:  # ExecuTorch raises RuntimeError, ValueError, AssertionError, …
         raise UnsupportedError(
             f"ExecuTorch cannot take this graph: {_first_line(error)}",
-            node=_first_refused(gm, try_part),
+            node=first_refused(gm, try_part),
             fix=_FIX,
         ) from error
 
@@ -48,7 +48,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _first_refused(gm: GraphModule, try_part: TryPart) -> Node | None:
+def first_refused(gm: GraphModule, try_part: TryPart) -> Node | None:
     """The first operator behind which the graph is refused; None if no part of it is."""
     nodes = [n for n in operators(gm) if isinstance(n.meta.get("val"), Tensor)]
     low, high = 0, len(nodes)
