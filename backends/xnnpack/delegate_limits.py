@@ -30,12 +30,12 @@ def delegate_runs(node: Node, name: str) -> bool:
 
 
 def reads_scalar(node: Node) -> bool:
-    """Whether a node reads a tensor without dimensions.
+    """Whether a node reads a value without dimensions that is computed or an input.
 
-    ExecuTorch (1.4) fails on the q/dq of one that is an input, looking for its layout.
+    ExecuTorch (1.4) fails on the q/dq of one that is an input, looking for its layout; those of
+    constants it takes.
     """
-    values = [n.meta.get("val") for n in node.all_input_nodes]
-    return any(isinstance(v, Tensor) and v.dim() == 0 for v in values)
+    return any(not _has_dimensions(n) for n in node.all_input_nodes if n.op == "call_function")
 
 
 def _has_few_dimensions(node: Node) -> bool:
@@ -54,7 +54,14 @@ def _elu(node: Node) -> bool:
 
 
 def _has_dimensions(node: Node) -> bool:
-    return bool(node.meta["val"].dim() > 0)
+    """Whether a value has dimensions, or is a constant behind at most a dequantize."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.dim() > 0:
+        return True
+    return node.op != "call_function" or all(
+        n.op != "call_function" and not n.meta["val"].is_floating_point()
+        for n in node.all_input_nodes[:1]
+    )
 
 
 def _is_image(node: Node) -> bool:
