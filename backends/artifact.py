@@ -82,7 +82,7 @@ class Artifact(ABC):
         self.reset()
         try:
             return generate(
-                lambda part, positions: self.run(part, positions),
+                self.run,
                 self.capture,
                 ids,
                 max_new_tokens=max_new_tokens,

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.leaf_paths import leaf_paths
 from pt2e_quant.flow.sample import sqnr_db
 
 __all__ = ["Difference", "Results", "compare", "is_float", "name_results"]
@@ -46,10 +47,7 @@ def name_results(capture: Capture, leaves: Sequence[Any]) -> dict[str, Any]:
     names: list[str] = []
     if len(leaves) == capture.out_spec.num_leaves:
         tree = capture.unflatten_output(range(len(leaves)))
-        try:
-            paths = {leaf: path for path, leaf in pytree.tree_flatten_with_path(tree)[0]}
-        except ValueError:  # a class registered without names for its parts
-            paths = {}
+        paths = dict(zip(pytree.tree_leaves(tree), leaf_paths(tree) or (), strict=False))
         names = ["result" + pytree.keystr(paths[i]) for i in range(len(leaves)) if i in paths]
     if len(names) != len(leaves):
         names = [f"result leaf {i}" for i in range(len(leaves))]

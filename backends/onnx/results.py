@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.core.leaf_paths import leaf_paths
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.subgraphs import copy_graph
 
@@ -82,12 +83,8 @@ def result_names(gm: GraphModule, leaves: Sequence[ResultLeaf]) -> list[str]:
     spec = capture_of(gm).out_spec
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     names: dict[object, str] = {}
-    try:
-        places = pytree.tree_flatten_with_path(tree)[0]
-    except ValueError:  # a class registered without names for its parts
-        places = [((pytree.SequenceKey(at),), at) for at in range(spec.num_leaves)]
-    for path, at in places:
-        leaf = leaves[at]
+    unnamed: list[pytree.KeyPath] = [(pytree.SequenceKey(at),) for at in range(spec.num_leaves)]
+    for path, leaf in zip(leaf_paths(tree) or unnamed, leaves, strict=True):
         if leaf.kind is not ResultKind.LITERAL:
             names.setdefault(leaf.value, _name(path))
     return list(names.values())

@@ -28,7 +28,7 @@ def describe_archive(gm: GraphModule, path: Path) -> Report:
     table = provenance_of(gm)
     report.size_bytes = sum(p.stat().st_size for p in _files(path))
     if table.sizes:
-        report.float_size_bytes = sum(r.size_before for r in table.sizes if r.size_after)
+        report.float_size_bytes = table.float_bytes
     if table.tensors or table.floats:
         report.provenance = table
     if PREPARED_KEY in gm.meta:

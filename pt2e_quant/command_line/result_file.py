@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.command_line.make_batches import dotted
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.leaf_paths import leaf_paths
 
 __all__ = ["check_writable", "join_results", "result_names", "write_npz"]
 
@@ -21,11 +22,10 @@ __all__ = ["check_writable", "join_results", "result_names", "write_npz"]
 def result_names(capture: Capture, leaves: Sequence[Any]) -> list[str]:
     """A name for each leaf of a result: its path, `out` for a bare one."""
     result = capture.unflatten_output(leaves)
-    try:
-        paths = [pytree.keystr(key) for key, _ in pytree.tree_flatten_with_path(result)[0]]
-    except ValueError:  # a class registered without names for its parts
+    paths = leaf_paths(result)
+    if paths is None:
         return [f"out_{index}" for index in range(len(leaves))]
-    names = [dotted(path) for path in paths]
+    names = [dotted(pytree.keystr(path)) for path in paths]
     return [f"out_{n}" if n.isdecimal() else n or "out" for n in names]
 
 

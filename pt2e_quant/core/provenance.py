@@ -150,6 +150,11 @@ class Provenance:
         """The record of a tensor by name."""
         return next((r for r in self.tensors if r.name == name), None)
 
+    @property
+    def float_bytes(self) -> int:
+        """Bytes of the constants in float; what has another name for them counts once."""
+        return sum(record.size_before for record in self.sizes if record.size_after)
+
     def set_floats(self, records: Sequence[FloatRecord]) -> None:
         """Replace the list of nodes left float."""
         self.floats = list(records)

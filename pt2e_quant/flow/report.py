@@ -64,8 +64,7 @@ class Report:
     def __post_init__(self) -> None:
         """Read the size of the float constants off the table, where it is not given."""
         if not self.float_size_bytes:
-            sizes = self.provenance.sizes
-            self.float_size_bytes = sum(r.size_before for r in sizes if r.size_after)
+            self.float_size_bytes = self.provenance.float_bytes
 
     def to_json(self) -> str:
         """As JSON."""

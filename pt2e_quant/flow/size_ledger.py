@@ -234,7 +234,7 @@ def check_file_smaller(report: Report, *, is_strict: bool) -> None:
         UnsupportedError: with both sizes.
     """
     sizes = report.provenance.sizes
-    before = sum(r.size_before for r in sizes if r.size_after)
+    before = report.provenance.float_bytes
     after = sum(r.size_after + r.qparams for r in sizes)
     shrank = before >= NOTABLE_BYTES and after < before * (1 - _NOTABLE_SHARE)
     operators = sum(report.integer_ops.values()) + sum(report.float_ops.values())
