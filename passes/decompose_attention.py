@@ -91,11 +91,8 @@ class _Attention:
         node = m.nodes["attention"]
         given = arguments(node)
         query, key, value = given["query"], given["key"], given["value"]
-        width = query.meta["val"].shape[-1]
         if given["dropout_p"] != 0.0:
             return Skip("dropout is active: export the model after eval()")
-        if given["scale"] is None and not isinstance(width, int):
-            return Skip("the width of a head is known only at run time")
         repeats = _repeats(query, key)
         if given["enable_gqa"] and repeats is None:
             return Skip("the number of heads is known only at run time")
@@ -106,7 +103,7 @@ class _Attention:
 
         if given["enable_gqa"] and repeats is not None and repeats > 1:
             key, value = (_repeated(x, repeats, editor, node) for x in (key, value))
-        scale = given["scale"] if given["scale"] is not None else 1.0 / math.sqrt(width)
+        scale = given["scale"] if given["scale"] is not None else _scale(query, editor, node)
         scores = call(aten.matmul.default, query, call(aten.transpose.int, key, -2, -1))
         if scale != 1.0:
             scores = call(aten.mul.Tensor, scores, scale)
@@ -183,6 +180,19 @@ class _Attention:
         additive = editor.call(aten.clamp.default, mask, low, like=mask, after=mask)
         seen = editor.call(aten.ne.Scalar, mask, -math.inf, like=mask, after=additive)
         return Mask(additive, _gate(seen, dtype, editor, after=seen))
+
+
+def _scale(query: Node, editor: Editor, node: Node) -> float | Node:
+    """1 / sqrt(the width of a head), a tensor where the width is known only at run time."""
+    fake = query.meta["val"]
+    width = fake.shape[-1]
+    if isinstance(width, int):
+        return 1.0 / math.sqrt(width)
+    size = editor.call(aten.sym_size.int, query, -1, like=node, val=width)
+    filled = editor.call(
+        aten.full.default, [1], size, like=node, dtype=fake.dtype, device=fake.device
+    )
+    return editor.call(aten.rsqrt.default, filled, like=node)
 
 
 def _known(seen: Tensor, dtype: torch.dtype, editor: Editor, name: str, like: Node) -> Mask | None:

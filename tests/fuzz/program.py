@@ -1,7 +1,7 @@
 """A model as a list of statements, which prints itself as a Python file.
 
 The printed file is what is run, shrunk and kept in the corpus: it defines `Model`, `model()`,
-`batch(seed, **sizes)`, `SIZES`, `DYNAMIC`, `BACKEND`, `RECIPE` and `STRICT`.
+`batch(seed, **sizes)`, `SIZES`, `DYNAMIC`, `BOUNDED`, `BACKEND`, `RECIPE` and `STRICT`.
 """
 
 import re
@@ -59,6 +59,7 @@ class Program:
         steps: the statements of forward, in order.
         result: the expression that forward returns.
         dtype: of the model's parameters.
+        bounded: dimensions without an upper bound are given one, as `max_sizes=` does.
     """
 
     seed: int
@@ -71,6 +72,7 @@ class Program:
     dynamic: tuple[Dynamic, ...] = ()
     dtype: str = "torch.float32"
     strict: bool = True
+    bounded: bool = False
     notes: tuple[str, ...] = field(default=())
 
     def without_unused(self) -> "Program":
@@ -114,6 +116,7 @@ def _lines(p: Program) -> Iterator[str]:
     yield f'BACKEND, RECIPE, STRICT = "{p.backend}", "{p.recipe}", {p.strict}'
     yield f"SIZES = {_sizes(p)}"
     yield "DYNAMIC = " + _dynamic_shapes(p)
+    yield f"BOUNDED = {p.bounded}"
     yield ""
     yield ""
     yield "class Model(nn.Module):"

@@ -36,7 +36,9 @@ from torch.utils import _pytree as pytree
 import pt2e_quant as pq
 from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.core.errors import AnnotationError, InputError, Pt2eQuantError
+from pt2e_quant.core.max_sizes import limit_graph, unbounded_dims
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.calibrate import preserve_buffers
 from pt2e_quant.flow.sample import sqnr_db
 from pt2e_quant.flow.table_quantizer import TableQuantizer
 from tests.fuzz.judge import Expected, complaint, complaint_of_inputs, expect
@@ -44,7 +46,11 @@ from tests.fuzz.processes import Answerer, Died, Hung
 
 __all__ = ["Trial", "run_trial"]
 
+Call = tuple[Sequence[Any], dict[str, Any]]
+
 CALIBRATION = 4
+LARGEST_SIZE = 64
+"""Of a dimension without bounds where the backend needs one."""
 LOAD_LIMIT_S = 90.0
 
 
@@ -70,10 +76,17 @@ class _Finished(Exception):
 
 
 class Watched(Backend):
-    """A backend that keeps the graph it lowers, and may leave nodes in float."""
+    """A backend that keeps the graph it lowers, and may leave nodes in float.
 
-    def __init__(self, target: Backend, leave: Callable[[TableQuantizer], Any] | None) -> None:
+    Args:
+        bounded: limit dimensions without an upper bound, as `max_sizes=` does.
+    """
+
+    def __init__(
+        self, target: Backend, leave: Callable[[TableQuantizer], Any] | None, *, bounded: bool
+    ) -> None:
         self.target = target
+        self.bounded = bounded
         self.name, self.suffix = target.name, target.suffix
         self.extra, self.packages = target.extra, target.packages
         self.leave = leave
@@ -95,6 +108,11 @@ class Watched(Backend):
 
     def lower(self, gm: GraphModule, *args: Any, **options: Any) -> Artifact:
         self.gm = gm
+        if self.bounded:
+            unbounded = unbounded_dims(capture_of(gm))
+            limit_graph(
+                gm, {path: dict.fromkeys(dims, LARGEST_SIZE) for path, dims in unbounded.items()}
+            )
         return self.target.lower(gm, *args, **options)
 
     def load(self, path: str | Path) -> Artifact:
@@ -134,16 +152,11 @@ def _run(module: ModuleType, folder: Path, loader: Answerer, recipe: str | None)
     floats = _float_results(module, calls)
     model = module.model()
     artifact, gm, outcome = _quantized(module, model, recipe or module.RECIPE)
-    taken = [at for at, call in enumerate(calls) if _is_taken(gm, call)]
-    calls, floats = [calls[at] for at in taken], [floats[at] for at in taken]
+    expected, calls = _expected(module, gm, calls, floats)
     given = _copied(calls)
     found = _stage("run", lambda: [artifact.run(*a, **k) for a, k in given])
-    # Before the graph is run, which shares the buffers of the model it was captured from.
     if _changed(model, module.model()):
         raise _Finished("wrong", "run", "", "the float model's tensors were written")
-    expected = [
-        expect(gm, result, *_copied(call)) for call, result in zip(calls, floats, strict=True)
-    ]
     _compare("run", expected, found)
     for index, (wanted, call) in enumerate(zip(expected, given, strict=True)):
         if text := complaint_of_inputs(wanted, call):
@@ -155,17 +168,46 @@ def _run(module: ModuleType, folder: Path, loader: Answerer, recipe: str | None)
     return Trial(outcome=outcome, float_db=None if db == float("inf") else db)
 
 
-def _calls(module: ModuleType) -> list[tuple[Sequence[Any], dict[str, Any]]]:
+def _calls(module: ModuleType) -> list[Call]:
     """Two calls of each size, the example's before and behind the others."""
     sizes = [*module.SIZES, module.SIZES[0]] if len(module.SIZES) > 1 else module.SIZES
     return [module.batch(100 + 2 * at + n, **s) for at, s in enumerate(sizes) for n in (0, 1)]
 
 
-def _is_taken(gm: GraphModule, call: tuple[Sequence[Any], dict[str, Any]]) -> bool:
-    """Whether the graph takes a call's sizes: torch may narrow a `Dim.AUTO`."""
+def _expected(
+    module: ModuleType, gm: GraphModule, calls: list[Call], floats: list[Any]
+) -> tuple[list[Expected], list[Call]]:
+    """What the calls should return, without those of sizes that torch's program does not take.
+
+    The graph's buffers are those of the float model, and are put back.
+    """
+    expected, taken = [], []
+    with preserve_buffers(gm, capture_of(gm)):
+        for call, result in zip(calls, floats, strict=True):
+            try:
+                capture_of(gm).bind(*call)
+            except InputError:  # torch narrows a `Dim.AUTO`.
+                continue
+            try:
+                expected.append(expect(gm, result, *_copied(call)))
+            except Exception as error:
+                if _is_exported(module, call):
+                    name = type(error).__name__
+                    raise _Finished("raw", "run graph", name, _traceback(error)) from error
+                continue
+            taken.append(call)
+    return expected, taken
+
+
+def _is_exported(module: ModuleType, call: Call) -> bool:
+    """Whether torch.export's program of the float model runs a call."""
+    program = torch.export.export(
+        module.model(), *module.batch(0), dynamic_shapes=module.DYNAMIC
+    ).module()
     try:
-        capture_of(gm).bind(*call)
-    except InputError:
+        with torch.no_grad():
+            program(*call[0], **call[1])
+    except Exception:
         return False
     return True
 
@@ -215,7 +257,7 @@ def _attempt(
     target = pq.backends.get(module.BACKEND)
     if hasattr(target, "allowing_slower"):
         target = target.allowing_slower()
-    watched = Watched(target, leave)
+    watched = Watched(target, leave, bounded=module.BOUNDED)
     args, kwargs = module.batch(0)
     data = [module.batch(1 + n) for n in range(CALIBRATION)]
     artifact = pq.quantize(
@@ -235,7 +277,8 @@ def _attempt(
 
 
 def _batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return kwargs if kwargs and not args else tuple(args)
+    """Inputs passed by name are the last: a batch of both kinds has all by position."""
+    return kwargs if not args else (*args, *kwargs.values())
 
 
 def _refusal(module: ModuleType, model: nn.Module, recipe: str, first: Pt2eQuantError) -> _Finished:

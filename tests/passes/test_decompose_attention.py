@@ -197,11 +197,12 @@ def test_active_dropout_is_declined(program):
     assert [n.text for n in result.notes] == ["dropout is active: export the model after eval()"]
 
 
-def test_an_unknown_head_width_is_declined(program):
+def test_scale_when_the_width_of_a_head_is_dynamic_then_it_is_computed_in_the_call(program):
     width = torch.export.Dim("width", min=2, max=64)
-    p = program(Attention(), (Q, K, V), ({3: width},) * 3)
-    result = decompose_attention(p.gm)
-    assert [n.text for n in result.notes] == ["the width of a head is known only at run time"]
+    p = program(Attention(), (Q, K, V), ({3: width},) * 3).apply(decompose_attention)
+    assert "aten.scaled_dot_product_attention.default" not in p.targets()
+    p.matches()
+    p.matches(tuple(torch.randn(3, 2, 4, 5, 33, generator=_GENERATOR)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

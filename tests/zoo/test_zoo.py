@@ -54,7 +54,7 @@ def check(name, backend, form, tmp_path):
         size = Dim("size", max=block.largest)
         shapes = tuple(None if dim is None else {dim: size} for dim in block.dynamic)
     target = pq.backends.get(backend)
-    watched = Watched(target.allowing_slower() if backend == "cpu" else target, None)
+    watched = Watched(target.allowing_slower() if backend == "cpu" else target, None, bounded=False)
     artifact = pq.quantize(
         model,
         block.inputs(sizes[0]),

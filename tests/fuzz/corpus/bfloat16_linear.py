@@ -7,6 +7,7 @@ from torch.export import Dim
 BACKEND, RECIPE, STRICT = "xnnpack", "int8", True
 SIZES = [{"s0": 5}, {"s0": 7}, {"s0": 1}, {"s0": 16}]
 DYNAMIC = {"x0": {0: Dim("s0", min=1, max=16)}}
+BOUNDED = False
 
 
 class Model(nn.Module):

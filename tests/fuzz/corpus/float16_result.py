@@ -6,6 +6,7 @@ from torch import nn
 BACKEND, RECIPE, STRICT = "cpu", "int8", True
 SIZES = [{}]
 DYNAMIC = None
+BOUNDED = False
 
 
 class Model(nn.Module):

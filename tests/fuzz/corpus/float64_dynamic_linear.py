@@ -6,6 +6,7 @@ from torch import nn
 BACKEND, RECIPE, STRICT = "xnnpack", "int8_dynamic", True
 SIZES = [{}]
 DYNAMIC = None
+BOUNDED = False
 
 
 class Model(nn.Module):

@@ -7,6 +7,7 @@ from torch import nn
 BACKEND, RECIPE, STRICT = "onnx", "nf4", True
 SIZES = [{}]
 DYNAMIC = None
+BOUNDED = False
 
 
 class Model(nn.Module):

@@ -8,6 +8,7 @@ from torch.export import Dim
 BACKEND, RECIPE, STRICT = "xnnpack", "int8", True
 SIZES = [{}]
 DYNAMIC = None
+BOUNDED = False
 
 
 class Model(nn.Module):
