@@ -26,7 +26,7 @@ from pt2e_quant.flow.calibrate import preserve_buffers
 from pt2e_quant.flow.input_ranges import input_ranges
 from pt2e_quant.flow.sample import Sample
 
-__all__ = ["Trial", "Trials"]
+__all__ = ["Trial", "Trials", "other_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,7 +77,7 @@ class Trials:
                     raise
                 refusal = refusal or f"{type(error).__name__}: {str(error).splitlines()[0]}"
             else:
-                if self.trials and (other := _other_rank(self.gm, results)):
+                if self.trials and (other := other_rank(self.gm, results)):
                     refusal = refusal or other
                 elif not self.trials or not any(_has_nan(value) for value in results.values()):
                     trial = Trial(label=label, leaves=tuple(leaves), results=results)
@@ -96,7 +96,7 @@ class Trials:
         return found[-1]
 
 
-def _other_rank(gm: GraphModule, results: Mapping[str, Any]) -> str:
+def other_rank(gm: GraphModule, results: Mapping[str, Any]) -> str:
     """Which result has another number of dimensions than was captured; "" if none has.
 
     A squeeze of all dimensions removes one more where a dynamic size is 1: no program with fixed

@@ -13,13 +13,18 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.backends.gate import CEILING_DB, DRAW_MARGIN_DB, DRAWS
 from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
 from pt2e_quant.backends.sample_run import run_on_sample
+from pt2e_quant.backends.trials import other_rank
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.sample import Sample, sqnr_db
 
-__all__ = ["Expected", "complaint", "complaint_of_inputs", "expect"]
+__all__ = ["Expected", "OtherRank", "complaint", "complaint_of_inputs", "expect"]
 
 MARGIN_DB = 6.0
 """As `Backend.lower` has it by default."""
+
+
+class OtherRank(Exception):
+    """A result has another number of dimensions in this call than was captured: no trial."""
 
 
 class Expected:
@@ -52,7 +57,11 @@ class Expected:
 
 
 def expect(gm: GraphModule, floats: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Expected:
-    """Run the graph once, which may write its buffers, and remember how to run it with noise."""
+    """Run the graph once, which may write its buffers, and remember how to run it with noise.
+
+    Raises:
+        OtherRank: a squeeze removed a dimension whose size is 1 in this call alone.
+    """
     capture = capture_of(gm)
     before = {name: buffer.clone() for name, buffer in gm.named_buffers()}
     leaves = tuple(capture.bind(args, kwargs))
@@ -70,7 +79,10 @@ def expect(gm: GraphModule, floats: Any, args: Sequence[Any], kwargs: dict[str, 
 
     with torch.no_grad():
         copies = [v.clone() if isinstance(v, Tensor) else v for v in leaves]
-        graph = capture.unflatten_output(pytree.tree_leaves(gm(*capture.positional(copies))))
+        found = pytree.tree_leaves(gm(*capture.positional(copies)))
+    if other := other_rank(gm, {f"result {at}": value for at, value in enumerate(found)}):
+        raise OtherRank(other)
+    graph = capture.unflatten_output(found)
     return Expected(floats, graph, copies, draws)
 
 

@@ -1,6 +1,8 @@
 """A process that draws models and runs them."""
 
+import functools
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import Any
 
 from tests.fuzz.processes import Answerer, serve
@@ -14,5 +16,23 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     return asdict(run_trial(request["source"], LOADER))
 
 
+def remember_operators() -> None:
+    """Parse torch.onnx's library of functions once, not for each model: a third of its time."""
+    if find_spec("onnxscript") is None:
+        return
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    load = functools.cache(ONNXRegistry.from_torchlib)
+
+    def from_torchlib(opset_version: int = 18) -> ONNXRegistry:
+        known, registry = load(opset_version), ONNXRegistry()
+        registry._opset_version = known.opset_version
+        registry.functions = {name: [*functions] for name, functions in known.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
+
+
 if __name__ == "__main__":
+    remember_operators()
     serve(handle)
