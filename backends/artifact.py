@@ -14,8 +14,8 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, InputError, MissingExtraError
 from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.whole_file import whole_file
-from pt2e_quant.flow.report import Report
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.op_table import OpTable
 
 __all__ = ["Artifact", "Backend", "Verify", "is_installed", "read_file", "write_artifact"]

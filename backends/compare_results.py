@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.leaf_paths import leaf_paths
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 __all__ = ["Difference", "Results", "compare", "is_float", "name_results"]
 

@@ -8,8 +8,8 @@ from torch.fx import GraphModule
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph, direct_bodies
-from pt2e_quant.passes.sink_constants import sink_constants
-from pt2e_quant.passes.unpack_inside import unpack_inside
+from pt2e_quant.passes.cleanup.sink_constants import sink_constants
+from pt2e_quant.passes.weights.unpack_inside import unpack_inside
 
 __all__ = ["edited_copy"]
 

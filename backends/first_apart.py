@@ -19,8 +19,8 @@ from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cut_graph import cut_behind, operators, values_to_compare
 from pt2e_quant.backends.sample_run import copied_leaves, run_graph, run_on_sample
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.calibrate import preserve_buffers
-from pt2e_quant.flow.sample import Sample, sqnr_db
+from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
+from pt2e_quant.flow.calibrate.sample import Sample, sqnr_db
 from pt2e_quant.graph.alias import roots, writes
 
 __all__ = ["MOST_LOWERINGS", "FirstApart", "LowerPart", "find_first_apart"]

@@ -12,7 +12,7 @@ from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.quantized_values import requantized, rewritten
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.site import Site
-from pt2e_quant.passes.duplicate_dequantize import one_reader
+from pt2e_quant.passes.qdq.duplicate_dequantize import one_reader
 
 __all__ = ["ANCHOR_KEY", "KERNEL_KEY", "REFUSED_KEY", "Decide", "fuse_kernels"]
 

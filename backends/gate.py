@@ -17,7 +17,7 @@ from pt2e_quant.backends.run_calls import run_artifact
 from pt2e_quant.backends.trials import Trial, Trials
 from pt2e_quant.core.errors import ArtifactError, ConfigError, Pt2eQuantError, near
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.sample import Sample, sample_of
+from pt2e_quant.flow.calibrate.sample import Sample, sample_of
 
 __all__ = [
     "CEILING_DB",

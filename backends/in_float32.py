@@ -10,7 +10,7 @@ from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.pipeline import log_passes, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
-from pt2e_quant.passes.compute_in_float32 import compute_in_float32
+from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
 
 __all__ = ["in_float32"]
 

@@ -13,7 +13,7 @@ from pt2e_quant.backends.first_apart import FirstApart, LowerPart, find_first_ap
 from pt2e_quant.backends.run_calls import BUFFER
 from pt2e_quant.backends.trials import Trials
 from pt2e_quant.core.errors import ArtifactError
-from pt2e_quant.flow.sample import Sample
+from pt2e_quant.flow.calibrate.sample import Sample
 
 __all__ = ["CEILING_DB", "DRAWS", "DRAW_MARGIN_DB", "FLOOR_DB", "Judge"]
 

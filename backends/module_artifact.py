@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.profile import Profile, profile
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 
 __all__ = ["ModuleArtifact"]
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.blocks import WHOLE
 from pt2e_quant.core.cache_ops import PackRows, UnpackRows
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.core.format_ops import (
+from pt2e_quant.core.formats.blocks import WHOLE
+from pt2e_quant.core.formats.format_ops import (
     ChooseScales,
     DequantizeBlock,
     DequantizeCodeBook,
@@ -20,7 +20,7 @@ from pt2e_quant.core.format_ops import (
     QuantizeCodeBook,
     QuantizeFloat,
 )
-from pt2e_quant.core.number_formats import float_format
+from pt2e_quant.core.formats.number_formats import float_format
 from pt2e_quant.graph.cache_nodes import cache_nodes
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.graph.ops import arguments

@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.calibrate import preserve_buffers
-from pt2e_quant.flow.sample import Sample
+from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
+from pt2e_quant.flow.calibrate.sample import Sample
 
 __all__ = ["copied_leaves", "run_graph", "run_on_sample"]
 

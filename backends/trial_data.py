@@ -9,7 +9,7 @@ from torch import Tensor
 from pt2e_quant.backends.trial_sizes import Sizes, resize
 from pt2e_quant.core.capture import Capture, InputInfo, InputKind
 from pt2e_quant.core.size_expression import evaluate_size
-from pt2e_quant.flow.input_ranges import Range
+from pt2e_quant.flow.calibrate.input_ranges import Range
 
 __all__ = ["extreme_calls", "fresh_call"]
 

@@ -24,9 +24,9 @@ from pt2e_quant.backends.trial_sizes import sizes_of
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.calibrate import preserve_buffers
-from pt2e_quant.flow.input_ranges import input_ranges
-from pt2e_quant.flow.sample import Sample
+from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
+from pt2e_quant.flow.calibrate.input_ranges import input_ranges
+from pt2e_quant.flow.calibrate.sample import Sample
 
 __all__ = ["PassValidation", "validation_of"]
 

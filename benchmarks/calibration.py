@@ -19,9 +19,9 @@ from benchmarks import peers
 from benchmarks.cases import CASES, Case
 from benchmarks.measure import interleave
 from benchmarks.results import write_results
-from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.observers.histogram import HistogramObserver
-from pt2e_quant.observers.minmax import MinMaxObserver
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.observers.static.histogram import HistogramObserver
+from pt2e_quant.observers.static.minmax import MinMaxObserver
 
 console = Console(width=120)
 # times the float module's forward, per batch; a recipe searches ranges as histograms do

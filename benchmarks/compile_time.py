@@ -30,7 +30,7 @@ import pt2e_quant as pq
 from benchmarks import models, peers, stacks
 from benchmarks.peers_low_bit import lower_to_pte
 from benchmarks.results import write_results
-from pt2e_quant.flow.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 
 console = Console(width=120)
 Inputs = tuple[Tensor, ...]

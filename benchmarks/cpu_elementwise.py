@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.cpu_times import means, times_of, write_ratios
-from pt2e_quant.backends.cpu.single_pass_qdq import (
+from pt2e_quant.backends.cpu.passes.single_pass_qdq import (
     dequantize_once,
     hear_deprecation,
     integers_of,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.cpu_linears import dynamic_ratios, linear_ratios, weight_only_ratios
 from benchmarks.cpu_times import Call, means, times_of, write_ratios
-from pt2e_quant.backends.cpu.single_pass_qdq import hear_deprecation, quantize_once
+from pt2e_quant.backends.cpu.passes.single_pass_qdq import hear_deprecation, quantize_once
 from pt2e_quant.kernels.int8_conv2d.cpu import class_of
 
 onednn: Any = torch.ops.onednn

@@ -17,9 +17,9 @@ from pt2e_quant.backends import get, names
 from pt2e_quant.backends.artifact import Backend
 from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
+from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
+from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES
 from pt2e_quant.core.granularity import PerBlock, PerGroup
-from pt2e_quant.core.scale_format import FLOAT32_SCALES
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.scheme_size import bits_per_weight
 from pt2e_quant.core.schemes import TensorScheme

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import pt2e_quant as pq
 from pt2e_quant.core.schemes import TensorScheme
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 
 console = Console()
 

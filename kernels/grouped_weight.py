@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.format_ops import DequantizeBlock
+from pt2e_quant.core.formats.format_ops import DequantizeBlock
 from pt2e_quant.core.qdq import STATIC_KINDS, kind_of_qdq, read_qparams
 from pt2e_quant.graph.meta import constant_of
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.blocks import WHOLE
-from pt2e_quant.core.format_ops import QuantizeFloat
-from pt2e_quant.core.number_formats import FP8_E4M3
+from pt2e_quant.core.formats.blocks import WHOLE
+from pt2e_quant.core.formats.format_ops import QuantizeFloat
+from pt2e_quant.core.formats.number_formats import FP8_E4M3
 from pt2e_quant.core.qdq import (
     DequantizePerChannel,
     DequantizePerTensor,

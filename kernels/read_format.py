@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.blocks import WHOLE
 from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.format_ops import is_choose_scales
+from pt2e_quant.core.formats.blocks import WHOLE
+from pt2e_quant.core.formats.format_ops import is_choose_scales
+from pt2e_quant.core.formats.number_formats import float_format
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from pt2e_quant.core.number_formats import float_format
-from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.graph.meta import constant_of

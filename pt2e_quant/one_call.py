@@ -16,12 +16,12 @@ from pt2e_quant.backends.sample_run import run_graph
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.calibrate import calibrate, preserve_buffers
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.pick_inputs import InputPick
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
-from pt2e_quant.flow.worst_tensors import warn_if_low
+from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.flow.report.worst_tensors import warn_if_low
 
 __all__ = ["quantize"]
 

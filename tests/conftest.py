@@ -25,9 +25,9 @@ from pt2e_quant.core.errors import ArtifactError, ConfigError, near
 from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.report import Report
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
 from pt2e_quant.kernels.onednn import speed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migration.md").read_text()
 PACKAGES = ("executorch", "onnxruntime", "onnxscript", "torchao")

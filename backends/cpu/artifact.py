@@ -20,7 +20,7 @@ from pt2e_quant.backends.profile import Profiled
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 
 __all__ = ["CpuArtifact"]
 

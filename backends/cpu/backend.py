@@ -13,7 +13,7 @@ from pt2e_quant.backends.cpu.lower import SUFFIX, load, lower
 from pt2e_quant.backends.cpu.quantizer import RECIPES, make_quantizer
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.backends.recipe_names import unaliased
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.onednn.speed import whatever_measured

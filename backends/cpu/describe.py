@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.cpu.single_pass_qdq import FULL_RANGES
+from pt2e_quant.backends.cpu.passes.single_pass_qdq import FULL_RANGES
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY, REFUSED_KEY
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
-from pt2e_quant.flow.report import Island, Report
+from pt2e_quant.flow.report.report import FloatRegion, Report
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.subgraphs import NamedGraph, named_graphs
 from pt2e_quant.kernels.cost import moved_bytes
@@ -38,7 +38,9 @@ def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
         (counts if is_fused or _gives_integers(node) else floats)[name] += 1
     report.integer_ops, report.float_ops = dict(counts), dict(floats)
     graphs = named_graphs(program)
-    report.islands.extend(island for graph in graphs for island in _islands(graph))
+    report.float_regions.extend(
+        float_region for graph in graphs for float_region in _float_regions(graph)
+    )
     for record in report.provenance.tensors:
         record.backends["cpu"] = f"{record.dtype} in oneDNN's operators"
     lone = [n for graph in graphs for n in graph.gm.graph.nodes if is_qdq(n)]
@@ -52,11 +54,11 @@ def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
     report.notes.extend(_speeds(graphs))
 
 
-def _islands(graph: NamedGraph) -> list[Island]:
+def _float_regions(graph: NamedGraph) -> list[FloatRegion]:
     """The weights of one graph that are dequantized in every call."""
     refused: dict[str, str] = graph.gm.meta.get(REFUSED_KEY, {})
     return [
-        Island(
+        FloatRegion(
             node=graph.prefix + (reader := next(iter(node.users)).name),
             what=LOOSE_WEIGHT,
             reason=refused.get(reader, "no fused operator takes it"),

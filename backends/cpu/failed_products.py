@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from pt2e_quant.backends.fuse_kernels import ANCHOR_KEY, KERNEL_KEY, Decide
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.unpack_op import Unpack
-from pt2e_quant.flow.report import Island
+from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pattern import Match
@@ -43,9 +43,9 @@ class Failure:
     reason: str
 
     @property
-    def island(self) -> Island:
+    def float_region(self) -> FloatRegion:
         """As the report has it."""
-        return Island(
+        return FloatRegion(
             node=self.anchor,
             what=FAILED_PRODUCT,
             reason=f'{self.reason}: "{self.row}" is not used',

@@ -17,14 +17,14 @@ from pt2e_quant.backends.cpu.failed_products import (
     find_failures,
     hold_weights,
 )
-from pt2e_quant.backends.cpu.fold_packing import fold_packing
 from pt2e_quant.backends.cpu.opaque_to_compile import opaque_to_compile
-from pt2e_quant.backends.cpu.pack_recurrent import pack_recurrent
+from pt2e_quant.backends.cpu.passes.fold_packing import fold_packing
+from pt2e_quant.backends.cpu.passes.pack_recurrent import pack_recurrent
+from pt2e_quant.backends.cpu.passes.reshape_views import reshape_views
+from pt2e_quant.backends.cpu.passes.single_pass_qdq import single_pass_qdq
+from pt2e_quant.backends.cpu.passes.write_sums_in_place import write_sums_in_place
 from pt2e_quant.backends.cpu.refuse_weights import loose_weights, nearest_recipe
-from pt2e_quant.backends.cpu.reshape_views import reshape_views
-from pt2e_quant.backends.cpu.single_pass_qdq import single_pass_qdq
 from pt2e_quant.backends.cpu.table import REGISTRY
-from pt2e_quant.backends.cpu.write_sums_in_place import write_sums_in_place
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
@@ -37,7 +37,7 @@ from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
 from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
@@ -45,12 +45,12 @@ from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE, are_tried
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.registry import Registry
-from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.lift_constants import lift_constants
-from pt2e_quant.passes.strip_guards import strip_guards
-from pt2e_quant.passes.unsigned_activations import unsigned_activations
-from pt2e_quant.passes.widen_scales import widen_scales
+from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.cleanup.lift_constants import lift_constants
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
+from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.qdq.unsigned_activations import unsigned_activations
+from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
 __all__ = ["MODULE_PASSES", "SUFFIX", "load", "lower", "lower_graph", "make_module"]
 
@@ -122,7 +122,7 @@ def lower(
     artifact = _assemble(stored, registry, tries=tries, validation=validation)
     if strict:
         refuse_formats(artifact.program, "oneDNN", nearest_recipe, has_caches=True)
-    if strict and (weights := [i for i in artifact.report.islands if i.what == LOOSE_WEIGHT]):
+    if strict and (weights := [i for i in artifact.report.float_regions if i.what == LOOSE_WEIGHT]):
         raise loose_weights(artifact.program, weights)
     if verify:
         sample = choose_sample(gm, example_inputs)
@@ -201,7 +201,7 @@ def _tried_graph(
         if not found:
             break
         failures += found
-    report.islands.extend(failure.island for failure in failures)
+    report.float_regions.extend(failure.float_region for failure in failures)
     if untried:
         report.notes.append(f"products were not tried on this machine: {untried}")
     return program

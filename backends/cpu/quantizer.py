@@ -14,22 +14,22 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.recurrent_ops import Rounding
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
-from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.rules import QuantRule, RuleKind
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
 from pt2e_quant.graph.tied_tables import is_tied_linear
 from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.recurrent_layer.cpu import recurrent_form
 from pt2e_quant.kernels.registry import Registry
-from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
-from pt2e_quant.observers.predicted_range import PredictedRangeObserver
-from pt2e_quant.observers.weight_search import WeightSearch
-from pt2e_quant.passes.narrow_attention import narrow_attention
-from pt2e_quant.passes.products_as_linears import products_as_linears
-from pt2e_quant.passes.smooth_channels import smooth_channels
-from pt2e_quant.passes.split_recurrent import LayerSizes
+from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+from pt2e_quant.passes.attention.narrow_attention import narrow_attention
+from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
+from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes
 
 __all__ = ["INT8", "INT8_REDUCED", "RECIPES", "REDUCED_NOTE", "Recipe", "make_quantizer"]
 
@@ -107,20 +107,20 @@ RECIPES: Mapping[str, Recipe] = {
         "activations where a trial product shows that 8 bits saturate (no VNNI)",
         scheme=None,
         observers=_BEST,
-        algorithms=(smooth_channels,),
+        algorithms=(smooth_quant,),
     ),
     "int8-reduced": Recipe(
         text="the same with 7-bit activations whatever the machine: the artifact runs exactly on "
         "any x86 CPU",
         scheme=INT8_REDUCED,
         observers=_BEST,
-        algorithms=(smooth_channels,),
+        algorithms=(smooth_quant,),
     ),
     "int8-full": Recipe(
         text="the same with 8-bit activations whatever the machine: for one with VNNI",
         scheme=INT8,
         observers=_BEST,
-        algorithms=(smooth_channels,),
+        algorithms=(smooth_quant,),
     ),
     "int8_bf16": Recipe(
         text="int8, and attention, which stays float, in bfloat16: for CPUs with AMX or "
@@ -128,7 +128,7 @@ RECIPES: Mapping[str, Recipe] = {
         scheme=None,
         observers=_BEST,
         transforms=(narrow_attention,),
-        algorithms=(smooth_channels,),
+        algorithms=(smooth_quant,),
     ),
     "int8_dynamic": Recipe(
         text="linears: int8 activations per token at run time, int8 weights per row; no "

@@ -7,7 +7,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.refuse_formats import Wanted
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.granularity import PerGroup
-from pt2e_quant.flow.report import Island
+from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.ops import LINEAR, is_call
 from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
@@ -28,7 +28,7 @@ def nearest_recipe(wanted: Wanted) -> str:
     return f"w4_g{min(GROUP_SIZES, key=lambda size: abs(size - group))}"
 
 
-def loose_weights(program: GraphModule, weights: Sequence[Island]) -> UnsupportedError:
+def loose_weights(program: GraphModule, weights: Sequence[FloatRegion]) -> UnsupportedError:
     """The error for weights that would be dequantized in every call.
 
     Args:

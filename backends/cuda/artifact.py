@@ -9,12 +9,12 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.cuda.move_to_device import move_to_device
+from pt2e_quant.backends.cuda.passes.move_to_device import move_to_device
 from pt2e_quant.backends.module_artifact import ModuleArtifact
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 
 __all__ = ["CudaArtifact"]
 

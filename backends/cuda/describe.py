@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.backends.cuda.choice import Measures
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY, REFUSED_KEY
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
-from pt2e_quant.flow.report import Island, Report
+from pt2e_quant.flow.report.report import FloatRegion, Report
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import arguments, is_getitem
 from pt2e_quant.graph.subgraphs import NamedGraph, named_graphs
@@ -52,7 +52,7 @@ def describe(report: Report, lowered: GraphModule, measures: Measures) -> None:
         elif node.op == "call_function" and not is_getitem(node):
             floats[operator_name(node)] += 1
             if is_qdq(node):
-                report.islands.append(_island(graph, node))
+                report.float_regions.append(_float_region(graph, node))
     report.integer_ops, report.float_ops = dict(kernels), dict(floats)
     for record in report.provenance.tensors:
         record.backends["cuda"] = f"{record.dtype} in fused kernels"
@@ -99,7 +99,7 @@ def _unmatched(gm: GraphModule, node: Node, reader: Node) -> str:
     return f"no kernel has blocks of {block}" if block else "no kernel has its pattern"
 
 
-def _island(graph: NamedGraph, node: Node) -> Island:
+def _float_region(graph: NamedGraph, node: Node) -> FloatRegion:
     """A q/dq that runs by itself: a pass over memory."""
     refused: dict[str, str] = graph.gm.meta.get(REFUSED_KEY, {})
     is_weight = node.args[0] in graph.constants
@@ -108,7 +108,7 @@ def _island(graph: NamedGraph, node: Node) -> Island:
     moved = moved_bytes(source.meta["val"], node.meta["val"])
     reader = next(iter(node.users)) if is_dequantize(node) else source
     what = "weight dequantize" if is_weight else operator_name(node).rpartition(".")[2]
-    return Island(
+    return FloatRegion(
         node=graph.prefix + reader.name,
         what=what,
         reason=refused.get(reader.name) or _unmatched(graph.gm, node, reader),

@@ -12,7 +12,7 @@ from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
 from pt2e_quant.backends.cuda.choice import Measures, decide_by
 from pt2e_quant.backends.cuda.describe import describe
-from pt2e_quant.backends.cuda.widen_untaken_scales import widen_untaken_scales
+from pt2e_quant.backends.cuda.passes.widen_untaken_scales import widen_untaken_scales
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
@@ -22,7 +22,7 @@ from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.pipeline import GraphPass, Validation
 from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
 from pt2e_quant.kernels.measured import Variant
@@ -40,10 +40,10 @@ from pt2e_quant.kernels.quantize_per_token.fuse_choose_e4m3 import fuse_choose_e
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.tiles import device_slug
-from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.signed_activations import signed_activations
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
+from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.qdq.signed_activations import signed_activations
 
 __all__ = ["SUFFIX", "load", "lower", "lower_graph", "lowering_passes"]
 
@@ -204,7 +204,11 @@ def lower_graph(
 
 def _loose_weights(report: Report) -> str:
     """The weights that every call dequantizes, which is slower than float; "" if there are none."""
-    loose = [island for island in report.islands if island.what == "weight dequantize"]
+    loose = [
+        float_region
+        for float_region in report.float_regions
+        if float_region.what == "weight dequantize"
+    ]
     if not loose:
         return ""
     first, more = loose[0], len(loose) - 1

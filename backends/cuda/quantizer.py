@@ -9,18 +9,18 @@ from pt2e_quant.backends.cuda.table import REGISTRY, table_of
 from pt2e_quant.backends.no_recipe import no_recipe
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
-from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.rules import QuantRule, RuleKind
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.tied_tables import is_embedding, is_tied_linear
 from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
 from pt2e_quant.kernels.registry import Registry
-from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
-from pt2e_quant.observers.predicted_range import PredictedRangeObserver
-from pt2e_quant.observers.weight_search import WeightSearch
-from pt2e_quant.passes.products_as_linears import products_as_linears
-from pt2e_quant.passes.smooth_channels import smooth_channels
+from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
 
 __all__ = ["RECIPES", "Recipe", "make_quantizer"]
 
@@ -79,7 +79,7 @@ RECIPES: Mapping[str, Recipe] = {
             activation=PredictedRangeObserver,
             by_slot={(row, "x"): ChannelStatisticsObserver for row in _LINEARS},
         ),
-        algorithms=(smooth_channels,),
+        algorithms=(smooth_quant,),
     ),
     "int8_dynamic": _without_data(
         "int8_dynamic", "linears: int8 activations per token at run time, int8 weights per row"

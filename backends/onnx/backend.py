@@ -12,7 +12,7 @@ from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.backends.recipe_names import unaliased
 from pt2e_quant.core.errors import MissingExtraError
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 
 __all__ = ["BACKEND", "OnnxBackend"]

@@ -7,7 +7,7 @@ ONNX Runtime decodes them once, when it loads a file (`rewrites/write_formats.py
 from itertools import product
 
 from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
-from pt2e_quant.core.format_schemes import FORMAT_SCHEMES, format_scheme_named
+from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES, format_scheme_named
 from pt2e_quant.core.granularity import PerBlock, PerGroup
 from pt2e_quant.core.scheme_names import weight_scheme
 from pt2e_quant.core.schemes import Role, TensorScheme

@@ -11,7 +11,7 @@ from onnx_ir.passes import common
 from torch.export import ExportedProgram
 
 from pt2e_quant.backends.onnx.rewrites.pipeline import apply_rewrites
-from pt2e_quant.backends.onnx.translate import translation_table
+from pt2e_quant.backends.onnx.translate.translations import translation_table
 from pt2e_quant.core.errors import UnsupportedError
 
 __all__ = ["OPSET", "export_model", "name_inputs"]

@@ -13,31 +13,31 @@ from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
-from pt2e_quant.backends.onnx.carry_state import carry_state
 from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
-from pt2e_quant.backends.onnx.keep_codes import keep_codes, powers_as_bytes
-from pt2e_quant.backends.onnx.leave_float import LeftFloat, leave_float, node_of
 from pt2e_quant.backends.onnx.metadata import Metadata
+from pt2e_quant.backends.onnx.passes.carry_state import carry_state
+from pt2e_quant.backends.onnx.passes.keep_codes import keep_codes, powers_as_bytes
+from pt2e_quant.backends.onnx.passes.leave_float import LeftFloat, leave_float, node_of
+from pt2e_quant.backends.onnx.passes.recurrent import split_left
+from pt2e_quant.backends.onnx.passes.return_written import return_written
 from pt2e_quant.backends.onnx.quantizer import weight_only_of
-from pt2e_quant.backends.onnx.recurrent import split_left
 from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
-from pt2e_quant.backends.onnx.return_written import return_written
 from pt2e_quant.backends.onnx.runtime import OptimizedModel, optimize
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
-from pt2e_quant.core.number_formats import float_format
+from pt2e_quant.core.formats.number_formats import float_format
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.size_ledger import check_file_smaller
+from pt2e_quant.flow.report.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.decompose_caches import decompose_caches
-from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.name_squeezed_dims import name_squeezed_dims
-from pt2e_quant.passes.widen_scales import widen_scales
+from pt2e_quant.passes.caches.decompose_caches import decompose_caches
+from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
+from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
 __all__ = ["lower"]
 
@@ -87,7 +87,7 @@ def lower(
     name_inputs(model.graph, [tensor.input_name for tensor in state])
     plain, optimized, session, left = _optimize(model, portable=portable)
     report = make_report(gm, optimized, origins)
-    report.islands += [one.island(origins) for one in left]
+    report.float_regions += [one.float_region(origins) for one in left]
     metadata = Metadata(
         capture=capture, results=results, report=report, state=state, written=written
     )

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from pt2e_quant.backends.onnx.carry_state import StateTensor
+from pt2e_quant.backends.onnx.passes.carry_state import StateTensor
 from pt2e_quant.backends.onnx.results import ResultKind, ResultLeaf, join_results
 from pt2e_quant.backends.onnx.stored_provenance import pack_provenance, unpack_provenance
 from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.checksum import BLANK
 from pt2e_quant.core.errors import ArtifactError, InputError
 from pt2e_quant.core.provenance import Provenance
-from pt2e_quant.flow.report import Island, Report
+from pt2e_quant.flow.report.report import FloatRegion, Report
 
 __all__ = ["Metadata"]
 
@@ -82,7 +82,9 @@ class Metadata:
         try:
             leaves = json.loads(properties[_PREFIX + "results"])
             report = json.loads(properties[_PREFIX + "report"])
-            report["islands"] = [Island(**island) for island in report["islands"]]
+            report["float_regions"] = [
+                FloatRegion(**float_region) for float_region in report["float_regions"]
+            ]
             report["provenance"] = unpack_provenance(properties[_PREFIX + "provenance"], read)
             return Metadata(
                 capture=Capture.from_json(properties[_PREFIX + "capture"]),

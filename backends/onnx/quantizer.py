@@ -3,16 +3,16 @@
 import torch
 
 from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
+from pt2e_quant.backends.onnx.passes.recurrent import recurrent_form
 from pt2e_quant.backends.onnx.recipes import RECIPES
-from pt2e_quant.backends.onnx.recurrent import recurrent_form
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.formats.number_formats import NumberFormat
 from pt2e_quant.core.granularity import PerGroup
-from pt2e_quant.core.number_formats import NumberFormat
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme, TensorScheme
-from pt2e_quant.flow.rules import QuantRule, RuleKind
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 
 __all__ = ["make_quantizer", "weight_only_of"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from torch.fx import Node
 
 from pt2e_quant.backends.onnx.code_rows import WEIGHT_FORMATS
+from pt2e_quant.backends.onnx.passes.shuffle_upsampling import shuffle_upsampling
 from pt2e_quant.backends.onnx.placement import place_light
-from pt2e_quant.backends.onnx.shuffle_upsampling import shuffle_upsampling
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import (
     BIAS_INT32,
@@ -16,21 +16,21 @@ from pt2e_quant.core.schemes import (
     UINT8_ACTIVATION,
     Scheme,
 )
-from pt2e_quant.flow.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.tied_tables import (
     is_tied_embedding,
     is_tied_linear,
     is_untied_embedding,
 )
-from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
-from pt2e_quant.observers.predicted_range import PredictedRangeObserver
-from pt2e_quant.observers.weight_search import WeightSearch
-from pt2e_quant.passes.decompose_attention import decompose_attention
-from pt2e_quant.passes.products_as_linears import products_as_linears
-from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
-from pt2e_quant.passes.smooth_channels import smooth_channels
-from pt2e_quant.passes.split_as_slices import split_as_slices
+from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+from pt2e_quant.passes.attention.decompose_attention import decompose_attention
+from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
+from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
+from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 
 __all__ = ["INT8", "RECIPES", "Recipe"]
 
@@ -141,7 +141,7 @@ RECIPES = {
                 by_slot={("linear", "x"): ChannelStatisticsObserver},
             ),
             transforms=(*_ATTENTION, split_as_slices, shuffle_upsampling, place_light),
-            algorithms=(smooth_channels,),
+            algorithms=(smooth_quant,),
         ),
         _without_data(
             "int8_dynamic",

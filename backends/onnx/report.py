@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.onnx.runtime import Operator, OperatorKind, OptimizedModel
 from pt2e_quant.core.provenance import Provenance, provenance_of
-from pt2e_quant.flow.report import Island, Report
+from pt2e_quant.flow.report.report import FloatRegion, Report
 
 __all__ = ["Refused", "make_report", "refused_weights"]
 
@@ -49,7 +49,7 @@ def make_report(gm: GraphModule, optimized: OptimizedModel, origins: Mapping[str
         provenance=provenance,
         integer_ops=dict(optimized.count(OperatorKind.INTEGER)),
         float_ops=dict(optimized.count(OperatorKind.FLOAT)),
-        islands=[_island(o, origins) for o in optimized.unfused()],
+        float_regions=[_float_region(o, origins) for o in optimized.unfused()],
         notes=[
             f"{operators['QuantizeLinear']} quantize and {operators['DequantizeLinear']} "
             "dequantize operators left, those at the model's border included"
@@ -69,7 +69,7 @@ def refused_weights(optimized: OptimizedModel) -> list[Refused]:
     ]
 
 
-def _island(operator: Operator, origins: Mapping[str, str]) -> Island:
+def _float_region(operator: Operator, origins: Mapping[str, str]) -> FloatRegion:
     name = _plain_name(operator)
     path = origins.get(name)
     readers = ", ".join(operator.readers) or "nothing"
@@ -79,7 +79,7 @@ def _island(operator: Operator, origins: Mapping[str, str]) -> Island:
     else:
         reason = "what reads it computes in float"
         cost = "one pass over the tensor"
-    return Island(
+    return FloatRegion(
         node=f"{name} in {path}" if path else name,
         what=f"DequantizeLinear for {readers}",
         reason=reason,

@@ -25,7 +25,7 @@ from pt2e_quant.backends.onnx.conditions import (
     WEIGHT_IS_A_MATRIX,
 )
 from pt2e_quant.backends.onnx.low_bit_rows import LOW_BIT_ROWS
-from pt2e_quant.backends.onnx.recurrent import RECURRENT_ROW
+from pt2e_quant.backends.onnx.passes.recurrent import RECURRENT_ROW
 from pt2e_quant.core.granularity import PerChannel
 from pt2e_quant.core.schemes import (
     BIAS_INT32,

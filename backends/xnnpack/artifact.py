@@ -25,7 +25,7 @@ from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.checksum import check_sum, has_sum, renew_sum
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
 from pt2e_quant.core.stored_figures import read_figures, write_figures
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 
 __all__ = ["XnnpackArtifact", "count_operators", "load"]
 

@@ -15,7 +15,7 @@ from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.core.errors import MissingExtraError
 from pt2e_quant.core.max_sizes import MaxSizes
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 
 __all__ = ["BACKEND", "XnnpackBackend"]

@@ -14,8 +14,8 @@ from pt2e_quant.backends.xnnpack.conditions import (
     ONE_IMAGE,
     WEIGHT_IS_MATRIX,
 )
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.granularity import PerChannel, PerTensor, PerToken
-from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import activation_scheme, weight_scheme
 from pt2e_quant.core.schemes import (
     INT8_ACTIVATION,

@@ -11,6 +11,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch.fx import GraphModule
 
+from pt2e_quant.accelerate.executorch_passes import less_rework
 from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.in_float32 import in_float32
@@ -18,50 +19,49 @@ from pt2e_quant.backends.name_refused import named_refusals
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
-from pt2e_quant.backends.xnnpack.buffer_writes import can_write_in_place, keep_contents
 from pt2e_quant.backends.xnnpack.contents import read_named_data
-from pt2e_quant.backends.xnnpack.conv1d_as_conv2d import conv1d_as_conv2d
-from pt2e_quant.backends.xnnpack.copies import remove_noop_copies
-from pt2e_quant.backends.xnnpack.edge_forms import pad_integers, read_rows_through_views
-from pt2e_quant.backends.xnnpack.embeddings import LINKED_KERNELS, embed_bytes
-from pt2e_quant.backends.xnnpack.grouped_heads import group_heads
 from pt2e_quant.backends.xnnpack.load_program import load_program
-from pt2e_quant.backends.xnnpack.means import means_as_products
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
-from pt2e_quant.backends.xnnpack.missing_kernels import (
+from pt2e_quant.backends.xnnpack.partition import make_partitioner
+from pt2e_quant.backends.xnnpack.passes.buffer_writes import can_write_in_place, keep_contents
+from pt2e_quant.backends.xnnpack.passes.conv1d_as_conv2d import conv1d_as_conv2d
+from pt2e_quant.backends.xnnpack.passes.copies import remove_noop_copies
+from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers, unbind_as_selects
+from pt2e_quant.backends.xnnpack.passes.edge_forms import pad_integers, read_rows_through_views
+from pt2e_quant.backends.xnnpack.passes.embeddings import LINKED_KERNELS, embed_bytes
+from pt2e_quant.backends.xnnpack.passes.grouped_heads import group_heads
+from pt2e_quant.backends.xnnpack.passes.means import means_as_products
+from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     no_out_variant_refused,
     refuse_loops,
     refuse_missing_kernels,
     refuse_volumes,
 )
-from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
-from pt2e_quant.backends.xnnpack.partition import make_partitioner
-from pt2e_quant.backends.xnnpack.plain_strides import plain_strides
-from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
-from pt2e_quant.backends.xnnpack.portable_embeddings import embed_portable
-from pt2e_quant.backends.xnnpack.recipes import nearest_recipe
-from pt2e_quant.backends.xnnpack.recurrent import STEPS_KEY, recurrent_as_steps, split_left
-from pt2e_quant.backends.xnnpack.recurrent_loops import loop_recurrent
-from pt2e_quant.backends.xnnpack.refloat import (
+from pt2e_quant.backends.xnnpack.passes.normalize_overloads import spell_for_delegate
+from pt2e_quant.backends.xnnpack.passes.plain_strides import plain_strides
+from pt2e_quant.backends.xnnpack.passes.pooling import pool_by_depthwise
+from pt2e_quant.backends.xnnpack.passes.portable_embeddings import embed_portable
+from pt2e_quant.backends.xnnpack.passes.recurrent import STEPS_KEY, recurrent_as_steps, split_left
+from pt2e_quant.backends.xnnpack.passes.recurrent_loops import loop_recurrent
+from pt2e_quant.backends.xnnpack.passes.refloat import (
     refloat_leftovers,
     refloat_products,
     unfold_biases,
 )
-from pt2e_quant.backends.xnnpack.resizing_loops import resizing_loops
-from pt2e_quant.backends.xnnpack.rework import less_rework
-from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row, has_per_tensor
-from pt2e_quant.backends.xnnpack.scale_limits import notes_of_scales
-from pt2e_quant.backends.xnnpack.selections import selections_as_products
-from pt2e_quant.backends.xnnpack.share_constants import share_constants
-from pt2e_quant.backends.xnnpack.shared_inputs import gather_shared_inputs
+from pt2e_quant.backends.xnnpack.passes.resizing_loops import resizing_loops
+from pt2e_quant.backends.xnnpack.passes.run_time_rows import choose_per_row, has_per_tensor
+from pt2e_quant.backends.xnnpack.passes.scale_limits import notes_of_scales
+from pt2e_quant.backends.xnnpack.passes.selections import selections_as_products
+from pt2e_quant.backends.xnnpack.passes.share_constants import share_constants
+from pt2e_quant.backends.xnnpack.passes.shared_inputs import gather_shared_inputs
+from pt2e_quant.backends.xnnpack.passes.split_biases import split_biases
+from pt2e_quant.backends.xnnpack.recipes import nearest_recipe
 from pt2e_quant.backends.xnnpack.sizes import (
     check_planned,
     plan_for_declared,
     refuse_unbounded,
     start_small,
 )
-from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
-from pt2e_quant.backends.xnnpack.split_biases import split_biases
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.checksum import write_sum
@@ -70,20 +70,20 @@ from pt2e_quant.core.max_sizes import MaxSizes, limit_sizes
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.report import Island, Report
-from pt2e_quant.flow.size_ledger import check_file_smaller
+from pt2e_quant.flow.report.report import FloatRegion, Report
+from pt2e_quant.flow.report.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import GraphPass, PassRecord, PassResult, graph_pass, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
-from pt2e_quant.passes.decompose_attention import decompose_attention
-from pt2e_quant.passes.decompose_caches import decompose_caches
-from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.functionalize_state import functionalize_state
-from pt2e_quant.passes.name_squeezed_dims import name_squeezed_dims
-from pt2e_quant.passes.remove_noop_expand import remove_noop_expand
-from pt2e_quant.passes.split_as_slices import split_as_slices
-from pt2e_quant.passes.unpack_weights import unpack_weights
-from pt2e_quant.passes.widen_scales import widen_scales
+from pt2e_quant.passes.attention.decompose_attention import decompose_attention
+from pt2e_quant.passes.caches.decompose_caches import decompose_caches
+from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
+from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
+from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
+from pt2e_quant.passes.mutation.functionalize_state import functionalize_state
+from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.qdq.widen_scales import widen_scales
+from pt2e_quant.passes.weights.unpack_weights import unpack_weights
 
 __all__ = ["Options", "lower", "lowering_passes", "refuse_codes"]
 
@@ -162,12 +162,12 @@ def lower(
     passes = lowering_passes(portable_only=options.portable_only)
     records = run_passes(work, passes, validation=validation)
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
-    report.islands = _islands(records)
+    report.float_regions = _float_regions(records)
     told = [*changed, *(r for r in records if r.name in (embed_bytes.name, refloat_products.name))]
     report.notes += [f"{n.node}: {n.text}" for r in told for n in r.notes if not n.skipped]
     report.notes += notes_of_scales(work)
-    if options.strict and report.islands:
-        worst = report.islands[0]
+    if options.strict and report.float_regions:
+        worst = report.float_regions[0]
         raise UnsupportedError(
             f"XNNPACK cannot keep {worst.node} quantized: {worst.reason}",
             node=next((n for n in gm.graph.nodes if n.name == worst.node), None),
@@ -241,9 +241,9 @@ def _try_part(part: GraphModule, options: Options) -> None:
     load_program(_to_pte(work, constants)).load_method("forward")
 
 
-def _islands(records: Sequence[PassRecord]) -> list[Island]:
+def _float_regions(records: Sequence[PassRecord]) -> list[FloatRegion]:
     return [
-        Island(node=note.node, what="runs in float", reason=note.text)
+        FloatRegion(node=note.node, what="runs in float", reason=note.text)
         for record in records
         if record.name == refloat_leftovers.name
         for note in record.notes
@@ -290,8 +290,8 @@ def _describe(artifact: XnnpackArtifact) -> None:
             "kernels on the device, or lower with portable_only=True"
         )
     for name, count in contents.undelegated_qdq().items():
-        report.islands.append(
-            Island(
+        report.float_regions.append(
+            FloatRegion(
                 node="",
                 what=f"{count} {name}",
                 reason="the delegate did not take it",

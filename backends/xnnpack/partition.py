@@ -27,7 +27,7 @@ from executorch.backends.xnnpack.utils.quant_utils import (
 from torch.export import ExportedProgram
 
 from pt2e_quant.backends.xnnpack.delegate_limits import delegate_runs, reads_scalar
-from pt2e_quant.backends.xnnpack.scale_limits import why_beyond_scales
+from pt2e_quant.backends.xnnpack.passes.scale_limits import why_beyond_scales
 
 __all__ = ["make_partitioner"]
 

@@ -2,17 +2,17 @@
 
 import torch
 
-from pt2e_quant.backends.xnnpack.movers import unbind_as_selects
+from pt2e_quant.backends.xnnpack.passes.data_movement import unbind_as_selects
+from pt2e_quant.backends.xnnpack.passes.recurrent import recurrent_form
+from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.placement import place_elementwise
 from pt2e_quant.backends.xnnpack.recipes import recipe_named
-from pt2e_quant.backends.xnnpack.recurrent import recurrent_form
-from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.table import TABLE
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass
-from pt2e_quant.passes.products_as_linears import products_as_linears
-from pt2e_quant.passes.snap_biases import snap_biases
-from pt2e_quant.passes.split_as_slices import split_as_slices
+from pt2e_quant.passes.algorithms.round_biases_to_accumulator import round_biases_to_accumulator
+from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
+from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 
 __all__ = ["make_quantizer"]
 
@@ -47,5 +47,5 @@ def make_quantizer(recipe: str) -> TableQuantizer:
         float_bodies="ExecuTorch gives the delegate no weights inside control flow: they would "
         "be dequantized in every round",
         # The delegate takes biases in float and rounds them to the accumulator's step itself.
-        finishing=(snap_biases,),
+        finishing=(round_biases_to_accumulator,),
     )

@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 from pt2e_quant.backends.xnnpack.gemm_rows import BFLOAT16_SCALES, GROUP_SIZES
 from pt2e_quant.core.errors import ConfigError, near
-from pt2e_quant.core.format_schemes import format_scheme_named
+from pt2e_quant.core.formats.format_schemes import format_scheme_named
 from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
-from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.rules import QuantRule, RuleKind
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.graph.op_table import OUT
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.tied_tables import is_embedding, is_tied_linear
-from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
-from pt2e_quant.observers.predicted_range import PredictedRangeObserver
-from pt2e_quant.observers.weight_search import WeightSearch
-from pt2e_quant.passes.scale_outputs import scale_outputs
-from pt2e_quant.passes.smooth_channels import smooth_channels
+from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.passes.algorithms.scale_outputs import scale_outputs
+from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
 
 __all__ = ["INT8", "RECIPES", "Recipe", "nearest_recipe", "recipe_named"]
 
@@ -88,7 +88,7 @@ RECIPES: Mapping[str, Recipe] = {
                 ("linear", OUT): ChannelStatisticsObserver,
             },
         ),
-        algorithms=(smooth_channels, scale_outputs),
+        algorithms=(smooth_quant, scale_outputs),
     ),
     "int8-minmax": Recipe(
         text="static int8: activations per tensor, weights per channel, min-max ranges alone",

@@ -29,7 +29,7 @@ from pt2e_quant.backends.xnnpack.gemm_rows import (
     STATIC_GEMMS,
     WEIGHT_ONLY_GEMMS,
 )
-from pt2e_quant.backends.xnnpack.recurrent import RECURRENT_ROW
+from pt2e_quant.backends.xnnpack.passes.recurrent import RECURRENT_ROW
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot

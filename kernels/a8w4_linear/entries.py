@@ -3,8 +3,8 @@
 import torch
 from torch.fx import Node
 
+from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerToken
-from pt2e_quant.core.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.pattern import Match

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pt2e_quant.core.float_codes import encode_float
-from pt2e_quant.core.number_formats import FP8_E4M3
+from pt2e_quant.core.formats.float_codes import encode_float
+from pt2e_quant.core.formats.number_formats import FP8_E4M3
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Activation, Epilogue
 
 __all__ = ["activate", "finish", "requantize_real"]

@@ -2,8 +2,8 @@
 
 from torch.fx import Node
 
+from pt2e_quant.core.formats.number_formats import FP8_E4M3
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerTensor, PerToken
-from pt2e_quant.core.number_formats import FP8_E4M3
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
 from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup
 from pt2e_quant.core.qdq import is_dequantize
-from pt2e_quant.core.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import Constraint

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.blocks import WHOLE
+from pt2e_quant.core.formats.blocks import WHOLE
 from pt2e_quant.core.qdq import (
     ChoosePerTensor,
     ChoosePerTensorSymmetric,

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.blocks import WHOLE
-from pt2e_quant.core.format_ops import ChooseScales, DequantizeFloat, QuantizeFloat
-from pt2e_quant.core.number_formats import FP8_E4M3
+from pt2e_quant.core.formats.blocks import WHOLE
+from pt2e_quant.core.formats.format_ops import ChooseScales, DequantizeFloat, QuantizeFloat
+from pt2e_quant.core.formats.number_formats import FP8_E4M3
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.kernels.quantize_per_token.one_launch import Choice, choose_at_once, quantizes_of
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRowsE4m3

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.format_arithmetic import choose_scales, quantize_float
-from pt2e_quant.core.number_formats import FP8_E4M3
+from pt2e_quant.core.formats.format_arithmetic import choose_scales, quantize_float
+from pt2e_quant.core.formats.number_formats import FP8_E4M3
 
 __all__ = ["LEAST_SCALE", "quantize_per_token", "quantize_per_token_e4m3", "row_qparams"]
 

@@ -26,8 +26,8 @@ from pt2e_quant.command_line.result_file import (
 from pt2e_quant.command_line.tables import recipes_table, results_table, timings_table
 from pt2e_quant.command_line.time_models import noise_leaves, time_in_turn
 from pt2e_quant.core.errors import ConfigError, InputError
-from pt2e_quant.flow.pick_inputs import as_call
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.pick_inputs import as_call
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 __all__ = ["app"]
 

@@ -6,13 +6,13 @@ from torch.fx import GraphModule
 
 from pt2e_quant.command_line.describe_program import describe_program
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.prepared import (
+from pt2e_quant.flow.prepare.prepared import (
     PREPARED_KEY,
     observers_of,
     prepared_graphs,
     prepared_state,
 )
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 
 __all__ = ["describe_archive"]
 

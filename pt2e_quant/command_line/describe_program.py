@@ -9,7 +9,7 @@ from pt2e_quant.core.errors import InvariantError, module_path
 from pt2e_quant.core.provenance import FloatRecord, Provenance, TensorRecord
 from pt2e_quant.core.qdq import QDQ_OPS, is_dequantize, is_quantize, read_qparams
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.graph.op_table import operator_name
 

@@ -20,7 +20,7 @@ from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.read_capture import capture_of, rebuild_capture
 from pt2e_quant.flow.archive.layout import is_archive
 from pt2e_quant.flow.archive.program import load
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 
 __all__ = ["OpenModel", "backend_of", "open_model", "open_reference"]
 

@@ -21,12 +21,12 @@ from pt2e_quant.command_line.result_file import check_writable
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.max_sizes import limit_graph
 from pt2e_quant.core.read_capture import rebuild_capture
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.pick_inputs import InputPick
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sample_of
-from pt2e_quant.flow.worst_tensors import warn_if_low
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick
+from pt2e_quant.flow.calibrate.sample import sample_of
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.flow.report.worst_tensors import warn_if_low
 
 __all__ = ["QuantizeOptions", "quantize_file"]
 

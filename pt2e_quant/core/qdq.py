@@ -14,8 +14,8 @@ import torch.ao.quantization.fx._decomposed
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core import format_ops
 from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.core.formats import format_ops
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.unpack_op import Unpack, is_unpack
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 
 from pt2e_quant.core.errors import ConfigError, near
-from pt2e_quant.core.format_schemes import FORMAT_SCHEMES, format_scheme_named
+from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES, format_scheme_named
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 
 __all__ = ["activation_scheme", "scheme_named", "weight_scheme"]

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from pt2e_quant.core.blocks import block_lengths, grid_shape
+from pt2e_quant.core.formats.blocks import block_lengths, grid_shape
+from pt2e_quant.core.formats.number_formats import CodeBook
 from pt2e_quant.core.granularity import PerGroup, PerTensor
-from pt2e_quant.core.number_formats import CodeBook
 from pt2e_quant.core.packing import packed_shape
 from pt2e_quant.core.schemes import TensorScheme
 

@@ -6,9 +6,9 @@ from enum import StrEnum
 import torch
 
 from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.formats.number_formats import NumberFormat
+from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerBlock, PerChannel, PerTensor
-from pt2e_quant.core.number_formats import NumberFormat
-from pt2e_quant.core.scale_format import FLOAT32_SCALES, ScaleFormat
 
 __all__ = [
     "BIAS_INT32",

@@ -28,6 +28,7 @@ __all__ = [
     "QuantizationSpecBase",
     "SharedQuantizationSpec",
     "SpecKind",
+    "is_valid_annotation",
     "kind_of",
 ]
 
@@ -186,3 +187,10 @@ def kind_of(spec: object) -> SpecKind | None:
 def _check_range(quant_min: int | None, quant_max: int | None) -> None:
     if quant_min is not None and quant_max is not None and quant_min > quant_max:
         raise ValueError(f"quant_min must be <= quant_max, found {quant_min} > {quant_max}")
+
+
+def is_valid_annotation(annotation: Any) -> bool:
+    """Whether an annotation asks for anything."""
+    if annotation is None:
+        return False
+    return bool(annotation.input_qspec_map) or annotation.output_qspec is not None

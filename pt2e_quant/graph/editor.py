@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.graph.meta import (
     attribute,
@@ -20,7 +21,6 @@ from pt2e_quant.graph.meta import (
     fake_mode_of,
     fake_value,
 )
-from pt2e_quant.graph.recompile import recompile
 
 __all__ = ["DEFER_RECOMPILE", "Editor"]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from pt2e_quant.core.format_ops import DequantizeBlock
+from pt2e_quant.core.formats.format_ops import DequantizeBlock
 from pt2e_quant.graph.meta import constant_of
 
 __all__ = ["held_bytes", "held_constant"]

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import Family, is_call
-from pt2e_quant.graph.recompile import recompile
 
 __all__ = [
     "GraphPass",

@@ -1,6 +1,5 @@
 """The whole of PT2E under torchao's names: change the import, and a script runs."""
 
-from pt2e_quant.core.block_size import get_block_size
 from pt2e_quant.core.granularity import (
     Granularity,
     PerAxis,
@@ -10,7 +9,50 @@ from pt2e_quant.core.granularity import (
     PerTensor,
     PerToken,
 )
-from pt2e_quant.flow.node_outputs import (
+from pt2e_quant.flow.qat.train_mode import (
+    allow_exported_model_train_eval,
+    move_exported_model_to_eval,
+    move_exported_model_to_train,
+)
+from pt2e_quant.observers.base import ObserverBase, UniformQuantizationObserverBase
+from pt2e_quant.observers.partial_wrapper import PartialWrapper
+from pt2e_quant.observers.run_time.placeholder import NoopObserver, PlaceholderObserver
+from pt2e_quant.observers.static.derived import DerivedObserverOrFakeQuantize
+from pt2e_quant.observers.static.fixed import FixedQParamsObserver
+from pt2e_quant.observers.static.histogram import HistogramObserver
+from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.observers.static.moving_average import (
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
+from pt2e_quant.observers.training.fake_quantize import (
+    FakeQuantize,
+    FakeQuantizeBase,
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+)
+from pt2e_quant.observers.training.fixed_fake_quantize import FixedQParamsFakeQuantize
+from pt2e_quant.observers.training.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
+from pt2e_quant.observers.training.learnable_fake_quantize import (
+    LearnableFakeQuantize,
+    disable_range_learning,
+    enable_range_learning,
+)
+from pt2e_quant.observers.union_types import (
+    ObserverOrFakeQuantize,
+    ObserverOrFakeQuantizeConstructor,
+)
+from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats, update_bn_stats
+from pt2e_quant.pt2e.export_utils import WrapperModule
+from pt2e_quant.pt2e.graph_utils import (
+    bfs_trace_with_node_process,
+    find_sequential_partitions,
+    get_equivalent_types,
+    update_equivalent_types_dict,
+)
+from pt2e_quant.pt2e.node_outputs import (
     CUSTOM_KEY,
     FROM_NODE_KEY,
     NUMERIC_DEBUG_HANDLE_KEY,
@@ -19,57 +61,15 @@ from pt2e_quant.flow.node_outputs import (
     generate_numeric_debug_handle,
     prepare_for_propagation_comparison,
 )
-from pt2e_quant.flow.train_mode import (
-    allow_exported_model_train_eval,
-    move_exported_model_to_eval,
-    move_exported_model_to_train,
-)
-from pt2e_quant.flow.wrapper_module import WrapperModule
-from pt2e_quant.graph.partitions import (
-    bfs_trace_with_node_process,
-    find_sequential_partitions,
-    get_equivalent_types,
-    update_equivalent_types_dict,
-)
-from pt2e_quant.observers.affine import AffineQuantizedObserverBase
-from pt2e_quant.observers.affine_qparams import MappingType, TorchAODType, ZeroPointDomain
-from pt2e_quant.observers.base import ObserverBase, UniformQuantizationObserverBase
-from pt2e_quant.observers.derived import DerivedObserverOrFakeQuantize
-from pt2e_quant.observers.fake_quantize import (
-    FakeQuantize,
-    FakeQuantizeBase,
-    disable_fake_quant,
-    disable_observer,
-    enable_fake_quant,
-    enable_observer,
-)
-from pt2e_quant.observers.fake_quantize_defaults import (
+from pt2e_quant.pt2e.observers.affine import AffineQuantizedObserverBase
+from pt2e_quant.pt2e.observers.affine_qparams import MappingType, TorchAODType, ZeroPointDomain
+from pt2e_quant.pt2e.observers.block_size import get_block_size
+from pt2e_quant.pt2e.observers.fake_quantize_defaults import (
     default_dynamic_fake_quant,
     default_fake_quant,
 )
-from pt2e_quant.observers.fixed import FixedQParamsObserver
-from pt2e_quant.observers.fixed_fake_quantize import FixedQParamsFakeQuantize
-from pt2e_quant.observers.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
-from pt2e_quant.observers.histogram import HistogramObserver
-from pt2e_quant.observers.learnable_fake_quantize import (
-    LearnableFakeQuantize,
-    disable_range_learning,
-    enable_range_learning,
-)
-from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
-from pt2e_quant.observers.moving_average import (
-    MovingAverageMinMaxObserver,
-    MovingAveragePerChannelMinMaxObserver,
-)
-from pt2e_quant.observers.partial_wrapper import PartialWrapper
-from pt2e_quant.observers.placeholder import NoopObserver, PlaceholderObserver
-from pt2e_quant.observers.recording import RecordingObserver
-from pt2e_quant.observers.reuse_input import ReuseInputObserver
-from pt2e_quant.observers.union_types import (
-    ObserverOrFakeQuantize,
-    ObserverOrFakeQuantizeConstructor,
-)
-from pt2e_quant.passes.trained_batch_norm import freeze_bn_stats, update_bn_stats
+from pt2e_quant.pt2e.observers.recording import RecordingObserver
+from pt2e_quant.pt2e.observers.reuse_input import ReuseInputObserver
 
 __all__ = [
     "CUSTOM_KEY",

@@ -1,7 +1,6 @@
 """Fake-quantizes under the names of torchao.quantization.pt2e.fake_quantize."""
 
-from pt2e_quant.observers.affine_fake_quantize import AffineFakeQuantize
-from pt2e_quant.observers.fake_quantize import (
+from pt2e_quant.observers.training.fake_quantize import (
     FakeQuantize,
     FakeQuantizeBase,
     disable_fake_quant,
@@ -9,7 +8,10 @@ from pt2e_quant.observers.fake_quantize import (
     enable_fake_quant,
     enable_observer,
 )
-from pt2e_quant.observers.fake_quantize_defaults import (
+from pt2e_quant.observers.training.fixed_fake_quantize import FixedQParamsFakeQuantize
+from pt2e_quant.observers.training.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
+from pt2e_quant.pt2e.observers.affine_fake_quantize import AffineFakeQuantize
+from pt2e_quant.pt2e.observers.fake_quantize_defaults import (
     default_affine_fake_quant,
     default_affine_fixed_qparams_fake_quant,
     default_affine_per_axis_fake_quant,
@@ -30,8 +32,6 @@ from pt2e_quant.observers.fake_quantize_defaults import (
     fused_per_channel_wt_fake_quant_range_neg_127_to_127,
     fused_wt_fake_quant_range_neg_127_to_127,
 )
-from pt2e_quant.observers.fixed_fake_quantize import FixedQParamsFakeQuantize
-from pt2e_quant.observers.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
 
 __all__ = [
     "AffineFakeQuantize",

@@ -1,6 +1,6 @@
 """Names of torchao.quantization.pt2e.learnable_fake_quantize."""
 
-from pt2e_quant.observers.learnable_fake_quantize import (
+from pt2e_quant.observers.training.learnable_fake_quantize import (
     LearnableFakeQuantize,
     disable_range_learning,
     enable_range_learning,

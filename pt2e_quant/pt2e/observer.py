@@ -1,6 +1,5 @@
 """Observers under the names of torchao.quantization.pt2e.observer, and ours beside them."""
 
-from pt2e_quant.core.block_size import get_block_size
 from pt2e_quant.core.granularity import (
     Granularity,
     PerAxis,
@@ -10,15 +9,28 @@ from pt2e_quant.core.granularity import (
     PerTensor,
     PerToken,
 )
-from pt2e_quant.observers.affine import (
+from pt2e_quant.observers.base import ObserverBase, UniformQuantizationObserverBase
+from pt2e_quant.observers.partial_wrapper import PartialWrapper
+from pt2e_quant.observers.run_time.placeholder import NoopObserver, PlaceholderObserver
+from pt2e_quant.observers.static.entropy import EntropyObserver
+from pt2e_quant.observers.static.fixed import FixedQParamsObserver
+from pt2e_quant.observers.static.histogram import HistogramObserver
+from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.observers.static.moving_average import (
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
+from pt2e_quant.observers.static.mse import MSEObserver
+from pt2e_quant.observers.static.percentile import PercentileObserver
+from pt2e_quant.pt2e.observers.affine import (
     AffineQuantizedMinMaxObserver,
     AffineQuantizedMovingAverageMinMaxObserver,
     AffineQuantizedObserverBase,
     AffineQuantizedPlaceholderObserver,
 )
-from pt2e_quant.observers.affine_qparams import MappingType, TorchAODType, ZeroPointDomain
-from pt2e_quant.observers.base import ObserverBase, UniformQuantizationObserverBase
-from pt2e_quant.observers.defaults import (
+from pt2e_quant.pt2e.observers.affine_qparams import MappingType, TorchAODType, ZeroPointDomain
+from pt2e_quant.pt2e.observers.block_size import get_block_size
+from pt2e_quant.pt2e.observers.defaults import (
     default_affine_fixed_qparams_observer,
     default_debug_observer,
     default_dynamic_quant_observer,
@@ -36,21 +48,12 @@ from pt2e_quant.observers.defaults import (
     per_channel_weight_observer_range_neg_127_to_127,
     weight_observer_range_neg_127_to_127,
 )
-from pt2e_quant.observers.entropy import EntropyObserver
-from pt2e_quant.observers.fixed import FixedQParamsObserver
-from pt2e_quant.observers.histogram import HistogramObserver
-from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
-from pt2e_quant.observers.moving_average import (
-    MovingAverageMinMaxObserver,
-    MovingAveragePerChannelMinMaxObserver,
+from pt2e_quant.pt2e.observers.observer_state import (
+    get_observer_state_dict,
+    load_observer_state_dict,
 )
-from pt2e_quant.observers.mse import MSEObserver
-from pt2e_quant.observers.observer_state import get_observer_state_dict, load_observer_state_dict
-from pt2e_quant.observers.partial_wrapper import PartialWrapper
-from pt2e_quant.observers.percentile import PercentileObserver
-from pt2e_quant.observers.placeholder import NoopObserver, PlaceholderObserver
-from pt2e_quant.observers.recording import RecordingObserver
-from pt2e_quant.observers.reuse_input import ReuseInputObserver
+from pt2e_quant.pt2e.observers.recording import RecordingObserver
+from pt2e_quant.pt2e.observers.reuse_input import ReuseInputObserver
 
 __all__ = [
     "AffineQuantizedMinMaxObserver",

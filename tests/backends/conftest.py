@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 
 
 class CallArtifact(Artifact):

@@ -13,7 +13,7 @@ from pt2e_quant.backends.cuda.backend import BACKEND as CUDA
 from pt2e_quant.backends.registry import get
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.registry import Registry
 
@@ -149,7 +149,7 @@ def test_weight_of_a_body_when_no_kernel_takes_it_then_refused_by_name_and_count
     with pytest.raises(UnsupportedError, match=r"quantized weight of .* and 3 more"):
         none.lower(gm)
     report = none.lower(gm, strict=False).report
-    in_bodies = [i.node for i in report.islands if "/" in i.node]
+    in_bodies = [i.node for i in report.float_regions if "/" in i.node]
     assert [name.partition("/")[0] for name in in_bodies] == ["true_graph_0", "false_graph_0"]
     assert any(" 8 dequantize passes left" in note for note in report.notes)
 
@@ -158,7 +158,7 @@ def test_weight_of_a_body_when_no_kernel_takes_it_then_refused_by_name_and_count
 def test_body_on_a_gpu_when_lowered_then_no_weight_is_dequantized_in_a_call(kind):
     artifact, model, data = quantized(kind, CUDA.allowing_unmeasured(), "int8")
     check(artifact, model, data, 25)
-    assert not [i for i in artifact.report.islands if i.what == "weight dequantize"]
+    assert not [i for i in artifact.report.float_regions if i.what == "weight dequantize"]
     assert (
         artifact.report.integer_ops["int8_linear"]
         == {

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.gate import FLOOR_DB, check_artifact
 from pt2e_quant.core.errors import ArtifactError
-from pt2e_quant.flow.sample import Sample
+from pt2e_quant.flow.calibrate.sample import Sample
 
 
 @pytest.fixture

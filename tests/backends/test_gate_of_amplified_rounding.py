@@ -15,7 +15,7 @@ from pt2e_quant.backends.gate import DRAWS, check_artifact
 from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.one_thread import one_thread
-from pt2e_quant.flow.sample import Sample
+from pt2e_quant.flow.calibrate.sample import Sample
 
 Q: Any = torch.ops.quantized_decomposed
 TO_FLOAT_DB = 30.0

@@ -11,8 +11,8 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.gate import check_artifact
 from pt2e_quant.core.errors import ArtifactError
-from pt2e_quant.flow.input_ranges import RANGES_KEY
-from pt2e_quant.flow.sample import Sample
+from pt2e_quant.flow.calibrate.input_ranges import RANGES_KEY
+from pt2e_quant.flow.calibrate.sample import Sample
 
 Call = Callable[..., Any]
 

@@ -27,7 +27,7 @@ from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 
 HOME = {home}
 

@@ -7,7 +7,7 @@ import torch.ao.quantization.fx._decomposed  # registers the operators
 from torch import Tensor, nn
 
 from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 Q: Any = torch.ops.quantized_decomposed
 

@@ -14,10 +14,10 @@ from torch import nn
 import pt2e_quant as pq
 from pt2e_quant.backends.artifact import Backend, is_installed
 from pt2e_quant.core.errors import ArtifactError, ConfigError, UnsupportedError
-from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
-from pt2e_quant.core.scale_format import ScaleFormat
+from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.passes.quantize_caches import quantize_caches
+from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 

@@ -13,7 +13,7 @@ from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
-from pt2e_quant.flow.sample import sample_of
+from pt2e_quant.flow.calibrate.sample import sample_of
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
 
 aten = torch.ops.aten

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.cpu_elementwise import CASES, calls, ratios
-from pt2e_quant.backends.cpu.single_pass_qdq import hear_deprecation
+from pt2e_quant.backends.cpu.passes.single_pass_qdq import hear_deprecation
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from pt2e_quant.core.granularity import (
     block_size_of,
     qparams_shape,
 )
-from pt2e_quant.observers import affine_qparams
+from pt2e_quant.pt2e.observers import affine_qparams
 
 
 @pytest.mark.parametrize(

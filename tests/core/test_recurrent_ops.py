@@ -6,7 +6,7 @@ from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.recurrent_ops import Cell, RecurrentLayer, Rounding, gate_count
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 MODULES = {
     Cell.LSTM: lambda **k: nn.LSTM(6, 8, **k),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Many, Op, Var
 

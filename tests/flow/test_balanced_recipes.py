@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import pt2e_quant as pq
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 
 class GatedBlock(nn.Module):

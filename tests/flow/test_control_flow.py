@@ -10,11 +10,11 @@ from torch.export import export
 from pt2e_quant.core.errors import CalibrationError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.sample import sqnr_db
 
 
 class Cond(nn.Module):

@@ -8,13 +8,13 @@ from torch import nn
 from toy_formats import floor_of, quantizer_of, row_of, sqnr
 
 import pt2e_quant as pq
-from pt2e_quant.core.blocks import WHOLE
 from pt2e_quant.core.errors import AnnotationError
+from pt2e_quant.core.formats.blocks import WHOLE
 from pt2e_quant.core.granularity import PerGroup, PerRow
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var

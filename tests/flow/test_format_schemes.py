@@ -11,16 +11,16 @@ from toy_formats import converted, dequantized, floor_of, model_and_input, quant
 import pt2e_quant as pq
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import AnnotationError, CalibrationError, ConfigError
-from pt2e_quant.core.format_ops import DECOMPOSITIONS, is_choose_scales
-from pt2e_quant.core.format_schemes import FORMAT_SCHEMES, code_book_scheme
+from pt2e_quant.core.formats.format_ops import DECOMPOSITIONS, is_choose_scales
+from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES, code_book_scheme
+from pt2e_quant.core.formats.number_formats import CodeBook
 from pt2e_quant.core.granularity import PerBlock
-from pt2e_quant.core.number_formats import CodeBook
 from pt2e_quant.core.qdq import OWN_KINDS, QdqKind, is_dequantize, kind_of_qdq
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.scheme_size import stored_bytes
 from pt2e_quant.core.unpack_op import is_unpack
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.observers.weights.weight_search import WeightSearch
 
 GROUPED = ["fp4_weight_only_g32", "nf4_g32", "w1_g32", "w1.58_g32", "lut3_g64"]
 # The tables of lut7 and lut8 for each row of 128 weights would be greater than the weights.

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.profiler import profile, record_function
 from torch.export import export
 
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
 COUNT, WIDTH = 20, 48
 

@@ -8,18 +8,18 @@ from torch.fx import GraphModule
 from toy_formats import row_of
 
 import pt2e_quant as pq
-from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
-from pt2e_quant.core.scale_format import ScaleFormat
+from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme
 from pt2e_quant.core.unpack_op import is_unpack
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.graph.pattern import Op, Var
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.unpack_weights import unpack_weights
+from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.weights.unpack_weights import unpack_weights
 
 INTEGERS = st.builds("w{}{}".format, st.integers(2, 8), st.sampled_from(["", "_g2", "_g8", "_g16"]))
 FORMATS = st.sampled_from([name for name, row in FORMAT_SCHEMES.items() if row.input is None])

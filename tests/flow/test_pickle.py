@@ -21,13 +21,13 @@ from pt2e_quant.core.specs import (
     QuantizationSpec,
     SharedQuantizationSpec,
 )
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.prepare_qat import prepare_qat_pt2e
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.graph.meta import TRACE_KEYS
-from pt2e_quant.observers.minmax import MinMaxObserver
+from pt2e_quant.observers.static.minmax import MinMaxObserver
 
 AFFINE = torch.per_tensor_affine
 ACTIVATION = QuantizationSpec(torch.int8, MinMaxObserver, -128, 127, AFFINE)

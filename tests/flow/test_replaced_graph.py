@@ -7,8 +7,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.cpu.quantizer import make_quantizer
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
 
 class Retraced:

@@ -18,11 +18,11 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.sample import sqnr_db
 
 
 def _quantized(net, quantizer, images, **options):

@@ -8,13 +8,13 @@ from toy_formats import converted, model_and_input, quantizer_of, sqnr
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import AnnotationError, ConfigError
-from pt2e_quant.core.format_schemes import code_book_scheme
+from pt2e_quant.core.formats.format_schemes import code_book_scheme
+from pt2e_quant.core.formats.number_formats import CodeBook
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.granularity import PerChannel, PerGroup
-from pt2e_quant.core.number_formats import CodeBook
 from pt2e_quant.core.qdq import OWN_KINDS, is_dequantize, kind_of_qdq
-from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.observers.weights.weight_search import WeightSearch
 
 SCALES = [
     ScaleFormat(dtype=torch.float16),

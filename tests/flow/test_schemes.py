@@ -11,12 +11,12 @@ from pt2e_quant.core.errors import AnnotationError, ConfigError
 from pt2e_quant.core.qdq import QdqKind, kind_of_qdq
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Role, Scheme
-from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
-from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.observers.weights.weight_search import WeightSearch
 
 DYNAMIC = [f"a8w{b}{g}" for b in (2, 3, 4, 5, 6, 7, 8) for g in ("", "_g16", "_g32")]
 WEIGHT_ONLY = [name[2:] for name in DYNAMIC]

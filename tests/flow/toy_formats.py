@@ -10,12 +10,12 @@ import pt2e_quant as pq
 from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Role, Scheme
-from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
-from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.observers.weights.weight_search import WeightSearch
 
 # SQNR in dB of a million normal values under each kind of code; of tables of 2 to 16 values it is
 # what Max ("Quantizing for Minimum Distortion", 1960) gives for their optimum.

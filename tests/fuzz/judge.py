@@ -15,7 +15,7 @@ from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
 from pt2e_quant.backends.sample_run import run_on_sample
 from pt2e_quant.backends.trials import other_rank
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.sample import Sample, sqnr_db
+from pt2e_quant.flow.calibrate.sample import Sample, sqnr_db
 
 __all__ = ["Expected", "OtherRank", "complaint", "complaint_of_inputs", "expect"]
 

@@ -39,9 +39,9 @@ from pt2e_quant.backends.artifact import Artifact, Backend
 from pt2e_quant.core.errors import AnnotationError, InputError, Pt2eQuantError
 from pt2e_quant.core.max_sizes import limit_graph, unbounded_dims
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.calibrate import preserve_buffers
-from pt2e_quant.flow.sample import sqnr_db
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 from tests.fuzz.judge import Expected, OtherRank, complaint, complaint_of_inputs, expect
 from tests.fuzz.processes import Answerer, Died, Hung
 

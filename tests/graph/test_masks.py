@@ -7,8 +7,8 @@ from torch import nn
 
 from pt2e_quant.graph.masks import find_masks
 from pt2e_quant.graph.show import show
-from pt2e_quant.passes.decompose_attention import decompose_attention
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.passes.attention.decompose_attention import decompose_attention
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 _GENERATOR = torch.Generator().manual_seed(0)
 Q = torch.randn(2, 4, 5, 8, generator=_GENERATOR)

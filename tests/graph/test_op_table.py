@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.scale_format import ScaleFormat
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named, weight_scheme
 from pt2e_quant.core.schemes import (
     INT8_ACTIVATION,

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.graph.show import show, show_type
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 
 def test_the_text_does_not_depend_on_names_or_spelling():

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from pt2e_quant.core.float_codes import encode_float
-from pt2e_quant.core.number_formats import FP8_E4M3
+from pt2e_quant.core.formats.float_codes import encode_float
+from pt2e_quant.core.formats.number_formats import FP8_E4M3
 from pt2e_quant.kernels.epilogue.epilogue import Activation
 from pt2e_quant.kernels.epilogue.reference import activate
 

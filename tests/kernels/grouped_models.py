@@ -6,13 +6,13 @@ from torch import nn
 from pt2e_quant.backends.cuda.choice import Measures, decide_by
 from pt2e_quant.backends.cuda.table import TABLE
 from pt2e_quant.backends.fuse_kernels import REFUSED_KEY, fuse_kernels
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.kernels.kernel import Device
 from pt2e_quant.kernels.registry import Registry
-from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 
 __all__ = ["fused", "quantized"]
 

@@ -8,7 +8,7 @@ from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.kernels.kernel import Device
 from pt2e_quant.kernels.registry import Registry
-from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 
 __all__ = ["calls_of", "captured", "fuse", "q", "qdq"]
 

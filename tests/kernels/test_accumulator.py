@@ -6,7 +6,7 @@ from torch import nn
 
 from pt2e_quant.backends.cuda.backend import BACKEND
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
 
 class Scores(nn.Module):

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.granularity import PerChannel, PerGroup, PerToken
 from pt2e_quant.core.qdq import is_dequantize
-from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import LINEAR
 from pt2e_quant.graph.pattern import Op, Var

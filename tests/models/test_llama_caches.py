@@ -9,7 +9,7 @@ from torch import Tensor
 import pt2e_quant as pq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.alias import mutated_buffers
-from pt2e_quant.passes.quantize_caches import quantize_caches
+from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 
 pytest.importorskip("transformers")
 

@@ -66,7 +66,7 @@ def test_graph_when_calibrated_on_16_sentences_then_close_on_others(encoder, bac
     assert db > least_db
     assert cosine > least_cosine
     provenance = provenance_of(gm)
-    assert "smooth_channels" in provenance.passes
+    assert "smooth_quant" in provenance.passes
     linears = [f for f in provenance.floats if f.op == "aten.linear"]
     assert linears == []
 

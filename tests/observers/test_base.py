@@ -4,14 +4,14 @@ import pickle
 import pytest
 import torch
 
-from pt2e_quant.observers.histogram import HistogramObserver
-from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
-from pt2e_quant.observers.moving_average import (
+from pt2e_quant.observers.partial_wrapper import PartialWrapper
+from pt2e_quant.observers.static.histogram import HistogramObserver
+from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.observers.static.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from pt2e_quant.observers.mse import MSEObserver
-from pt2e_quant.observers.partial_wrapper import PartialWrapper
+from pt2e_quant.observers.static.mse import MSEObserver
 
 OBSERVERS = [
     MinMaxObserver,

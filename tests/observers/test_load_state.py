@@ -5,13 +5,16 @@ import torch
 from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.observers.histogram import HistogramObserver
-from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
-from pt2e_quant.observers.moving_average import (
+from pt2e_quant.observers.static.histogram import HistogramObserver
+from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.observers.static.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from pt2e_quant.observers.observer_state import get_observer_state_dict, load_observer_state_dict
+from pt2e_quant.pt2e.observers.observer_state import (
+    get_observer_state_dict,
+    load_observer_state_dict,
+)
 
 theirs = pytest.importorskip("torchao.quantization.pt2e.observer")
 

@@ -12,17 +12,17 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.schemes import BIAS_INT32, INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.prepare import prepare_captured, prepare_pt2e
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_captured, prepare_pt2e
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import LINEAR
 from pt2e_quant.graph.pattern import Op, Var
 from pt2e_quant.graph.pipeline import GraphPass, PassRecord, run_passes
 from pt2e_quant.graph.show import show
-from pt2e_quant.observers.channel_statistics import ChannelStatisticsObserver
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 
 class Program:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, QuantizationAnnotation, QuantizationSpec
-from pt2e_quant.flow.quantizer import Quantizer
+from pt2e_quant.flow.annotate.quantizer import Quantizer
 from pt2e_quant.graph.ops import (
     CONV,
     CONV_TRANSPOSE,
@@ -16,11 +16,11 @@ from pt2e_quant.graph.ops import (
     argument,
     is_call,
 )
-from pt2e_quant.observers.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
-from pt2e_quant.observers.moving_average import (
+from pt2e_quant.observers.static.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
+from pt2e_quant.observers.training.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
 
 ACTIVATION = FusedMovingAvgObsFakeQuantize.with_args(observer=MovingAverageMinMaxObserver)
 WEIGHT = FusedMovingAvgObsFakeQuantize.with_args(observer=MovingAveragePerChannelMinMaxObserver)

@@ -7,11 +7,11 @@ from torch import nn
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.observers.affine import (
+from pt2e_quant.pt2e import MappingType, PerGroup, PerTensor, PerToken, get_block_size
+from pt2e_quant.pt2e.observers.affine import (
     AffineQuantizedMinMaxObserver,
     AffineQuantizedPlaceholderObserver,
 )
-from pt2e_quant.pt2e import MappingType, PerGroup, PerTensor, PerToken, get_block_size
 from pt2e_quant.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from pt2e_quant.pt2e.quantizer import (
     QuantizationSpec,

@@ -9,9 +9,9 @@ from torch import nn
 from torch.ao import quantization as ao
 from torch.ao.quantization.quantize_fx import prepare_qat_fx
 
-from pt2e_quant.flow.prepare_qat import prepare_qat_pt2e
-from pt2e_quant.observers.fake_quantize import disable_observer
-from pt2e_quant.passes.trained_batch_norm import freeze_bn_stats
+from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e
+from pt2e_quant.observers.training.fake_quantize import disable_observer
+from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 

@@ -7,16 +7,16 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning
-from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.prepared import observers_of
-from pt2e_quant.flow.quantizer import ComposableQuantizer
-from pt2e_quant.flow.train_ranges import for_training
-from pt2e_quant.observers.fake_quantize import disable_observer
-from pt2e_quant.observers.learnable_fake_quantize import LearnableFakeQuantize
-from pt2e_quant.observers.minmax import MinMaxObserver
-from pt2e_quant.observers.moving_average import MovingAverageMinMaxObserver
-from pt2e_quant.observers.trained_qparams import is_fake_quantize
-from pt2e_quant.observers.weight_search import WeightSearch
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.quantizer import ComposableQuantizer
+from pt2e_quant.flow.prepare.prepared import observers_of
+from pt2e_quant.flow.qat.train_ranges import for_training
+from pt2e_quant.observers.static.minmax import MinMaxObserver
+from pt2e_quant.observers.static.moving_average import MovingAverageMinMaxObserver
+from pt2e_quant.observers.training.fake_quantize import disable_observer
+from pt2e_quant.observers.training.learnable_fake_quantize import LearnableFakeQuantize
+from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
+from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.pt2e.quantize_pt2e import prepare_qat_pt2e
 
 X = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))

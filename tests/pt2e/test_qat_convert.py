@@ -11,14 +11,14 @@ from qat_nets import WEIGHT, QatQuantizer, settled
 from torch import nn
 
 from pt2e_quant.core.canonical import verify_canonical
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare_qat import prepare_qat_pt2e
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e
 from pt2e_quant.graph.ops import BATCH_NORM, is_call
-from pt2e_quant.observers.fake_quantize import FakeQuantize, disable_observer
-from pt2e_quant.observers.learnable_fake_quantize import LearnableFakeQuantize
-from pt2e_quant.observers.moving_average import (
+from pt2e_quant.observers.static.moving_average import (
     MovingAveragePerChannelMinMaxObserver,
 )
+from pt2e_quant.observers.training.fake_quantize import FakeQuantize, disable_observer
+from pt2e_quant.observers.training.learnable_fake_quantize import LearnableFakeQuantize
 
 CONVS = {
     (1, False): nn.Conv1d,

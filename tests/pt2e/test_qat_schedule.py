@@ -6,10 +6,10 @@ from qat_nets import QatQuantizer, settled
 from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.flow.prepare_qat import prepare_qat_pt2e
-from pt2e_quant.flow.qat_schedule import QatSchedule
-from pt2e_quant.observers.learnable_fake_quantize import LearnableFakeQuantize
-from pt2e_quant.observers.learned_step import LSQObserver
+from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e
+from pt2e_quant.flow.qat.qat_schedule import QatSchedule
+from pt2e_quant.observers.training.learnable_fake_quantize import LearnableFakeQuantize
+from pt2e_quant.observers.training.learned_step import LSQObserver
 
 X = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare_qat import prepare_qat_pt2e
-from pt2e_quant.observers.fake_quantize import disable_observer
-from pt2e_quant.passes.trained_batch_norm import freeze_bn_stats
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e
+from pt2e_quant.observers.training.fake_quantize import disable_observer
+from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
 
 X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))

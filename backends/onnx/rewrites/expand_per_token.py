@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from pt2e_quant.backends.onnx.marks import MARKS
-from pt2e_quant.backends.onnx.translate_per_token import CHOOSE, DEQUANTIZE, QUANTIZE
+from pt2e_quant.backends.onnx.translate.marks import MARKS
+from pt2e_quant.backends.onnx.translate.per_token import CHOOSE, DEQUANTIZE, QUANTIZE
 from pt2e_quant.backends.onnx.values import call, make_constant, redirect
 
 __all__ = ["RowQparams", "choose_rows", "expand_per_token", "read_per_token"]

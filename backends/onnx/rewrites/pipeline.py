@@ -7,7 +7,6 @@ from typing import TypeAlias
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from pt2e_quant.backends.onnx.marks import MARKS
 from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips
 from pt2e_quant.backends.onnx.rewrites.block_kernels import look_up_blocks, multiply_blocks
 from pt2e_quant.backends.onnx.rewrites.choose_by_mask import any_of_floats, choose_by_mask
@@ -48,6 +47,7 @@ from pt2e_quant.backends.onnx.rewrites.write_recurrent import (
     write_recurrent_portable,
 )
 from pt2e_quant.backends.onnx.rewrites.write_rows import write_rows
+from pt2e_quant.backends.onnx.translate.marks import MARKS
 from pt2e_quant.backends.onnx.values import MICROSOFT
 
 __all__ = ["PORTABLE_REWRITES", "REWRITES", "apply_rewrites"]

@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from pt2e_quant.backends.onnx.marks import MARKS
-from pt2e_quant.backends.onnx.translate_formats import BLOCK, CODE_BOOK, FLOAT, UNPACK
+from pt2e_quant.backends.onnx.translate.formats import BLOCK, CODE_BOOK, FLOAT, UNPACK
+from pt2e_quant.backends.onnx.translate.marks import MARKS
 from pt2e_quant.backends.onnx.values import Array, call, make_constant, redirect
-from pt2e_quant.core.blocks import WHOLE, grid_shape
-from pt2e_quant.core.float_codes import decode_float
-from pt2e_quant.core.number_formats import float_format
+from pt2e_quant.core.formats.blocks import WHOLE, grid_shape
+from pt2e_quant.core.formats.float_codes import decode_float
+from pt2e_quant.core.formats.number_formats import float_format
 
 __all__ = ["write_formats"]
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from pt2e_quant.backends.onnx.marks import MARKS
-from pt2e_quant.backends.onnx.translate_recurrent import RECURRENT
+from pt2e_quant.backends.onnx.translate.marks import MARKS
+from pt2e_quant.backends.onnx.translate.recurrent import RECURRENT
 from pt2e_quant.backends.onnx.values import (
     MICROSOFT,
     Array,

@@ -14,7 +14,7 @@ from torch import nn
 from torch._ops import HigherOrderOperator, OpOverload
 
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
-from pt2e_quant.flow.observer_choice import derive_bias_qparams
+from pt2e_quant.flow.annotate.observer_choice import derive_bias_qparams
 from pt2e_quant.graph.pipeline import GraphPass
 
 __all__ = [

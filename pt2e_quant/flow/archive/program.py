@@ -20,11 +20,11 @@ from pt2e_quant.flow.archive.symbols import FakeReader, FakeWriter
 from pt2e_quant.flow.archive.tensor_store import TensorReader, TensorWriter
 from pt2e_quant.flow.archive.values import ValueReader, ValueWriter
 from pt2e_quant.flow.archive.write_files import write_archive
-from pt2e_quant.flow.input_check import check_inputs, install_input_check
-from pt2e_quant.flow.prepared import PREPARED_KEY
-from pt2e_quant.flow.sample import SAMPLE_KEY
-from pt2e_quant.flow.train_mode import allow_exported_model_train_eval
-from pt2e_quant.graph.pickle_module import make_picklable
+from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY
+from pt2e_quant.flow.prepare.input_check import check_inputs, install_input_check
+from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
+from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
+from pt2e_quant.graph.pickling.pickle_module import make_picklable
 
 __all__ = ["load", "save"]
 

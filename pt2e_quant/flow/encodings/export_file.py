@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ArtifactError, ConfigError, InvariantError, near
-from pt2e_quant.core.format_ops import DequantizeBlock
+from pt2e_quant.core.formats.format_ops import DequantizeBlock
 from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, read_qparams
 from pt2e_quant.core.qparams import QParams
@@ -19,8 +19,8 @@ from pt2e_quant.flow.encodings.aimet import write_dicts, write_lists
 from pt2e_quant.flow.encodings.encoding import Encoding
 from pt2e_quant.flow.encodings.own import write_own
 from pt2e_quant.graph.meta import source_constant
-from pt2e_quant.passes.pack_weights import PACKED_SUFFIX
-from pt2e_quant.passes.widen_scales import widened_qparams
+from pt2e_quant.passes.qdq.widen_scales import widened_qparams
+from pt2e_quant.passes.weights.pack_weights import PACKED_SUFFIX
 
 __all__ = ["EncodingFormat", "export_encodings", "width_of"]
 

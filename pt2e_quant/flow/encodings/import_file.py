@@ -17,7 +17,7 @@ from pt2e_quant.flow.encodings.aimet import read_dicts, read_lists
 from pt2e_quant.flow.encodings.encoding import Encoding
 from pt2e_quant.flow.encodings.export_file import width_of
 from pt2e_quant.flow.encodings.own import FORMAT, read_own
-from pt2e_quant.flow.prepared import (
+from pt2e_quant.flow.prepare.prepared import (
     PreparedState,
     observers_of,
     own_observers,
@@ -25,8 +25,8 @@ from pt2e_quant.flow.prepared import (
     prepared_state,
 )
 from pt2e_quant.graph.subgraphs import BODY_KEY
-from pt2e_quant.observers.imported_qparams import ImportedQParams
 from pt2e_quant.observers.qschemes import PER_CHANNEL, SYMMETRIC
+from pt2e_quant.observers.static.imported_qparams import ImportedQParams
 
 __all__ = ["import_encodings"]
 
@@ -127,11 +127,11 @@ def _places(prepared: GraphModule) -> dict[str, list[_Place]]:
 def _observed(graph: GraphModule, state: PreparedState) -> Iterator[tuple[str, Any, Node]]:
     """(name, observer, a node of its shape) of each tensor with an observer, also held ones."""
     for node, observer in observers_of(graph):
-        yield state.slips[str(node.target)].source, observer, node
+        yield state.observer_infos[str(node.target)].source, observer, node
     names = {constant.node for constant in state.constants}
     nodes = {node.name: node for node in graph.graph.nodes if node.name in names}
     for constant in state.constants:
-        yield constant.slip.source, constant.observer, nodes[constant.node]
+        yield constant.observer_info.source, constant.observer, nodes[constant.node]
 
 
 def _take(

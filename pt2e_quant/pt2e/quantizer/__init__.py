@@ -9,7 +9,10 @@ from pt2e_quant.core.specs import (
     QuantizationSpecBase,
     SharedQuantizationSpec,
 )
-from pt2e_quant.flow.annotation_helpers import (
+from pt2e_quant.flow.annotate.quantizer import ComposableQuantizer, Quantizer
+from pt2e_quant.pt2e.quantizer.duplicate_dq_pass import DuplicateDQPass
+from pt2e_quant.pt2e.quantizer.port_metadata_pass import PortNodeMetaForQDQ
+from pt2e_quant.pt2e.quantizer.utils import (
     OperatorConfig,
     OperatorPatternType,
     QuantizationConfig,
@@ -22,8 +25,6 @@ from pt2e_quant.flow.annotation_helpers import (
     get_weight_qspec,
     is_valid_annotation,
 )
-from pt2e_quant.flow.fx_passes import DuplicateDQPass, PortNodeMetaForQDQ
-from pt2e_quant.flow.quantizer import ComposableQuantizer, Quantizer
 
 __all__ = [
     "ComposableQuantizer",

@@ -1,5 +1,5 @@
 """Names of torchao.quantization.pt2e.quantizer.composable_quantizer."""
 
-from pt2e_quant.flow.quantizer import ComposableQuantizer
+from pt2e_quant.flow.annotate.quantizer import ComposableQuantizer
 
 __all__ = ["ComposableQuantizer"]

@@ -10,7 +10,7 @@ from pt2e_quant.core.specs import (
     QuantizationSpecBase,
     SharedQuantizationSpec,
 )
-from pt2e_quant.flow.quantizer import Quantizer
+from pt2e_quant.flow.annotate.quantizer import Quantizer
 
 __all__ = [
     "Q_ANNOTATION_KEY",

@@ -10,16 +10,16 @@ from torch import nn
 
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu.load_compiled import load_compiled
-from pt2e_quant.backends.cpu.written_out import write_out
+from pt2e_quant.backends.cpu.passes.written_out import write_out
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.unpack_op import Unpack
-from pt2e_quant.flow.calibrate import calibrate, preserve_buffers
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
-from pt2e_quant.passes.quantize_caches import quantize_caches
+from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 
 CPU = get("cpu")
 LENGTH = 16

@@ -74,11 +74,11 @@ def test_product_when_it_fails_then_float_with_the_reason(quantize_with, make_no
     inputs = (make_noise(*shape),)
     gm = quantize_with(make(), inputs, CPU.quantizer(recipe))
     whole = CPU.lower(gm)
-    assert not whole.report.islands
+    assert not whole.report.float_regions
     tried.fail = lambda product: True
     artifact = CPU.lower(gm)
-    assert {i.what for i in artifact.report.islands} == {FAILED_PRODUCT}
-    assert all(WRONG in i.reason for i in artifact.report.islands)
+    assert {i.what for i in artifact.report.float_regions} == {FAILED_PRODUCT}
+    assert all(WRONG in i.reason for i in artifact.report.float_regions)
     assert not weights_left(artifact.program)
     names = {str(n.target) for n in artifact.module.graph.nodes}
     assert not any("onednn" in n or "int8_linear" in n or "_of_" in n for n in names)
@@ -108,7 +108,7 @@ def test_sum_when_it_fails_then_the_product_alone_is_tried_and_used(
     tried.fail = lambda product: bool(product.summand)
     artifact = CPU.lower(gm)
     assert artifact.report.integer_ops["onednn.qconv_pointwise"] == 2
-    assert "conv2d_add" in artifact.report.islands[0].reason
+    assert "conv2d_add" in artifact.report.float_regions[0].reason
     with torch.no_grad():
         torch.testing.assert_close(artifact.run(*inputs), gm(*inputs), rtol=1e-4, atol=1e-4)
 
@@ -119,7 +119,7 @@ def test_file_when_loaded_then_its_products_are_tried(quantize_with, make_noise,
     CPU.lower(gm).save(tmp_path / "m.qpt2")
     tried.fail = lambda product: True
     loaded = CPU.load(tmp_path / "m.qpt2")
-    assert {i.what for i in loaded.report.islands} == {FAILED_PRODUCT}
+    assert {i.what for i in loaded.report.float_regions} == {FAILED_PRODUCT}
 
 
 def test_program_when_a_product_failed_then_it_exports(quantize_with, make_noise, tried):
@@ -165,7 +165,7 @@ def test_trials_when_off_then_the_report_says_so(quantize_with, make_noise, trie
     gm = quantize_with(mlp(), inputs)
     tried.fail = lambda product: True
     without = CPU.without_trials().lower(gm)
-    assert not without.report.islands
+    assert not without.report.float_regions
     assert any("not tried" in note for note in without.report.notes)
     monkeypatch.setattr(lower, "are_tried", lambda: False)
     assert any("not tried" in note for note in CPU.lower(gm).report.notes)

@@ -11,9 +11,9 @@ from pt2e_quant.backends.cpu import describe
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.pattern import find_matches
 from pt2e_quant.kernels.int8_linear import cpu_dynamic
 from pt2e_quant.kernels.onednn import speed
@@ -45,7 +45,7 @@ def test_transformer_when_lowered_then_all_linears_fused_and_near_the_graph(name
     model = make()
     report = CPU.lower(converted(model, batches()[0])).report
     assert report.integer_ops[ROWS] == sum(isinstance(m, nn.Linear) for m in model.modules())
-    assert not report.islands
+    assert not report.float_regions
     assert report.sqnr_canonical_db >= LEAST_DB
 
 
@@ -56,7 +56,7 @@ def test_weights_of_4_bits_when_lowered_then_the_same_operator_and_near_the_grap
     assert {r.dtype for r in provenance_of(gm).tensors if "weight" in r.name} == {"int4"}
     artifact = CPU.lower(gm)
     assert artifact.report.integer_ops[ROWS] == 2
-    assert not artifact.report.islands
+    assert not artifact.report.float_regions
     x = make_noise(3, 32, seed=1)
     with torch.no_grad():
         torch.testing.assert_close(artifact.run(x), gm(x), rtol=1e-5, atol=1e-5)

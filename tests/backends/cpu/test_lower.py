@@ -15,11 +15,11 @@ from pt2e_quant.backends.cpu.quantizer import make_quantizer
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import QuantizePerTensor
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.embedding_quantizer import EmbeddingQuantizer
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.quantizer import ComposableQuantizer
+from pt2e_quant.flow.annotate.quantizer import ComposableQuantizer
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer
 
 # Exact integer sums, then a float epilogue in another order of operations.
 FLOAT_EPILOGUE = {"rtol": 1e-5, "atol": 1e-5}
@@ -359,7 +359,9 @@ def test_lower_when_a_weight_has_no_operator_then_refused_or_named():
     with pytest.raises(UnsupportedError, match="strict=False"):
         CPU.lower(gm)
     artifact = CPU.lower(gm, strict=False)
-    assert [island.what for island in artifact.report.islands] == ["dequantize of a weight"]
+    assert [float_region.what for float_region in artifact.report.float_regions] == [
+        "dequantize of a weight"
+    ]
 
 
 def test_lower_then_the_canonical_graph_is_as_it_was():

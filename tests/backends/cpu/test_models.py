@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from pt2e_quant.backends import get
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from tests.small_models import MODELS
 
 CPU = get("cpu")
@@ -33,7 +33,7 @@ def test_model_when_lowered_then_all_fused_and_near_the_graph(name, recipe):
     report = artifact.report
     fused = sum(n for op, n in report.integer_ops.items() if op.startswith("onednn."))
     assert fused == gemms
-    assert not report.islands
+    assert not report.float_regions
     assert report.sqnr_canonical_db >= LEAST_DB
     if not is_fixed:
         one = data[0][0][:1]

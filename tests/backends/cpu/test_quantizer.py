@@ -16,7 +16,7 @@ from pt2e_quant.backends.cpu.quantizer import REDUCED_NOTE, make_quantizer
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import QuantizePerTensor
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 
 _PROBE = "from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact as m; print(m())"
@@ -142,7 +142,7 @@ class Added(nn.Module):
 @settings(max_examples=10, deadline=None)
 @given(scale=st.sampled_from([1, 2, 0.5]))
 def test_sum_when_scaled_then_not_fused(scale):
-    from pt2e_quant.flow.prepare import prepare_pt2e
+    from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
     ep = torch.export.export(Added(scale).eval(), (torch.ones(1, 3, 4, 4),))
     prepared = prepare_pt2e(ep, make_quantizer())

@@ -5,7 +5,7 @@ from torch import nn
 
 from pt2e_quant.backends import get
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 
 class Block(nn.Module):

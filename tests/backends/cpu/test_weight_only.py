@@ -13,10 +13,10 @@ from pt2e_quant.backends.cpu.table import TABLE
 from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.kernels.grouped_weight import read_grouped_weight
 from pt2e_quant.kernels.int4_linear import few_rows_op
 from pt2e_quant.kernels.onednn import digits_op, digits_site, speed
@@ -56,7 +56,7 @@ def test_llama_when_lowered_then_every_linear_fused_and_the_same_after_a_file(re
     artifact = CPU.lower(converted(model, first, CPU.quantizer(recipe)))
     report = artifact.report
     assert report.integer_ops == {DIGITS: sum(isinstance(m, nn.Linear) for m in model.modules())}
-    assert not report.islands
+    assert not report.float_regions
     assert report.sqnr_canonical_db >= 60  # where later layers see what the first ones rounded
     artifact.save(tmp_path / "llama.qpt2")
     again = CPU.load(tmp_path / "llama.qpt2")

@@ -11,7 +11,7 @@ from pt2e_quant.backends.cuda.describe import describe
 from pt2e_quant.backends.cuda.lower import lower_graph
 from pt2e_quant.backends.cuda.table import REGISTRY
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.report import Report
+from pt2e_quant.flow.report.report import Report
 from pt2e_quant.kernels import measured
 from pt2e_quant.kernels.measured import Variant, measured_class, measured_of
 from tests.backends.cuda.test_fp8 import quantized

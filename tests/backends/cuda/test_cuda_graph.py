@@ -10,8 +10,8 @@ from benchmarks.gpu_timer import WARM_UPS, GraphTimer
 from pt2e_quant.backends.cuda.backend import BACKEND
 from pt2e_quant.backends.cuda.cuda_graph import capture_call
 from pt2e_quant.core.errors import InputError
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
 CPU = torch.device("cpu")
 

@@ -10,10 +10,10 @@ from pt2e_quant.backends.cuda.lower import lower_graph
 from pt2e_quant.backends.cuda.table import REGISTRY, TABLE
 from pt2e_quant.backends.fuse_kernels import REFUSED_KEY
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from tests.kernels.lowering import calls_of
 
 HOPPER = Measures(device="", allow_unmeasured=True, capability=90)

@@ -18,10 +18,10 @@ from pt2e_quant.core.errors import (
     Pt2eQuantWarning,
     UnsupportedError,
 )
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.show import show
 from pt2e_quant.kernels.kernel import Device, Kernel
@@ -94,7 +94,7 @@ def test_quantizes_of_whole_tensors_at_run_time_are_in_kernels():
     gm, _ = canonical("int8_dynamic_per_tensor")
     artifact = ALLOWING.lower(gm)
     assert artifact.report.integer_ops == {"quantize_per_tensor": 4, "int8_linear": 4}
-    assert not artifact.report.islands
+    assert not artifact.report.float_regions
 
 
 def test_refuses_kernels_nobody_measured_unless_allowed():
@@ -106,9 +106,9 @@ def test_refuses_kernels_nobody_measured_unless_allowed():
     assert "not measured on a GPU: int8_linear, quantize" in artifact.report.notes
     loose = BACKEND.lower(gm, strict=False)
     assert "int8_linear" not in loose.report.integer_ops
-    weights = [i for i in loose.report.islands if i.what == "weight dequantize"]
+    weights = [i for i in loose.report.float_regions if i.what == "weight dequantize"]
     assert len(weights) == 4
-    assert all("was not measured" in island.reason for island in weights)
+    assert all("was not measured" in float_region.reason for float_region in weights)
 
 
 def slower(kernel):
@@ -123,7 +123,7 @@ def test_leaves_float_what_measured_slower_and_says_so():
     backend = type(BACKEND)(table, allow_unmeasured=True)
     artifact = backend.lower(gm, strict=False)
     assert "int8_linear" not in artifact.report.integer_ops
-    reasons = {island.reason for island in artifact.report.islands}
+    reasons = {float_region.reason for float_region in artifact.report.float_regions}
     assert "int8_linear measured 0.80 times as fast as float for such a shape" in reasons
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from pt2e_quant.backends.cuda.backend import BACKEND
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from tests.small_models import MODELS
 
 ALLOWING = BACKEND.allowing_unmeasured()
@@ -32,7 +32,7 @@ def test_static_model_is_fused_and_near_its_graph(name):
     report = ALLOWING.lower(gm).report
     gemms = sum(isinstance(m, _GEMMS) for m in model.modules())
     assert sum(report.integer_ops.get(op, 0) for op in _FUSED) == gemms
-    assert not [i for i in report.islands if i.what == "weight dequantize"]
+    assert not [i for i in report.float_regions if i.what == "weight dequantize"]
     assert report.sqnr_canonical_db >= LEAST_DB
 
 

@@ -8,14 +8,14 @@ from torch import nn
 
 from pt2e_quant.backends.cuda.backend import BACKEND
 from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.granularity import PerBlock
-from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
@@ -65,7 +65,7 @@ def test_programs_get_the_kernels_that_float32_scales_get(recipe, form):
     expected = BACKEND.lower(plain, allow_unmeasured=True, verify=False)
     assert artifact.report.integer_ops == expected.report.integer_ops
     assert artifact.report.integer_ops["embedding_gather"] == 1
-    assert not artifact.report.islands
+    assert not artifact.report.float_regions
     # Sums are exact here and rounded in the q/dq graph: a tie may fall to the other side.
     assert sqnr_db([gm(indices)], [artifact.run(indices)]) > 45
     reads_form = form in NATIVE and "w4" in recipe

@@ -94,7 +94,7 @@ def test_report_when_lowered_then_everything_heavy_is_integer(
     assert report.integer_ops["QGemm"] == 1
     # The float input's addition, and the input that is returned as it is.
     assert report.float_ops == {"Add": 1, "Identity": 1}
-    assert report.islands == []
+    assert report.float_regions == []
     assert report.sqnr_canonical_db is not None
     assert report.sqnr_canonical_db > 60
 

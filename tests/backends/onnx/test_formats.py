@@ -18,7 +18,7 @@ from pt2e_quant.backends.onnx.quantizer import make_quantizer
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 BACKEND = pq.backends.get("onnx")
 EXACT_DB = 120.0
@@ -74,7 +74,7 @@ def test_weights_when_of_any_codes_then_exact_and_decoded_at_load(name: str) -> 
     # What is left in a call: two products, a lookup, and what the float model has besides.
     assert artifact.report.integer_ops == {}
     assert set(artifact.report.float_ops) <= {"MatMul", "Gemm", "Add", "Relu", "Gather"}
-    assert artifact.report.islands == []
+    assert artifact.report.float_regions == []
     other = ids(7, 5)
     for found, expected in zip(artifact.run(other), gm(other), strict=True):
         assert sqnr_db(expected, found) > EXACT_DB

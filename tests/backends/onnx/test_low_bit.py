@@ -19,7 +19,7 @@ from pt2e_quant.backends.onnx.low_bit_rows import LOW_BIT_ROWS
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.core.errors import ArtifactError, ConfigError
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 BACKEND = pq.backends.get("onnx")
 NO_DATA = ["w4", "w4_g64", "w4_g128", "a8w4_g32", "w8", "int8_dynamic", "int8_dynamic_per_tensor"]
@@ -109,7 +109,7 @@ def least_db(recipe: str, portable: bool) -> float:
 @pytest.mark.parametrize("recipe", NO_DATA)
 def test_recipe_when_run_at_other_sizes_then_as_the_graph_says(recipe: str, portable: bool) -> None:
     model, gm, artifact = lowered(recipe, portable)
-    assert artifact.report.islands == []
+    assert artifact.report.float_regions == []
     for n, t in ((1, 1), (3, 7), (8, 64)):
         x = ids(n, t)
         assert sqnr_db(gm(x), artifact.run(x)) > least_db(recipe, portable)
@@ -216,7 +216,7 @@ def test_eight_bit_groups_when_lowered_then_dequantized_at_load(name: str) -> No
     torch.manual_seed(0)
     gm = converted(Model(), BACKEND.quantizer("w8").set_global(scheme_named(name)))
     artifact = BACKEND.lower(gm, (ids(2, 5),))
-    assert artifact.report.islands == []
+    assert artifact.report.float_regions == []
     assert sqnr_db(gm(ids(4, 9)), artifact.run(ids(4, 9))) > EXACT_DB
     looked_up = artifact.report.integer_ops
     assert looked_up == ({"Gather": 1} if name == "w8" else {"GatherBlockQuantized": 1})

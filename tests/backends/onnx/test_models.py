@@ -41,7 +41,7 @@ def test_cnn_when_lowered_then_everything_is_in_integers(build: Any, convs: int,
     assert report.integer_ops["QLinearAdd"] == adds
     assert report.integer_ops["QGemm"] == 1
     assert report.float_ops == {}
-    assert report.islands == []
+    assert report.float_regions == []
     assert artifact.size_bytes < 0.272 * report.float_size_bytes
     lost = quality(model, quantized, batches[4:]) - quality(model, artifact.run, batches[4:])
     assert lost < 1.0  # dB: what lowering may cost on top of quantizing
@@ -103,7 +103,7 @@ def test_transformer_when_lowered_then_linears_alone_are_in_integers() -> None:
     assert report.float_ops["LayerNormalization"] == 5
     assert "SkipLayerNormalization" not in report.float_ops
     assert not {"QLinearAdd", "QLinearMul"} & set(report.integer_ops)
-    assert report.islands == []
+    assert report.float_regions == []
     for shape in ((1, 5), (3, 40)):
         held_out = text(*shape, seed=9)
         with torch.no_grad():

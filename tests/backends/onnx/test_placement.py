@@ -9,7 +9,7 @@ from pt2e_quant.backends.onnx.conditions import FLOAT_INPUTS, KEEP_FLOAT, READ_I
 from pt2e_quant.backends.onnx.placement import place_light
 from pt2e_quant.backends.onnx.quantizer import make_quantizer
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
 
 class Mixed(nn.Module):

@@ -30,10 +30,10 @@ def test_report_when_a_float_operator_stands_between_then_its_island_is_named() 
     report = backend.lower(pq.convert_pt2e(prepared)).report
     assert report.integer_ops["QLinearConv"] == 2
     assert report.float_ops == {"Tanh": 1}
-    (island,) = report.islands
-    assert island.what == "DequantizeLinear for Tanh"
-    assert "in stem.0" in island.node
-    assert island.cost
+    (float_region,) = report.float_regions
+    assert float_region.what == "DequantizeLinear for Tanh"
+    assert "in stem.0" in float_region.node
+    assert float_region.cost
     assert any("no integer Tanh" in record.reason for record in report.provenance.floats)
     assert "2 dequantize" in report.notes[0]
     assert "Tanh" in str(report)

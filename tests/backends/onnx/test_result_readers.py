@@ -13,7 +13,7 @@ from torch import Tensor, nn
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 import pt2e_quant as pq
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 from tests.backends.onnx.test_table import GROUPS, Branches
 
 KINDS = ("second", "float", "output")
@@ -86,4 +86,4 @@ def test_row_when_several_read_its_result_then_as_in_the_graph(
     assert len(names) == (4 if readers == "all" else 2)
     for key in names:
         assert sqnr_db(expected[key], found[key]) > 40, key
-    assert not [i for i in report.islands if "weight" in i.reason]
+    assert not [i for i in report.float_regions if "weight" in i.reason]

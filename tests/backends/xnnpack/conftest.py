@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.recipes import INT8
-from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.table import TABLE
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.table_quantizer import TableQuantizer
-from pt2e_quant.passes.products_as_linears import products_as_linears
-from pt2e_quant.passes.split_as_slices import split_as_slices
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
+from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 
 collect_ignore_glob = [] if importlib.util.find_spec("executorch") else ["test_*.py"]
 

@@ -28,9 +28,9 @@ class TwoInputs(nn.Module):
 
 @pytest.fixture
 def lowered(make_noise):  # type: ignore[no-untyped-def]
-    from pt2e_quant.flow.calibrate import calibrate
-    from pt2e_quant.flow.convert import convert_pt2e
-    from pt2e_quant.flow.prepare import prepare_pt2e
+    from pt2e_quant.flow.calibrate.calibrate import calibrate
+    from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+    from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
     kwargs = {"other": make_noise((3, 6), 1), "scale": 2.0}
     model = TwoInputs().eval()
@@ -99,9 +99,9 @@ def test_artifact_when_a_buffer_is_written_then_check_run_leaves_no_trace(make_n
             self.total.add_(self.linear(x))
             return self.total * 1.0
 
-    from pt2e_quant.flow.calibrate import calibrate
-    from pt2e_quant.flow.convert import convert_pt2e
-    from pt2e_quant.flow.prepare import prepare_pt2e
+    from pt2e_quant.flow.calibrate.calibrate import calibrate
+    from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+    from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
     model, x = Counter().eval(), make_noise((2, 4))
     prepared = prepare_pt2e(torch.export.export(model, (x,)), BACKEND.quantizer())

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pt2e_quant as pq
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 BACKEND = pq.backends.get("xnnpack")
 BATCH = torch.export.Dim("batch", min=1, max=8)

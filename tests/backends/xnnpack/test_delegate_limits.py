@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack import lower
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 CALLS = {
     "elu alpha": lambda x: F.elu(x, 0.7),

@@ -12,12 +12,12 @@ from pt2e_quant.backends.xnnpack import lower
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.specs import QuantizationAnnotation, QuantizationSpec
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.show import show
-from pt2e_quant.observers.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 
 aten = torch.ops.aten
 
@@ -225,7 +225,7 @@ def test_foreign_annotation_when_delegate_lacks_it_then_refused_or_float(
     with pytest.raises(UnsupportedError, match=reason):
         BACKEND.lower(canonical)
     artifact = BACKEND.lower(canonical, strict=False)
-    assert any(reason in island.reason for island in artifact.report.islands)
+    assert any(reason in float_region.reason for float_region in artifact.report.float_regions)
     assert not artifact.contents().undelegated_qdq()
     assert sqnr_db(model(*inputs), artifact.run(*inputs)) > 30
 

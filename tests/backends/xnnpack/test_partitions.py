@@ -8,18 +8,18 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.grouped_heads import group_heads
-from pt2e_quant.backends.xnnpack.means import means_as_products
-from pt2e_quant.backends.xnnpack.run_time_rows import choose_per_row
-from pt2e_quant.backends.xnnpack.selections import selections_as_products
-from pt2e_quant.backends.xnnpack.shared_inputs import gather_shared_inputs
-from pt2e_quant.backends.xnnpack.split_biases import split_biases
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.backends.xnnpack.passes.grouped_heads import group_heads
+from pt2e_quant.backends.xnnpack.passes.means import means_as_products
+from pt2e_quant.backends.xnnpack.passes.run_time_rows import choose_per_row
+from pt2e_quant.backends.xnnpack.passes.selections import selections_as_products
+from pt2e_quant.backends.xnnpack.passes.shared_inputs import gather_shared_inputs
+from pt2e_quant.backends.xnnpack.passes.split_biases import split_biases
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.pipeline import GraphPass, PassResult
-from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
+from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 
 LENGTH = torch.export.Dim("length", min=1, max=16)
 

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.movers import move_integers, unbind_as_selects
+from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers, unbind_as_selects
+from pt2e_quant.backends.xnnpack.passes.normalize_overloads import spell_for_delegate
+from pt2e_quant.backends.xnnpack.passes.pooling import pool_by_depthwise
+from pt2e_quant.backends.xnnpack.passes.refloat import refloat_leftovers, unfold_biases
+from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.placement import place_elementwise
-from pt2e_quant.backends.xnnpack.pooling import pool_by_depthwise
-from pt2e_quant.backends.xnnpack.refloat import refloat_leftovers, unfold_biases
-from pt2e_quant.backends.xnnpack.simplify import numbers_as_constants, simplify_for_table
-from pt2e_quant.backends.xnnpack.spellings import spell_for_delegate
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph.pipeline import GraphPass, PassResult
-from pt2e_quant.passes.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
+from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 
 BATCH = torch.export.Dim("batch", min=1, max=8)
 

@@ -14,12 +14,12 @@ from pt2e_quant.backends.xnnpack.contents import ProgramContents
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import STATIC_ROWS, TABLE
 from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
 LENGTH = torch.export.Dim("length", min=1, max=32)
 BATCH = torch.export.Dim("batch", min=1, max=8)

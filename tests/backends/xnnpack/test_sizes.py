@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from tests.backends.call_saved import Saved, call_saved
 
 

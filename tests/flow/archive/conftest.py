@@ -17,7 +17,7 @@ from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance
 from pt2e_quant.flow.archive.layout import PROGRAM, VERSION
 from pt2e_quant.flow.archive.program import save
 from pt2e_quant.flow.archive.read_files import read_program
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 
 class Plain(nn.Module):

@@ -65,7 +65,7 @@ def test_load_when_an_argument_prints_as_it_likes_then_refused(own, op, value, r
 
     def change(outer: dict[str, Any]) -> None:
         state = {"dtype": "x\nimport os", "is_dynamic": False}
-        cls = "pt2e_quant.observers.recording:RecordingObserver"
+        cls = "pt2e_quant.pt2e.observers.recording:RecordingObserver"
         tables = {"parameters": {}, "buffers": {}, "transient": [], "modules": {}}
         row = {"class": cls, "training": False, "state": state, **tables}
         outer["program"]["modules"] = [row]

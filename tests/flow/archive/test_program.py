@@ -22,19 +22,19 @@ from pt2e_quant.core.errors import (
 from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, DerivedQuantizationSpec, QuantizationAnnotation
-from pt2e_quant.flow.observer_choice import ObserverChoice
-from pt2e_quant.flow.prepared import observers_of
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, sample_of
+from pt2e_quant.flow.prepare.prepared import observers_of
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.sample import SAMPLE_KEY, sample_of
 from pt2e_quant.graph.pipeline import graph_pass
 from pt2e_quant.graph.show import show
-from pt2e_quant.observers.entropy import EntropyObserver
-from pt2e_quant.observers.histogram import HistogramObserver
-from pt2e_quant.observers.minmax import MinMaxObserver
-from pt2e_quant.observers.mse import MSEObserver
-from pt2e_quant.observers.percentile import PercentileObserver
-from pt2e_quant.observers.recording import RecordingObserver
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.observers.static.entropy import EntropyObserver
+from pt2e_quant.observers.static.histogram import HistogramObserver
+from pt2e_quant.observers.static.minmax import MinMaxObserver
+from pt2e_quant.observers.static.mse import MSEObserver
+from pt2e_quant.observers.static.percentile import PercentileObserver
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
+from pt2e_quant.pt2e.observers.recording import RecordingObserver
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.core.format_schemes import FORMAT_SCHEMES
+from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.unpack_op import is_unpack
-from pt2e_quant.flow.table_quantizer import TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var

@@ -11,13 +11,13 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ArtifactError, ConfigError, UnsupportedError
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.core.scale_format import ScaleFormat
 from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.flow.encodings.aimet import read_dicts, read_lists, write_dicts, write_lists
 from pt2e_quant.flow.encodings.encoding import Encoding
 from pt2e_quant.flow.encodings.own import read_own, write_own
-from pt2e_quant.flow.prepared import observers_of
+from pt2e_quant.flow.prepare.prepared import observers_of
 from pt2e_quant.graph.show import show
 
 FORMATS = ["pt2e_quant", "aimet-1.0.0", "aimet-0.6.1"]

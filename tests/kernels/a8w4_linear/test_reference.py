@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.kernels.a8w4_linear.op import A8w4Linear, cost
 from pt2e_quant.kernels.a8w4_linear.pack import pack_halves, run_of, unpack_halves, weight_sums
 from pt2e_quant.kernels.a8w4_linear.reference import a8w4_linear, multiply_add

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from pt2e_quant.core.scale_format import ScaleFormat
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.flow.sample import sqnr_db
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 from tests.kernels.grouped_models import fused, quantized
 
 HALF = ScaleFormat(dtype=torch.float16)

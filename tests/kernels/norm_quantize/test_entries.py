@@ -10,7 +10,7 @@ from pt2e_quant.kernels.norm_quantize.entries import KERNELS
 from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import fuse_norm_per_token
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.read_scheme import scheme_of
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from tests.kernels.lowering import calls_of, captured, fuse, qdq
 
 K = 24

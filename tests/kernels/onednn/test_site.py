@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from pt2e_quant.backends import get
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.kernels.onednn.operators import ConvSum, QConv, aten
 
 MAX_POOL = torch.ops.quantized.max_pool2d.default

@@ -7,9 +7,9 @@ from torch import nn
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu import describe
 from pt2e_quant.core.errors import Pt2eQuantWarning
-from pt2e_quant.flow.calibrate import calibrate
-from pt2e_quant.flow.convert import convert_pt2e
-from pt2e_quant.flow.prepare import prepare_pt2e
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.kernels.int8_linear.cpu import class_of
 from pt2e_quant.kernels.onednn import speed
 

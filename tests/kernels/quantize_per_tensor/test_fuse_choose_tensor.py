@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pt2e_quant.core.format_ops import ChooseScales, DequantizeFloat, QuantizeFloat
+from pt2e_quant.core.formats.format_ops import ChooseScales, DequantizeFloat, QuantizeFloat
 from pt2e_quant.core.qdq import (
     ChoosePerTensor,
     ChoosePerTensorSymmetric,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pt2e_quant.core.format_ops import ChooseScales, QuantizeFloat
+from pt2e_quant.core.formats.format_ops import ChooseScales, QuantizeFloat
 from pt2e_quant.core.qdq import (
     ChoosePerTensor,
     ChoosePerTensorSymmetric,

@@ -12,7 +12,7 @@ from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.softmax_quantize.entries import KERNELS
 from pt2e_quant.kernels.softmax_quantize.op import SoftmaxQuantize, cost
 from pt2e_quant.kernels.softmax_quantize.reference import softmax_quantize
-from pt2e_quant.passes.strip_guards import strip_guards
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from tests.kernels.lowering import calls_of, captured, fuse, qdq
 from tests.kernels.operands import float_rows
 

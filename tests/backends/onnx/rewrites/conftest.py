@@ -18,7 +18,7 @@ class Exported:
     def __init__(self, module: nn.Module, args: tuple[Any, ...], shapes: Any = None) -> None:
         from onnx_ir.passes import common
 
-        from pt2e_quant.backends.onnx.translate import translation_table
+        from pt2e_quant.backends.onnx.translate.translations import translation_table
 
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         with warnings.catch_warnings():

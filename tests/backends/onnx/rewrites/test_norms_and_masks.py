@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 from pt2e_quant.backends.onnx.rewrites.choose_by_mask import any_of_floats, choose_by_mask
 from pt2e_quant.backends.onnx.rewrites.divide_by_root import divide_by_root
-from pt2e_quant.passes.decompose_attention import masked_score
+from pt2e_quant.passes.attention.decompose_attention import masked_score
 
 LOW = masked_score(torch.float32)
 EPS = torch.finfo(torch.float32).eps

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 from pt2e_quant.backends.onnx.rewrites.stack_heads import stack_heads
-from pt2e_quant.passes.decompose_attention import masked_score
+from pt2e_quant.passes.attention.decompose_attention import masked_score
 
 Change = Callable[[Tensor], Tensor]
 LOW = masked_score(torch.float32)

@@ -1,0 +1,1 @@
+"""Rewrites that only oneDNN's operators need."""

@@ -1,0 +1,1 @@
+"""Rewrites that only the Triton kernels need."""

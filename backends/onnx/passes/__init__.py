@@ -1,0 +1,1 @@
+"""Rewrites of the canonical graph that only ONNX needs, before the exporter."""

@@ -1,0 +1,124 @@
+"""Products that ONNX Runtime did not take the integers of: written as such, or left float."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.onnx.report import Refused
+from pt2e_quant.backends.onnx.rewrites.dequantize_once import write_as_arithmetic
+from pt2e_quant.backends.onnx.rewrites.split_results import write_product
+from pt2e_quant.backends.onnx.values import constant, read_dequantize, redirect, remove_unread
+from pt2e_quant.core.errors import module_path
+from pt2e_quant.flow.report.report import FloatRegion
+
+__all__ = ["LeftFloat", "leave_float", "node_of"]
+
+_STORED = (np.int8, np.uint8, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftFloat:
+    """A product in float on a weight in integers.
+
+    Args:
+        op_type: of the ONNX operator.
+        result: the name of its result.
+    """
+
+    op_type: str
+    result: str
+
+    def float_region(self, origins: Mapping[str, str]) -> FloatRegion:
+        """What the report says of it; `origins` are the module paths of values."""
+        path = origins.get(self.result)
+        return FloatRegion(
+            node=f"{self.result} in {path}" if path else self.result,
+            what=f"{self.op_type} in float",
+            reason="ONNX Runtime has no integer form of it where it stands",
+            cost="none against float: its weight is dequantized once, when the file is loaded",
+        )
+
+
+def leave_float(
+    model: ir.Model, refused: Sequence[Refused], *, portable: bool
+) -> list[LeftFloat] | None:
+    """Write products again that ONNX Runtime computes in float on weights in integers.
+
+    It looks for integers around each product by fixed patterns, and dequantizes the weight in
+    every call where none fits. A linear is written as the integer product itself. What is no
+    such product stays float, on a weight that is dequantized when the file is loaded.
+
+    Before:  Conv | Gemm | MatMul (x, DequantizeLinear(w int8), DequantizeLinear(b int32))
+    After:   MatMulIntegerToFloat(x_q, w, …) + b, or
+             Conv | Gemm | MatMul (x, (Cast(w) - zero_point) * scale, Cast(b) * scale)
+
+    Returns:
+        Those that stay float; None if nothing was written again.
+    """
+    graphs = [model.graph, *model.graph.subgraphs()]
+    named = {value.name: node for g in graphs for node in g for value in node.outputs}
+    left: list[LeftFloat] = []
+    is_changed = False
+    for one in refused:
+        node = named.get(one.weight)
+        while node is not None and node.op_type == "Transpose":
+            node = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if node is None or not _is_stored(node):
+            continue
+        readers = _readers(node)
+        others = [r for r in readers if not write_product(r, is_portable=portable)]
+        freed = _free(node, others) if others else []
+        left += [LeftFloat(r.op_type, r.outputs[0].name or "") for r in freed]
+        is_changed = is_changed or bool(freed) or len(others) < len(readers)
+    return left if is_changed else None
+
+
+def node_of(gm: GraphModule, name: str, origins: Mapping[str, str]) -> Node | None:
+    """The node of a graph that a value of the ONNX model stands for, or one of its module."""
+    found = next((n for n in gm.graph.nodes if n.name == name), None)
+    if found is not None or name not in origins:
+        return found
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    return next((n for n in reversed(calls) if module_path(n) == origins[name]), None)
+
+
+def _is_stored(node: ir.Node) -> bool:
+    """Whether a node, which is still in its graph, dequantizes a constant weight or bias."""
+    if node.graph is None or node.op_type != "DequantizeLinear":
+        return False
+    integers = constant(node.inputs[0])
+    is_known = constant(node.inputs[1]) is not None and integers is not None
+    return is_known and integers is not None and integers.dtype in _STORED
+
+
+def _readers(dequantize: ir.Node) -> list[ir.Node]:
+    """The products that read a weight, also transposed."""
+    found = []
+    for use in dequantize.outputs[0].uses():
+        is_turned = use.node.op_type == "Transpose"
+        found += _readers(use.node) if is_turned else [use.node]
+    return found
+
+
+def _free(node: ir.Node, readers: Sequence[ir.Node]) -> Sequence[ir.Node]:
+    """Have a weight or bias dequantized at load; the products that this was done for."""
+    graph, integers = node.graph, constant(node.inputs[0])
+    assert isinstance(graph, ir.Graph)
+    assert integers is not None
+    if integers.dtype == np.int32:
+        freed = [r for r in readers if read_dequantize(r.inputs[1]) is None]
+    else:
+        freed = list(readers)
+        redirect(node.outputs[0], write_as_arithmetic(graph, node))
+    for reader in freed:
+        bias = reader.inputs[2] if len(reader.inputs) > 2 else None
+        stored = bias.producer() if bias is not None else None
+        if stored is not None and _is_stored(stored):
+            name = f"{reader.outputs[0].name}_bias"
+            reader.replace_input_with(2, write_as_arithmetic(graph, stored, name))
+            remove_unread(graph, [stored])
+    remove_unread(graph, [node])
+    return freed

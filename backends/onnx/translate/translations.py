@@ -1,0 +1,275 @@
+"""ONNX for the operators that the exporter knows not, or translates so that nothing fuses.
+
+Each function takes what `torch.onnx.export` hands a custom translation: `ir.Value`s for tensors,
+Python values for literals, an `ir.DataType` for a dtype.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnxscript import opset21
+from torch.onnx._internal.exporter._torchlib.ops.hop import higher_order_scan
+
+from pt2e_quant.backends.onnx.translate.formats import format_translations
+from pt2e_quant.backends.onnx.translate.functions import function_translations
+from pt2e_quant.backends.onnx.translate.per_token import per_token_translations
+from pt2e_quant.backends.onnx.translate.pools import pool_translations
+from pt2e_quant.backends.onnx.translate.recurrent import recurrent_translations
+
+__all__ = ["translation_table"]
+
+op: Any = opset21
+"""onnxscript's operators; each call adds a node to the model being written."""
+
+_INTEGER_LIMITS = {
+    ir.DataType.INT4: (-8, 7),
+    ir.DataType.UINT4: (0, 15),
+}
+_NO_CLIP = (ir.DataType.INT16, ir.DataType.UINT16)
+"""Integers that Clip does not take: the reals are clipped before they are quantized."""
+_DYNAMIC_RANGES = ((ir.DataType.UINT8, 0, 255), (ir.DataType.INT8, -128, 127))
+_FOUR_BIT = {ir.DataType.INT8: ir.DataType.INT4, ir.DataType.UINT8: ir.DataType.UINT4}
+
+
+def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
+    """Operator overload to translation, as `custom_translation_table` takes it."""
+    decomposed = torch.ops.quantized_decomposed
+    return {
+        decomposed.quantize_per_tensor.default: quantize_per_tensor,
+        decomposed.quantize_per_tensor.tensor: quantize_per_tensor,
+        decomposed.dequantize_per_tensor.default: dequantize_per_tensor,
+        decomposed.dequantize_per_tensor.tensor: dequantize_per_tensor,
+        decomposed.quantize_per_channel.default: quantize_per_channel,
+        decomposed.dequantize_per_channel.default: dequantize_per_channel,
+        decomposed.dequantize_per_channel_group.default: dequantize_per_channel_group,
+        decomposed.choose_qparams.tensor: choose_qparams,
+        torch.ops.aten.mean.dim: mean,
+        torch.ops.higher_order.map_impl: map_rows,
+        **per_token_translations(),
+        **format_translations(),
+        **function_translations(),
+        **pool_translations(),
+        **recurrent_translations(),
+    }
+
+
+def map_rows(
+    body: ir.Function, rows: Sequence[ir.Value], operands: Sequence[ir.Value]
+) -> Sequence[ir.Value]:
+    """A Scan that carries nothing from one row to the next."""
+    found: Sequence[ir.Value] = higher_order_scan(body, [], rows, operands)
+    return found
+
+
+def quantize_per_tensor(
+    x: ir.Value,
+    scale: float | ir.Value,
+    zero_point: int | ir.Value,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+) -> ir.Value:
+    """QuantizeLinear, and a Clip on the integers where the range is narrower than the type."""
+    dynamic = _dynamic_quantize(x, scale)
+    if dynamic is not None:
+        return dynamic
+    x = _single(x)
+    if (
+        dtype in _NO_CLIP
+        and (quant_min, quant_max) != _limits(dtype)
+        and not isinstance(scale, ir.Value)
+        and not isinstance(zero_point, ir.Value)
+    ):
+        limits = ((limit - zero_point) * scale for limit in (quant_min, quant_max))
+        x = op.Clip(x, *(_real(limit) for limit in limits))
+        return _made(op.QuantizeLinear(x, _real(scale), _integer(zero_point, dtype)))
+    quantized = op.QuantizeLinear(x, _real(scale), _integer(zero_point, dtype))
+    return _narrow(quantized, quant_min, quant_max, dtype)
+
+
+def dequantize_per_tensor(
+    x: ir.Value,
+    scale: float | ir.Value,
+    zero_point: int | ir.Value,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+    out_dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """DequantizeLinear; the range needs no care here."""
+    if isinstance(zero_point, ir.Value) and _uncast(zero_point) is not zero_point:
+        dtype = ir.DataType.UINT8  # the integers are DynamicQuantizeLinear's
+    x, dtype = _four_bit(x, quant_min, quant_max, dtype)
+    real = op.DequantizeLinear(x, _real(scale), _integer(zero_point, dtype))
+    return _as(real, out_dtype)
+
+
+def quantize_per_channel(
+    x: ir.Value,
+    scales: ir.Value,
+    zero_points: ir.Value,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+) -> ir.Value:
+    """QuantizeLinear along an axis, clipped to a narrower range on the integers."""
+    x = _single(x)
+    quantized = op.QuantizeLinear(x, _real(scales), _integer(zero_points, dtype), axis=axis)
+    return _narrow(quantized, quant_min, quant_max, dtype)
+
+
+def dequantize_per_channel(
+    x: ir.Value,
+    scales: ir.Value,
+    zero_points: ir.Value | None,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+    out_dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """DequantizeLinear along an axis."""
+    x, dtype = _four_bit(x, quant_min, quant_max, dtype)
+    if zero_points is None:
+        return _as(op.DequantizeLinear(x, _real(scales), axis=axis), out_dtype)
+    real = op.DequantizeLinear(x, _real(scales), _integer(zero_points, dtype), axis=axis)
+    return _as(real, out_dtype)
+
+
+def dequantize_per_channel_group(
+    x: ir.Value,
+    scales: ir.Value,
+    zero_points: ir.Value | None,
+    quant_min: int,
+    quant_max: int,
+    dtype: ir.DataType,
+    group_size: int,
+    output_dtype: ir.DataType | None = None,
+) -> ir.Value:
+    """DequantizeLinear with blocks along the last axis."""
+    x, dtype = _four_bit(x, quant_min, quant_max, dtype)
+    zeros = [] if zero_points is None else [_integer(zero_points, dtype)]
+    real = op.DequantizeLinear(x, _real(scales), *zeros, axis=1, block_size=group_size)
+    return _as(real, output_dtype)
+
+
+def choose_qparams(
+    x: ir.Value, quant_min: int, quant_max: int, eps: float, dtype: ir.DataType
+) -> tuple[ir.Value, ir.Value]:
+    """DynamicQuantizeLinear's scale and zero point; its integers are used by the quantize.
+
+    They are uint8 also where int8 is asked for, with a zero point 128 higher: the same reals.
+
+    Raises:
+        NotImplementedError: another type or range than 8 bits in full.
+    """
+    if (dtype, quant_min, quant_max) not in _DYNAMIC_RANGES:
+        raise NotImplementedError(
+            f"ONNX quantizes at run time to all integers of 8 bits only, found {dtype} "
+            f"[{quant_min}, {quant_max}]"
+        )
+    _, scale, zero_point = op.DynamicQuantizeLinear(x)
+    # torch's operator gives float64 and int64; the quantize looks behind these casts.
+    wide = op.Cast(scale, to=ir.DataType.DOUBLE), op.Cast(zero_point, to=ir.DataType.INT64)
+    return _made(wide[0]), _made(wide[1])
+
+
+def mean(
+    x: ir.Value, dim: Sequence[int] | None, keepdim: bool = False, dtype: int = -1
+) -> ir.Value:
+    """GlobalAveragePool where the mean of integers is over all spatial axes, else ReduceMean.
+
+    In float a ReduceMean is left: ONNX Runtime knows norms that are written out by it.
+    """
+    if dtype != -1 and dtype is not None:
+        x = op.Cast(x, to=dtype)
+    rank = len(x.shape) if x.shape is not None else 0
+    axes = sorted(d % rank for d in dim) if dim and rank else []
+    producer = x.producer()
+    is_dequantized = producer is not None and producer.op_type == "DequantizeLinear"
+    if is_dequantized and rank > 2 and axes == list(range(2, rank)):
+        pooled = op.GlobalAveragePool(x)
+        return _made(pooled if keepdim else op.Squeeze(pooled, op.Constant(value_ints=axes)))
+    over = [op.Constant(value_ints=list(dim))] if dim else []
+    return _made(op.ReduceMean(x, *over, keepdims=int(keepdim)))
+
+
+def _dynamic_quantize(x: ir.Value, scale: float | ir.Value) -> ir.Value | None:
+    """The integers that DynamicQuantizeLinear made along with this very scale."""
+    producer = _uncast(scale).producer() if isinstance(scale, ir.Value) else None
+    if producer is None or producer.op_type != "DynamicQuantizeLinear":
+        return None
+    return producer.outputs[0] if producer.inputs[0] is x else None
+
+
+def _four_bit(
+    x: ir.Value, quant_min: int, quant_max: int, dtype: ir.DataType
+) -> tuple[ir.Value, ir.DataType]:
+    """A constant whose range fits four bits, in the type that stores it so."""
+    narrow = _FOUR_BIT.get(dtype)
+    if narrow is None or x.producer() is not None:
+        return x, dtype
+    low, high = _INTEGER_LIMITS[narrow]
+    if quant_min < low or quant_max > high:
+        return x, dtype
+    return _made(op.Cast(x, to=narrow)), narrow
+
+
+def _single(x: ir.Value) -> ir.Value:
+    """In float32: QuantizeLinear wants the scale in its input's type, and scales are float32."""
+    is_single = x.dtype in (None, ir.DataType.FLOAT)
+    return x if is_single else _made(op.Cast(x, to=ir.DataType.FLOAT))
+
+
+def _real(scale: float | ir.Value) -> ir.Value:
+    if isinstance(scale, ir.Value):
+        scale = _uncast(scale)
+        is_float = scale.dtype == ir.DataType.FLOAT or scale.dtype is None
+        return scale if is_float else _made(op.Cast(scale, to=ir.DataType.FLOAT))
+    return _made(op.Constant(value=ir.tensor(np.array(scale, np.float32))))
+
+
+def _integer(value: int | ir.Value, dtype: ir.DataType) -> ir.Value:
+    if isinstance(value, ir.Value):
+        value = _uncast(value)
+        is_same = value.dtype == dtype or value.dtype is None
+        return value if is_same else _made(op.Cast(value, to=dtype))
+    return _made(op.Constant(value=ir.tensor(np.array(value, dtype.numpy()), dtype=dtype)))
+
+
+def _uncast(value: ir.Value) -> ir.Value:
+    """What DynamicQuantizeLinear gave, behind the cast to torch's wider type."""
+    cast_node = value.producer()
+    source = cast_node.inputs[0] if cast_node is not None and cast_node.op_type == "Cast" else None
+    producer = source.producer() if source is not None else None
+    if source is None or producer is None or producer.op_type != "DynamicQuantizeLinear":
+        return value
+    return source
+
+
+def _limits(dtype: ir.DataType) -> tuple[int, int]:
+    if dtype in _INTEGER_LIMITS:
+        return _INTEGER_LIMITS[dtype]
+    info = np.iinfo(dtype.numpy())
+    return int(info.min), int(info.max)
+
+
+def _narrow(quantized: ir.Value, quant_min: int, quant_max: int, dtype: ir.DataType) -> ir.Value:
+    if (quant_min, quant_max) == _limits(dtype):
+        return quantized
+    return _made(op.Clip(quantized, _integer(quant_min, dtype), _integer(quant_max, dtype)))
+
+
+def _as(real: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    if dtype is None or dtype in (-1, ir.DataType.FLOAT):
+        return real
+    return _made(op.Cast(real, to=dtype))
+
+
+def _made(value: object) -> ir.Value:
+    """The value that an onnxscript operator, which has no types, returned."""
+    return cast("ir.Value", value)

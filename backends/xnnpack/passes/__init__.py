@@ -1,0 +1,1 @@
+"""Rewrites that only ExecuTorch and XNNPACK need."""

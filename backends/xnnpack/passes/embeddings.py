@@ -1,0 +1,141 @@
+"""Embedding tables kept as int8, one scale per row, or as int4 in rows or groups.
+
+`quantized_decomposed::embedding_byte` and `embedding_4bit` dequantize only the rows that are looked
+up. They live in ExecuTorch's quantized kernels, which a device has to link; `embed_portable` does
+the same with operators that every ExecuTorch runtime has.
+"""
+
+from collections import Counter
+
+# Registers quantized_decomposed::embedding_byte; nothing of the module is used.
+import executorch.exir.passes._quant_patterns_and_replacements  # noqa: F401
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.xnnpack.passes.nibble_tables import (
+    delegate_keeps,
+    pack_nibbles,
+    swap_columns,
+)
+from pt2e_quant.backends.xnnpack.passes.table_lookups import (
+    FIND_GROUPS,
+    FIND_ROWS,
+    constant_read,
+    decline_groups,
+    decline_rows,
+    group_size,
+    is_int4_rows,
+)
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
+
+__all__ = ["LINKED_KERNELS", "embed_bytes"]
+
+LINKED_KERNELS = ("quantized_decomposed.embedding_byte", "quantized_decomposed.embedding_4bit")
+"""The kernels that a device must link."""
+
+
+@graph_pass()
+def embed_bytes(gm: GraphModule) -> PassResult:
+    """Look rows up with ExecuTorch's kernels for one byte, or half a byte, an integer.
+
+    Before:  embedding(dequantize_per_channel(table_q, scale, zero_point, 0), indices)
+    After:   embedding_byte(table_q, scale, None, -127, 127, indices)
+
+    Before:  embedding(dequantize_per_channel_group(table_q, scale, zero_point, -8, 7), indices)
+    After:   embedding_4bit(packed, scale, None, -8, 7, indices)
+
+    A table tied to a linear gets a constant of its own, for one that both read would cut the
+    delegate; `share_constants` finds the equal bytes in the file. Of 4 bits, such a table is
+    packed as the delegate packs it, and the columns that the kernel reads are put in order:
+
+    After:   index_select(embedding_4bit(packed, scale, None, -8, 7, indices), -1, columns)
+    """
+    lookups = _Lookups(gm)
+    result = rewrite(
+        gm,
+        (
+            Rule("embedding_byte", find=FIND_ROWS, build=lookups.of_rows),
+            Rule("embedding_4bit", find=FIND_GROUPS, build=lookups.of_groups),
+        ),
+    )
+    declined = (note for note in result.notes if note.skipped)
+    return PassResult(result.changed, (*declined, *lookups.told))
+
+
+class _Lookups:
+    """Builds calls of ExecuTorch's kernels on the tables of one graph."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        constants = (n for n in gm.graph.nodes if n.op == "get_attr")
+        self.reads = Counter(str(n.target) for n in constants for _ in n.users)
+        self.told: list[Note] = []
+
+    def of_rows(self, m: Match, editor: Editor) -> Node | Skip:
+        """A scale for each row: int8, or int4 of which two fit into a byte."""
+        if (declined := decline_rows(m, self.gm)) is not None:
+            return declined
+        if is_int4_rows(m, self.gm):
+            return self._nibbles(m, editor)
+        zero_points = constant_read(self.gm, m["zero_point"])
+        zero_point = None
+        if zero_points.any():
+            name = str(m["zero_point"].target)
+            zero_point = editor.constant(f"{name}_float", zero_points.float(), like=m.anchor)
+        return editor.call(
+            torch.ops.quantized_decomposed.embedding_byte.default,
+            self._own("table", m, editor),
+            self._own("scale", m, editor),
+            zero_point,
+            m["quant_min"],
+            m["quant_max"],
+            m["indices"],
+            like=m.anchor,
+            val=m.anchor.meta["val"],
+        )
+
+    def of_groups(self, m: Match, editor: Editor) -> Node | Skip:
+        """int4 in groups."""
+        declined = decline_groups(m, self.gm)
+        return self._nibbles(m, editor) if declined is None else declined
+
+    def _nibbles(self, m: Match, editor: Editor) -> Node:
+        """Two integers to a byte, in the delegate's order if it keeps the same ones."""
+        is_tied = delegate_keeps(self.gm, m["table"])
+        is_shared = is_tied and group_size(m) % 2 == 0
+        packed = pack_nibbles(constant_read(self.gm, m["table"]), even_high=not is_shared)
+        rows = editor.call(
+            torch.ops.quantized_decomposed.embedding_4bit.default,
+            editor.constant(f"{m['table'].target}_nibbles", packed, like=m.anchor),
+            self._own("scale", m, editor),
+            None,
+            m["quant_min"],
+            m["quant_max"],
+            m["indices"],
+            like=m.anchor,
+            val=m.anchor.meta["val"],
+        )
+        if is_tied:
+            text = _storage(packed, is_shared, in_groups=m["scale"].meta["val"].dim() == 2)
+            self.told.append(Note(m.anchor.name, text))
+        return swap_columns(rows, editor, like=m.anchor) if is_shared else rows
+
+    def _own(self, name: str, m: Match, editor: Editor) -> Node:
+        """A constant that nothing else reads: one shared with a linear would cut the delegate."""
+        node: Node = m[name]
+        if self.reads[str(node.target)] == 1:
+            return node
+        copied = constant_read(self.gm, node).clone()
+        return editor.constant(f"{node.target}_rows", copied, like=m.anchor)
+
+
+def _storage(packed: Tensor, is_shared: bool, *, in_groups: bool) -> str:
+    """What the report says of a table of 4 bits that the delegate keeps too."""
+    if not is_shared:
+        text = f"its table is in the file twice, {packed.numel():,} bytes more: the delegate has "
+        return text + "another order of columns, which groups of an odd size do not follow"
+    scales = "; scales twice, as the delegate's are bfloat16" if in_groups else ""
+    return f"its 4-bit integers are in the file once, for it and for the linear{scales}"

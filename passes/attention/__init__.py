@@ -1,0 +1,1 @@
+"""Attention written out or narrowed."""

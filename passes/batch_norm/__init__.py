@@ -1,0 +1,1 @@
+"""Batch norms folded into the operator before them, trained and detached for annotation."""

@@ -1,0 +1,188 @@
+"""Fold inference-mode batch norms into the conv or linear before them."""
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import constant_of, source_constant
+from pt2e_quant.graph.ops import (
+    BATCH_NORM,
+    CONV,
+    CONV_TRANSPOSE,
+    LINEAR,
+    argument,
+    arguments,
+    aten,
+    is_call,
+)
+from pt2e_quant.graph.pattern import Match, Op
+from pt2e_quant.graph.pipeline import Invariant, PassResult, graph_pass
+from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
+from pt2e_quant.passes.batch_norm.batch_norm_affine import (
+    Affine,
+    affine_of,
+    is_training,
+    scaled_weight,
+)
+from pt2e_quant.passes.batch_norm.norm_producer import PRODUCER, channel_follows, other_results_used
+
+__all__ = ["fold_batch_norm", "no_batch_norm"]
+
+
+def _readers_note(producer: Node) -> str:
+    return f"{producer.name} is read by {len(producer.users)} nodes"
+
+
+def _why_not(m: Match, producer: Node, norm: Node) -> str | None:
+    """The reason why a batch norm cannot go into its producer, None if it can."""
+    if len(producer.users) > 1:
+        return _readers_note(producer)
+    if not m.is_constant("w"):
+        return f"weight of {producer.name} is computed at run time"
+    if not m.is_constant("b"):
+        return f"bias of {producer.name} is computed at run time"
+    for name in ("w", "b"):
+        source = source_constant(m[name]) if isinstance(m[name], Node) else None
+        for reader in _final_readers(source):
+            if reader is not producer and is_call(reader, CONV + CONV_TRANSPOSE + LINEAR):
+                return f"{source} of {producer.name} is shared with {reader.name}"
+    if not channel_follows(producer, norm):
+        return f"the normalised dimension is not the output channel of {producer.name}"
+    return None
+
+
+def _final_readers(source: Node | None) -> Iterable[Node]:
+    """The nodes that read a constant, also through views of it."""
+    stack = [] if source is None else list(source.users)
+    while stack:
+        node = stack.pop()
+        yield node
+        if source_constant(node) is not None:
+            stack.extend(node.users)
+
+
+def _fold(m: Match, editor: Editor) -> Node | Skip:
+    producer, norm = m.nodes["producer"], m.nodes["bn"]
+    affine = affine_of(editor.gm, norm)
+    if isinstance(affine, Skip):
+        return affine
+    reason = _why_not(m, producer, norm)
+    if reason is None:
+        _fold_into(m, editor, affine)
+        return editor.now(argument(norm, "input"))
+    editor.decline(f"left as a per-channel affine: {reason}")
+    return _affine_node(m, editor, affine)
+
+
+def _fold_into(m: Match, editor: Editor, affine: Affine) -> None:
+    """Give a conv or linear the weight and bias that include the affine."""
+    producer = m.nodes["producer"]
+    weight = constant_of(editor.gm, m["w"])
+    assert weight is not None  # m.is_constant("w") holds
+    bias = affine.shift
+    if m["b"] is not None:
+        old_bias = constant_of(editor.gm, m["b"])
+        assert old_bias is not None  # m.is_constant("b") holds
+        bias = bias + old_bias.double() * affine.scale
+    new_weight = _store(editor, m["w"], scaled_weight(producer, weight, affine.scale), producer)
+    new_bias = bias.to(weight.dtype)
+    if m["b"] is not None:
+        bias_node = _store(editor, m["b"], new_bias, producer)
+    else:
+        owner = _owner_name(m["w"])
+        bias_node = editor.constant(f"{owner}bias", new_bias, like=producer)
+    kept = {k: v for k, v in producer.kwargs.items() if k not in ("input", "weight", "bias")}
+    value = argument(producer, "input")
+    producer.args = (value, new_weight, bias_node, *producer.args[3:])
+    producer.kwargs = kept
+
+
+def _store(editor: Editor, node: Node, tensor: Tensor, reader: Node) -> Node:
+    """The constant that takes the place of a constant, or of a view of one, for one reader."""
+    if node.op == "get_attr":
+        return editor.rebind(node, tensor, reader=reader)
+    source = source_constant(node)
+    assert source is not None  # node is constant
+    editor.discard([node])
+    return editor.constant(str(source.target), tensor, like=reader)
+
+
+def _owner_name(node: Node) -> str:
+    """The dotted name of the module that holds a constant, with a final dot; "" at the root."""
+    source = source_constant(node)
+    target = "" if source is None else str(source.target)
+    return target[: target.rfind(".") + 1]
+
+
+def _affine_node(m: Match, editor: Editor, affine: Affine) -> Node:
+    norm, anchor = m.nodes["bn"], m.anchor
+    given = arguments(norm)
+    value = given["input"].meta["val"]
+    shape = [-1] + [1] * (value.dim() - 2)
+    result = editor.now(given["input"])
+    owner = _owner_name(given["running_mean"])
+    for target, name, tensor in (
+        (aten.mul.Tensor, "weight", affine.scale),
+        (aten.add.Tensor, "bias", affine.shift),
+    ):
+        constant = tensor.to(value.dtype).view(shape)
+        if given[name] is None:
+            node = editor.constant(f"{owner}{name}", constant, like=norm)
+        else:
+            node = _store(editor, given[name], constant, norm)
+        result = editor.call(target, result, node, like=norm, val=anchor.meta["val"])
+    return result
+
+
+def _as_affine(m: Match, editor: Editor) -> Node | Skip:
+    affine = affine_of(editor.gm, m.nodes["bn"])
+    return affine if isinstance(affine, Skip) else _affine_node(m, editor, affine)
+
+
+def _unless_more_results(
+    build: Callable[[Match, Editor], Node | Skip],
+) -> Callable[[Match, Editor], Node | Skip]:
+    def checked(m: Match, editor: Editor) -> Node | Skip:
+        if m.anchor is not m.nodes["bn"] and other_results_used(m):
+            return Skip("the saved statistics of batch_norm are used")
+        return build(m, editor)
+
+    return checked
+
+
+RULES = (
+    Rule(
+        "folded into the weight", Op(BATCH_NORM, PRODUCER, name="bn"), _unless_more_results(_fold)
+    ),
+    Rule("made a per-channel affine", Op(BATCH_NORM, name="bn"), _unless_more_results(_as_affine)),
+)
+
+
+def _check(gm: GraphModule) -> str | None:
+    left = [
+        node.name
+        for node in gm.graph.nodes
+        if is_call(node, BATCH_NORM)
+        and not is_training(node)
+        and all(n.op == "get_attr" for n in node.all_input_nodes[1:])
+    ]
+    return f"{', '.join(left[:3])} left" if left else None
+
+
+no_batch_norm = Invariant("no inference-mode batch_norm of constants is left", _check)
+
+
+@graph_pass(gives=(no_batch_norm,))
+def fold_batch_norm(gm: GraphModule) -> PassResult:
+    """Fold each inference-mode batch_norm into the conv or linear before it.
+
+    Where it cannot be folded (the conv has other readers, a weight is shared, nothing to fold
+    into) it becomes a multiplication and an addition per channel. Tensors that the module held
+    are never written: names are bound to new ones.
+
+    Before:  y = batch_norm(conv2d(x, w, b), weight, bias, mean, var, eps)
+    After:   y = conv2d(x, w * k, (b - mean) * k + bias),   k = weight / sqrt(var + eps)
+    """
+    return rewrite(gm, RULES)

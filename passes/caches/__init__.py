@@ -1,0 +1,1 @@
+"""Key and value caches in 8 and 4 bits."""

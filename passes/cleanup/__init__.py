@@ -1,0 +1,1 @@
+"""Passes that simplify a captured graph and leave its values as they are."""

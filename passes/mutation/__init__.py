@@ -1,0 +1,1 @@
+"""In-place operators and written buffers made functional, and restored."""

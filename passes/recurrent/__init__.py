@@ -1,0 +1,1 @@
+"""Recurrent operators split into layers and cells."""

@@ -1,0 +1,1 @@
+"""The graph in exact integer arithmetic."""

@@ -1,0 +1,1 @@
+"""How quantized constants are stored, packed and unpacked."""

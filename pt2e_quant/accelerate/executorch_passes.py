@@ -1,0 +1,186 @@
+"""ExecuTorch's lowering without the work that changes nothing: two to three times faster.
+
+ExecuTorch 1.4 re-interprets the whole graph on fake tensors after nearly each of some 25 passes,
+compiles Python code after each that is almost never run, and copies each node's history every
+time. Inside `less_rework` it does these only where they can change something; the file that comes
+out is the same byte for byte, which `tests/accelerate/test_executorch_passes.py` holds.
+
+All that is replaced is private to torch and ExecuTorch. With versions other than those it was
+tested with, or where a name is missing, nothing is replaced.
+"""
+
+import copy
+import operator
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import torch.fx.traceback
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.pass_base import ExportPass, _ExportPassBase
+from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.fx.passes.infra.pass_base import PassResult
+
+__all__ = ["is_known_version", "less_rework"]
+
+_KNOWN = {"torch": "2.13", "executorch": "1.4"}
+
+_FREE = frozenset(
+    {"call", "requires", "ensures", "should_preserve_symbolic_input_metadata", "_abc_impl"}
+)
+"""Attributes of a pass that do not take part in the re-interpretation."""
+
+_SEEN = "pt2e_quant.value_of"
+"""Key of `node.meta` with the signature of the node that its value was computed for."""
+
+
+def is_known_version() -> bool:
+    """Whether torch and ExecuTorch are those that the replacements were tested with."""
+    return all(version(name).startswith(f"{known}.") for name, known in _KNOWN.items())
+
+
+@contextmanager
+def less_rework() -> Iterator[None]:
+    """Replace the wasteful parts while the block runs. Not for several threads at once."""
+    if not is_known_version():
+        yield
+        return
+    history = types.SimpleNamespace(deepcopy=lambda value: value, copy=copy.copy)
+    replaced: list[tuple[Any, str, Any]] = [
+        (_ExportPassBase, "call", _call_once(_ExportPassBase.call)),
+        (GraphModule, "recompile", _recompile_later(GraphModule.recompile)),
+        (GraphModule, "code", property(_code_now(GraphModule.__dict__["code"]))),
+        (GraphModule, "print_readable", lambda *args, **kwargs: ""),
+        (torch.fx.traceback, "copy", history),
+    ]
+    kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in replaced]
+    try:
+        for owner, name, new in replaced:
+            setattr(owner, name, new)
+        yield
+    finally:
+        for owner, name, old in kept:
+            setattr(owner, name, old)
+
+
+_Call = Callable[[Any, GraphModule], PassResult]
+
+
+def _call_once(original: _Call) -> _Call:
+    """Re-interpretation only for passes that take part in it, or where a value is missing."""
+
+    def call(self: Any, graph_module: GraphModule) -> PassResult:
+        if not _takes_part(type(self)) and _refresh(graph_module):
+            return PassResult(graph_module, True)
+        result = original(self, graph_module)
+        for node in result.graph_module.graph.nodes:
+            node.meta[_SEEN] = _signature(node)
+        return result
+
+    return call
+
+
+def _signature(node: Node) -> str:
+    """What a node's value follows from. Meta copied to another node does not fit that node."""
+    shape = getattr(node.meta.get("val"), "shape", "") if node.op == "placeholder" else ""
+    return f"{node.name}: {node.target}{node.args}{node.kwargs}{shape}"
+
+
+def _takes_part(kind: type) -> bool:
+    names = (n for n in dir(ExportPass) if not n.startswith("__") and n not in _FREE)
+    return any(getattr(kind, n, None) is not getattr(ExportPass, n) for n in names)
+
+
+def _refresh(gm: GraphModule) -> bool:
+    """Compute values that are missing or out of date, and those after them.
+
+    Returns False, having changed nothing that matters, if this needs a re-interpretation.
+    """
+    mode = _fake_mode(gm)
+    if mode is None:
+        return False
+    fresh: set[Node] = set()
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            continue
+        if node.op == "placeholder" and not _has_value(node):
+            return False  # a pass gave a constant another shape
+        if _has_value(node) and not any(n in fresh for n in node.all_input_nodes):
+            continue
+        if not fresh and not any(_SEEN in n.meta for n in gm.graph.nodes):
+            return False
+        if node.op != "call_function" or not _can_compute(node):
+            return False
+        _compute(node, mode)
+        node.meta[_SEEN] = _signature(node)
+        fresh.add(node)
+    return True
+
+
+def _fake_mode(gm: GraphModule) -> FakeTensorMode | None:
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, FakeTensor):
+            return value.fake_mode
+    return None
+
+
+def _has_value(node: Node) -> bool:
+    if "val" not in node.meta or node.meta.get(_SEEN) != _signature(node):
+        return False
+    value = node.meta["val"]
+    return not isinstance(value, Tensor) or isinstance(value, FakeTensor)
+
+
+def _can_compute(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, (EdgeOpOverload, OpOverload)):
+        return False
+    return all("val" in n.meta for n in node.all_input_nodes)
+
+
+def _compute(node: Node, mode: FakeTensorMode) -> None:
+    args: Any = map_arg(node.args, lambda n: n.meta["val"])
+    kwargs: Any = map_arg(node.kwargs, lambda n: n.meta["val"])
+    target: Any = node.target
+    mode.allow_non_fake_inputs = True
+    with mode, enable_python_dispatcher():
+        node.meta["val"] = target(*args, **kwargs)
+    node.meta["tensor_meta"] = None
+
+
+def _recompile_later(original: Callable[[GraphModule], Any]) -> Callable[[GraphModule], Any]:
+    """Code is generated when the module is first called, not after each edit."""
+
+    def recompile(self: GraphModule) -> None:
+        codegen = self._graph._codegen
+        info = getattr(codegen, "pytree_info", None)
+        if info is not None:
+            self._in_spec, self._out_spec = info.in_spec, info.out_spec
+
+        def forward(module: GraphModule, *args: Any, **kwargs: Any) -> Any:
+            original(module)
+            return module.forward(*args, **kwargs)
+
+        self._code = ""  # generated when asked for; text, because logging prints it
+        type(self).forward = forward
+
+    return recompile
+
+
+def _code_now(original: property) -> Callable[[GraphModule], str]:
+    def code(self: GraphModule) -> str:
+        if not self.__dict__.get("_code"):
+            return str(self._graph.python_code(root_module="self").src)
+        getter: Any = original.fget
+        return str(getter(self))
+
+    return code

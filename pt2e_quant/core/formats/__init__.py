@@ -1,0 +1,1 @@
+"""Number formats other than evenly spaced integers, and scales in blocks."""

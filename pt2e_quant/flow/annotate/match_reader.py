@@ -1,0 +1,162 @@
+"""Which matches of a table the rules ask for and the tensors allow, and why not the others."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import Node
+
+from pt2e_quant.core.errors import module_path
+from pt2e_quant.core.provenance import FloatRecord
+from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
+from pt2e_quant.core.specs import EdgeOrNode
+from pt2e_quant.flow.annotate.group_sizes import UndividedError, check_groups
+from pt2e_quant.flow.annotate.rules import RuleBook
+from pt2e_quant.graph.masks import MaskInfo
+from pt2e_quant.graph.op_table import OpRow, OpTable, Slot, operator_name
+from pt2e_quant.graph.pattern import Match
+
+__all__ = ["LEFT_KEY", "MatchReader", "Plan"]
+
+LEFT_KEY = "pt2e_quant.left_float"
+"""Key of `node.meta`: why a pass before annotation left an operator in a form that has no row."""
+
+_MASK = "it carries an attention mask, whose most negative values would set the range"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One accepted match with the scheme of each of its slots."""
+
+    row: OpRow
+    match: Match
+    schemes: tuple[tuple[Slot, TensorScheme], ...]
+
+
+class MatchReader:
+    """Decides about matches, and remembers the reason for each node it turns down."""
+
+    def __init__(
+        self, table: OpTable, book: RuleBook, masks: MaskInfo, written: Collection[Node]
+    ) -> None:
+        self.table = table
+        self.book = book
+        self.masks = masks.masks | masks.masked_scores
+        self.written = written
+        self.reasons: dict[Node, tuple[int, str, str]] = {}
+        self.choices: set[Node] = set()
+        self.resolved: dict[tuple[int, int], TensorScheme | None] = {}
+        self.plans: dict[tuple[str, Node, tuple[Node, ...]], Plan] = {}
+
+    def accept(self, row: OpRow, match: Match) -> bool:
+        """Whether the row runs the match under the rules; the reason is kept if not."""
+        scheme = self.book.scheme_for(match.covered[0])
+        if scheme is None:
+            self.refuse(match, f"rule: {self.book.rule_for(match.covered[0], Role.INPUT)}")
+            return False
+        found: dict[str, tuple[Slot, TensorScheme | None]] = {}
+        for slot in row.slots:
+            try:
+                _check_computed(row, slot, match)
+                found[slot.at] = slot, self._scheme_of(slot, match, scheme)
+            except ValueError as error:
+                reason = f"{self.table.backend} {row.name}: {error}"
+                fix = error.fix if isinstance(error, UndividedError) else ""
+                self.refuse(match, reason, len(found), fix)
+                return False
+        if (broken := row.refusal(match)) is not None:
+            reason = f"{self.table.backend} {row.name} needs: {broken.text}"
+            self.refuse(match, reason, len(found), broken.fix)
+            if broken.is_choice:
+                self.choices.update(match.covered)
+            return False
+        present = {at for at, (_, chosen) in found.items() if chosen is not None}
+        schemes = tuple(
+            (slot, chosen)
+            for slot, chosen in found.values()
+            if chosen is not None and all(at in present for at in slot.derived_from)
+        )
+        self.plans[row.name, match.anchor, match.covered] = Plan(row, match, schemes)
+        return True
+
+    def _scheme_of(self, slot: Slot, match: Match, scheme: Scheme) -> TensorScheme | None:
+        places = slot.places(match)
+        self._check_places(slot, match, places)
+        chosen = self._resolve(slot, scheme) if places else None
+        if chosen is not None:
+            check_groups(chosen, places)
+            for source in (p[0] for p in places if not isinstance(p, Node)):
+                if source.op == "get_attr" and source in self.written:
+                    raise ValueError(f'its "{source.name}" is a buffer that this graph writes')
+        return chosen
+
+    def _resolve(self, slot: Slot, scheme: Scheme) -> TensorScheme | None:
+        """`Slot.resolve`, once for each slot and scheme: the table and the book hold both."""
+        key = id(slot), id(scheme)
+        if key not in self.resolved:
+            self.resolved[key] = slot.resolve(scheme)
+        return self.resolved[key]
+
+    def _check_places(self, slot: Slot, match: Match, places: Sequence[EdgeOrNode]) -> None:
+        values = [p if isinstance(p, Node) else p[0] for p in places]
+        if any(v in self.masks for v in values):
+            raise ValueError(_MASK)
+        if slot.role is Role.WEIGHT and not match.is_constant(slot.at):
+            raise ValueError(f'its weight "{slot.at}" is computed at run time')
+        for value in values:
+            val = value.meta.get("val")
+            if isinstance(val, (tuple, list)) and slot.role is Role.OUTPUT:
+                continue
+            if not isinstance(val, Tensor) or not val.is_floating_point():
+                raise ValueError(f'its {slot.role} "{value.name}" is no floating-point tensor')
+
+    def refuse(self, match: Match, reason: str, fitting: int = 0, fix: str = "") -> None:
+        """Keep a reason and its fix for each node of a match: of the row with most fitting tensors.
+
+        Among rows with equally many the first one stays.
+        """
+        for node in match.covered:
+            if node not in self.reasons or self.reasons[node][0] < fitting:
+                self.reasons[node] = fitting, reason, fix
+
+    def leave(self, nodes: Iterable[Node], reason: str) -> None:
+        """Keep one reason for nodes that no match is asked about."""
+        self.reasons |= {node: (0, reason, "") for node in nodes}
+
+    def record(self, node: Node) -> FloatRecord:
+        """Why a node is left float."""
+        _, reason, fix = self.reasons.get(node, (0, None, ""))
+        if reason is None:
+            denied = self.book.scheme_for(node) is None
+            reason = (
+                f"rule: {self.book.rule_for(node, Role.INPUT)}"
+                if denied
+                else node.meta.get(LEFT_KEY) or self.table.why_not(node)
+            )
+        return FloatRecord(
+            node=node.name,
+            op=operator_name(node),
+            module=module_path(node),
+            reason=reason,
+            size=sum(_constant_bytes(n) for n in node.all_input_nodes),
+            fix=fix,
+            is_choice=node in self.choices,
+        )
+
+
+def _check_computed(row: OpRow, slot: Slot, match: Match) -> None:
+    """Refuse a product of two constants: runtimes compute it once, and have no integers for it.
+
+    Raises:
+        ValueError: the slot is the input of an operator with a weight, and holds a constant.
+    """
+    is_product = any(other.role is Role.WEIGHT for other in row.slots)
+    if is_product and slot.role is Role.INPUT and match.is_constant(slot.at):
+        raise ValueError(f'its input "{match.node(slot.at).name}" is a constant')
+
+
+def _constant_bytes(node: Node) -> int:
+    value = node.meta.get("val")
+    if node.op != "get_attr" or not isinstance(value, Tensor):
+        return 0
+    return int(value.numel() * value.element_size())

@@ -1,0 +1,1 @@
+"""Data runs through a prepared graph."""

@@ -1,0 +1,118 @@
+"""calibrate: run data through a prepared graph so that its observers see it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.errors import CalibrationError, InputError
+from pt2e_quant.core.qdq import required_attribute
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.calibrate.input_ranges import note_ranges
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs, suggest_pick
+from pt2e_quant.flow.calibrate.progress import show_progress
+from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample, copied
+from pt2e_quant.flow.prepare.prepared import observers_of, prepared_graphs, prepared_state
+from pt2e_quant.graph.alias import written_inputs
+
+__all__ = ["calibrate", "preserve_buffers"]
+
+
+def calibrate(
+    prepared: GraphModule,
+    batches: Iterable[Any],
+    *,
+    inputs: InputPick | None = None,
+    progress: bool = True,
+) -> GraphModule:
+    """Run batches through a prepared graph.
+
+    Args:
+        prepared: of `prepare_pt2e`.
+        batches: any iterable; a dict is one call's keyword arguments, a tuple or list its
+            positional ones, a tensor its only one. Each is checked before it is run.
+        inputs: what of each batch the model takes, where a loader gives labels too: a key, an
+            index, several of one kind, or a function of the batch. None for the whole batch.
+        progress: show a progress bar on a terminal.
+
+    Returns:
+        The same graph. Buffers that a call writes are as they were before.
+
+    Raises:
+        InputError: a batch does not fit the captured graph.
+        CalibrationError: there is no batch, or NaN or infinity came up; names node and batch.
+    """
+    prepared_state(prepared)
+    if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
+        raise InputError(
+            f"batches must be an iterable of batches, found one {type(batches).__name__}",
+            fix="calibrate(prepared, function())"
+            if callable(batches) and not isinstance(batches, Tensor)
+            else "calibrate(prepared, [batch])",
+        )
+    capture = capture_of(prepared)
+    watched = [pair for graph in prepared_graphs(prepared) for pair in observers_of(graph)]
+    shown = show_progress(batches, "calibrating", enabled=progress)
+    count = 0
+    is_writing = bool(written_inputs(prepared.graph))  # what it is given stays as it is
+    prepared.meta.pop(SAMPLE_KEY, None)
+    with torch.no_grad(), preserve_buffers(prepared, capture):
+        for count, batch in enumerate(shown, start=1):
+            leaves = _checked(capture, batch, inputs, count - 1)
+            given = copied(leaves) if is_writing else leaves
+            outputs = prepared(*capture.positional(given))
+            # Where the graph writes neither buffers nor inputs, its hook has kept the first call.
+            if SAMPLE_KEY not in prepared.meta:
+                prepared.meta[SAMPLE_KEY] = Sample.keep(leaves, outputs)
+            note_ranges(prepared, leaves)
+            _check_finite(watched, count - 1)
+    if count == 0:
+        raise CalibrationError(
+            "the calibration data is empty: no batch was run",
+            fix="give at least one batch; an iterator that was used up before gives none",
+        )
+    return prepared
+
+
+def _checked(capture: Capture, batch: Any, inputs: InputPick | None, index: int) -> list[Any]:
+    try:
+        args, kwargs = as_call(pick_inputs(batch, inputs))
+        return capture.bind(args, kwargs)
+    except InputError as error:
+        fix = error.fix
+        if inputs is None and (pick := suggest_pick(capture, batch)):
+            fix = f"calibrate(…, {pick}): the rest of the batch is no input of the model"
+        raise InputError(f"calibration batch {index}: {error.what}", fix=fix) from error
+
+
+def _check_finite(watched: Sequence[tuple[Node, Any]], index: int) -> None:
+    for node, observer in watched:
+        check = getattr(observer, "check_finite", None)
+        if check is None:
+            continue
+        try:
+            check()
+        except CalibrationError as error:
+            source = node.args[0]
+            raise CalibrationError(
+                f"calibration batch {index}: {error.what}",
+                node=source if isinstance(source, Node) else node,
+                fix=error.fix,
+            ) from error
+
+
+@contextmanager
+def preserve_buffers(gm: GraphModule, capture: Capture) -> Iterator[None]:
+    """Restore every buffer that the graph writes when the block ends."""
+    buffers = [required_attribute(gm, name) for name in capture.mutated_buffers]
+    kept = [b.detach().clone() for b in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)

@@ -1,0 +1,1 @@
+"""Observers become q/dq nodes, weights become integers."""

@@ -1,0 +1,187 @@
+"""Quantize the constants that no node observes: look, choose qparams, store integers."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.provenance import TensorRecord
+from pt2e_quant.core.qparams import QParams
+from pt2e_quant.flow.calibrate.progress import show_progress
+from pt2e_quant.flow.convert.emit_qdq import Layout, qdq_name, static_layout
+from pt2e_quant.flow.convert.joint_qparams import is_min_max, joint_qparams, range_of
+from pt2e_quant.flow.convert.observed_qparams import observed_range, qparams_of, record_of, recorded
+from pt2e_quant.flow.prepare.prepared import HeldConstant
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.passes.weights.store_weights import WeightStore
+
+__all__ = ["HeldPlace", "held_places", "quantize_constants"]
+
+
+class HeldPlace:
+    """A held constant found again in the graph.
+
+    Attributes:
+        constant: what prepare noted.
+        source: the node that holds it.
+        readers: the nodes that are to read it quantized.
+        value: what it holds.
+    """
+
+    def __init__(self, gm: GraphModule, constant: HeldConstant, nodes: Mapping[str, Node]) -> None:
+        self.constant = constant
+        self.source = _found(nodes, constant.node, constant)
+        self.readers = [_found(nodes, name, constant) for name in constant.readers]
+        value = constant_of(gm, self.source)
+        if value is None or any(self.source not in r.all_input_nodes for r in self.readers):
+            raise _edited(constant, self.source)
+        self.value: Tensor = value
+
+    @property
+    def like(self) -> Node:
+        """Whose module its q/dq belong to: its reader's, or that of a view of a constant."""
+        return self.readers[0] if self.source.op == "get_attr" else self.source
+
+
+def held_places(gm: GraphModule, constants: Sequence[HeldConstant]) -> list[HeldPlace]:
+    """Held constants in the graph.
+
+    Raises:
+        ConfigError: the graph was edited since prepare so that one is not there any more.
+    """
+    if not constants:
+        return []
+    nodes = {node.name: node for node in gm.graph.nodes}
+    return [HeldPlace(gm, constant, nodes) for constant in constants]
+
+
+def _found(nodes: Mapping[str, Node], name: str, constant: HeldConstant) -> Node:
+    if name not in nodes:
+        raise _edited(constant, None)
+    return nodes[name]
+
+
+def _edited(constant: HeldConstant, node: Node | None) -> ConfigError:
+    return ConfigError(
+        f'"{constant.observer_info.source}" is to be quantized for {", ".join(constant.readers)}, '
+        "which the graph does not say any more",
+        node=node,
+        fix="edit the graph before prepare_pt2e, or after convert_pt2e",
+    )
+
+
+def quantize_constants(
+    gm: GraphModule, editor: Editor, places: Sequence[HeldPlace], *, progress: bool = False
+) -> list[TensorRecord]:
+    """Put integers and a dequantize for each reader in the place of each constant.
+
+    Before:  linear(x, weight)
+    After:   linear(x, dequantize(weight_q, weight_scale, weight_zero_point, …))
+
+    The float weight is let go at once where nothing else reads it.
+
+    Args:
+        gm: the graph module.
+        editor: edits its graph; `finish` is the caller's.
+        places: under observers whose qparams are static and of integers.
+        progress: show a progress bar on a terminal.
+
+    Returns:
+        The records of the constants.
+
+    Raises:
+        CalibrationError: NaN or infinity in a constant, which is named.
+        ConfigError: an observer cannot be for its constant.
+    """
+    store = WeightStore(gm, editor)
+    layouts: dict[Node, Layout] = {}
+    groups: dict[int, list[HeldPlace]] = {}
+    for place in places:
+        groups.setdefault(place.constant.observer_info.group, []).append(place)
+    known = _look_jointly(groups)
+    records = []
+    for group, members in show_progress(groups.items(), "quantizing weights", enabled=progress):
+        found = known[group] if group in known else _look(members)
+        for place in members:
+            integers = store.put(place.source, place.value, found.qparams, like=place.like)
+            if integers not in layouts:
+                base = qdq_name(place.source)
+                layouts[integers] = static_layout(editor, base, found.qparams, like=place.like)
+            _hand_out(editor, place, integers, layouts[integers])
+            record = found.record(place)
+            record.size_before = place.value.numel() * place.value.element_size()
+            record.size_after = _stored_bytes(integers, layouts[integers])
+            records.append(record)
+        for place in members:
+            del place.value
+            store.let_go(place.source)
+    return records
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What an observer has come to at the constants of one group."""
+
+    observer: Any
+    qparams: QParams
+    observed: tuple[float, float] | None
+
+    def record(self, place: HeldPlace) -> TensorRecord:
+        observer_info, name = place.constant.observer_info, type(self.observer).__name__
+        fields = recorded(self.qparams)
+        return record_of(observer_info, place.like, self.observer, name, fields, self.observed)
+
+
+def _look_jointly(groups: Mapping[int, Sequence[HeldPlace]]) -> dict[int, _Found]:
+    """What min-max observers come to, those of equal settings together."""
+    ranges: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
+    observers: dict[int, Any] = {}
+    for group, members in groups.items():
+        observer = members[0].constant.observer
+        if len(members) > 1 or not is_min_max(observer):
+            continue
+        ends = range_of(observer, members[0].value)
+        if ends is not None:
+            observers[id(observer)] = observer
+            ranges.setdefault(id(observer), {})[group] = ends
+    found: dict[int, _Found] = {}
+    for key, own in ranges.items():
+        made = joint_qparams(observers[key], list(own.values()))
+        for (group, (low, high)), qparams in zip(own.items(), made or (), strict=False):
+            observed = low.min().item(), high.max().item()
+            found[group] = _Found(observers[key], qparams, observed)
+    return found
+
+
+def _look(members: Sequence[HeldPlace]) -> _Found:
+    """What the observer of a group comes to, shown one constant after another."""
+    observer: Any = copy.deepcopy(members[0].constant.observer)
+    node = members[0].source
+    try:
+        for place in members:
+            node = place.source
+            observer(place.value)
+        return _Found(observer, qparams_of(observer), observed_range(observer))
+    except (CalibrationError, ConfigError) as error:
+        if error.node_name:
+            raise
+        raise type(error)(error.what, node=node, fix=error.fix) from error
+
+
+def _hand_out(editor: Editor, place: HeldPlace, integers: Node, layout: Layout) -> None:
+    quantized = layout.of(integers)
+    for reader in place.readers:
+        like = reader if place.source.op == "get_attr" else place.source
+        made = quantized.dequantize(editor, of=place.source, like=like)
+        reader.replace_input_with(place.source, made)
+
+
+def _stored_bytes(integers: Node, layout: Layout) -> int:
+    nodes = [integers, *(a for a in layout.arguments if isinstance(a, Node))]
+    values: list[Tensor] = [node.meta["val"] for node in nodes]
+    return sum(value.numel() * value.element_size() for value in values)

@@ -1,0 +1,1 @@
+"""Observers are put into an annotated graph."""

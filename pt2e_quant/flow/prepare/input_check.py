@@ -1,0 +1,60 @@
+"""The input check of prepared and converted graphs, in place of torch's own.
+
+The hooks that torch hangs on `ExportedProgram.module()` do not say what to export instead.
+"""
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from pt2e_quant.core.read_capture import CAPTURE_KEY
+from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample
+from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
+from pt2e_quant.graph.alias import written_inputs
+
+__all__ = ["check_inputs", "install_input_check", "keep_sample"]
+
+_TORCH_HOOKS = "torch.export._unlift"
+
+
+def check_inputs(gm: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A forward pre-hook: refuse a call that the captured graph cannot take.
+
+    Raises:
+        InputError: with what to export instead.
+    """
+    capture = gm.meta.get(CAPTURE_KEY)
+    # While torch traces, sizes are symbols: comparing them would write guards into the program.
+    if capture is not None and not torch.compiler.is_compiling():
+        capture.bind(args, kwargs)
+
+
+def keep_sample(
+    gm: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
+) -> None:
+    """A forward hook: keep the first call of a prepared graph, with its float result.
+
+    So the gate has its sample too where data is run through without `calibrate`. A graph that
+    writes buffers or inputs is left to `calibrate`, which keeps them.
+    """
+    if SAMPLE_KEY in gm.meta or PREPARED_KEY not in gm.meta or torch.compiler.is_compiling():
+        return
+    capture = gm.meta.get(CAPTURE_KEY)
+    is_float = not any(hasattr(module, "fake_quant_enabled") for module in gm.modules())
+    if capture is None or capture.mutated_buffers or written_inputs(gm.graph):
+        return
+    if is_float:
+        gm.meta[SAMPLE_KEY] = Sample.keep(capture.bind(args, kwargs), outputs)
+
+
+def install_input_check(gm: GraphModule) -> None:
+    """Replace the hooks of torch.export by those of this file; a user's own hooks stay."""
+    for table in (gm._forward_pre_hooks, gm._forward_hooks):
+        for key in [k for k, hook in table.items() if hook.__module__ == _TORCH_HOOKS]:
+            del table[key]
+    if check_inputs not in gm._forward_pre_hooks.values():
+        gm.register_forward_pre_hook(check_inputs, with_kwargs=True)
+        gm.register_forward_hook(keep_sample, with_kwargs=True)
+        # A deep copy of a graph module has no hooks unless one of these puts them there.
+        gm._register_deepcopy_hook(install_input_check)

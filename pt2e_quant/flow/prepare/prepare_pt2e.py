@@ -1,0 +1,340 @@
+"""prepare: annotate a captured graph and put one observer per qparam group into it."""
+
+import warnings
+from collections import Counter
+from collections.abc import Container, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.accelerate.pause_gc import pause_gc
+from pt2e_quant.accelerate.recompile import recompile
+from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
+from pt2e_quant.core.specs import EdgeOrNode
+from pt2e_quant.flow.annotate.check_specs import (
+    check_annotations,
+    check_groups,
+    check_observers,
+    watch_annotations,
+)
+from pt2e_quant.flow.annotate.groups import Group, collect_groups
+from pt2e_quant.flow.annotate.table_quantizer import MASKS_KEY, TableQuantizer
+from pt2e_quant.flow.prepare.hold_constants import hold_constants, may_hold
+from pt2e_quant.flow.prepare.input_check import install_input_check
+from pt2e_quant.flow.prepare.insert_observers import Inserter
+from pt2e_quant.flow.prepare.make_observer import make_observer, make_observers
+from pt2e_quant.flow.prepare.prepared import (
+    PREPARED_KEY,
+    PreparedState,
+    prepared_graphs,
+    prepared_state,
+)
+from pt2e_quant.flow.prepare.removed_training_ops import RemovedTrainingOps, remove_training_ops
+from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
+from pt2e_quant.graph.alias import mutated_buffers, mutated_roots, roots, writes
+from pt2e_quant.graph.editor import DEFER_RECOMPILE
+from pt2e_quant.graph.masks import MaskInfo, find_masks
+from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.pickling.pickle_module import make_picklable
+from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes
+from pt2e_quant.graph.subgraphs import BODY_KEY, copy_bodies, direct_bodies
+from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_batch_norm
+from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
+from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.cleanup.fold_constants import fold_constants, fold_layer_constants
+from pt2e_quant.passes.cleanup.inline_regions import inline_regions
+from pt2e_quant.passes.cleanup.remove_dropout import remove_dropout
+from pt2e_quant.passes.cleanup.remove_identities import remove_identities
+from pt2e_quant.passes.cleanup.sink_constants import sink_constants
+from pt2e_quant.passes.cleanup.strip_guards import strip_guards
+from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
+
+__all__ = ["PREPARE_PASSES", "QAT_PASSES", "captured", "prepare_captured", "prepare_pt2e"]
+
+PREPARE_PASSES: tuple[GraphPass, ...] = (
+    strip_guards,
+    inline_regions,
+    sink_constants,
+    functionalize_activations,
+    remove_dropout,
+    remove_identities,
+    fold_constants,
+    fold_batch_norm,
+    drop_dead_constants,
+)
+"""What every graph goes through before a quantizer sees it, in this order."""
+
+QAT_PASSES: tuple[GraphPass, ...] = (strip_guards, sink_constants, functionalize_activations)
+"""The same for training: what would compute once from trained parameters, or let gradients
+through where the model stops them, is left."""
+
+
+def prepare_pt2e(
+    model: ExportedProgram | GraphModule, quantizer: Any, *, strict: bool = True
+) -> GraphModule:
+    """Annotate a captured graph and insert observers.
+
+    Constants get none where nothing but convert needs to know of them
+    (`hold_constants.may_hold`): convert looks at each once.
+
+    Args:
+        model: of torch.export.export, or its `.module()`, which is edited in place. The
+            tensors of the user's model are shared and never written.
+        quantizer: ours, or any object with PT2E's `transform_for_annotation`, `annotate` and
+            `validate`.
+        strict: refuse when nothing was annotated; otherwise warn, here and in convert.
+
+    Returns:
+        A graph module to run calibration data through, with the model's own call signature.
+
+    Raises:
+        ConfigError: the model or the quantizer is something else.
+        AnnotationError: an annotation cannot be carried out, or there is none.
+    """
+    return prepare_captured(captured(model), quantizer, strict=strict)
+
+
+def prepare_captured(
+    gm: GraphModule,
+    quantizer: Any,
+    *,
+    strict: bool,
+    is_qat: bool = False,
+    observe_constants: bool = False,
+    as_torchao: bool = False,
+) -> GraphModule:
+    """Prepare a graph in place for calibration, or with is_qat for training.
+
+    With observe_constants the graph observes constants too, as that of torchao's PT2E does; with
+    as_torchao the quantizer sees batch norms in training, which become operators as there, and
+    convert gives graphs of that form.
+    """
+    if not callable(getattr(quantizer, "annotate", None)):
+        raise ConfigError(
+            f"a quantizer has an `annotate` method, {type(quantizer).__name__} has none",
+            fix='pt2e_quant.backends.get("xnnpack").quantizer("int8")',
+        )
+    with pause_gc():
+        return _prepare(gm, quantizer, _Options(strict, is_qat, observe_constants, as_torchao))
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    strict: bool
+    is_qat: bool
+    observe_constants: bool
+    as_torchao: bool
+
+
+def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
+    capture = rebuild_capture(gm, mutated_buffers(gm))
+    _choose_dtypes(gm, quantizer, options)
+    gm = _prepare_graph(gm, quantizer, options)
+    gm.meta[CAPTURE_KEY] = capture
+    install_input_check(gm)
+    allow_exported_model_train_eval(gm)
+    for graph in prepared_graphs(gm):
+        make_picklable(graph)
+    states = [prepared_state(graph) for graph in prepared_graphs(gm)]
+    if not any(state.observer_infos or state.constants for state in states):
+        error = AnnotationError(
+            _nothing_annotated(gm),
+            node=_largest_float(gm),
+            fix=_fix_of(gm),
+        )
+        # What could be quantized and is better in float runs in float: that is no failure.
+        is_choice = any(record.is_choice for record in provenance_of(gm).floats)
+        if options.strict and not is_choice:
+            raise error
+        warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
+    return gm
+
+
+def _choose_dtypes(gm: GraphModule, quantizer: Any, options: _Options) -> None:
+    """Compute in float32 what the backend of a quantizer has no kernels for.
+
+    Before anything is folded, so that nothing is folded in half precision.
+    """
+    kept = getattr(quantizer, "computes_in", None)
+    if kept is None:
+        return
+    before = (strip_guards,) if options.is_qat else (strip_guards, inline_regions)
+    records = run_passes(gm, (*before, compute_in_float32(kept)))
+    log_passes(provenance_of(gm), records[-1:])
+
+
+def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
+    """Prepare one graph, then the bodies of its control flow, which have constants of their own."""
+    with one_recompile(gm) as changes:
+        records = run_passes(gm, _passes(options))
+        gm = _transformed(gm, quantizer)
+        taken = (
+            remove_training_ops(gm, expands=options.as_torchao)
+            if options.is_qat
+            else RemovedTrainingOps()
+        )
+        # A table's matches do not overlap.
+        is_table = type(quantizer) is TableQuantizer
+        with nullcontext() if is_table else watch_annotations(gm, strict=options.strict):
+            quantizer.annotate(gm)
+        quantizer.validate(gm)
+        check_annotations(gm)
+        taken.put_norms_back(gm)
+        changes.clear()  # inserting the observers ends with a recompile
+    provenance = provenance_of(gm)
+    provenance.quantizer = provenance.quantizer or type(quantizer).__name__
+    provenance.passes += [record.name for record in records if record.changed]
+    state = PreparedState(
+        algorithms=tuple(getattr(quantizer, "algorithms", ())),
+        finishing=tuple(getattr(quantizer, "finishing", ())),
+        is_strict=options.strict,
+        is_qat=options.is_qat,
+        as_torchao=options.as_torchao,
+    )
+    gm.meta[PREPARED_KEY] = state
+    holds = may_hold(quantizer, state) and not options.observe_constants
+    _insert_observers(gm, quantizer, state, taken.sources, holds=holds)
+    taken.put_dropouts_back(gm)
+    recompile(gm)
+    for body in direct_bodies(gm):
+        body.gm.meta[BODY_KEY] = body.name
+        owner, _, leaf = body.name.rpartition(".")
+        setattr(gm.get_submodule(owner), leaf, _prepare_graph(body.gm, quantizer, options))
+    return gm
+
+
+def _passes(options: _Options) -> tuple[GraphPass, ...]:
+    if options.is_qat:
+        return QAT_PASSES
+    if not options.as_torchao:
+        return PREPARE_PASSES
+    # Other constants than those of layers stay as the model computes them.
+    return tuple(fold_layer_constants if p is fold_constants else p for p in PREPARE_PASSES)
+
+
+def _transformed(gm: GraphModule, quantizer: Any) -> GraphModule:
+    """What the quantizer makes of a graph: the same, edited, or another (Arm's passes retrace)."""
+    made: GraphModule = quantizer.transform_for_annotation(gm) or gm
+    if made is not gm:
+        run_passes(made, (strip_guards,))  # exporting anew makes new ones
+        # Copied with the rest of `meta`; nobody would take it off again.
+        made.meta.pop(DEFER_RECOMPILE, None)
+    return made
+
+
+def captured(model: ExportedProgram | GraphModule) -> GraphModule:
+    """The graph module of a captured program.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(model, ExportedProgram):
+        gm = model.module()
+        copy_bodies(gm)
+        return gm
+    if isinstance(model, GraphModule):
+        return model
+    raise ConfigError(
+        f"prepare_pt2e takes a captured program, found {type(model).__name__}",
+        fix="torch.export.export(model.eval(), example_inputs)",
+    )
+
+
+def _nothing_annotated(gm: GraphModule) -> str:
+    reasons = Counter(record.reason for record in provenance_of(gm).floats)
+    listed = "\n".join(f"    {count} x {reason}" for reason, count in reasons.most_common(8))
+    return "no tensor of this graph is to be quantized" + (":\n" + listed if listed else "")
+
+
+def _fix_of(gm: GraphModule) -> str:
+    """What to do about the commonest reason that has a fix, or in general."""
+    fixes = Counter(record.fix for record in provenance_of(gm).floats if record.fix)
+    general = (
+        "choose a recipe or scheme by the reasons above; docs/schemes.md has the nearest that each "
+        "backend runs"
+    )
+    return "; or ".join([*(fix for fix, _ in fixes.most_common(1)), general])
+
+
+def _largest_float(gm: GraphModule) -> Node | None:
+    """The node left float that reads most bytes of constants, to show where; None if none does."""
+    records = [record for record in provenance_of(gm).floats if record.size]
+    if not records:
+        return None
+    name = max(records, key=lambda record: record.size).node
+    return next((node for node in gm.graph.nodes if node.name == name), None)
+
+
+def _insert_observers(
+    gm: GraphModule,
+    quantizer: Any,
+    state: PreparedState,
+    sources: Mapping[Node, Node],
+    *,
+    holds: bool,
+) -> None:
+    groups = collect_groups(gm)
+    found = gm.meta.pop(MASKS_KEY, None)
+    # Putting batch norms back for training changes the graph that annotate saw.
+    masks = find_masks(gm) if found is None or state.is_qat else found
+    _drop_unobservable(gm, groups, masks)
+    check_groups(groups)
+    constants = constant_nodes(gm.graph)
+    held: dict[int, nn.Module] = {}
+    if holds:
+        held = hold_constants(gm, groups, constants, lambda group: make_observer(group, {}))
+    observers = make_observers(
+        groups.values(), held, is_qat=state.is_qat, by_statistics=state.as_torchao
+    )
+    check_observers(groups, observers, strict=state.is_strict)
+    by_place: dict[EdgeOrNode, nn.Module] = {
+        p: observers[g.index] for p, g in groups.items() if g.index not in held
+    }
+    callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
+    if callback is not None:
+        callback(gm, by_place)
+    inserter = Inserter(gm, by_place, groups, state, sources, constants)
+    inserter.hold(held)
+    inserter.run()
+
+
+def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo) -> None:
+    """Leave out places that hold no float data: integers, masks, destinations of buffer writes."""
+    written = mutated_roots(gm.graph)
+    owners = roots(gm.graph) if written else {}
+    notes = provenance_of(gm).notes
+    for place in list(groups):
+        source = place if isinstance(place, Node) else place[0]
+        value = source.meta.get("val")
+        reason = ""
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            reason = "it is no floating-point tensor"
+        elif source in masks.masks or source in masks.masked_scores:
+            reason = "it carries an attention mask"
+        elif not isinstance(place, Node) and _is_written_buffer(place, written, owners):
+            reason = "it is a buffer that this graph writes"
+        if reason:
+            group = groups.pop(place)
+            group.places.remove(place)
+            user = "output" if isinstance(place, Node) else f"input of {place[1].name}"
+            notes.append(f"{source.name} ({user}) left float: {reason}")
+
+
+def _is_written_buffer(
+    edge: tuple[Node, Node], written: Container[Node], owners: Mapping[Node, Node]
+) -> bool:
+    """Whether an edge reads a buffer that the graph writes, or hands a view of one to its writer.
+
+    What another operator reads of such a view is a value like any other.
+    """
+    source, reader = edge
+    owner = owners.get(source, source)
+    if owner.op != "get_attr" or owner not in written:
+        return False
+    return owner is source or source in writes(reader)

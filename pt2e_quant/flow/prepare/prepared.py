@@ -1,0 +1,156 @@
+"""What prepare remembers for calibrate and convert, kept in `gm.meta`."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.schemes import Role
+from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.graph.subgraphs import bodies
+
+__all__ = [
+    "PREPARED_KEY",
+    "HeldConstant",
+    "ObserverInfo",
+    "PreparedState",
+    "is_observer",
+    "observed_node",
+    "observers_of",
+    "own_observers",
+    "prepared_graphs",
+    "prepared_state",
+]
+
+PREPARED_KEY = "pt2e_quant.prepared"
+"""The key of `gm.meta` that holds a PreparedState."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverInfo:
+    """One observer node: which group it serves, and who asked for it.
+
+    Args:
+        group: number of the qparam group.
+        role: what the tensor is to the first operator that asked.
+        rule: which rule asked.
+        uses: the places it serves, as text.
+        source: name of the observed node.
+        is_constant: the observed value never changes.
+    """
+
+    group: int
+    role: Role
+    rule: str
+    uses: tuple[str, ...]
+    source: str
+    is_constant: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldConstant:
+    """A constant that no node of the prepared graph observes: convert looks at it.
+
+    Args:
+        entry: as an observer node's.
+        node: name of the node that holds it.
+        readers: names of the nodes that are to read it quantized.
+        observer: what finds its qparams. Constants of equal specs, and copies of the graph, share
+            it: it is never shown anything, a copy of it is.
+    """
+
+    observer_info: ObserverInfo
+    node: str
+    readers: tuple[str, ...]
+    observer: nn.Module
+
+
+HALF_CONVERTED = "half converted"
+"""In the place of a graph's PreparedState: a convert of it was stopped, and not by an error."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PreparedState:
+    """What each observer node and each held constant is for, and what convert still has to run.
+
+    Args:
+        entries: by name of the observer node.
+        constants: those that convert looks at.
+        algorithms: passes of the quantizer before q/dq are made.
+        finishing: passes of the quantizer on the q/dq graph.
+        is_strict: refuse an observer without data; otherwise warn.
+        is_qat: prepared for training.
+        as_torchao: convert to the form that torchao's PT2E gives, and after training by the
+            qparams that the statistics call for, instead of those that it trained with.
+    """
+
+    observer_infos: dict[str, ObserverInfo] = field(default_factory=dict)
+    constants: list[HeldConstant] = field(default_factory=list)
+    algorithms: tuple[GraphPass, ...] = ()
+    finishing: tuple[GraphPass, ...] = ()
+    is_strict: bool = True
+    is_qat: bool = False
+    as_torchao: bool = False
+
+
+def prepared_state(gm: GraphModule) -> PreparedState:
+    """The state of a prepared graph.
+
+    Raises:
+        ConfigError: the graph was not prepared here.
+    """
+    state = gm.meta.get(PREPARED_KEY)
+    if state is HALF_CONVERTED:
+        raise ConfigError(
+            "an earlier convert_pt2e of this graph was stopped half way: it is no prepared graph "
+            "any more, and no converted one",
+            fix="prepare and calibrate again; a program that pq.save wrote before convert can be "
+            "loaded",
+        )
+    if not isinstance(state, PreparedState):
+        raise ConfigError(
+            "this graph was not prepared by prepare_pt2e",
+            fix="prepared = prepare_pt2e(torch.export.export(model, inputs), quantizer)",
+        )
+    return state
+
+
+def own_observers(state: PreparedState) -> None:
+    """Give the held constants of each group an observer that no other group shares."""
+    made: dict[int, nn.Module] = {}
+    for constant in state.constants:
+        if constant.observer_info.group not in made:
+            made[constant.observer_info.group] = copy.deepcopy(constant.observer)
+    state.constants = [replace(c, observer=made[c.observer_info.group]) for c in state.constants]
+
+
+def prepared_graphs(gm: GraphModule) -> Iterator[GraphModule]:
+    """A prepared graph, and the bodies of its control flow, outermost first."""
+    yield gm
+    for body in bodies(gm):
+        yield body.gm
+
+
+def observed_node(node: Node) -> Node:
+    """What an observer node looks at."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+def is_observer(module: object) -> bool:
+    """Whether a module is an observer or fake-quantize, ours or another library's."""
+    return isinstance(module, nn.Module) and hasattr(module, "calculate_qparams")
+
+
+def observers_of(gm: GraphModule) -> Iterator[tuple[Node, Any]]:
+    """The observer nodes of a graph with their modules, in graph order."""
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            module = gm.get_submodule(str(node.target))
+            if is_observer(module):
+                yield node, module

@@ -1,0 +1,117 @@
+"""prepare for training: fake-quantizes, and batch norms that fold while they train."""
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from pt2e_quant.core.errors import AnnotationError, Pt2eQuantWarning
+from pt2e_quant.flow.prepare.prepare_pt2e import captured, prepare_captured
+from pt2e_quant.flow.prepare.prepared import observers_of, prepared_graphs
+from pt2e_quant.flow.qat.train_mode import has_training_operators, set_training_flags
+from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.observers.training.fake_quantize import FakeQuantize
+from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
+from pt2e_quant.passes.batch_norm.detach_batch_norm import drop_counters
+
+__all__ = ["own_tensors", "prepare_qat_pt2e"]
+
+
+def prepare_qat_pt2e(
+    model: ExportedProgram | GraphModule,
+    quantizer: Any,
+    *,
+    strict: bool = True,
+    as_torchao: bool = False,
+) -> GraphModule:
+    """Annotate a captured graph and insert fake-quantizes, for training.
+
+    The quantizer sees the graph as it will be deployed: batch norms behind convs and linears are
+    folded, dropouts gone. Both are in the result, which trains after `train()` and infers after
+    `eval()`; it starts in the mode that the model was exported in.
+
+    Args:
+        model: of torch.export.export, or its `.module()`, which is edited in place. The result
+            has tensors of its own: make the optimizer of its parameters.
+        quantizer: as for `prepare_pt2e`. One with a method `for_qat` is asked for the quantizer
+            to use; any other makes fake-quantizes itself, where its specs say so.
+        strict: refuse when nothing was annotated; otherwise warn, here and in convert.
+        as_torchao: the form of torchao's PT2E instead: the quantizer sees batch norms, those behind
+            convs become operators, and convert takes its qparams from the statistics.
+
+    Returns:
+        A graph module to train, with the model's own call signature.
+
+    Raises:
+        ConfigError: the model or the quantizer is something else.
+        AnnotationError: an annotation cannot be carried out, or there is none.
+    """
+    gm = captured(model)
+    trains = has_training_operators(gm)
+    own_tensors(gm)
+    if not as_torchao:
+        set_training_flags(gm, False)  # prepare ends with a recompile
+        for graph in (gm, *(body.gm for body in bodies(gm))):
+            drop_counters(graph)
+    for_qat = getattr(quantizer, "for_qat", None)
+    chosen = quantizer if for_qat is None else for_qat()
+    prepared = prepare_captured(gm, chosen, strict=strict, is_qat=True, as_torchao=as_torchao)
+    _check_trained(prepared, type(quantizer).__name__, strict)
+    _start_channels(prepared)
+    prepared.train(trains)
+    return prepared
+
+
+def _start_channels(prepared: GraphModule) -> None:
+    """Give the statistics of per-channel fake-quantizes of ours their size."""
+    for graph in prepared_graphs(prepared):
+        for node, module in observers_of(graph):
+            value = node.meta.get("val")
+            if not isinstance(module, FakeQuantize) or not module.is_per_channel:
+                continue
+            if isinstance(value, Tensor) and hasattr(module.activation_post_process, "min_val"):
+                module.start_channels(int(value.shape[module.ch_axis]))
+
+
+def _check_trained(prepared: GraphModule, quantizer: str, strict: bool) -> None:
+    """Refuse observers where fake-quantizes belong: such a graph would train in float."""
+    left = [
+        node
+        for graph in prepared_graphs(prepared)
+        for node, observer in observers_of(graph)
+        if not is_fake_quantize(observer) and not _needs_none(observer)
+    ]
+    if not left:
+        return
+    error = AnnotationError(
+        f"{quantizer} asks for {len(left)} observers that quantize nothing in training: "
+        f"{', '.join(str(node.target) for node in left[:5])}",
+        node=left[0].all_input_nodes[0],
+        fix="ask the quantizer for its configuration for training (is_qat=True)",
+    )
+    if strict:
+        raise error
+    warnings.warn(str(error), Pt2eQuantWarning, stacklevel=3)
+
+
+def _needs_none(observer: Any) -> bool:
+    """Whether an observer has no part in training: float, of run time, derived, or affine."""
+    if hasattr(observer, "scheme"):
+        return False  # blocks, small floats and code books: nothing trains with them
+    is_float = getattr(observer, "dtype", torch.float32).is_floating_point
+    is_dynamic = getattr(observer, "is_dynamic", False)
+    return is_float or is_dynamic or hasattr(observer, "obs_or_fqs") or hasattr(observer, "convert")
+
+
+def own_tensors(gm: GraphModule) -> None:
+    """Give a graph module copies of its parameters and buffers; what was one stays one."""
+    memo: dict[int, Any] = {}
+    for module in gm.modules():
+        for name, parameter in module._parameters.items():
+            module._parameters[name] = copy.deepcopy(parameter, memo)
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = copy.deepcopy(buffer, memo)

@@ -1,0 +1,58 @@
+"""The observers of a table quantizer, for training: fake-quantizes in their places."""
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.observers.static.moving_average import (
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
+from pt2e_quant.observers.training.fake_quantize import FakeQuantize
+from pt2e_quant.observers.training.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+
+__all__ = ["QAT_OBSERVERS", "for_training", "makes_fake_quantize"]
+
+QAT_OBSERVERS = ObserverChoice(
+    activation=FusedMovingAvgObsFakeQuantize.with_args(observer=MovingAverageMinMaxObserver),
+    # The range of the weights as they are: a moving average would lag behind each step. Not the
+    # fused operator, whose symmetric scale lets the most negative weight out of -127 .. 127.
+    weight=FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, averaging_constant=1.0),
+    weight_per_channel=FakeQuantize.with_args(
+        observer=MovingAveragePerChannelMinMaxObserver, averaging_constant=1.0
+    ),
+)
+"""What trains where a quantizer names observers of calibration only."""
+
+
+def for_training(observers: ObserverChoice) -> ObserverChoice:
+    """The same choice with fake-quantizes in the place of observers; those that are stay.
+
+    Raises:
+        ConfigError: scales are to be searched for, which training does not do.
+    """
+    if observers.search is not WeightSearch.MIN_MAX:
+        raise ConfigError(
+            f"weights' scales are to be found by {observers.search}, which training does not do",
+            fix="train with a recipe of min-max weights, or with LearnableFakeQuantize",
+        )
+    chosen = {
+        name: kept
+        for name in ("activation", "weight", "weight_per_channel")
+        if makes_fake_quantize(kept := getattr(observers, name))
+    }
+    by_slot = {k: v for k, v in observers.by_slot.items() if makes_fake_quantize(v)}
+    return replace(QAT_OBSERVERS, by_slot=by_slot, **chosen)
+
+
+def makes_fake_quantize(constructor: Any) -> bool:
+    """Whether a constructor makes a fake-quantize, ours or another library's."""
+    while not inspect.isclass(constructor):
+        inner = getattr(constructor, "p", None) or getattr(constructor, "func", None)
+        if inner is None:
+            return False
+        constructor = inner
+    return hasattr(constructor, "disable_fake_quant")

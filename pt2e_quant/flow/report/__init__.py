@@ -1,0 +1,1 @@
+"""What was quantized, what was not and why, and the sizes."""

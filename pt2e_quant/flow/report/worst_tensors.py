@@ -1,0 +1,140 @@
+"""Which quantized tensors lose most by their own rounding: the first places to look."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from pt2e_quant.core.errors import Pt2eQuantWarning, module_path
+from pt2e_quant.core.qdq import is_dequantize, is_quantize
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
+from pt2e_quant.flow.calibrate.sample import Sample
+
+__all__ = ["LOW_DB", "TensorLoss", "warn_if_low", "worst_tensors"]
+
+LOW_DB = 15.0
+"""Below this SQNR against float, a result has lost more than a fifth of its amplitude to noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLoss:
+    """What rounding costs one tensor by itself.
+
+    Args:
+        name: of the node that makes it, or of the constant.
+        module: dotted path of its module, "" at the root.
+        sqnr_db: of its dequantized values against the values before, the median over channels: one
+            channel of great values hides in the sum what it costs the others. Of constants an
+            estimate from their steps (uniform rounding noise, step²/12): their floats are gone.
+    """
+
+    name: str
+    module: str
+    sqnr_db: float
+
+
+def worst_tensors(gm: GraphModule, sample: Sample, count: int = 5) -> list[TensorLoss]:
+    """The tensors of a q/dq graph with the least SQNR by their own rounding, the worst first.
+
+    Args:
+        gm: a canonical graph; its buffers are as before.
+        sample: the call that is run once.
+        count: how many at most.
+    """
+    watcher = _Watcher(gm)
+    leaves = [v.clone() if isinstance(v, Tensor) else v for v in sample.leaves]
+    with torch.no_grad(), preserve_buffers(gm, capture_of(gm)):
+        watcher.run(*capture_of(gm).positional(leaves))
+    return sorted(watcher.losses.values(), key=lambda loss: loss.sqnr_db)[:count]
+
+
+def warn_if_low(gm: GraphModule, sample: Sample, ratio_db: float | None) -> None:
+    """Warn of a q/dq graph that is far from its float model.
+
+    Args:
+        gm: the canonical graph.
+        sample: the call that it was measured on.
+        ratio_db: its SQNR against the float model there; None if that is not known.
+
+    Warns:
+        Pt2eQuantWarning: below LOW_DB, naming the worst tensors.
+    """
+    if ratio_db is None or not ratio_db < LOW_DB:
+        return
+    worst = worst_tensors(gm, sample)
+    named = f"; by their own rounding the worst tensors have: {_listed(worst)}" if worst else ""
+    warnings.warn(
+        f"the quantized graph is at {ratio_db:.1f} dB SQNR from the float model on the first batch"
+        f"{named}. Give calibration data like the data it will see, leave their modules float "
+        '(quantizer.set_module_name("…", None), --keep-float), or choose a recipe with more bits',
+        Pt2eQuantWarning,
+        stacklevel=3,
+    )
+
+
+def _listed(losses: Sequence[TensorLoss]) -> str:
+    return ", ".join(
+        f"{loss.name}{f' ({loss.module})' if loss.module else ''} {loss.sqnr_db:.1f} dB"
+        for loss in losses
+    )
+
+
+def _by_channel_db(real: Tensor, found: Tensor) -> float:
+    """The median over channels of the SQNR: of dimension 1 in images, else of the last one."""
+    axis = 1 if real.dim() >= 4 else -1
+    a, b = real.double(), found.double()
+    if real.dim() > 1:
+        a, b = a.movedim(axis, 0).flatten(1), b.movedim(axis, 0).flatten(1)
+    else:
+        a, b = a.reshape(1, -1), b.reshape(1, -1)
+    signal, noise = a.square().sum(1), (a - b).square().sum(1)
+    ratios = 10 * torch.log10(signal / noise)
+    told = ratios[(signal > 0) & (noise > 0)]
+    return float(told.median()) if told.numel() else math.inf
+
+
+class _Watcher(Interpreter):
+    """Runs a graph, and compares each dequantized tensor with what was quantized."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        # Values stay until the end: a quantized one is compared behind its last reader.
+        super().__init__(gm, garbage_collect_values=False)
+        self.losses: dict[str, TensorLoss] = {}
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node; keep the loss of a dequantize."""
+        made = super().run_node(n)
+        if is_dequantize(n) and isinstance(made, Tensor):
+            integers = n.args[0]
+            assert isinstance(integers, Node)
+            if is_quantize(integers) and isinstance(integers.args[0], Node):
+                source = integers.args[0]
+                self._keep(source.name, source, _by_channel_db(self.env[source], made))
+            elif (step := self._step(n)) is not None:
+                name = str(integers.target) if integers.op == "get_attr" else integers.name
+                signal = float(made.double().square().mean())
+                noise = float(step.double().square().mean()) / 12
+                ratio = 10 * math.log10(signal / noise) if signal and noise else math.inf
+                self._keep(name.removesuffix("_q"), n, ratio)
+        return made
+
+    def _keep(self, name: str, node: Node, ratio: float) -> None:
+        found = TensorLoss(name=name, module=module_path(node), sqnr_db=ratio)
+        if name not in self.losses or ratio < self.losses[name].sqnr_db:
+            self.losses[name] = found
+
+    def _step(self, node: Node) -> Tensor | None:
+        """The scale of a dequantize; None if it has no numbers of that name."""
+        if len(node.args) < 2:
+            return None
+        scale = node.args[1]
+        value = self.env.get(scale) if isinstance(scale, Node) else scale
+        if isinstance(value, float):
+            return torch.tensor(value)
+        return value if isinstance(value, Tensor) and value.is_floating_point() else None

@@ -1,0 +1,1 @@
+"""Placeholders for tensors that are quantized at run time."""

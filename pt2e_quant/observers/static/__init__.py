@@ -1,0 +1,1 @@
+"""Observers whose qparams are chosen once, from calibration data."""

@@ -1,0 +1,137 @@
+"""Min and max, widened for pooled features and logits to where the next maximum is expected.
+
+A feature map has thousands of values a channel, and much the same range in every sample. Pooled
+features and logits have one value a channel, and their range follows the sample as a whole: eight
+calibration samples can miss it by a quarter or by half, and what clips there is the model's
+answer. So the maxima of single samples are taken as draws from a log-normal distribution, and the
+range reaches up to the bound that the next draw stays below with 99 % probability. With hundreds
+of samples the observed maximum lies above that bound already, and nothing is widened.
+"""
+
+from math import exp, log, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.qparams import DEFAULT_EPS
+from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
+from pt2e_quant.observers.static.minmax import tensor_range
+
+__all__ = ["PredictedRangeObserver", "is_vector", "margin_step", "prediction_bound", "range_margin"]
+
+MOST = 2.0
+"""The most that a range is widened by."""
+LEAST_SAMPLES = 3
+QUANTILE = 2.3263478740408408
+"""Of the standard normal distribution at 99 %."""
+
+
+class PredictedRangeObserver(UniformQuantizationObserverBase):
+    """The running min and max of a tensor; of one vector a sample, widened as predicted.
+
+    Args:
+        dtype: integer dtype to quantize to.
+        qscheme: per_tensor_affine or per_tensor_symmetric.
+        reduce_range: use one bit less; give quant_min and quant_max instead.
+        quant_min: least integer used; the dtype's own if None.
+        quant_max: greatest integer used; the dtype's own if None.
+        factory_kwargs: device and dtype of the statistics.
+        eps: the least scale.
+        is_dynamic: must be False.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.quint8,
+        qscheme: torch.qscheme = torch.per_tensor_affine,
+        reduce_range: bool = False,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        factory_kwargs: dict[str, Any] | None = None,
+        eps: float = DEFAULT_EPS,
+        is_dynamic: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            dtype, qscheme, reduce_range, quant_min, quant_max, factory_kwargs, eps, is_dynamic,
+            **kwargs,
+        )  # fmt: skip
+        self.require_qscheme(PER_TENSOR)
+        self.require_static()
+        self.is_vector = True
+        self.sample_maxima: list[float] = []
+        self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
+        self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))
+
+    def forward(self, x_orig: Tensor) -> Tensor:
+        """Widen the running range by x_orig, note each sample's maximum; returns x_orig."""
+        x = self.observable(x_orig)
+        if x is not None:
+            low, high = tensor_range(x, self.ignore_at_or_below)
+            torch.minimum(self.min_val, low.to(self.min_val), out=self.min_val)
+            torch.maximum(self.max_val, high.to(self.max_val), out=self.max_val)
+            self._note_maxima(x)
+        return x_orig
+
+    def _note_maxima(self, x: Tensor) -> None:
+        self.is_vector = self.is_vector and is_vector(x)
+        if self.is_vector and self.ignore_at_or_below is None:
+            self.sample_maxima += x.reshape(len(x), -1).abs().amax(1).tolist()
+
+    @property
+    def margin(self) -> float:
+        """By how much the observed range is widened, from 1 to MOST."""
+        return range_margin(self.sample_maxima) if self.is_vector else 1.0
+
+    @property
+    def steps(self) -> list[str]:
+        """What was done to the observed range, for the provenance record."""
+        return margin_step(self.margin, len(self.sample_maxima))
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero_point of the widened range, both [1]."""
+        margin = self.margin
+        return self.qparams_of(self.min_val * margin, self.max_val * margin)
+
+    def reset_min_max_vals(self) -> None:
+        """Forget all statistics."""
+        self._observed_once = False
+        self.is_vector = True
+        self.sample_maxima.clear()
+        self.min_val.fill_(torch.inf)
+        self.max_val.fill_(-torch.inf)
+
+
+def is_vector(x: Tensor) -> bool:
+    """Whether a batch holds one value for each channel and sample: [N, C], [N, C, 1, 1]."""
+    return x.dim() >= 2 and x[0, 0].numel() == 1
+
+
+def range_margin(sample_maxima: list[float]) -> float:
+    """By how much to widen the range of one vector a sample, from 1 to MOST."""
+    found = [m for m in sample_maxima if m > 0]
+    if len(found) < LEAST_SAMPLES:
+        return 1.0
+    return min(max(prediction_bound(found) / max(found), 1.0), MOST)
+
+
+def margin_step(margin: float, samples: int) -> list[str]:
+    """A line for the provenance record, if there is a margin."""
+    if margin == 1.0:
+        return []
+    return [f"range x{margin:.3g}: 99 % bound of the next maximum after {samples} samples"]
+
+
+def prediction_bound(values: list[float]) -> float:
+    """What the next of log-normal values stays below with 99 % probability.
+
+    The quantile of Student's t is expanded around the normal one (Abramowitz and Stegun 26.7.5).
+    """
+    logs = [log(v) for v in values]
+    count, free = len(logs), len(logs) - 1
+    mean = sum(logs) / count
+    deviation = sqrt(sum((v - mean) ** 2 for v in logs) / free)
+    z = QUANTILE
+    student = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    return exp(mean + student * deviation * sqrt(1 + 1 / count))

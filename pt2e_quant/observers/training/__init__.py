@@ -1,0 +1,1 @@
+"""Fake-quantizes and what they train."""

@@ -1,0 +1,223 @@
+"""Fake-quantize: quantize and dequantize in training, with a straight-through gradient.
+
+Arguments, numerics and state-dict keys are those of torchao's PT2E: each holds its observer as
+`activation_post_process`, and two flags say whether it observes and whether it quantizes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.errors import ConfigError, RangeError
+from pt2e_quant.observers.partial_wrapper import PartialWrapper
+from pt2e_quant.observers.qschemes import PER_TENSOR, is_per_channel
+from pt2e_quant.observers.static.moving_average import MovingAverageMinMaxObserver
+from pt2e_quant.observers.training.fake_quantize_function import fake_quantize_tensor
+
+__all__ = [
+    "FakeQuantize",
+    "FakeQuantizeBase",
+    "disable_fake_quant",
+    "disable_observer",
+    "enable_fake_quant",
+    "enable_observer",
+]
+
+
+_SHOWN = (
+    "scale", "zero_point", "quant_min", "quant_max", "dtype", "qscheme", "ch_axis", "target_dtype",
+    "granularity", "mapping_type", "zero_point_domain", "block_size",
+)  # fmt: skip
+"""What print shows of a fake-quantize, as far as it has it."""
+
+
+class FakeQuantizeBase(ABC, nn.Module):
+    """A module that observes its input and gives back what quantization leaves of it."""
+
+    fake_quant_enabled: Tensor
+    observer_enabled: Tensor
+    activation_post_process: Any
+    """The observer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Buffers, so that data parallel replicas agree; uint8, because NCCL has no bool.
+        self.register_buffer("fake_quant_enabled", torch.tensor([1], dtype=torch.uint8))
+        self.register_buffer("observer_enabled", torch.tensor([1], dtype=torch.uint8))
+
+    @classmethod
+    def with_args(cls, **kwargs: Any) -> PartialWrapper:
+        """A constructor of this fake-quantize with some arguments given."""
+        return PartialWrapper(partial(cls, **kwargs))
+
+    @abstractmethod
+    def forward(self, X: Tensor) -> Tensor:
+        """Observe X and return it quantized and dequantized, as far as enabled."""
+
+    @abstractmethod
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """The scale and zero_point that the statistics call for."""
+
+    @property
+    def seen(self) -> bool:
+        """Whether the observer has the data it needs."""
+        return bool(getattr(self.activation_post_process, "seen", True))
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Quantize from now on, or not."""
+        self.fake_quant_enabled[0] = int(enabled)
+
+    def disable_fake_quant(self) -> None:
+        """Hand the input on as it is from now on."""
+        self.enable_fake_quant(False)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Gather statistics from now on, or not."""
+        self.observer_enabled[0] = int(enabled)
+
+    def disable_observer(self) -> None:
+        """Keep the qparams as they are from now on."""
+        self.enable_observer(False)
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        shown = {name: getattr(self, name) for name in _SHOWN if hasattr(self, name)}
+        flags = (
+            f"fake_quant_enabled={self.fake_quant_enabled}, "
+            f"observer_enabled={self.observer_enabled}"
+        )
+        return ", ".join([flags, *(f"{name}={value}" for name, value in shown.items())])
+
+
+class FakeQuantize(FakeQuantizeBase):
+    """Fake-quantize by the qparams of an observer.
+
+    Args:
+        observer: makes the observer.
+        quant_min: least integer used; the observer's own if None.
+        quant_max: greatest integer used; the observer's own if None.
+        is_dynamic: convert chooses qparams at run time.
+        observer_kwargs: further arguments of the observer.
+
+    Raises:
+        ConfigError: the range is none, or does not fit in the dtype.
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(
+        self,
+        observer: Callable[..., Any] = MovingAverageMinMaxObserver,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        is_dynamic: bool = False,
+        **observer_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if quant_min is not None and quant_max is not None:
+            _check_range(observer, observer_kwargs, quant_min, quant_max)
+            observer_kwargs.update(quant_min=quant_min, quant_max=quant_max)
+        made = observer(**observer_kwargs, is_dynamic=is_dynamic)
+        self.activation_post_process = made
+        self.quant_min = made.quant_min
+        self.quant_max = made.quant_max
+        self.is_dynamic = made.is_dynamic
+        self.dtype = made.dtype
+        self.qscheme = made.qscheme
+        self.ch_axis = getattr(made, "ch_axis", -1)
+        if not is_per_channel(self.qscheme) and self.qscheme not in PER_TENSOR:
+            raise ConfigError(f"{type(self).__name__} has no qscheme {self.qscheme}")
+        self.is_per_channel = is_per_channel(self.qscheme)
+        is_float = self.qscheme == torch.per_channel_affine_float_qparams
+        zero_point_dtype = torch.float32 if is_float else torch.int32
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("zero_point", torch.zeros(1, dtype=zero_point_dtype))
+
+    def start_channels(self, channels: int) -> None:
+        """Give all statistics their final size, so that the first batch resizes nothing.
+
+        Copies that average, compiled graphs and other ranks then agree from the start.
+        """
+        observer = self.activation_post_process
+        for name, value in (("min_val", torch.inf), ("max_val", -torch.inf)):
+            if getattr(observer, name).numel() == 0:
+                getattr(observer, name).resize_(channels).fill_(value)
+        self.scale.resize_(channels).fill_(1.0)
+        self.zero_point.resize_(channels).zero_()
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """The scale and zero_point that the observer's statistics call for."""
+        scale, zero_point = self.activation_post_process.calculate_qparams()
+        return scale, zero_point
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Observe X and return it quantized and dequantized, as far as enabled."""
+        if self.observer_enabled[0] == 1:
+            self.activation_post_process(X.detach())
+            scale, zero_point = self.calculate_qparams()
+            if self.scale.shape != scale.shape:
+                self.scale.resize_(scale.shape)
+                self.zero_point.resize_(zero_point.shape)
+            self.scale.copy_(scale)
+            self.zero_point.copy_(zero_point)
+        if self.fake_quant_enabled[0] != 1:
+            return X
+        axis = self.ch_axis if self.is_per_channel else None
+        limits = self.quant_min, self.quant_max
+        return fake_quantize_tensor(X, self.scale, self.zero_point, *limits, axis)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # One element until the first data: take the number of channels from the state.
+        for name, buffer in (("scale", self.scale), ("zero_point", self.zero_point)):
+            if isinstance(value := state_dict.get(prefix + name), Tensor):
+                buffer.resize_(value.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _check_range(
+    observer: Callable[..., Any], observer_kwargs: dict[str, Any], quant_min: int, quant_max: int
+) -> None:
+    given = getattr(getattr(observer, "p", None), "keywords", {})
+    dtype = given.get("dtype", observer_kwargs.get("dtype", torch.quint8))
+    if not info(dtype).holds(quant_min, quant_max):
+        raise RangeError(
+            f"quant_min {quant_min} .. quant_max {quant_max} is no range within {dtype}"
+        )
+
+
+def _as_fake_quantize(mod: Any) -> Any:
+    """The module if it is a fake-quantize, ours or another library's, else None."""
+    is_one = hasattr(mod, "fake_quant_enabled") and hasattr(mod, "disable_observer")
+    return mod if is_one else None
+
+
+def enable_fake_quant(mod: nn.Module) -> None:
+    """Let a fake-quantize quantize; for `model.apply`, other modules stay as they are."""
+    if (found := _as_fake_quantize(mod)) is not None:
+        found.enable_fake_quant()
+
+
+def disable_fake_quant(mod: nn.Module) -> None:
+    """Let a fake-quantize hand its input on; for `model.apply`, other modules stay as they are."""
+    if (found := _as_fake_quantize(mod)) is not None:
+        found.disable_fake_quant()
+
+
+def enable_observer(mod: nn.Module) -> None:
+    """Let a fake-quantize gather statistics; for `model.apply`."""
+    if (found := _as_fake_quantize(mod)) is not None:
+        found.enable_observer()
+
+
+def disable_observer(mod: nn.Module) -> None:
+    """Let a fake-quantize keep its qparams; for `model.apply`."""
+    if (found := _as_fake_quantize(mod)) is not None:
+        found.disable_observer()

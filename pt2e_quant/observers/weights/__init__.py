@@ -1,0 +1,1 @@
+"""Observers of constant weights."""

@@ -1,0 +1,83 @@
+"""The observer of a constant weight whose qparams are in blocks, or whose codes are no integers."""
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.formats.block_qparams import BlockQParams
+from pt2e_quant.core.schemes import TensorScheme
+from pt2e_quant.observers.base import NonFinite, ObserverBase
+from pt2e_quant.observers.weights.block_search import find_block_qparams
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+
+__all__ = ["BlockWeightObserver"]
+
+
+class BlockWeightObserver(ObserverBase):
+    """Finds the qparams of a weight when it sees it; the last one seen counts.
+
+    Nothing of it is in a state dict: convert shows it its constant again.
+
+    Args:
+        scheme: what the weight is quantized to.
+        dtype: that of the scheme.
+        search: how scales are found.
+        is_dynamic: must be False.
+
+    Raises:
+        ConfigError: it is asked to be dynamic; or, at a weight, its blocks do not fit.
+        NonFinite: at a weight that holds NaN or infinity.
+    """
+
+    min_val: Tensor
+    max_val: Tensor
+
+    def __init__(
+        self,
+        scheme: TensorScheme,
+        dtype: torch.dtype | None = None,
+        search: WeightSearch = WeightSearch.MIN_MAX,
+        is_dynamic: bool = False,
+    ) -> None:
+        super().__init__(dtype=dtype or scheme.dtype)
+        if is_dynamic:
+            raise ConfigError("a constant weight is not quantized at run time")
+        self.scheme = scheme
+        self.search = search
+        self.found: BlockQParams | None = None
+        self.min_val = torch.tensor([])
+        self.max_val = torch.tensor([])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Find the qparams of x; returns x."""
+        if (self.observes_constant and self.seen) or x.numel() == 0:
+            return x
+        value = x.detach()
+        low, high = (end.to(torch.float32) for end in torch.aminmax(value))
+        if not bool(low.isfinite() & high.isfinite()):
+            raise NonFinite("NaN or infinity in a weight", fix="find what made it")
+        self.min_val, self.max_val = low, high
+        self.found = find_block_qparams(value, self.scheme, self.search)
+        return x
+
+    @property
+    def seen(self) -> bool:
+        """Whether a weight has come in."""
+        return self.found is not None
+
+    def block_qparams(self) -> BlockQParams:
+        """The qparams found.
+
+        Raises:
+            CalibrationError: no weight has come in.
+        """
+        if self.found is None:
+            raise CalibrationError("a BlockWeightObserver saw no weight")
+        return self.found
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """The scales in force (of a fitted table: 1) and the zero_points (0 if it has none)."""
+        found = self.block_qparams()
+        scale = torch.ones(1) if found.scale is None else found.scale.real()
+        zero = found.zero_point
+        return scale, torch.zeros_like(scale, dtype=torch.int32) if zero is None else zero

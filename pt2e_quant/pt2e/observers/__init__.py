@@ -1,0 +1,1 @@
+"""Observers and fake-quantizes that only torchao's surface has."""

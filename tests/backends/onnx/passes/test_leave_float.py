@@ -1,0 +1,122 @@
+"""Products whose integers ONNX Runtime does not take by itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+
+import pt2e_quant as pq
+from pt2e_quant.backends.onnx import lower as lowering
+from pt2e_quant.backends.onnx.passes.leave_float import LeftFloat
+from pt2e_quant.backends.onnx.report import Refused
+from pt2e_quant.core.errors import ArtifactError
+
+
+def quantized(model: nn.Module, *args: Tensor, dynamic: Any = None) -> Any:
+    torch.manual_seed(0)
+    return pq.quantize(
+        model.eval(),
+        args,
+        calibration_data=[args],
+        dynamic_shapes=dynamic,
+        backend="onnx",
+        recipe="int8",
+        progress=False,
+    )
+
+
+class MelBands(nn.Module):
+    """A product that ONNX Runtime moves the transpose behind the logarithm into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mel", torch.rand(17, 8))
+        self.conv = nn.Conv1d(1, 34, 32, stride=16)
+
+    def forward(self, wave: Tensor) -> Tensor:
+        real, imaginary = self.conv(wave[:, None]).chunk(2, 1)
+        power = real.square() + imaginary.square()
+        return torch.log10((power.mT @ self.mel).clamp(min=1e-5)).mT
+
+
+class Alone(nn.Module):
+    """Convolutions of one image without a batch dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.last(self.first(image))
+
+
+def test_product_when_runtime_takes_no_integers_then_it_is_written_as_integers() -> None:
+    batch = torch.export.Dim("batch", min=1, max=16)
+    artifact = quantized(MelBands(), torch.randn(4, 128), dynamic=({0: batch},))
+    assert artifact.report.integer_ops["MatMulIntegerToFloat"] == 1
+    assert "MatMul" not in artifact.report.float_ops
+
+
+def test_convolution_when_image_has_no_batch_then_it_runs_in_integers() -> None:
+    artifact = quantized(Alone(), torch.randn(3, 9, 9))
+    assert artifact.report.integer_ops["QLinearConv"] == 2
+    assert artifact.report.float_regions == []
+    assert artifact.report.sqnr_canonical_db > 60
+
+
+class Pair(nn.Module):
+    """Two linears that share one bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.last.bias = self.first.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).sin())
+
+
+def test_product_when_it_cannot_be_written_then_it_is_float_with_a_note(monkeypatch: Any) -> None:
+    monkeypatch.setattr(
+        "pt2e_quant.backends.onnx.passes.leave_float.write_product", lambda node, is_portable: False
+    )
+    refuse_first(monkeypatch)
+    artifact = quantized(Pair(), torch.randn(4, 16))
+    left = [i.node for i in artifact.report.float_regions if i.what == "Gemm in float"]
+    assert left == ["linear in first"]
+    assert artifact.report.float_ops["Gemm"] == artifact.report.integer_ops["QGemm"] == 1
+    assert artifact.report.sqnr_canonical_db > 60
+
+
+def test_product_when_it_stays_refused_then_error_names_node_module_and_fix(
+    monkeypatch: Any,
+) -> None:
+    def none(model: ir.Model, refused: Sequence[Refused], *, portable: bool) -> None:
+        return None
+
+    monkeypatch.setattr(lowering, "leave_float", none)
+    monkeypatch.setattr(lowering, "refused_weights", lambda _: [FIRST])
+    with pytest.raises(ArtifactError, match="runs in float") as caught:
+        quantized(Pair(), torch.randn(4, 16))
+    assert caught.value.node_name == FIRST.weight
+    assert "module  first" in str(caught.value)
+    assert "set_module_name" in str(caught.value)
+
+
+FIRST = Refused("Gemm", "dequantize_per_channel")
+
+
+def refuse_first(monkeypatch: Any) -> None:
+    """Have the first weight refused, in the first of several looks."""
+    looks = iter([[FIRST]])
+    monkeypatch.setattr(lowering, "refused_weights", lambda _: next(looks, []))
+
+
+def test_island_when_a_module_is_known_then_it_is_named() -> None:
+    assert LeftFloat("Conv", "conv2d").float_region({"conv2d": "a.b"}).node == "conv2d in a.b"
+    assert LeftFloat("Conv", "conv2d").float_region({}).node == "conv2d"

@@ -1,0 +1,78 @@
+"""Functions that torch's exporter lacks compute as ATen does."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional as F
+
+import pt2e_quant as pq
+from pt2e_quant.backends.onnx.translate.functions import function_translations
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+
+FUNCTIONS = {
+    "aten.hypot": lambda x, y: torch.hypot(x, y),
+    "aten.copysign": lambda x, y: torch.copysign(x, y),
+    "aten.rrelu": lambda x, y: F.rrelu(x, 0.1, 0.5) + y,
+    "aten.kthvalue": lambda x, y: x.kthvalue(3, -1, keepdim=True).values + y,
+    "aten.median": lambda x, y: x.median(-1).values.unsqueeze(-1) + y,
+    "aten._cdist_forward": lambda x, y: torch.cdist(x, y.clamp(-10, 10)),
+    "aten._cdist_forward of 1": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=1.0),
+    "aten._cdist_forward of 3": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=3.0),
+    "aten._cdist_forward of inf": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=float("inf")),
+}
+
+
+class _Between(nn.Module):
+    """A function of a linear's result and of an input with signed zeros."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(self.linear(x), y)
+
+
+def call(batch, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(batch, n, generator=generator) for n in (8, 6))
+    y[0, :4] = torch.tensor([0.0, -0.0, 1e30, -1e-30])
+    return x, y
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_when_lowered_then_as_its_graph_at_every_size(name):
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = _Between(FUNCTIONS[name]).eval()
+    batch = Dim("batch", min=1, max=16)
+    program = torch.export.export(model, call(4, 0), dynamic_shapes=({0: batch}, {0: batch}))
+    backend = pq.backends.get("onnx")
+    prepared = pq.prepare_pt2e(program, backend.quantizer("int8"))
+    pq.calibrate(prepared, [call(4, 1)], progress=False)
+    graph = pq.convert_pt2e(prepared)
+    artifact = backend.lower(graph)
+    for size in (1, 16, 3):
+        found, expected = artifact.run(*call(size, 2)), graph(*call(size, 2))
+        finite = expected.abs() < 1e20
+        assert sqnr_db(expected[finite], found[finite]) > 80
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
+
+
+def test_every_translation_is_tested():
+    names = {str(operator).rsplit(".", 1)[0] for operator in function_translations()}
+    assert names == {name.partition(" of ")[0] for name in FUNCTIONS}
+
+
+def test_function_when_onnx_has_none_then_refused_with_its_node():
+    pytest.importorskip("onnxruntime")
+    model = _Between(lambda x, y: torch.lgamma(x.abs() + 1) + y)
+    with pytest.raises(UnsupportedError, match=r"prims\.lgamma") as error:
+        pq.quantize(
+            model, call(4, 0), calibration_data=[call(4, 1)], backend="onnx", progress=False
+        )
+    assert error.value.node_name == "lgamma"
+    assert "test_translate_functions.py" in str(error.value)

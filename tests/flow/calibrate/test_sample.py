@@ -1,0 +1,49 @@
+"""SQNR, and samples where calibration kept none."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.export import export
+
+from pt2e_quant.flow.calibrate.sample import sample_of, sqnr_db
+
+
+@given(st.integers(-40, 60))
+def test_sqnr_is_the_ratio_of_powers(decibels):
+    reference = torch.ones(100, dtype=torch.float64)
+    noise = 10 ** (-decibels / 20)
+    assert sqnr_db(reference, reference + noise) == pytest.approx(decibels, abs=1e-6)
+
+
+def test_equal_is_infinite_and_other_structure_is_nan():
+    x = torch.randn(4)
+    assert sqnr_db({"a": x, "b": 3}, {"a": x.clone(), "b": 3}) == math.inf
+    assert math.isnan(sqnr_db([x], [x, x]))
+    assert math.isnan(sqnr_db(x, x[:2]))
+    assert math.isnan(sqnr_db(x, x * float("nan")))
+
+
+def test_masked_entries_do_not_drown_the_rest():
+    least = torch.finfo(torch.float32).min
+    a = torch.tensor([1.0, 2.0, least])
+    assert sqnr_db(a, torch.tensor([1.1, 2.0, least])) == pytest.approx(27, abs=1)
+
+
+def test_noise_fits_the_captured_call():
+    class Embed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(5, 3)
+
+        def forward(self, ids, x, keep):
+            return self.table(ids) + x * keep
+
+    inputs = (torch.tensor([0, 4]), torch.randn(2, 3), torch.tensor([[True], [False]]))
+    gm = export(Embed(), inputs).module()
+    sample = sample_of(gm)
+    assert sample.float_outputs is None
+    gm(*sample.leaves)
+    assert sample.leaves[1].std() > 0

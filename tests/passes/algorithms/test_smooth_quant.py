@@ -1,0 +1,221 @@
+from textwrap import dedent
+
+import pytest
+import torch
+from torch import nn
+
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepared import prepared_state
+from pt2e_quant.graph.show import show
+from pt2e_quant.observers.static.minmax import MinMaxObserver
+from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+
+OUTLIERS = torch.ones(16).index_fill_(0, torch.tensor([3, 11]), 40.0)
+
+
+def samples(count: int = 8, seed: int = 0) -> list[torch.Tensor]:
+    """Sequences whose channels 3 and 11 are 40 times as large as the others."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, 6, 16, generator=generator) * OUTLIERS for _ in range(count)]
+
+
+class Scaled(nn.Module):
+    """A linear behind a multiplication by itself, so that its input is computed."""
+
+    def __init__(self, readers: int = 1, also: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linears = nn.ModuleList(nn.Linear(16, 8) for _ in range(readers))
+        self.also = also
+        with torch.no_grad():
+            for linear in self.linears:
+                linear.weight.div_(OUTLIERS)
+
+    def forward(self, x):
+        y = torch.tanh(x / 100) * 100
+        outputs = [linear(y) for linear in self.linears]
+        return (*outputs, y) if self.also else outputs[0] if len(outputs) == 1 else outputs
+
+
+class Normed(nn.Module):
+    """A linear right behind a layer norm with outlier weights: nothing else reads the norm."""
+
+    def __init__(self, also: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.LayerNorm(16)
+        self.linear = nn.Linear(16, 8)
+        self.also = also
+        with torch.no_grad():
+            self.norm.weight.mul_(OUTLIERS)
+            self.norm.bias.normal_()
+            self.linear.weight.div_(OUTLIERS)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return (self.linear(y), y) if self.also else self.linear(y)
+
+
+def quality(model, gm, data) -> float:
+    with torch.no_grad():
+        return sqnr_db([model(x) for x in data], [gm(x) for x in data])
+
+
+def plain_samples(count: int = 8, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, 6, 16, generator=generator) for _ in range(count)]
+
+
+def test_scale_when_the_input_has_other_readers_then_a_multiplication(calibrated):
+    model = Scaled(also=True)
+    gm = calibrated(model, samples())
+    before = [t.clone() for t in model.state_dict().values()]
+    result = smooth_quant(gm)
+    assert result.changed
+    assert show(gm) == dedent(
+        """\
+        activation_post_process_1: f32[8, 16] = call_module activation_post_process_1(linears.0.weight)
+        x: f32[1, 6, 16] = input
+        div: f32[1, 6, 16] = div(x, 100)
+        tanh: f32[1, 6, 16] = tanh(div)
+        mul: f32[1, 6, 16] = mul(tanh, 100)
+        mul_1: f32[1, 6, 16] = mul(mul, linears.0.input_scale)
+        activation_post_process_0: f32[1, 6, 16] = call_module activation_post_process_0(mul_1)
+        linear: f32[1, 6, 8] = linear(activation_post_process_0, activation_post_process_1, bias=linears.0.bias)
+        return (linear, mul)
+        """  # noqa: E501
+    )
+    # the float value is the same
+    for x in samples(seed=1):
+        torch.testing.assert_close(gm(x), model(x), rtol=1e-5, atol=1e-5)
+    after = list(model.state_dict().values())
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_scale_when_the_norm_has_one_reader_then_folded_into_it(calibrated):
+    model = Normed()
+    gm = calibrated(model, plain_samples())
+    text = show(gm)
+    assert smooth_quant(gm).changed
+    assert show(gm) == text
+    assert gm.norm.weight.max() < 20 < model.norm.weight.max()
+    for x in plain_samples(seed=1):
+        torch.testing.assert_close(gm(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [Scaled(), Scaled(readers=3), Normed(), Normed(also=True)])
+def test_smoothing_when_channels_are_outliers_then_10_db_on_unseen_data(model, calibrated):
+    make = plain_samples if isinstance(model, Normed) else samples
+    held = make(16, seed=1)
+    gm = calibrated(model, make())
+    plain = quality(model, convert_pt2e(gm), held)
+    gm = calibrated(model, make())
+    state = prepared_state(gm)
+    state.algorithms = (smooth_quant,)
+    smooth = quality(model, convert_pt2e(gm), held)
+    assert smooth > plain + 10
+    record = next(r for r in provenance_of(gm).tensors if r.steps)
+    assert "dB less error expected" in record.steps[0]
+    assert "smooth_quant" in provenance_of(gm).passes
+
+
+def test_second_run_changes_nothing(calibrated):
+    gm = calibrated(Scaled(readers=2), samples())
+    assert smooth_quant(gm).changed
+    text = show(gm)
+    result = smooth_quant(gm)
+    assert not result.changed
+    assert [n.text for n in result.notes] == ["it was scaled before"]
+    assert show(gm) == text
+
+
+class Other(nn.Module):
+    """Shapes of graphs in which nothing can be scaled."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(16, 16)
+        self.kind = kind
+
+    def forward(self, x):
+        if self.kind == "tied":
+            return self.linear(x) + x @ self.linear.weight
+        if self.kind == "chain":
+            return self.linear(self.linear(x))
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "options", "reason"),
+    [
+        ("tied", samples, {}, "the weight of linear has other readers"),
+        ("even", plain_samples, {}, "no channel scale lowers the expected error enough"),
+        ("chain", samples, {"outputs": True}, "linear is computed in integers"),
+    ],
+)
+def test_pass_when_it_cannot_or_need_not_then_declines(calibrated, kind, make, options, reason):
+    gm = calibrated(Other(kind), make(), **options)
+    result = smooth_quant(gm)
+    assert reason in {n.text for n in result.notes if n.skipped}
+    assert all(n.skipped for n in result.notes)
+    assert not result.changed
+
+
+def test_pass_when_observers_keep_no_channels_then_leaves_them(calibrated):
+    gm = calibrated(Scaled(), samples(), observer=MinMaxObserver)
+    result = smooth_quant(gm)
+    assert not result.changed
+    assert result.notes == ()
+
+
+def test_scale_when_in_half_precision_then_the_float_value_stays_bit_equal(calibrated):
+    model = Scaled(also=True).to(torch.bfloat16)
+    data = [x.to(torch.bfloat16) for x in samples()]
+    gm = calibrated(model, data)
+    assert smooth_quant(gm).changed
+    factor = getattr(gm.linears, "0").input_scale
+    assert factor.dtype == torch.bfloat16
+    assert factor.min() < 0.2
+    for x in data:
+        assert torch.equal(gm(x)[0], model(x)[0])
+
+
+class Perceptron(nn.Module):
+    """Two linears; a few hidden channels are 40 times as large as the others."""
+
+    def __init__(self, relu: bool) -> None:
+        super().__init__()
+        self.between = nn.ReLU() if relu else nn.Identity()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 8)
+        with torch.no_grad():
+            self.up.weight.mul_(OUTLIERS[:, None])
+            self.up.bias.mul_(OUTLIERS)
+            self.down.weight.div_(OUTLIERS)
+
+    def forward(self, x):
+        return self.down(self.between(self.up(x)))
+
+
+@pytest.mark.parametrize("outputs", [False, True], ids=["float between", "integers between"])
+def test_scale_when_a_linear_makes_the_input_then_folded_into_its_rows(calibrated, outputs):
+    model, held = Perceptron(relu=not outputs), plain_samples(16, seed=1)
+
+    def prepared():
+        gm = calibrated(model, plain_samples(), outputs=outputs, biases=True)
+        text = show(gm)
+        result = smooth_quant(gm)
+        assert result.changed
+        assert show(gm) == text
+        return gm
+
+    gm = prepared()
+    assert gm.up.weight.abs().max() < 2 < model.up.weight.abs().max()
+    for x in held:
+        torch.testing.assert_close(gm(x), model(x), rtol=1e-5, atol=1e-5)
+    plain = calibrated(model, plain_samples(), outputs=outputs, biases=True)
+    gain = quality(model, convert_pt2e(gm), held) - quality(model, convert_pt2e(plain), held)
+    assert gain > 6

@@ -1,0 +1,145 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pt2e_quant.core.qdq import DequantizePerTensor
+from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.cleanup.fold_constants import GROWTH_LIMIT_BYTES, fold_constants
+from pt2e_quant.passes.cleanup.inline_regions import inline_regions
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_weight_parametrization_becomes_a_weight(program):
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))
+
+        def forward(self, x):
+            return self.fc(x)
+
+    p = program(Normed(), (X,))
+    p.apply(fold_constants, drop_dead_constants)
+    p.shows(
+        """
+        x: f32[3, 4] = input
+        linear: f32[3, 5] = linear(x, fc.weight, bias=fc.bias)
+        return (linear)
+        """
+    )
+    assert set(p.gm.state_dict()) == {"fc.weight", "fc.bias"}
+    p.matches().leaves_model_alone().is_idempotent(fold_constants)
+
+
+def test_casts_of_autocast_fold_into_the_weight(program):
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.fc(x)
+
+    p = program(Cast(), (X,)).apply(inline_regions, fold_constants)
+    p.shows(
+        """
+        x: f32[3, 4] = input
+        to: bf16[3, 4] = to(x, bf16)
+        linear: bf16[3, 4] = linear(to, fc.weight, bias=fc.bias)
+        return (linear)
+        """
+    )
+    assert p.gm.fc.weight.dtype == torch.bfloat16
+    p.matches(rtol=0, atol=0).leaves_model_alone()
+
+
+def test_equal_computations_share_one_constant(program):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x):
+            return F.linear(x, self.w * 2), F.linear(x, self.w * 2), F.linear(x, self.w)
+
+    p = program(Twice(), (X,)).apply(fold_constants)
+    assert set(p.gm.state_dict()) == {"w", "folded_weight"}
+    p.matches().leaves_model_alone()
+
+
+def test_a_made_mask_is_folded(program):
+    class Made(nn.Module):
+        def forward(self, x):
+            return x @ torch.ones(4, 4).tril()
+
+    p = program(Made(), (X,)).apply(fold_constants)
+    assert list(p.targets()) == ["aten.matmul.default"]
+    p.matches()
+
+
+def test_a_permuted_constant_is_stored_in_order(program):
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 3)
+            self.register_buffer("places", torch.arange(16).reshape(4, 4) % 8)
+
+        def forward(self, x):
+            return x + self.table(self.places).permute(2, 0, 1).unsqueeze(0)
+
+    p = program(Biased(), (X.reshape(3, 1, 4)[None],)).apply(fold_constants, drop_dead_constants)
+    (held,) = p.gm.state_dict().values()
+    assert held.shape == (1, 3, 4, 4)
+    assert held.is_contiguous()
+    p.matches(rtol=0, atol=0).leaves_model_alone().is_idempotent(fold_constants)
+
+
+def test_a_scaled_query_of_one_row_has_plain_strides(program):
+    class Probe(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.probe = nn.Parameter(torch.ones(1, 3, 4))
+
+        def forward(self, x):
+            return torch.bmm(self.probe.transpose(0, 1) * 0.5, x[..., None])
+
+    p = program(Probe(), (X,)).apply(fold_constants, drop_dead_constants)
+    (held,) = p.gm.state_dict().values()
+    assert (held.shape, held.stride()) == ((3, 1, 4), (4, 4, 1))
+    p.matches(rtol=0, atol=0).leaves_model_alone()
+
+
+def test_a_large_result_is_left_computed(program):
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 1))
+
+        def forward(self, x):
+            return x @ (self.w.expand(4, 200_000) + 0.0)
+
+    p = program(Wide(), (X,)).apply(fold_constants)
+    growth = 4 * 4 * 200_000 - 4 * 4
+    assert growth > GROWTH_LIMIT_BYTES
+    assert p.skips == [f"folding would add {growth} bytes"]
+    assert not p.changed
+
+
+def test_written_buffers_random_values_and_dequantizes_stay(program):
+    class Stay(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(4))
+            self.register_buffer("q", torch.ones(4, dtype=torch.int8))
+
+        def forward(self, x):
+            self.count.add_(1)
+            w = DequantizePerTensor(self.q, 0.5, 0, -128, 127, torch.int8)
+            return x * (self.count + 1) * w + torch.rand_like(self.q, dtype=torch.float32)
+
+    p = program(Stay(), (X,))
+    before = p.text
+    assert not fold_constants(p.gm).changed
+    assert p.text == before

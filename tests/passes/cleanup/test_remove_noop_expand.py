@@ -1,0 +1,40 @@
+import torch
+from torch import nn
+
+from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
+
+X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Expands(nn.Module):
+    def forward(self, x):
+        same = x.relu().expand(2, 3)
+        kept = same.expand(-1, 3)
+        return kept.sum(0, keepdim=True).expand(2, 3), kept.expand(4, 2, 3)
+
+
+def test_expands_to_the_same_shape_are_removed(program):
+    p = program(Expands(), (X,)).apply(remove_noop_expand)
+    p.shows(
+        """
+        x: f32[2, 3] = input
+        relu: f32[2, 3] = relu(x)
+        sum: f32[1, 3] = sum(relu, [0], keepdim=True)
+        expand: f32[2, 3] = expand(sum, [2, 3])
+        expand_1: f32[4, 2, 3] = expand(relu, [4, 2, 3])
+        return (expand, expand_1)
+        """
+    )
+    assert p.skips == ["the expand changes the shape", "the expand adds dimensions"]
+    p.matches(rtol=0, atol=0).is_idempotent(remove_noop_expand)
+
+
+def test_symbolic_sizes_are_compared(program):
+    class Dynamic(nn.Module):
+        def forward(self, x, y):
+            return x.expand(x.shape[0], 3), x.sum(0).expand(y.shape[0], 3)
+
+    rows, other = (torch.export.Dim(n, min=2, max=9) for n in ("rows", "other"))
+    p = program(Dynamic(), (X, X + 1), ({0: rows}, {0: other})).apply(remove_noop_expand)
+    assert p.targets()["aten.expand.default"] == 1
+    p.matches((torch.randn(5, 3), torch.randn(7, 3)))
