@@ -22,9 +22,9 @@ from benchmarks.gpu_models import MODELS, measure_model
 from benchmarks.gpu_record import gpu_conditions, write_gpu_results
 from benchmarks.gpu_timer import GraphTimer
 from benchmarks.gpu_tune import sweep_kernel, write_measured, write_tiles
-from pt2e_quant.kernels.bench_case import Bench
-from pt2e_quant.kernels.catalog import BENCHES
-from pt2e_quant.kernels.device_limits import limits_of
+from benchmarks.kernels.bench_case import Bench
+from benchmarks.kernels.catalog import BENCHES
+from benchmarks.kernels.device_limits import limits_of
 from pt2e_quant.kernels.measured import measured_class, read_measured
 from pt2e_quant.kernels.tiles import device_slug, read_tiles
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.kernels.bench_case import Bench, Bound
+from benchmarks.kernels.bench_case import Bench, Bound
 
 __all__ = ["Check", "check_kernel", "difference", "run_sanitizer"]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from benchmarks.gpu_timer import Program, Timer, Timing, copies_for
-from pt2e_quant.kernels.bench_case import Bench, BenchCase
-from pt2e_quant.kernels.device_limits import DeviceLimits
+from benchmarks.kernels.bench_case import Bench, BenchCase
+from benchmarks.kernels.device_limits import DeviceLimits
 from pt2e_quant.kernels.tiles import TileConfig
 
 __all__ = ["Gpu", "float_ratios", "measure_case", "rotated"]

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.gpu_check import difference
 from benchmarks.gpu_kernels import Gpu, rotated
 from benchmarks.gpu_timer import Program
+from benchmarks.kernels.bench_case import Bench
 from pt2e_quant.kernels import __file__ as kernels_file
-from pt2e_quant.kernels.bench_case import Bench
 from pt2e_quant.kernels.tiles import TileConfig, read_tiles
 
 __all__ = ["Sweep", "sweep_kernel", "write_measured", "write_tiles"]

@@ -6,12 +6,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pt2e_quant.backends.cuda.ahead_of_time.baseline import read_baseline
-from pt2e_quant.backends.cuda.ahead_of_time.facts import KernelFacts
-from pt2e_quant.backends.cuda.ahead_of_time.matrix import targets
-from pt2e_quant.kernels.bench_case import BenchCase, MathUnit
-from pt2e_quant.kernels.catalog import BENCHES, COMPILE_CASES
-from pt2e_quant.kernels.device_limits import LIMITS, DeviceLimits
+from benchmarks.kernels.ahead_of_time.baseline import read_baseline
+from benchmarks.kernels.ahead_of_time.facts import KernelFacts
+from benchmarks.kernels.ahead_of_time.matrix import targets
+from benchmarks.kernels.bench_case import BenchCase, MathUnit
+from benchmarks.kernels.catalog import BENCHES, COMPILE_CASES
+from benchmarks.kernels.device_limits import LIMITS, DeviceLimits
 
 __all__ = ["kernels_page"]
 

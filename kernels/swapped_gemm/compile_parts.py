@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from pt2e_quant.kernels.compile_case import CompileCase
+from benchmarks.kernels.compile_case import CompileCase
 
 __all__ = ["ENDING", "PLAIN_END", "add_splits_cases"]
 

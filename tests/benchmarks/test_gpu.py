@@ -15,9 +15,9 @@ from benchmarks.gpu_models import ModelCase, measure_model
 from benchmarks.gpu_record import write_gpu_results
 from benchmarks.gpu_timer import copies_for, timing_of
 from benchmarks.gpu_tune import sweep_kernel, write_measured, write_tiles
-from pt2e_quant.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, Peer
+from benchmarks.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, Peer
+from benchmarks.kernels.device_limits import DeviceLimits
 from pt2e_quant.kernels.cost import Cost
-from pt2e_quant.kernels.device_limits import DeviceLimits
 from pt2e_quant.kernels.tiles import TileConfig
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pt2e_quant.kernels.catalog import COMPILE_CASES
+from benchmarks.kernels.catalog import COMPILE_CASES
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 SOURCES = sorted(KERNELS.glob("*/gpu.py"))

@@ -5,8 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.kernels.catalog import BENCHES
-from pt2e_quant.kernels.device_limits import LIMITS
+from benchmarks.kernels.catalog import BENCHES
+from benchmarks.kernels.device_limits import LIMITS
 
 # A gather moves the rows that it takes, not its table.
 CASES = [

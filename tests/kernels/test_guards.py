@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from pt2e_quant.backends.cuda.ahead_of_time.matrix import targets
-from pt2e_quant.kernels.catalog import BENCHES, COMPILE_CASES
+from benchmarks.kernels.ahead_of_time.matrix import targets
+from benchmarks.kernels.catalog import BENCHES, COMPILE_CASES
 from pt2e_quant.kernels.tiles import DEFAULT, read_tiles
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 INTERPRETED = ROOT / "tests" / "kernels" / "interpreted"
-ALWAYS = ("op.py", "reference.py", "gpu.py", "compile_cases.py", "bench.py", "tiles/default.json")
+ALWAYS = ("op.py", "reference.py", "gpu.py", "tiles/default.json")
+TOOLS = ROOT / "benchmarks" / "kernels"
 
 
 def launches(path):
@@ -38,12 +39,14 @@ def test_units_are_found():
 @pytest.mark.parametrize("op", UNITS)
 def test_a_unit_has_all_its_files(op):
     assert [name for name in ALWAYS if not (KERNELS / op / name).exists()] == []
+    tools = [TOOLS / folder / f"{op}.py" for folder in ("bench", "compile_cases")]
+    assert [path for path in tools if not path.exists()] == []
 
 
 @pytest.mark.parametrize("op", UNITS)
 def test_a_unit_is_reached_by_a_lowering(op):
     wanted = f"from pt2e_quant.kernels.{op}.op import"
-    own = {KERNELS / op / name for name in ("op.py", "bench.py", "gpu.py", "reference.py")}
+    own = {KERNELS / op / name for name in ("op.py", "gpu.py", "reference.py")}
     readers = [
         path
         for folder in (KERNELS, ROOT / "backends" / "cuda")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from benchmarks.kernels.catalog import BENCHES, COMPILE_CASES
 from pt2e_quant.core.errors import MissingExtraError, UnsupportedError
 from pt2e_quant.kernels import fused_op, tiles
-from pt2e_quant.kernels.catalog import BENCHES, COMPILE_CASES
 from pt2e_quant.kernels.epilogue.epilogue import Activation
 from tests.fake_cuda import CUDA, H200, FakeGpu, fake_cuda
 

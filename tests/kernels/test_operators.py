@@ -13,8 +13,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from benchmarks.kernels import catalog
 from pt2e_quant.core.errors import MissingExtraError, UnsupportedError
-from pt2e_quant.kernels import catalog, fused_op
+from pt2e_quant.kernels import fused_op
 from tests.fake_cuda import CUDA, FakeGpu, fake_cuda
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"

@@ -9,8 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from benchmarks.gpu_check import difference
+from benchmarks.kernels.catalog import BENCHES
 from pt2e_quant.core.errors import InputError, Pt2eQuantError
-from pt2e_quant.kernels.catalog import BENCHES
 from tests.kernels.small_draws import small_seeds
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from benchmarks.gpu_check import difference
-from pt2e_quant.kernels.catalog import BENCHES
+from benchmarks.kernels.catalog import BENCHES
 
 CPU = torch.device("cpu")
 

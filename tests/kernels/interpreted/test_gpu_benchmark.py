@@ -18,9 +18,9 @@ from benchmarks import gpu
 from benchmarks.gpu_kernels import Gpu
 from benchmarks.gpu_models import ModelCase
 from benchmarks.gpu_timer import timing_of
+from benchmarks.kernels.catalog import BENCHES
+from benchmarks.kernels.device_limits import limits_of
 from pt2e_quant.kernels import measured, tiles
-from pt2e_quant.kernels.catalog import BENCHES
-from pt2e_quant.kernels.device_limits import limits_of
 from tests.fake_cuda import H200
 from tests.kernels.small_draws import small_seeds
 

@@ -1,0 +1,1 @@
+"""Kernel development: timing cases, ahead-of-time compilation, instruction baselines."""

@@ -1,0 +1,1 @@
+"""What a machine with a GPU times, one file a kernel."""

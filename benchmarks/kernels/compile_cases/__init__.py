@@ -1,0 +1,1 @@
+"""What is compiled ahead of time, one file a kernel."""
