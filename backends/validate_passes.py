@@ -3,11 +3,13 @@
 The graph runs before and after each pass, on the sample, on fresh data and on extreme inputs, and
 every value that has kept its name, dtype and shape is compared. So the pass and the first value
 that it changed are known, where a run of the artifact shows only that its result is wrong.
+`backends/onnx/validate_rewrites.py` does the same behind the export to ONNX.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,12 +30,15 @@ from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.input_ranges import input_ranges
 from pt2e_quant.flow.calibrate.sample import Sample
 
-__all__ = ["PassValidation", "validation_of"]
+__all__ = ["MARGIN_DB", "RESULT", "PassValidation", "Values", "check_values", "validation_of"]
 
-_MARGIN_DB = 3.0
+MARGIN_DB = 3.0
 """How much further than the furthest run with rounding noise a value may be."""
 
-_Values = dict[str, Tensor]
+RESULT = "result "
+"""With an index behind it the name of a result among the values."""
+
+Values: TypeAlias = dict[str, Tensor]
 
 
 class PassValidation:
@@ -49,7 +54,7 @@ class PassValidation:
         self.gm = gm
         self.calls = _calls(gm, sample)
         self.more = tuple(more)
-        self.values: list[_Values | None] = []
+        self.values: list[Values | None] = []
         """Of each call, of the graph as it was last; None where the graph refuses the call."""
 
     def start(self, gm: GraphModule) -> None:
@@ -70,36 +75,11 @@ class PassValidation:
             found = self._run(gm, leaves)
             if found is None:
                 raise InvariantError(f"{name} leaves a graph that cannot be called with {label}")
-            self._compare(name, at, before, found, nodes)
+            bound = partial(self.bound_db, at)
+            check_values(f"the pass {name}", label, before, found, bound, nodes)
             self.values[at] = found
 
-    def _compare(
-        self, name: str, at: int, before: _Values, found: _Values, nodes: Mapping[str, Node]
-    ) -> None:
-        for key, expected in before.items():
-            value = found.get(key)
-            if value is None or not _is_alike(expected, value):
-                if not key.startswith(_RESULT):
-                    continue
-                text = "is not there" if value is None else "has another shape or dtype"
-                raise InvariantError(f"{name} changes the graph: {key} {text} any more")
-            difference = compare(expected.double(), value.double())
-            ratio = -math.inf if math.isnan(difference.ratio_db) else difference.ratio_db
-            if ratio >= CEILING_DB:
-                continue
-            bound = self._bound_db(at, key, ratio)
-            if ratio < bound:
-                label = self.calls[at][0]
-                raise InvariantError(
-                    f"the pass {name} changes {key}: SQNR {ratio:.1f} dB between the graph before "
-                    f"it and behind it, expected at least {bound:.1f} dB, with {label}"
-                    f"{f' ({difference.problem})' if difference.problem else ''}",
-                    node=nodes.get(key),
-                    fix="leave this operator float; validate=False skips this check, and the "
-                    "artifact is still held against its graph",
-                )
-
-    def _bound_db(self, at: int, key: str, ratio: float) -> float:
+    def bound_db(self, at: int, key: str, ratio: float) -> float:
         """What is asked for of a value: less where the canonical graph itself is moved by noise."""
         least = CEILING_DB
         plain = self._run(self.gm, self.calls[at][1])
@@ -109,14 +89,14 @@ class PassValidation:
             noisy = self._run(self.gm, self.calls[at][1], draw=draw)
             if noisy is not None and _is_alike(plain[key], noisy[key]):
                 own = compare(plain[key].double(), noisy[key].double()).ratio_db
-                least = min(least, (-math.inf if math.isnan(own) else own) - _MARGIN_DB)
+                least = min(least, (-math.inf if math.isnan(own) else own) - MARGIN_DB)
             if least <= ratio:
                 break
         return least
 
     def _run(
         self, gm: GraphModule, leaves: Sequence[Any], *, draw: int | None = None
-    ) -> _Values | None:
+    ) -> Values | None:
         """Every tensor that a graph computes; None where it raises."""
         given = copied_leaves(leaves)
         count = sum(node.op == "placeholder" for node in gm.graph.nodes)
@@ -129,11 +109,8 @@ class PassValidation:
                 return None
         for index, value in enumerate(pytree.tree_leaves(results)):
             if isinstance(value, Tensor):
-                recorder.values[f"{_RESULT}{index}"] = value.clone()
+                recorder.values[f"{RESULT}{index}"] = value.clone()
         return recorder.values
-
-
-_RESULT = "result "
 
 
 class _Recorder(Interpreter):
@@ -141,7 +118,7 @@ class _Recorder(Interpreter):
 
     def __init__(self, gm: GraphModule) -> None:
         super().__init__(gm)
-        self.values: _Values = {}
+        self.values: Values = {}
 
     def run_node(self, n: Node) -> Any:
         """Run one node and keep its result."""
@@ -155,13 +132,54 @@ class _NoisyRecorder(NoisyInterpreter):
 
     def __init__(self, gm: GraphModule, draw: int) -> None:
         super().__init__(gm, draw, is_disturbed=False)
-        self.values: _Values = {}
+        self.values: Values = {}
 
     def run_node(self, n: Node) -> Any:
         """Run one node and keep its result with noise."""
         value = super().run_node(n)
         _keep(self.values, n, value)
         return value
+
+
+def check_values(
+    change: str,
+    label: str,
+    before: Values,
+    found: Values,
+    bound_db: Callable[[str, float], float],
+    nodes: Mapping[str, Node],
+) -> None:
+    """Compare every value that kept its name, dtype and shape.
+
+    Args:
+        change: what was changed in between, for the error.
+        label: which call it is.
+        before: the values of the call before the change, in the order of the graph.
+        found: those behind it.
+        bound_db: the least SQNR of a value, given its name and the SQNR that it has.
+        nodes: of the values, for the error.
+
+    Raises:
+        InvariantError: naming the change and the first value that differs.
+    """
+    for key, expected in before.items():
+        value = found.get(key)
+        if value is None or not _is_alike(expected, value):
+            if not key.startswith(RESULT):
+                continue
+            text = "is not there" if value is None else "has another shape or dtype"
+            raise InvariantError(f"{change} changes the graph: {key} {text} any more")
+        difference = compare(expected.double(), value.double())
+        ratio = -math.inf if math.isnan(difference.ratio_db) else difference.ratio_db
+        if ratio < CEILING_DB and ratio < (bound := bound_db(key, ratio)):
+            raise InvariantError(
+                f"{change} changes {key}: SQNR {ratio:.1f} dB between the graph before "
+                f"it and behind it, expected at least {bound:.1f} dB, with {label}"
+                f"{f' ({difference.problem})' if difference.problem else ''}",
+                node=nodes.get(key),
+                fix="leave this operator float; validate=False skips this check, and the "
+                "artifact is still held against its graph",
+            )
 
 
 def validation_of(
@@ -171,7 +189,7 @@ def validation_of(
     return PassValidation(gm, choose_sample(gm, example_inputs)) if validate else None
 
 
-def _keep(values: _Values, node: Node, value: Any) -> None:
+def _keep(values: Values, node: Node, value: Any) -> None:
     if node.op == "call_function" and isinstance(value, Tensor) and _is_plain(value):
         values[node.name] = value.detach().clone()
 

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
-from pt2e_quant.backends.onnx.metadata import Metadata
+from pt2e_quant.backends.onnx.metadata import Metadata, fed_leaves
 from pt2e_quant.backends.onnx.runtime import open_session, run_session, run_with_state, to_ort
 from pt2e_quant.backends.write_back import write_back
 from pt2e_quant.core.checksum import check_sum, has_sum
@@ -67,7 +67,7 @@ class OnnxArtifact(Artifact):
 
         Inputs that the model writes are written here too, as by the float model.
         """
-        feeds = self.metadata.feeds(leaves)
+        feeds = fed_leaves(self.metadata.capture, leaves)
         if not self.metadata.state:
             results = run_session(self.session, feeds)
         else:

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from pt2e_quant.backends.onnx.rewrites.pipeline import apply_rewrites
 from pt2e_quant.backends.onnx.translate.translations import translation_table
+from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
 from pt2e_quant.core.errors import UnsupportedError
 
 __all__ = ["OPSET", "export_model", "name_inputs"]
@@ -21,7 +22,11 @@ OPSET = 21
 
 
 def export_model(
-    ep: ExportedProgram, output_names: Sequence[str], *, portable: bool = False
+    ep: ExportedProgram,
+    output_names: Sequence[str],
+    *,
+    portable: bool = False,
+    validation: RewriteValidation | None = None,
 ) -> tuple[ir.Model, dict[str, str]]:
     """Translate a program, bring it into the form that fuses, and name its outputs.
 
@@ -29,6 +34,7 @@ def export_model(
         ep: in canonical form, nothing packed.
         output_names: a name for each of its outputs.
         portable: use operators of the ONNX standard only.
+        validation: is shown the model after the translation and after each rewrite.
 
     Returns:
         The model, and the module path of each value in it.
@@ -52,7 +58,9 @@ def export_model(
             ) from error
     assert program is not None
     model = program.model
-    origins = apply_rewrites(model, portable=portable)
+    if validation is not None:
+        validation.start(program.exported_program.graph, model)
+    origins = apply_rewrites(model, portable=portable, validation=validation)
     common.OutputFixPass()(model)
     _name_outputs(model.graph, output_names)
     model.producer_name = "pt2e_quant"

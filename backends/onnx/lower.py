@@ -24,6 +24,7 @@ from pt2e_quant.backends.onnx.quantizer import weight_only_of
 from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import OptimizedModel, optimize
+from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.core.canonical import verify_canonical
@@ -83,9 +84,10 @@ def lower(
         *(f"{capture.inputs[index].name}_written" for index in written),
         *(tensor.output_name for tensor in state),
     ]
-    model, origins = _export(flat, names, portable=portable)
+    rewrites = None if validation is None else RewriteValidation(validation)
+    model, origins = _export(flat, names, portable=portable, validation=rewrites)
     name_inputs(model.graph, [tensor.input_name for tensor in state])
-    plain, optimized, session, left = _optimize(model, portable=portable)
+    plain, optimized, session, left = _optimize(model, portable=portable, validation=rewrites)
     report = make_report(gm, optimized, origins)
     report.float_regions += [one.float_region(origins) for one in left]
     metadata = Metadata(
@@ -111,7 +113,7 @@ def lower(
 
 
 def _optimize(
-    model: ir.Model, *, portable: bool
+    model: ir.Model, *, portable: bool, validation: RewriteValidation | None
 ) -> tuple[bytes, OptimizedModel, onnxruntime.InferenceSession, list[LeftFloat]]:
     """The model's bytes, what ONNX Runtime makes of it, a session, and what was left float."""
     left: list[LeftFloat] = []
@@ -122,6 +124,8 @@ def _optimize(
         if more is None:
             return plain, optimized, session, left
         left += more
+        if validation is not None:
+            validation.after("leave_float", model)
 
 
 def _check_refused(gm: GraphModule, refused: list[Refused], origins: Mapping[str, str]) -> None:
@@ -136,7 +140,11 @@ def _check_refused(gm: GraphModule, refused: list[Refused], origins: Mapping[str
 
 
 def _export(
-    flat: GraphModule, names: Sequence[str], *, portable: bool
+    flat: GraphModule,
+    names: Sequence[str],
+    *,
+    portable: bool,
+    validation: RewriteValidation | None,
 ) -> tuple[ir.Model, dict[str, str]]:
     """`export_model`; a refusal names the operator that the exporter has no ONNX for.
 
@@ -148,7 +156,8 @@ def _export(
         return export_model(export_again(part), ["part"], portable=portable)
 
     try:
-        return export_model(export_again(flat), names, portable=portable)
+        ep = export_again(flat)
+        return export_model(ep, names, portable=portable, validation=validation)
     except UnsupportedError as error:
         if error.node_name:
             raise

@@ -16,7 +16,7 @@ from pt2e_quant.core.errors import ArtifactError, InputError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.flow.report.report import FloatRegion, Report
 
-__all__ = ["Metadata"]
+__all__ = ["Metadata", "fed_leaves"]
 
 _PREFIX = "pt2e_quant."
 _VERSION = "1"
@@ -98,15 +98,12 @@ class Metadata:
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}: its description is damaged: {error}") from error
 
-    def feeds(self, leaves: Sequence[Any]) -> list[Any]:
-        """The leaves of a call that the ONNX model takes, in its order."""
-        infos = self.capture.inputs
-        return [
-            leaf
-            for leaf, info in zip(leaves, infos, strict=True)
-            if info.kind is not InputKind.LITERAL
-        ]
-
     def result_leaves(self, tensors: Sequence[Tensor]) -> list[Any]:
         """The leaves of the float module's result around the model's outputs."""
         return join_results(self.results, tensors)
+
+
+def fed_leaves(capture: Capture, leaves: Sequence[Any]) -> list[Any]:
+    """The leaves of a call that the ONNX model takes, in its order."""
+    pairs = zip(leaves, capture.inputs, strict=True)
+    return [leaf for leaf, info in pairs if info.kind is not InputKind.LITERAL]

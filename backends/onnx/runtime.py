@@ -99,9 +99,15 @@ _BOOL_RESULT = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "An
 
 
 def open_session(
-    model: bytes | Path, *, threads: int = 0, optimized_path: Path | None = None
+    model: bytes | Path,
+    *,
+    threads: int = 0,
+    optimized_path: Path | None = None,
+    is_optimized: bool = True,
 ) -> onnxruntime.InferenceSession:
     """A session on the CPU provider; `threads` 0 leaves the choice to ONNX Runtime.
+
+    Without `is_optimized` it runs the operators of the model one by one as they stand.
 
     Raises:
         ArtifactError: ONNX Runtime does not load the model.
@@ -109,6 +115,8 @@ def open_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # its warnings are about its own fallbacks; we report those
     options.intra_op_num_threads = threads
+    if not is_optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if optimized_path is not None:
         options.optimized_model_filepath = str(optimized_path)
     source = model if isinstance(model, bytes) else str(model)

@@ -48,14 +48,12 @@ from pt2e_quant.backends.onnx.rewrites.write_recurrent import (
 )
 from pt2e_quant.backends.onnx.rewrites.write_rows import write_rows
 from pt2e_quant.backends.onnx.translate.marks import MARKS
+from pt2e_quant.backends.onnx.validate_rewrites import SCOPES, RewriteValidation
 from pt2e_quant.backends.onnx.values import MICROSOFT
 
 __all__ = ["PORTABLE_REWRITES", "REWRITES", "apply_rewrites"]
 
 Rewrite: TypeAlias = Callable[[ir.Graph], int]
-
-_SCOPES = "pkg.torch.onnx.name_scopes"
-"""Where the exporter notes a node's module paths, outermost first, then the node."""
 
 _STATIC: tuple[Rewrite, ...] = (
     fold_casts,
@@ -109,13 +107,22 @@ PORTABLE_REWRITES = (
 """Without ONNX Runtime's own operators."""
 
 
-def apply_rewrites(model: ir.Model, *, portable: bool = False) -> dict[str, str]:
-    """Bring a model into the form ONNX Runtime fuses; the module path of each value in it."""
+def apply_rewrites(
+    model: ir.Model,
+    *,
+    portable: bool = False,
+    validation: RewriteValidation | None = None,
+) -> dict[str, str]:
+    """Bring a model into the form ONNX Runtime fuses; the module path of each value in it.
+
+    `validation` is shown the model after each rewrite.
+    """
     # The branches of an If are graphs of their own.
     graphs = [model.graph, *model.graph.subgraphs()]
     for rewrite in PORTABLE_REWRITES if portable else REWRITES:
-        for graph in graphs:
-            rewrite(graph)
+        fired = sum([rewrite(graph) for graph in graphs])
+        if validation is not None and fired:
+            validation.after(rewrite.__name__, model)
     common.RemoveUnusedNodesPass()(model)
     common.DeduplicateInitializersPass()(model)
     common.TopologicalSortPass()(model)
@@ -135,7 +142,7 @@ def _take_origins(graph: ir.Graph) -> dict[str, str]:
     for value in (*graph.inputs, *graph.initializers.values()):
         value.metadata_props.clear()
     for node in graph:
-        scopes = literal_eval(node.metadata_props.get(_SCOPES, "[]"))
+        scopes = literal_eval(node.metadata_props.get(SCOPES, "[]"))
         for value in node.outputs:
             if value.name is not None and len(scopes) > 1:
                 found[value.name] = scopes[-2]
