@@ -59,6 +59,7 @@ def export_model(
     assert program is not None
     model = program.model
     if validation is not None:
+        assert program.exported_program is not None
         validation.start(program.exported_program.graph, model)
     origins = apply_rewrites(model, portable=portable, validation=validation)
     common.OutputFixPass()(model)

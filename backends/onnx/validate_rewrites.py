@@ -170,9 +170,9 @@ def _runner(model: ir.Model) -> Callable[[Sequence[Any]], Values | None]:
             found = run_session(session, copied_leaves(leaves))
         except Exception:  # Whatever ONNX Runtime raises at an extreme input: nothing to compare.
             return None
-        by_name = dict(zip(names, found, strict=True))
-        inner = {v.name: by_name[v.name] for v in values}
-        return inner | {f"{RESULT}{i}": found[i] for i in range(results)}
+        by_name = {name: value for name, value in zip(names, found, strict=True) if name}
+        in_order = {v.name: by_name[v.name] for v in values if v.name}
+        return in_order | {f"{RESULT}{i}": found[i] for i in range(results)}
 
     return run
 
