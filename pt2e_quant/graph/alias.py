@@ -7,9 +7,11 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.graph.ops import BATCH_NORM, Family, Spelling, arguments, aten, is_call, is_getitem
 
 __all__ = [
+    "WrittenPlaces",
     "aliased_argument",
     "mutated_buffers",
     "mutated_roots",
@@ -180,3 +182,52 @@ def written_inputs(graph: Graph) -> tuple[int, ...]:
     roots_written = set(mutated_roots(graph))
     given = [node for node in graph.nodes if node.op == "placeholder"]
     return tuple(index for index, node in enumerate(given) if node in roots_written)
+
+
+class WrittenPlaces:
+    """Where a graph's writes keep q/dq from standing.
+
+    A q and dq right behind a value hand their reader a copy of it, as it is there. So they lose
+    what the reader writes into the value, and do not see what is written before the reader.
+
+    Args:
+        graph: with the writes in place.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.owners: dict[Node, Node] = {}
+        self.lost: set[EdgeOrNode] = set()
+        written = mutated_roots(graph)
+        if written:
+            self.owners = {n: owner for n, owner in roots(graph).items() if owner in written}
+            self._walk(graph)
+
+    def _walk(self, graph: Graph) -> None:
+        """Find the edges of inputs, and the values, behind which something is written."""
+        given = {n: owner for n, owner in self.owners.items() if owner.op == "placeholder"}
+        versions = dict.fromkeys(given.values(), 0)
+        seen: dict[Node, int] = {}
+        for node in graph.nodes:
+            targets = {given[value] for value in writes(node) if value in given}
+            for source in node.all_input_nodes:
+                owner = given.get(source)
+                if owner in targets or (owner and seen[source] != versions[owner]):
+                    self.lost |= {source, (source, node)}
+            for owner in targets:
+                versions[owner] += 1
+            if node in given:
+                seen[node] = versions[given[node]]
+
+    def why_not(self, place: EdgeOrNode) -> str | None:
+        """Why a place takes no q/dq, None if it does.
+
+        Buffers that are written are read by no q at all: what they hold is of an earlier call.
+        """
+        source, reader = (place, None) if isinstance(place, Node) else place
+        owner = self.owners.get(source)
+        if place in self.lost:
+            return "is an input that this graph writes"
+        if owner is None or owner.op != "get_attr" or reader is None:
+            return None
+        is_written = owner is source or source in writes(reader)
+        return "is a buffer that this graph writes" if is_written else None

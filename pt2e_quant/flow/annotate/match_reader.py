@@ -1,6 +1,6 @@
 """Which matches of a table the rules ask for and the tensors allow, and why not the others."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.flow.annotate.group_sizes import UndividedError, check_groups
 from pt2e_quant.flow.annotate.rules import RuleBook
+from pt2e_quant.graph.alias import WrittenPlaces
 from pt2e_quant.graph.masks import MaskInfo
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot, operator_name
 from pt2e_quant.graph.pattern import Match
@@ -37,7 +38,7 @@ class MatchReader:
     """Decides about matches, and remembers the reason for each node it turns down."""
 
     def __init__(
-        self, table: OpTable, book: RuleBook, masks: MaskInfo, written: Collection[Node]
+        self, table: OpTable, book: RuleBook, masks: MaskInfo, written: WrittenPlaces
     ) -> None:
         self.table = table
         self.book = book
@@ -85,9 +86,10 @@ class MatchReader:
         chosen = self._resolve(slot, scheme) if places else None
         if chosen is not None:
             check_groups(chosen, places)
-            for source in (p[0] for p in places if not isinstance(p, Node)):
-                if source.op == "get_attr" and source in self.written:
-                    raise ValueError(f'its "{source.name}" is a buffer that this graph writes')
+            for place in places:
+                if (reason := self.written.why_not(place)) is not None:
+                    source = place if isinstance(place, Node) else place[0]
+                    raise ValueError(f'its "{source.name}" {reason}')
         return chosen
 
     def _resolve(self, slot: Slot, scheme: Scheme) -> TensorScheme | None:

@@ -29,7 +29,7 @@ from pt2e_quant.flow.annotate.quantizer import Quantizer
 from pt2e_quant.flow.annotate.recurrent_layers import RecurrentForm, place_recurrent
 from pt2e_quant.flow.annotate.rules import ALL_ROLES, QuantRule, RuleBook, RuleKind
 from pt2e_quant.flow.qat.train_ranges import for_training
-from pt2e_quant.graph.alias import mutated_roots
+from pt2e_quant.graph.alias import WrittenPlaces
 from pt2e_quant.graph.masks import find_masks
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, find_matches
@@ -207,7 +207,7 @@ class TableQuantizer(Quantizer):
             book.check_all_matched([*nodes, *(n for n in inner if _computes_float(n))])
         masks = find_masks(model)
         model.meta[MASKS_KEY] = masks
-        reader = MatchReader(self.table, book, masks, mutated_roots(model.graph))
+        reader = MatchReader(self.table, book, masks, WrittenPlaces(model.graph))
         matches = find_matches(model.graph, self._patterns(), reader.accept)
         if self._leaves_float(model):
             reader.leave(nodes, self.float_bodies)

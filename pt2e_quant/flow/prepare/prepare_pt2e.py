@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,7 @@ from pt2e_quant.flow.prepare.prepared import (
 )
 from pt2e_quant.flow.prepare.removed_training_ops import RemovedTrainingOps, remove_training_ops
 from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
-from pt2e_quant.graph.alias import mutated_buffers, mutated_roots, roots, writes
+from pt2e_quant.graph.alias import WrittenPlaces, mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.masks import MaskInfo, find_masks
 from pt2e_quant.graph.meta import constant_nodes
@@ -306,8 +306,7 @@ def _insert_observers(
 
 def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo) -> None:
     """Leave out places that hold no float data: integers, masks, destinations of buffer writes."""
-    written = mutated_roots(gm.graph)
-    owners = roots(gm.graph) if written else {}
+    written = WrittenPlaces(gm.graph)
     notes = provenance_of(gm).notes
     for place in list(groups):
         source = place if isinstance(place, Node) else place[0]
@@ -317,24 +316,10 @@ def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: 
             reason = "it is no floating-point tensor"
         elif source in masks.masks or source in masks.masked_scores:
             reason = "it carries an attention mask"
-        elif not isinstance(place, Node) and _is_written_buffer(place, written, owners):
-            reason = "it is a buffer that this graph writes"
+        elif found := written.why_not(place):
+            reason = f"it {found}"
         if reason:
             group = groups.pop(place)
             group.places.remove(place)
             user = "output" if isinstance(place, Node) else f"input of {place[1].name}"
             notes.append(f"{source.name} ({user}) left float: {reason}")
-
-
-def _is_written_buffer(
-    edge: tuple[Node, Node], written: Container[Node], owners: Mapping[Node, Node]
-) -> bool:
-    """Whether an edge reads a buffer that the graph writes, or hands a view of one to its writer.
-
-    What another operator reads of such a view is a value like any other.
-    """
-    source, reader = edge
-    owner = owners.get(source, source)
-    if owner.op != "get_attr" or owner not in written:
-        return False
-    return owner is source or source in writes(reader)

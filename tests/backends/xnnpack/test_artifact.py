@@ -1,12 +1,14 @@
 """The file: saved whole or not at all, everything needed to run it again inside."""
 
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from torch import Tensor, nn
 
+import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.metadata import pack_metadata, scale_key, unpack_provenance
@@ -110,6 +112,39 @@ def test_artifact_when_a_buffer_is_written_then_check_run_leaves_no_trace(make_n
     first, second = artifact.run(x), artifact.run(x)
     assert torch.allclose(first, model.linear(x), atol=0.05)
     assert torch.allclose(second, 2 * first, atol=1e-5)
+
+
+class WritesInputs(nn.Module):
+    def __init__(self, write: Callable[[nn.Linear, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.write = write
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.write(self.linear, x, y)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda linear, x, y: linear(x.mul_(2.0)),
+        lambda linear, x, y: (linear(x), x.add_(1.0))[0],
+        lambda linear, x, y: (linear(x), x.copy_(y), y.zero_())[0],
+        lambda linear, x, y: linear(x.add_(y).relu_()) + x,
+    ],
+)
+def test_inputs_when_a_model_writes_them_as_a_whole_then_run_writes_them(write, make_noise):  # type: ignore[no-untyped-def]
+    model = WritesInputs(write).eval()
+    batches = [(make_noise((2, 4), 2 * n), make_noise((2, 4), 2 * n + 1)) for n in range(3)]
+    artifact = pq.quantize(
+        model, batches[0], calibration_data=batches, backend="xnnpack", progress=False
+    )
+    given, expected = [tuple(v.clone() for v in batches[0]) for _ in range(2)]
+    found, wanted = artifact.run(*given), model(*expected)
+    assert torch.allclose(found, wanted, atol=0.1)
+    for after, wanted in zip(given, expected, strict=True):
+        assert torch.equal(after, wanted)
+    assert not torch.equal(given[0], batches[0][0])
 
 
 def test_backend_when_executorch_is_missing_then_says_what_installs_it(monkeypatch, tmp_path):  # type: ignore[no-untyped-def]

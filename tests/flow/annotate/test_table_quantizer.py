@@ -125,6 +125,35 @@ def test_written_buffer_as_an_input_is_a_reason(quantizer):
     assert reasons["linear"].endswith('"last" is a buffer that this graph writes')
 
 
+@pytest.mark.parametrize(
+    ("write", "annotated"),
+    [
+        (lambda fc, x: (fc(x), x.relu_())[0], True),
+        (lambda fc, x: fc(x.relu_()), True),
+        (lambda fc, x: (x[:1].relu_(), fc(x))[1], False),
+    ],
+    ids=["read before", "read as written", "read behind a write of a part"],
+)
+def test_input_that_a_graph_writes_when_annotated_then_no_write_is_lost(
+    write, annotated, quantizer
+):
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return write(self.fc, x)
+
+    x = torch.randn(2, 3)
+    gm = export(Writes(), (x.clone(),)).module(check_guards=False)
+    quantizer().annotate(gm)
+    assert (_annotation(gm, "linear") is not None) == annotated
+    wrote = next(n for n in gm.graph.nodes if "relu_" in str(n.target))
+    edges = _annotation(gm, wrote.name)
+    assert edges is None or not edges.input_qspec_map
+
+
 def test_reader_of_a_fixed_scale_takes_it(gm, quantizer):
     """Behind a sigmoid, say: on a scale of its own it would round once more."""
     quantizer().annotate(gm)
