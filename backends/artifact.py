@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.generate import generate
+from pt2e_quant.backends.known_calls import KnownCalls, result_builder
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError, InputError, MissingExtraError
+from pt2e_quant.core.errors import ArtifactError, MissingExtraError
 from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
@@ -36,6 +37,8 @@ class Artifact(ABC):
         self.capture = capture
         self.report = report
         report.inputs = shown_sizes(capture)
+        self._calls = KnownCalls(capture)
+        self._build_result = result_builder(capture.out_spec)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call of the float model: its own arguments in, its own result structure out.
@@ -43,15 +46,7 @@ class Artifact(ABC):
         Raises:
             InputError: the inputs do not fit the captured graph, or hold no data.
         """
-        leaves = self.capture.bind(args, kwargs)
-        for info, leaf in zip(self.capture.inputs, leaves, strict=True):
-            # A runtime would read where nothing is.
-            if isinstance(leaf, Tensor) and leaf.is_meta:
-                raise InputError(
-                    f'input "{info.path}" is on the meta device: it has no data',
-                    fix="give a tensor with values, on the CPU",
-                )
-        return self.capture.unflatten_output(self.run_leaves(leaves))
+        return self._build_result(self.run_leaves(self._calls.bind(args, kwargs)))
 
     def generate(
         self,

@@ -41,7 +41,13 @@ def flat_call(module: GraphModule) -> Callable[[Sequence[Any]], Sequence[Any]]:
     forward = torch.compiler.disable(flat.forward)  # type: ignore[no-untyped-call]  # torch's own
 
     def call(leaves: Sequence[Any]) -> Sequence[Any]:
-        with torch.no_grad():
-            return list(forward(*leaves))
+        if not torch.is_grad_enabled():
+            return forward(*leaves)  # type: ignore[no-any-return]  # generated code
+        # A tenth of the time of `with torch.no_grad()`, which counts beside a tiny network's.
+        torch._C._set_grad_enabled(False)
+        try:
+            return forward(*leaves)  # type: ignore[no-any-return]
+        finally:
+            torch._C._set_grad_enabled(True)
 
     return call

@@ -10,7 +10,6 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import ArtifactError
 
@@ -42,10 +41,7 @@ class CompiledProgram:
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run; torch's own face takes the call's pytree apart once more."""
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        found: list[Any] = pytree.tree_leaves(
-            self._runner.run(tensors), is_leaf=lambda value: value is None
-        )
+        found: list[Any] = self._runner.run([leaf for leaf in leaves if isinstance(leaf, Tensor)])
         return found
 
     def reset(self) -> None:

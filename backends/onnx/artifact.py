@@ -1,7 +1,9 @@
 """An ONNX file run by ONNX Runtime, with the float module's own call."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import onnx
@@ -11,8 +13,8 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
-from pt2e_quant.backends.onnx.metadata import Metadata, fed_leaves
-from pt2e_quant.backends.onnx.runtime import open_session, run_session, run_with_state, to_ort
+from pt2e_quant.backends.onnx.metadata import Metadata
+from pt2e_quant.backends.onnx.runtime import SessionCall, open_session, to_ort
 from pt2e_quant.backends.write_back import write_back
 from pt2e_quant.core.checksum import check_sum, has_sum
 from pt2e_quant.core.errors import ArtifactError
@@ -42,15 +44,21 @@ class OnnxArtifact(Artifact):
         self.model = model
         self.metadata = metadata
         self.threads = threads
-        self._session = session
+        self._call = SessionCall(session) if session is not None else None
         self._state: list[onnxruntime.OrtValue] | None = None
+        self._lock = Lock()
+        """Held while a session is opened, and while a call reads the state and writes it."""
 
     @property
     def session(self) -> onnxruntime.InferenceSession:
         """The ONNX Runtime session."""
-        if self._session is None:
-            self._session = open_session(self.model, threads=self.threads)
-        return self._session
+        return self._open().session
+
+    def _open(self) -> SessionCall:
+        with self._lock:
+            if self._call is None:
+                self._call = SessionCall(open_session(self.model, threads=self.threads))
+            return self._call
 
     @property
     def size_bytes(self) -> int:
@@ -60,23 +68,29 @@ class OnnxArtifact(Artifact):
     def limit_threads(self, threads: int) -> None:
         """Run on so many threads from now on; 0 leaves the choice to ONNX Runtime."""
         self.threads = threads
-        self._session = None
+        self._call = None
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Run on the call's leaves; results are CPU tensors. Buffers keep what a call writes.
 
         Inputs that the model writes are written here too, as by the float model.
         """
-        feeds = fed_leaves(self.metadata.capture, leaves)
-        if not self.metadata.state:
-            results = run_session(self.session, feeds)
+        call = self._call or self._open()
+        feeds = list(compress(leaves, self.metadata.taken))
+        if self.metadata.state:
+            results = self._run_with_state(call, feeds)
         else:
-            if self._state is None:
-                self._state = [to_ort(tensor.initial) for tensor in self.metadata.state]
-            results, self._state = run_with_state(self.session, feeds, self._state)
+            results = call.run(feeds)
         if written := self.metadata.written:
             write_back(leaves, written, results[len(results) - len(written) :])
         return self.metadata.result_leaves(results)
+
+    def _run_with_state(self, call: SessionCall, feeds: Sequence[Any]) -> list[Tensor]:
+        with self._lock:
+            if self._state is None:
+                self._state = [to_ort(tensor.initial) for tensor in self.metadata.state]
+            results, self._state = call.run_with_state(feeds, self._state)
+        return results
 
     def reset(self) -> None:
         """Forget what earlier calls wrote into buffers: the next call starts from the file."""

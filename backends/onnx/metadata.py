@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from pt2e_quant.core.errors import ArtifactError, InputError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.flow.report.report import FloatRegion, Report
 
-__all__ = ["Metadata", "fed_leaves"]
+__all__ = ["Metadata", "taken_inputs"]
 
 _PREFIX = "pt2e_quant."
 _VERSION = "1"
@@ -39,6 +39,18 @@ class Metadata:
     report: Report
     state: tuple[StateTensor, ...] = ()
     written: tuple[int, ...] = ()
+
+    taken: tuple[bool, ...] = field(init=False)
+    """Of each leaf of a call: whether the ONNX model takes it."""
+    gives_all: bool = field(init=False)
+    """Whether the result's leaves are the model's outputs as they stand."""
+
+    def __post_init__(self) -> None:
+        taken = taken_inputs(self.capture)
+        outputs = [leaf.value for leaf in self.results if leaf.kind is ResultKind.TENSOR]
+        in_order = outputs == list(range(len(self.results)))
+        object.__setattr__(self, "taken", taken)
+        object.__setattr__(self, "gives_all", in_order and not (self.state or self.written))
 
     @property
     def provenance(self) -> Provenance:
@@ -98,12 +110,11 @@ class Metadata:
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}: its description is damaged: {error}") from error
 
-    def result_leaves(self, tensors: Sequence[Tensor]) -> list[Any]:
+    def result_leaves(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
         """The leaves of the float module's result around the model's outputs."""
-        return join_results(self.results, tensors)
+        return tensors if self.gives_all else join_results(self.results, tensors)
 
 
-def fed_leaves(capture: Capture, leaves: Sequence[Any]) -> list[Any]:
-    """The leaves of a call that the ONNX model takes, in its order."""
-    pairs = zip(leaves, capture.inputs, strict=True)
-    return [leaf for leaf, info in pairs if info.kind is not InputKind.LITERAL]
+def taken_inputs(capture: Capture) -> tuple[bool, ...]:
+    """Of each leaf of a call: whether the ONNX model takes it."""
+    return tuple(info.kind is not InputKind.LITERAL for info in capture.inputs)

@@ -22,11 +22,10 @@ __all__ = [
     "Operator",
     "OperatorKind",
     "OptimizedModel",
+    "SessionCall",
     "open_session",
     "optimize",
     "read_operators",
-    "run_session",
-    "run_with_state",
     "to_ort",
 ]
 
@@ -216,39 +215,44 @@ def _kind(node: onnx.NodeProto, types: Mapping[str, int]) -> OperatorKind:
     return OperatorKind.INDEX if result in _INDEX_TYPES else OperatorKind.FLOAT
 
 
-def run_session(
-    session: onnxruntime.InferenceSession, leaves: Sequence[Tensor | int | float | bool]
-) -> list[Tensor]:
-    """Run on the inputs in order; tensors are taken and given on the CPU."""
-    if any(declared.type == _BFLOAT16 for declared in _borders(session)):
-        return run_with_state(session, leaves, ())[0]  # numpy has no bfloat16
-    feeds = {
-        declared.name: _to_numpy(leaf)
-        for declared, leaf in zip(session.get_inputs(), leaves, strict=True)
-    }
-    return [torch.from_numpy(np.asarray(a)) for a in session.run(None, feeds)]
+class SessionCall:
+    """Runs a session on the inputs in order, with all that does not change from call to call ready.
 
+    Tensors are taken and given on the CPU; results are the caller's own memory.
 
-def run_with_state(
-    session: onnxruntime.InferenceSession,
-    leaves: Sequence[Tensor | int | float | bool],
-    state: Sequence[onnxruntime.OrtValue],
-) -> tuple[list[Tensor], list[onnxruntime.OrtValue]]:
-    """Run a model whose last inputs and outputs are state: the results, and the next state.
-
-    The state stays ONNX Runtime's own memory from call to call.
+    Args:
+        session: of ONNX Runtime.
     """
-    values = [*(to_ort(leaf) for leaf in leaves), *state]
-    names = [declared.name for declared in session.get_inputs()]
-    feeds = dict(zip(names, values, strict=True))
-    outputs = [declared.name for declared in session.get_outputs()]
-    found = session.run_with_ort_values(outputs, feeds)
-    results = found[: len(found) - len(state)]
-    return [_to_torch(v) for v in results], found[len(results) :]
 
+    def __init__(self, session: onnxruntime.InferenceSession) -> None:
+        self.session = session
+        borders = session.get_inputs(), session.get_outputs()
+        self.inputs, self.outputs = ([declared.name for declared in side] for side in borders)
+        # numpy has no bfloat16
+        self._has_bfloat16 = any(d.type == _BFLOAT16 for side in borders for d in side)
 
-def _borders(session: onnxruntime.InferenceSession) -> list[onnxruntime.NodeArg]:
-    return [*session.get_inputs(), *session.get_outputs()]
+    def run(self, leaves: Sequence[Tensor | int | float | bool]) -> list[Tensor]:
+        """The results of a call."""
+        if self._has_bfloat16:
+            return self.run_with_state(leaves, ())[0]
+        feeds = dict(zip(self.inputs, map(_to_numpy, leaves), strict=True))
+        # A rank of zero comes as numpy's scalar.
+        return [torch.from_numpy(np.asarray(a)) for a in self.session.run(self.outputs, feeds)]
+
+    def run_with_state(
+        self,
+        leaves: Sequence[Tensor | int | float | bool],
+        state: Sequence[onnxruntime.OrtValue],
+    ) -> tuple[list[Tensor], list[onnxruntime.OrtValue]]:
+        """Run a model whose last inputs and outputs are state: the results, and the next state.
+
+        The state stays ONNX Runtime's own memory from call to call.
+        """
+        values = [*(to_ort(leaf) for leaf in leaves), *state]
+        feeds = dict(zip(self.inputs, values, strict=True))
+        found = self.session.run_with_ort_values(self.outputs, feeds)
+        results = found[: len(found) - len(state)]
+        return [_to_torch(v) for v in results], found[len(results) :]
 
 
 def _to_torch(value: onnxruntime.OrtValue) -> Tensor:
@@ -273,6 +277,6 @@ def to_ort(leaf: Tensor | int | float | bool) -> onnxruntime.OrtValue:
 
 def _to_numpy(leaf: Tensor | int | float | bool) -> np.ndarray:
     if isinstance(leaf, Tensor):
-        array: np.ndarray = leaf.detach().cpu().contiguous().numpy()
+        array: np.ndarray = leaf.contiguous().numpy(force=True)  # detached, on the CPU
         return array
     return np.array(leaf, np.int64 if isinstance(leaf, int) else np.float32)

@@ -9,6 +9,7 @@ import math
 from ast import literal_eval
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from torch.fx import Graph, Node
 
 from pt2e_quant.backends.compare_results import compare
 from pt2e_quant.backends.judge_results import CEILING_DB, DRAWS
-from pt2e_quant.backends.onnx.metadata import fed_leaves
-from pt2e_quant.backends.onnx.runtime import open_session, run_session
+from pt2e_quant.backends.onnx.metadata import taken_inputs
+from pt2e_quant.backends.onnx.runtime import SessionCall, open_session
 from pt2e_quant.backends.onnx.values import make_constant
 from pt2e_quant.backends.sample_run import copied_leaves
 from pt2e_quant.backends.validate_passes import (
@@ -60,8 +61,9 @@ class RewriteValidation:
         capture = capture_of(passes.gm)
         self.passes = passes
         self.nodes: dict[str, Node] = {}
+        taken = taken_inputs(capture)
         self.calls = [
-            (label, [*fed_leaves(capture, leaves), *passes.more]) for label, leaves in passes.calls
+            (label, [*compress(leaves, taken), *passes.more]) for label, leaves in passes.calls
         ]
         self.values = [_results_of(values) for values in passes.values]
         self.model: ir.Model | None = None
@@ -163,11 +165,11 @@ def _runner(model: ir.Model) -> Callable[[Sequence[Any]], Values | None]:
     values = [v for n in shown.graph for v in n.outputs if v.name and v.dtype in _SHOWN]
     shown.graph.outputs.extend(v for v in values if v.name not in known)
     names = [value.name for value in shown.graph.outputs]
-    session = open_session(_bytes_of(shown), threads=1, is_optimized=False)
+    call = SessionCall(open_session(_bytes_of(shown), threads=1, is_optimized=False))
 
     def run(leaves: Sequence[Any]) -> Values | None:
         try:
-            found = run_session(session, copied_leaves(leaves))
+            found = call.run(copied_leaves(leaves))
         except Exception:  # Whatever ONNX Runtime raises at an extreme input: nothing to compare.
             return None
         by_name = {name: value for name, value in zip(names, found, strict=True) if name}

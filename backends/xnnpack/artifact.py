@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from executorch.runtime import Program
@@ -15,13 +16,13 @@ from pt2e_quant.backends.xnnpack.contents import (
     read_named_data,
     read_written_inputs,
 )
-from pt2e_quant.backends.xnnpack.load_program import load_program
+from pt2e_quant.backends.xnnpack.load_program import ForwardCall, load_program
 from pt2e_quant.backends.xnnpack.metadata import (
     METADATA_METHODS,
     unpack_capture,
     unpack_provenance,
 )
-from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.checksum import check_sum, has_sum, renew_sum
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
 from pt2e_quant.core.stored_figures import read_figures, write_figures
@@ -42,7 +43,9 @@ class XnnpackArtifact(Artifact):
     def __init__(self, pte: bytes, capture: Capture, report: Report) -> None:
         super().__init__(capture, report)
         self.pte = pte
-        self._program: Program | None = None
+        self._call: ForwardCall | None = None
+        self._lock = Lock()
+        """Held while the program is loaded: two of them would have buffers of their own each."""
         self._written: tuple[int, ...] | None = None
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
@@ -53,34 +56,23 @@ class XnnpackArtifact(Artifact):
         Raises:
             ArtifactError: the runtime stopped.
         """
-        if self._program is None:
-            self._program = load_program(self.pte)
-        try:
-            method = self._program.load_method("forward")
-        except RuntimeError as error:
-            raise ArtifactError(
-                f"ExecuTorch's runtime does not load this program: {error}",
-                fix="lower the model again, with the ExecuTorch of this runtime",
-            ) from error
-        takes_all = method.metadata.num_inputs() == len(leaves)
-        given = [
-            leaf
-            for leaf, info in zip(leaves, self.capture.inputs, strict=True)
-            # An argument that was None at export: a program has it as an input, or not at all.
-            if takes_all or info.kind is not InputKind.LITERAL or info.value is not None
-        ]
-        # A parameter is no tensor to ExecuTorch; a detached one is.
-        inputs = [v.detach().contiguous() if isinstance(v, Tensor) else v for v in given]
-        try:
-            results: list[Any] = list(method.execute(inputs))
-        except RuntimeError as error:
-            raise ArtifactError(
-                f"ExecuTorch's runtime stopped: {error}",
-                fix="see what it printed above: its kernels name the operator and what they miss",
-            ) from error
-        return self._without_inputs(results, given)
+        call = self._call or self._open()
+        given = call.given(leaves)
+        return self._without_inputs(call.run(given), given)
 
-    def _without_inputs(self, results: list[Any], given: Sequence[Any]) -> list[Any]:
+    def _open(self) -> ForwardCall:
+        with self._lock:
+            if self._call is None:
+                try:
+                    self._call = ForwardCall(self.pte)
+                except RuntimeError as error:
+                    raise ArtifactError(
+                        f"ExecuTorch's runtime does not load this program: {error}",
+                        fix="lower the model again, with the ExecuTorch of this runtime",
+                    ) from error
+            return self._call
+
+    def _without_inputs(self, results: list[Any], given: Sequence[Any]) -> Sequence[Any]:
         """The results alone: ExecuTorch returns the inputs that it has written before them."""
         count = len(results) - self.capture.out_spec.num_leaves
         if count <= 0:
@@ -92,7 +84,7 @@ class XnnpackArtifact(Artifact):
 
     def reset(self) -> None:
         """Forget what earlier calls wrote into buffers: the next call starts from the file."""
-        self._program = None
+        self._call = None
 
     def state(self) -> Mapping[str, Tensor]:
         """Nothing: ExecuTorch's runtime does not show the buffers that calls write."""

@@ -15,7 +15,7 @@ from pt2e_quant.backends.registry import get, name_for_suffix, suffixes
 from pt2e_quant.command_line.describe_archive import describe_archive
 from pt2e_quant.command_line.describe_program import describe_program
 from pt2e_quant.command_line.program_file import load_program
-from pt2e_quant.core.capture import Capture, InputKind
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.read_capture import capture_of, rebuild_capture
 from pt2e_quant.flow.archive.layout import is_archive
@@ -117,15 +117,17 @@ def _runner(gm: GraphModule) -> RunLeaves:
 
 def _open_onnx(path: Path, capture: Capture, threads: int) -> RunLeaves:
     get("onnx").require_extra()
-    from pt2e_quant.backends.onnx.runtime import open_session, run_session
+    from pt2e_quant.backends.onnx.metadata import taken_inputs
+    from pt2e_quant.backends.onnx.runtime import SessionCall, open_session
 
-    session = open_session(path, threads=threads)
-    taken = [i.kind is not InputKind.LITERAL for i in capture.inputs]
-    return lambda leaves: run_session(session, list(compress(leaves, taken)))
+    call = SessionCall(open_session(path, threads=threads))
+    taken = taken_inputs(capture)
+    return lambda leaves: call.run(list(compress(leaves, taken)))
 
 
 def _open_pte(path: Path, capture: Capture, threads: int) -> RunLeaves:
     get("xnnpack").require_extra()
-    from pt2e_quant.backends.xnnpack.open_file import open_file
+    from pt2e_quant.backends.xnnpack.load_program import open_file
 
-    return open_file(path, threads=threads)
+    call = open_file(path, threads=threads)
+    return lambda leaves: call.run(call.given(leaves))

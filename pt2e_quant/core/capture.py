@@ -96,7 +96,17 @@ class Capture:
         Raises:
             InputError: an argument is missing, unknown, or does not fit the captured graph.
         """
-        named = self._by_name(args, dict(kwargs or {}))
+        leaves = self.arrange(args, kwargs or {})
+        self._check_leaves(leaves)
+        return leaves
+
+    def arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call in placeholder order; what stands in a leaf is not checked.
+
+        Raises:
+            InputError: an argument is missing or unknown, or its containers are not the captured.
+        """
+        named = self._by_name(args, kwargs)
         leaves, spec = pytree.tree_flatten(self._as_exported(named))
         if spec != self.in_spec:
             raise InputError(
@@ -104,7 +114,6 @@ class Capture:
                 f"expected {self._structure()}, found {spec}",
                 fix="pass containers with the keys and lengths used in torch.export.export",
             )
-        self._check_leaves(leaves)
         return leaves
 
     def positional(self, leaves: Sequence[Any]) -> list[Any]:
@@ -113,7 +122,7 @@ class Capture:
         named = self._named(args, kwargs)
         return [named[name] for name in self.arg_names]
 
-    def _by_name(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         expected = f"expected ({', '.join(self.arg_names)})"
         if len(args) > len(self.arg_names):
             raise InputError(

@@ -10,10 +10,10 @@ import onnx.parser
 from pt2e_quant.backends.onnx.runtime import (
     OperatorKind,
     OptimizedModel,
+    SessionCall,
     open_session,
     optimize,
     read_operators,
-    run_session,
 )
 from pt2e_quant.core.errors import ArtifactError
 
@@ -79,8 +79,8 @@ def test_open_session_when_bytes_are_no_model_then_error_says_so() -> None:
         open_session(b"nothing")
 
 
-def test_run_session_when_tensor_is_a_view_then_it_is_copied() -> None:
-    session = open_session(text(FUSED), threads=1)
+def test_session_call_when_tensor_is_a_view_then_it_is_copied() -> None:
+    call = SessionCall(open_session(text(FUSED), threads=1))
     x = torch.randn(4, 4, 2, 1).permute(3, 2, 0, 1)
-    expected = run_session(session, [x.contiguous()])
-    torch.testing.assert_close(run_session(session, [x])[0], expected[0], rtol=0, atol=0)
+    expected = call.run([x.contiguous()])
+    torch.testing.assert_close(call.run([x])[0], expected[0], rtol=0, atol=0)

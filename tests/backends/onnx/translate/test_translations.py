@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch.ao.quantization.fx._decomposed  # registers the operators
 
 from pt2e_quant.backends.onnx.export_model import export_model
-from pt2e_quant.backends.onnx.runtime import open_session, run_session
+from pt2e_quant.backends.onnx.runtime import SessionCall, open_session
 
 Q: Any = torch.ops.quantized_decomposed
 
@@ -37,7 +37,7 @@ def export(model: nn.Module, *args: Tensor, portable: bool = False) -> ir.Model:
 
 
 def run(model: ir.Model, args: Sequence[Tensor]) -> Tensor:
-    return run_session(open_session(ir.to_proto(model).SerializeToString()), args)[0]
+    return SessionCall(open_session(ir.to_proto(model).SerializeToString())).run(args)[0]
 
 
 @pytest.fixture
