@@ -11,6 +11,7 @@ from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.compare_results import Results, compare, is_float
 from pt2e_quant.backends.first_apart import LowerPart
 from pt2e_quant.backends.judge_results import CEILING_DB, DRAW_MARGIN_DB, DRAWS, FLOOR_DB, Judge
+from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.new_process import run_in_new_process
 from pt2e_quant.backends.registry import names
 from pt2e_quant.backends.run_calls import run_artifact
@@ -109,12 +110,13 @@ def check_artifact(
     if loader is not None:
         _check_in_new_process(artifact, loader, replace(judge, lower_part=None), calls)
     for at, (where, trial) in enumerate(calls):
-        found = _run(artifact, trial, where)
+        found = _run(artifact, trial, where, gm, lower_part)
         if not at:
             report.sqnr_canonical_db = _least_db(first.results, found)
         judge.judge(at, found, where)
     artifact.reset()
-    judge.judge(0, _run(artifact, first, f" in {_AGAIN}"), f" in {_AGAIN}")
+    again = f" in {_AGAIN}"
+    judge.judge(0, _run(artifact, first, again, gm, lower_part), again)
     artifact.reset()
     report.notes += [f"the call with {text}" for text in trials.skipped]
 
@@ -152,13 +154,20 @@ def _least_db(expected: Results, found: Results) -> float:
     return math.nan if any(math.isnan(ratio) for ratio in ratios) else min(ratios, default=math.inf)
 
 
-def _run(artifact: Artifact, trial: Trial, where: str) -> Results:
+def _run(
+    artifact: Artifact, trial: Trial, where: str, gm: GraphModule, lower_part: LowerPart | None
+) -> Results:
     try:
         return run_artifact(artifact, trial.leaves)
     except Exception as error:  # Whatever a runtime raises.
-        what, fix = f"{type(error).__name__}: {error}", None
+        what, fix, node = f"{type(error).__name__}: {error}", None, None
         if isinstance(error, Pt2eQuantError):
             what, fix = error.what, error.fix
+        if lower_part is not None:
+            lower = lower_part
+            node = first_refused(gm, lambda part: run_artifact(lower(part), trial.leaves))
+        if trial.label and fix is None:
+            fix = "declare sizes without this one: torch.export.Dim(name, min=…, max=…)"
         raise ArtifactError(
-            f"the artifact stops{where}: {what}", fix=fix or "verify=False to look at it"
+            f"the artifact stops{where}: {what}", node=node, fix=fix or "verify=False to look at it"
         ) from error

@@ -102,9 +102,12 @@ def plan_sizes(capture: Capture, work: Work, sample: Sizes) -> list[Sizes]:
     """
     if not capture.dims:
         return [sample]
-    small = {symbol: max(1, limits.minimum) for symbol, limits in capture.dims.items()}
+    small = {symbol: limits.smallest() for symbol, limits in capture.dims.items()}
     most = {symbol: _largest(limits, sample[symbol]) for symbol, limits in capture.dims.items()}
-    large = _cheap(most, sample, work)
+    large = {
+        symbol: max(size - size % capture.dims[symbol].multiple, sample[symbol])
+        for symbol, size in _cheap(most, sample, work).items()
+    }
     if work.at(sample) > CHEAP:
         return [small, large]
     mixed = [{**large, symbol: small[symbol]} for symbol in capture.dims]

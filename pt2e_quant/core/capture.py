@@ -59,11 +59,20 @@ class InputInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimRange:
-    """The range of one dynamic dimension; `maximum` None is unbounded; `hint` is the sample's."""
+    """The range of one dynamic dimension; `maximum` None is unbounded; `hint` is the sample's.
+
+    Args:
+        multiple: what every size is a multiple of, as torch.export found for a `Dim.AUTO`.
+    """
 
     minimum: int
     maximum: int | None
     hint: int
+    multiple: int = 1
+
+    def smallest(self) -> int:
+        """The smallest size, at least 1."""
+        return max(-(-self.minimum // self.multiple), 1) * self.multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +232,12 @@ class Capture:
                 raise InputError(
                     f"{where}, the graph was captured for {limits.minimum} to {top or 'any'}",
                     fix="export the model again with a wider torch.export.Dim range there",
+                )
+            if found % limits.multiple:
+                raise InputError(
+                    f"{where}, which is no multiple of {limits.multiple}",
+                    fix="torch.export took only such sizes for a Dim.AUTO: pad the input, or "
+                    "export the model with operators that take every size",
                 )
             if sizes.setdefault(expected, found) != found:
                 raise InputError(

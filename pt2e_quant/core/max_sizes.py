@@ -96,4 +96,5 @@ def _shown(size: int | str, dims: Mapping[str, DimRange]) -> str:
     limits = dims.get(size) if isinstance(size, str) else None
     if limits is None:
         return str(size)
-    return f"{limits.minimum} to {'any' if limits.maximum is None else limits.maximum}"
+    steps = f", multiples of {limits.multiple}" if limits.multiple > 1 else ""
+    return f"{limits.minimum} to {'any' if limits.maximum is None else limits.maximum}{steps}"

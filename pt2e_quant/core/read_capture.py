@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture, DimRange, InputInfo, InputKind
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.size_expression import evaluate_size
 
 __all__ = ["CAPTURE_KEY", "capture_of", "dims_of", "rebuild_capture"]
 
@@ -121,4 +122,26 @@ def _read_range(symbol: Any, limits: Any, size: torch.SymInt) -> DimRange:
         low = 1
     high = int(limits.upper) if limits is not None and limits.upper.is_Integer else None
     hint = int(hints[symbol]) if symbol in hints else max(low, 2)
-    return DimRange(minimum=low, maximum=high, hint=hint)
+    multiple = _common_divisor(str(symbol), shape_env, hint)
+    return DimRange(minimum=low, maximum=high, hint=hint, multiple=multiple)
+
+
+def _common_divisor(symbol: str, shape_env: Any, hint: int) -> int:
+    """The smallest number whose multiples pass torch's guards of divisibility, 1 without any.
+
+    torch lists Mod(s, 2) as `Eq(Mod(s, 2), 0)` or `Mod(s, 2) <= 0`, of sizes computed from s too.
+    """
+    rests = [
+        str(guard.expr.lhs)
+        for guard in shape_env.guards
+        if guard.expr.is_Relational
+        and guard.expr.rel_op in ("==", "<=")
+        and guard.expr.rhs == 0
+        and type(guard.expr.lhs).__name__ in ("Mod", "PythonMod")
+        and [str(s) for s in guard.expr.free_symbols] == [symbol]
+    ]
+    for divisor in range(1, hint + 1) if rests else ():
+        sizes = range(divisor, 9 * divisor, divisor)
+        if not any(evaluate_size(rest, {symbol: size}) for rest in rests for size in sizes):
+            return divisor
+    return 1

@@ -11,7 +11,9 @@ from torch.export import Dim, export
 
 from pt2e_quant.core.capture import Capture, DimRange, InputKind
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.reexport import export_again
 
 
 class Net(nn.Module):
@@ -177,3 +179,31 @@ def test_dynamic_shapes_when_a_range_holds_one_size_then_it_is_fixed():
     (symbol,) = capture.dims
     fixed = replace(capture, dims={symbol: DimRange(minimum=3, maximum=3, hint=3)})
     assert fixed.dynamic_shapes() == {"input": {0: None}}
+
+
+class _Halves(torch.nn.Module):
+    def forward(self, x):
+        return torch.tensor_split(x * 2.0, 2)[0]
+
+
+def _halves():
+    shapes = {"x": {0: Dim.AUTO}}
+    return export(_Halves(), (torch.randn(6, 3),), dynamic_shapes=shapes).module(check_guards=False)
+
+
+def test_bind_when_torch_took_only_multiples_then_other_sizes_are_refused():
+    capture = capture_of(_halves())
+    assert shown_sizes(capture) == ["x: (1 to any, multiples of 2, 3) float32"]
+    assert Capture.from_json(capture.to_json()) == capture
+    capture.bind((torch.randn(8, 3),))
+    with pytest.raises(InputError, match="size 5 in dimension 0, which is no multiple of 2"):
+        capture.bind((torch.randn(5, 3),))
+
+
+def test_export_again_when_torch_took_only_multiples_then_all_of_them_stay():
+    program = export_again(_halves())
+    assert not [n for n in program.graph.nodes if "assert" in str(n.target)]
+    (limits,) = program.range_constraints.values()
+    assert (limits.lower, limits.is_int) == (1, True)
+    x = torch.randn(10, 3)
+    assert torch.equal(program.module(check_guards=False)(x), _Halves()(x))

@@ -96,7 +96,7 @@ def _drawn(rng: random.Random, seed: int, backend: str) -> Program | None:
         dynamic=dynamic,
         dtype=str(d.dtype),
         strict=rng.random() < 0.8,
-        bounded=backend == "xnnpack" and rng.random() < 0.9,
+        bounded=backend == "xnnpack" and rng.random() < 0.96,
     ).without_unused()
     return program if any(n.startswith("m") for n, _ in program.attributes) else None
 

@@ -11,6 +11,7 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 import pt2e_quant as pq
 from benchmarks.inputs import image_batches
 from benchmarks.models import mobilenet_v2, resnet18
+from pt2e_quant.core.errors import ArtifactError
 
 
 def lower(model: nn.Module, args: tuple[Any, ...], batches: list[Any], **export: Any) -> Any:
@@ -174,3 +175,24 @@ def test_half_precision_when_lowered_then_its_products_are_integers() -> None:
     assert artifact.report.integer_ops["QGemm"] == 1
     assert artifact.run(x).dtype == torch.float16
     torch.testing.assert_close(artifact.run(x), model(x), rtol=0, atol=0.05)
+
+
+class _Vanishing(nn.Module):
+    """Empty in the middle at a size of 1: ONNX Runtime's ConvTranspose refuses that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose1d(4, 4, 2, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(self.up(x), (1, 1)).sum(-1)
+
+
+def test_artifact_when_it_stops_at_a_size_then_the_error_names_operator_and_sizes() -> None:
+    x = torch.randn(2, 4, 3)
+    size = torch.export.Dim("size", min=1, max=8)
+    text = r"stops in call 2, with x \[2, 4, 1\]: .*ConvTranspose"
+    with pytest.raises(ArtifactError, match=text) as raised:
+        lower(_Vanishing(), (x,), [(x,)], dynamic_shapes=({2: size},))
+    assert str(raised.value.node_name).startswith("conv_transpose1d")
+    assert "min=" in str(raised.value.fix)
