@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `benchmarks` is not installed
+
 from kernel_page import kernels_page
 
 from pt2e_quant.backends import get, names

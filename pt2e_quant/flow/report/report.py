@@ -40,7 +40,7 @@ class Report:
         provenance: the table of tensors and nodes.
         integer_ops: operators that run in integers, by name, counted in the artifact itself.
         float_ops: operators that run in float, likewise.
-        float regions: what was left float inside the artifact, with reasons.
+        float_regions: what was left float inside the artifact, with reasons.
         notes: other things the user should know ("link the quantized kernels").
         inputs: the sizes that each input takes, a line each.
         sqnr_canonical_db: artifact against the canonical graph on the sample.

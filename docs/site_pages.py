@@ -1,0 +1,172 @@
+"""Pages that are made when the site is built: the API reference, and two files of the root.
+
+MkDocs calls `on_files` (`hooks` in mkdocs.yml). Modules in `REFERENCE` are documented name by name,
+as their `__all__` lists them: a new public name is in the reference without an edit here.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from pt2e_quant.backends import get, names
+from pt2e_quant.backends.artifact import Artifact
+
+ROOT = Path(__file__).resolve().parents[1]
+FROM_ROOT = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+"""Page to file, of files that GitHub shows from the root of the repository."""
+
+REFERENCE = {
+    "api/backends.md": (
+        "Backends and artifacts",
+        "What `pq.backends.get(name)` returns, and what its `lower` and `load` return.",
+        ("pt2e_quant.backends", "pt2e_quant.backends.artifact"),
+    ),
+    "api/quantizers.md": (
+        "Quantizers and schemes",
+        "What a backend's `quantizer(recipe)` returns, and how a scheme is written.",
+        (
+            "pt2e_quant.flow.annotate.table_quantizer",
+            "pt2e_quant.core.schemes",
+            "pt2e_quant.core.scheme_names",
+            "pt2e_quant.core.formats.scale_format",
+            "pt2e_quant.core.granularity",
+        ),
+    ),
+    "api/reports.md": (
+        "Reports and records",
+        "What an artifact's `report` and `pq.provenance_of(graph)` hold.",
+        ("pt2e_quant.flow.report.report", "pt2e_quant.core.provenance", "pt2e_quant.core.capture"),
+    ),
+    "api/op_tables.md": (
+        "Op tables and patterns",
+        "What a backend's table is written with.",
+        ("pt2e_quant.graph.op_table", "pt2e_quant.graph.pattern", "pt2e_quant.graph.pipeline"),
+    ),
+    "api/errors.md": (
+        "Error classes",
+        "What the package raises and warns of; [Errors](../errors.md) says what to do.",
+        ("pt2e_quant.core.errors",),
+    ),
+    "api/pt2e_quant.md": (
+        "pt2e_quant",
+        "`import pt2e_quant as pq`: what a program that quantizes a model uses.",
+        ("pt2e_quant",),
+    ),
+    "api/pt2e.md": (
+        "pt2e_quant.pt2e",
+        "The names of torchao's PT2E under torchao's submodules: change the import of a script.",
+        (
+            "pt2e_quant.pt2e",
+            "pt2e_quant.pt2e.quantize_pt2e",
+            "pt2e_quant.pt2e.quantizer",
+            "pt2e_quant.pt2e.observer",
+            "pt2e_quant.pt2e.fake_quantize",
+            "pt2e_quant.pt2e.learnable_fake_quantize",
+            "pt2e_quant.pt2e.lowering",
+            "pt2e_quant.pt2e.graph_utils",
+            "pt2e_quant.pt2e.utils",
+        ),
+    ),
+}
+"""Page to its title, its first sentence and the modules that it documents.
+
+An object has its entry on the first page that offers it; further pages link there.
+"""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages to those that MkDocs found."""
+    for page, text in made_pages().items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def made_pages() -> dict[str, str]:
+    """Every page that is made, with its text."""
+    found = {page: _from_root((ROOT / name).read_text()) for page, name in FROM_ROOT.items()}
+    found["decisions/index.md"] = _decisions()
+    shown: set[str] = set()
+    for page, (title, intro, modules) in REFERENCE.items():
+        lines = [f"# {title}", "", intro, ""]
+        for module in modules:
+            objects = _public_objects(importlib.import_module(module))
+            lines += [f"## `{module}`", "", *_entries(objects, shown)]
+            if module == "pt2e_quant.backends":
+                lines += _backend_entries(shown)
+        found[page] = "\n".join(lines)
+    return found
+
+
+def _from_root(text: str) -> str:
+    """A file of the root with its links as they are seen from `docs/`."""
+    for page, name in FROM_ROOT.items():
+        text = text.replace(f"]({name})", f"]({page})")
+    return re.sub(r"\]\(docs/", "](", text)
+
+
+def _decisions() -> str:
+    """The list of the decisions, by their titles."""
+    files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    titles = ((file.name, file.read_text().partition("\n")[0].lstrip("# ")) for file in files)
+    lines = [f"- [{title}]({name})" for name, title in titles]
+    intro = "Choices that a later reader would ask about: the question, the choice, what it costs."
+    figures = "Figures without a file of `benchmarks/results/` are of single runs on one machine."
+    return "\n".join(["# Decisions", "", intro, figures, "", *lines, ""])
+
+
+def _entries(paths: Iterable[str], shown: set[str]) -> Iterator[str]:
+    """An entry for each object without one, and links to the entries of the others."""
+    paths = list(paths)
+    links = [f"[`{path.rpartition('.')[2]}`][{path}]" for path in paths if path in shown]
+    if links:
+        yield from ("Documented elsewhere: " + ", ".join(links) + ".", "")
+    for path in (path for path in paths if path not in shown):
+        shown.add(path)
+        yield from (f"::: {path}", "    options:", "      heading_level: 3", "")
+
+
+def _public_objects(module: ModuleType) -> Iterator[str]:
+    """The paths of a module's public names."""
+    return (object_path(module, name) for name in public_names(module))
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """What a module offers, without modules inside it."""
+    offered = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
+    return [name for name in offered if not inspect.ismodule(getattr(module, name))]
+
+
+def object_path(module: ModuleType, name: str) -> str:
+    """Where an object is defined; a value that does not say it is found where it is offered."""
+    thing = getattr(module, name)
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        return f"{thing.__module__}.{thing.__qualname__}"
+    return f"{module.__name__}.{name}"
+
+
+def _backend_entries(shown: set[str]) -> Iterator[str]:
+    """The class of each backend, and of its artifacts."""
+    for name in names():
+        backend = type(get(name))
+        if not backend.__module__.startswith("pt2e_quant."):
+            continue
+        package = backend.__module__.rpartition(".")[0]
+        importlib.import_module(f"{package}.artifact")
+        yield from (f"## {get(name).table.backend}", "")
+        classes = (backend, *_artifacts(package))
+        yield from _entries([f"{cls.__module__}.{cls.__qualname__}" for cls in classes], shown)
+
+
+def _artifacts(package: str) -> list[type[Artifact]]:
+    """The artifact classes that a backend's package defines."""
+    found, todo = [], [Artifact]
+    while todo:
+        todo += (below := todo.pop().__subclasses__())
+        found += [cls for cls in below if cls.__module__.startswith(package + ".")]
+    return found
