@@ -182,10 +182,11 @@ class _Vanishing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.conv = nn.Conv1d(4, 4, 1)
         self.up = nn.ConvTranspose1d(4, 4, 2, stride=2, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.pad(self.up(x), (1, 1)).sum(-1)
+        return nn.functional.pad(self.up(self.conv(x)), (1, 1)).sum(-1)
 
 
 def test_artifact_when_it_stops_at_a_size_then_the_error_names_operator_and_sizes() -> None:
