@@ -1,38 +1,209 @@
-"""A quantization compiler for torch.export graphs."""
+"""A quantization compiler for torch.export graphs.
 
-from pt2e_quant import backends
-from pt2e_quant.core.canonical import verify_canonical
-from pt2e_quant.core.errors import Pt2eQuantError
-from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.archive.program import load, save
-from pt2e_quant.flow.calibrate.calibrate import calibrate
-from pt2e_quant.flow.calibrate.sample import sqnr_db
-from pt2e_quant.flow.causal_lm import export_causal_lm
-from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
-from pt2e_quant.flow.convert.to_integer_reference import to_integer_reference
-from pt2e_quant.flow.encodings.export_file import export_encodings
-from pt2e_quant.flow.encodings.import_file import import_encodings
-from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
-from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e
-from pt2e_quant.flow.qat.qat_schedule import QatSchedule
-from pt2e_quant.one_call import quantize
+- One call, from a model to an artifact: `quantize`.
+- Step by step: `prepare`, `calibrate`, `convert`, then a backend's `lower`; `prepare_qat` and
+  `QatSchedule` to train. `prepare_pt2e`, `prepare_qat_pt2e` and `convert_pt2e` are the same
+  functions under the names that PT2E gives them. `export_causal_lm` exports a language model.
+- Backends: `backends.get("xnnpack")` and its like make `Backend`s, which name recipes, make
+  quantizers and lower to `Artifact`s.
+- What to quantize and how: `Quantizer`, `ComposableQuantizer`, `QuantRule`, `RuleKind`; `Scheme`,
+  `TensorScheme`, `Role` and `scheme_named`; `PerTensor`, `PerChannel`, `PerGroup`, `PerToken`,
+  `PerBlock`.
+- PT2E's annotations: `QuantizationAnnotation` and the specs (`QuantizationSpec`, `Shared…`,
+  `Derived…`, `FixedQParamsQuantizationSpec`).
+- Observers, by name: `MinMaxObserver`, `HistogramObserver`, …, `FakeQuantize`,
+  `LearnableFakeQuantize`.
+- Algorithms of post-training quantization: the files of `algorithms`.
+- Files: `save` and `load`, `export_encodings` and `import_encodings`.
+- What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
+  `to_integer_reference`.
+- Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
 
-__all__ = [
-    "Pt2eQuantError",
-    "QatSchedule",
-    "backends",
-    "calibrate",
-    "convert_pt2e",
-    "export_causal_lm",
-    "export_encodings",
-    "import_encodings",
-    "load",
-    "prepare_pt2e",
-    "prepare_qat_pt2e",
-    "provenance_of",
-    "quantize",
-    "save",
-    "sqnr_db",
-    "to_integer_reference",
-    "verify_canonical",
-]
+Importing the package registers its operators with torch and nothing more: a name is imported from
+its file when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pt2e_quant.core import operators as _operators  # noqa: F401  (registers them)
+
+if TYPE_CHECKING:
+    from pt2e_quant import backends as backends
+    from pt2e_quant.backends.artifact import Artifact as Artifact
+    from pt2e_quant.backends.artifact import Backend as Backend
+    from pt2e_quant.core import errors as errors
+    from pt2e_quant.core.canonical import verify_canonical as verify_canonical
+    from pt2e_quant.core.errors import Pt2eQuantError as Pt2eQuantError
+    from pt2e_quant.core.errors import Pt2eQuantWarning as Pt2eQuantWarning
+    from pt2e_quant.core.granularity import PerBlock as PerBlock
+    from pt2e_quant.core.granularity import PerChannel as PerChannel
+    from pt2e_quant.core.granularity import PerGroup as PerGroup
+    from pt2e_quant.core.granularity import PerTensor as PerTensor
+    from pt2e_quant.core.granularity import PerToken as PerToken
+    from pt2e_quant.core.provenance import Provenance as Provenance
+    from pt2e_quant.core.provenance import provenance_of as provenance_of
+    from pt2e_quant.core.scheme_names import scheme_named as scheme_named
+    from pt2e_quant.core.schemes import Role as Role
+    from pt2e_quant.core.schemes import Scheme as Scheme
+    from pt2e_quant.core.schemes import TensorScheme as TensorScheme
+    from pt2e_quant.core.specs import DerivedQuantizationSpec as DerivedQuantizationSpec
+    from pt2e_quant.core.specs import FixedQParamsQuantizationSpec as FixedQParamsQuantizationSpec
+    from pt2e_quant.core.specs import QuantizationAnnotation as QuantizationAnnotation
+    from pt2e_quant.core.specs import QuantizationSpec as QuantizationSpec
+    from pt2e_quant.core.specs import SharedQuantizationSpec as SharedQuantizationSpec
+    from pt2e_quant.flow.annotate.quantizer import ComposableQuantizer as ComposableQuantizer
+    from pt2e_quant.flow.annotate.quantizer import Quantizer as Quantizer
+    from pt2e_quant.flow.annotate.rules import QuantRule as QuantRule
+    from pt2e_quant.flow.annotate.rules import RuleKind as RuleKind
+    from pt2e_quant.flow.archive.program import load as load
+    from pt2e_quant.flow.archive.program import save as save
+    from pt2e_quant.flow.calibrate.calibrate import calibrate as calibrate
+    from pt2e_quant.flow.calibrate.sample import sqnr_db as sqnr_db
+    from pt2e_quant.flow.causal_lm import export_causal_lm as export_causal_lm
+    from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e as convert_pt2e
+    from pt2e_quant.flow.convert.to_integer_reference import (
+        to_integer_reference as to_integer_reference,
+    )
+    from pt2e_quant.flow.encodings.export_file import export_encodings as export_encodings
+    from pt2e_quant.flow.encodings.import_file import import_encodings as import_encodings
+    from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e as prepare_pt2e
+    from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e as prepare_qat_pt2e
+    from pt2e_quant.flow.qat.qat_schedule import QatSchedule as QatSchedule
+    from pt2e_quant.flow.report.report import Report as Report
+    from pt2e_quant.observers.run_time.placeholder import PlaceholderObserver as PlaceholderObserver
+    from pt2e_quant.observers.static.entropy import EntropyObserver as EntropyObserver
+    from pt2e_quant.observers.static.fixed import FixedQParamsObserver as FixedQParamsObserver
+    from pt2e_quant.observers.static.histogram import HistogramObserver as HistogramObserver
+    from pt2e_quant.observers.static.minmax import MinMaxObserver as MinMaxObserver
+    from pt2e_quant.observers.static.minmax import (
+        PerChannelMinMaxObserver as PerChannelMinMaxObserver,
+    )
+    from pt2e_quant.observers.static.moving_average import (
+        MovingAverageMinMaxObserver as MovingAverageMinMaxObserver,
+    )
+    from pt2e_quant.observers.static.moving_average import (
+        MovingAveragePerChannelMinMaxObserver as MovingAveragePerChannelMinMaxObserver,
+    )
+    from pt2e_quant.observers.static.mse import MSEObserver as MSEObserver
+    from pt2e_quant.observers.static.percentile import PercentileObserver as PercentileObserver
+    from pt2e_quant.observers.training.fake_quantize import FakeQuantize as FakeQuantize
+    from pt2e_quant.observers.training.fused_fake_quantize import (
+        FusedMovingAvgObsFakeQuantize as FusedMovingAvgObsFakeQuantize,
+    )
+    from pt2e_quant.observers.training.learnable_fake_quantize import (
+        LearnableFakeQuantize as LearnableFakeQuantize,
+    )
+    from pt2e_quant.observers.training.learned_step import LSQObserver as LSQObserver
+    from pt2e_quant.observers.training.learned_step import (
+        LSQPlusWeightObserver as LSQPlusWeightObserver,
+    )
+    from pt2e_quant.observers.weights.weight import WeightObserver as WeightObserver
+    from pt2e_quant.one_call import quantize as quantize
+    from pt2e_quant.passes import algorithms as algorithms
+
+    convert = convert_pt2e
+    prepare = prepare_pt2e
+    prepare_qat = prepare_qat_pt2e
+
+_FILES = {
+    # one call, and its steps
+    "quantize": "pt2e_quant.one_call",
+    "calibrate": "pt2e_quant.flow.calibrate.calibrate",
+    "convert": "pt2e_quant.flow.convert.convert_pt2e",
+    "convert_pt2e": "pt2e_quant.flow.convert.convert_pt2e",
+    "export_causal_lm": "pt2e_quant.flow.causal_lm",
+    "prepare": "pt2e_quant.flow.prepare.prepare_pt2e",
+    "prepare_pt2e": "pt2e_quant.flow.prepare.prepare_pt2e",
+    "prepare_qat": "pt2e_quant.flow.qat.prepare_qat_pt2e",
+    "prepare_qat_pt2e": "pt2e_quant.flow.qat.prepare_qat_pt2e",
+    "QatSchedule": "pt2e_quant.flow.qat.qat_schedule",
+    # backends
+    "Artifact": "pt2e_quant.backends.artifact",
+    "Backend": "pt2e_quant.backends.artifact",
+    # what to quantize, and how
+    "ComposableQuantizer": "pt2e_quant.flow.annotate.quantizer",
+    "PerBlock": "pt2e_quant.core.granularity",
+    "PerChannel": "pt2e_quant.core.granularity",
+    "PerGroup": "pt2e_quant.core.granularity",
+    "PerTensor": "pt2e_quant.core.granularity",
+    "PerToken": "pt2e_quant.core.granularity",
+    "QuantRule": "pt2e_quant.flow.annotate.rules",
+    "Quantizer": "pt2e_quant.flow.annotate.quantizer",
+    "Role": "pt2e_quant.core.schemes",
+    "RuleKind": "pt2e_quant.flow.annotate.rules",
+    "Scheme": "pt2e_quant.core.schemes",
+    "TensorScheme": "pt2e_quant.core.schemes",
+    "scheme_named": "pt2e_quant.core.scheme_names",
+    # PT2E's annotations
+    "DerivedQuantizationSpec": "pt2e_quant.core.specs",
+    "FixedQParamsQuantizationSpec": "pt2e_quant.core.specs",
+    "QuantizationAnnotation": "pt2e_quant.core.specs",
+    "QuantizationSpec": "pt2e_quant.core.specs",
+    "SharedQuantizationSpec": "pt2e_quant.core.specs",
+    # observers
+    "EntropyObserver": "pt2e_quant.observers.static.entropy",
+    "FakeQuantize": "pt2e_quant.observers.training.fake_quantize",
+    "FixedQParamsObserver": "pt2e_quant.observers.static.fixed",
+    "FusedMovingAvgObsFakeQuantize": "pt2e_quant.observers.training.fused_fake_quantize",
+    "HistogramObserver": "pt2e_quant.observers.static.histogram",
+    "LSQObserver": "pt2e_quant.observers.training.learned_step",
+    "LSQPlusWeightObserver": "pt2e_quant.observers.training.learned_step",
+    "LearnableFakeQuantize": "pt2e_quant.observers.training.learnable_fake_quantize",
+    "MSEObserver": "pt2e_quant.observers.static.mse",
+    "MinMaxObserver": "pt2e_quant.observers.static.minmax",
+    "MovingAverageMinMaxObserver": "pt2e_quant.observers.static.moving_average",
+    "MovingAveragePerChannelMinMaxObserver": "pt2e_quant.observers.static.moving_average",
+    "PerChannelMinMaxObserver": "pt2e_quant.observers.static.minmax",
+    "PercentileObserver": "pt2e_quant.observers.static.percentile",
+    "PlaceholderObserver": "pt2e_quant.observers.run_time.placeholder",
+    "WeightObserver": "pt2e_quant.observers.weights.weight",
+    # files
+    "export_encodings": "pt2e_quant.flow.encodings.export_file",
+    "import_encodings": "pt2e_quant.flow.encodings.import_file",
+    "load": "pt2e_quant.flow.archive.program",
+    "save": "pt2e_quant.flow.archive.program",
+    # what came of it
+    "Provenance": "pt2e_quant.core.provenance",
+    "Report": "pt2e_quant.flow.report.report",
+    "provenance_of": "pt2e_quant.core.provenance",
+    "sqnr_db": "pt2e_quant.flow.calibrate.sample",
+    "to_integer_reference": "pt2e_quant.flow.convert.to_integer_reference",
+    "verify_canonical": "pt2e_quant.core.canonical",
+    # errors
+    "Pt2eQuantError": "pt2e_quant.core.errors",
+    "Pt2eQuantWarning": "pt2e_quant.core.errors",
+}
+"""The file that each name is in."""
+
+_SHORT = {
+    "convert": "convert_pt2e",
+    "prepare": "prepare_pt2e",
+    "prepare_qat": "prepare_qat_pt2e",
+}
+"""Names without PT2E's suffix."""
+
+_MODULES = {
+    "algorithms": "pt2e_quant.passes.algorithms",
+    "backends": "pt2e_quant.backends",
+    "errors": "pt2e_quant.core.errors",
+}
+"""Names of folders and files."""
+
+__all__ = [*_FILES, *_MODULES]
+
+if not TYPE_CHECKING:  # A checker reports names that are not there.
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            found = import_module(_MODULES[name])
+        elif name in _FILES:
+            found = getattr(import_module(_FILES[name]), _SHORT.get(name, name))
+        else:  # also what Python itself asks of a package
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

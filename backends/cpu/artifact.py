@@ -117,6 +117,7 @@ class CpuArtifact(ModuleArtifact):
         """The fused program with the captured dynamic shapes, for torch.export.save and Inductor.
 
         Its weights are plain integers; packing them is part of the program, and folded away by
-        whoever freezes it. It runs where `pt2e_quant` is imported.
+        whoever freezes it. Its operators are the backend's: `pq.backends.get("cpu")` registers them
+        in a process that only loads it.
         """
         return export_again(self.program)

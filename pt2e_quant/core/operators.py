@@ -1,0 +1,9 @@
+"""Registers every operator that a converted graph may hold.
+
+A program that `torch.export.save` wrote can then be read wherever this package is imported.
+"""
+
+from pt2e_quant.core import cache_ops, qdq, recurrent_ops, snapshot_op, unpack_op
+from pt2e_quant.core.formats import format_ops
+
+__all__ = ["cache_ops", "format_ops", "qdq", "recurrent_ops", "snapshot_op", "unpack_op"]
