@@ -11,7 +11,8 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from torch.fx import GraphModule
 
-from pt2e_quant.accelerate.executorch_passes import less_rework
+from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
+from pt2e_quant.accelerate.share_constants import share_constants
 from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.in_float32 import in_float32
@@ -52,7 +53,6 @@ from pt2e_quant.backends.xnnpack.passes.resizing_loops import resizing_loops
 from pt2e_quant.backends.xnnpack.passes.run_time_rows import choose_per_row, has_per_tensor
 from pt2e_quant.backends.xnnpack.passes.scale_limits import notes_of_scales
 from pt2e_quant.backends.xnnpack.passes.selections import selections_as_products
-from pt2e_quant.backends.xnnpack.passes.share_constants import share_constants
 from pt2e_quant.backends.xnnpack.passes.shared_inputs import gather_shared_inputs
 from pt2e_quant.backends.xnnpack.passes.split_biases import split_biases
 from pt2e_quant.backends.xnnpack.recipes import nearest_recipe
@@ -255,7 +255,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
     with (
         torch.no_grad(),
         warnings.catch_warnings(),
-        less_rework(),
+        fewer_interpretations(),
         resizing_loops(),
         start_small(ep.range_constraints),
     ):

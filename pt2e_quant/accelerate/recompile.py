@@ -20,9 +20,15 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental import _config as settings
 from torch.fx.graph import CodeGen, PythonCode
 
-__all__ = ["is_known_version", "recompile", "write_code"]
+from pt2e_quant.accelerate.patch import Patch
 
-_KNOWN = "2.13"
+__all__ = ["PATCH", "recompile", "write_code"]
+
+PATCH = Patch(
+    name="recompile",
+    saves="three quarters of the time in which torch.fx writes the code of a graph",
+    versions={"torch": "2.13"},
+)
 
 _PRINTED = frozenset(
     {
@@ -37,11 +43,6 @@ _TAKEN = frozenset({*keyword.kwlist, *vars(builtins)})
 
 class _Unusual(Exception):
     """The graph holds something that torch.fx is left to write."""
-
-
-def is_known_version() -> bool:
-    """Whether torch is the version whose code this file writes."""
-    return torch.__version__.startswith(f"{_KNOWN}.")
 
 
 def recompile(gm: GraphModule) -> None:
@@ -66,7 +67,7 @@ def write_code(graph: Graph) -> PythonCode | None:
     codegen = graph._codegen
     is_plain = codegen._body_transformer is None and not codegen.additional_globals()
     shows_more = settings.enrich_profiler_metadata or "FX_GRAPH_SHOW_META" in os.environ
-    if not is_known_version() or not is_plain or shows_more:
+    if not PATCH.is_on() or not is_plain or shows_more:
         return None
     try:
         return _Writer(graph).write(codegen)

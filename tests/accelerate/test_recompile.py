@@ -6,10 +6,10 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 import pt2e_quant as pq
-from pt2e_quant.accelerate import recompile as tested
-from pt2e_quant.accelerate.recompile import is_known_version, recompile, write_code
+from pt2e_quant.accelerate.patch import Patch
+from pt2e_quant.accelerate.recompile import PATCH, recompile, write_code
 
-pytestmark = pytest.mark.skipif(not is_known_version(), reason="another torch: its code is its own")
+pytestmark = pytest.mark.skipif(not PATCH.is_on(), reason="another torch: its code is its own")
 
 
 class Block(nn.Module):
@@ -124,7 +124,8 @@ def test_control_flow_and_another_torch_are_left_to_torch_fx(monkeypatch):
     assert write_code(gm.graph) is None
     gm = torch.export.export(Block().eval(), example()).module()
     assert write_code(gm.graph) is not None
-    monkeypatch.setattr(tested.torch, "__version__", "2.99.0")
+    old = Patch(name=PATCH.name, saves="", versions={"torch": "2.99"})
+    monkeypatch.setattr("pt2e_quant.accelerate.recompile.PATCH", old)
     assert write_code(gm.graph) is None
     recompile(gm)
     assert torch.equal(gm(*example())["y"], gm(*example())["y"])

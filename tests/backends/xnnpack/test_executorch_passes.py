@@ -1,6 +1,4 @@
-"""Lowering with less rework gives the same file, byte for byte, and leaves nothing replaced."""
-
-from contextlib import nullcontext
+"""ExecuTorch's passes with and without the patch: the same file, and nothing stays replaced."""
 
 import pytest
 import torch
@@ -9,7 +7,8 @@ from executorch.exir.pass_base import _ExportPassBase
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from pt2e_quant.accelerate import executorch_passes
+from pt2e_quant.accelerate.executorch_passes import PATCH, fewer_interpretations
+from pt2e_quant.accelerate.patch import VARIABLE, Patch
 from pt2e_quant.backends.xnnpack import lower
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
@@ -38,19 +37,19 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_less_rework_when_lowering_then_file_is_the_same(
+def test_fewer_interpretations_when_lowering_then_file_is_the_same(
     dynamic,
     quantize_with,
     make_noise,
     monkeypatch,  # type: ignore[no-untyped-def]
 ):
-    if not executorch_passes.is_known_version():
+    if not PATCH.is_on():
         pytest.skip("another torch or ExecuTorch: nothing is replaced")
     inputs = (make_noise((2, 3, 8, 8)),)
     canonical = quantize_with(Block(), inputs, BACKEND.quantizer(), dynamic=dynamic)
     options = lower.Options(verify=False)
     quick = lower.lower(canonical, None, options).pte
-    monkeypatch.setattr(lower, "less_rework", nullcontext)
+    monkeypatch.setenv(VARIABLE, PATCH.name)
     assert lower.lower(canonical, None, options).pte == quick
 
 
@@ -73,8 +72,8 @@ class Decoder(nn.Module):
 
 
 @pytest.mark.parametrize("recipe", ["int8_dynamic", "a8w4_g32"])
-def test_less_rework_when_scales_are_dynamic_then_file_is_the_same(recipe, monkeypatch):  # type: ignore[no-untyped-def]
-    if not executorch_passes.is_known_version():
+def test_fewer_interpretations_when_scales_are_dynamic_then_file_is_the_same(recipe, monkeypatch):  # type: ignore[no-untyped-def]
+    if not PATCH.is_on():
         pytest.skip("another torch or ExecuTorch: nothing is replaced")
     tokens = torch.export.Dim("tokens", min=1, max=8)
     program = torch.export.export(
@@ -87,20 +86,21 @@ def test_less_rework_when_scales_are_dynamic_then_file_is_the_same(recipe, monke
     quick = lower.lower(canonical, None, options)
     weights = {op.inputs[1] for op in quick.contents().ops() if op.name == "FullyConnected"}
     assert ("qcint8" if recipe == "int8_dynamic" else "qbint4") in weights
-    monkeypatch.setattr(lower, "less_rework", nullcontext)
+    monkeypatch.setenv(VARIABLE, PATCH.name)
     assert lower.lower(canonical, None, options).pte == quick.pte
 
 
-def test_less_rework_when_left_then_nothing_is_replaced():  # type: ignore[no-untyped-def]
+def test_fewer_interpretations_when_left_then_nothing_is_replaced():  # type: ignore[no-untyped-def]
     before = _ExportPassBase.call, GraphModule.recompile, GraphModule.code, torch.fx.traceback.copy
-    with pytest.raises(ZeroDivisionError), executorch_passes.less_rework():
+    with pytest.raises(ZeroDivisionError), fewer_interpretations():
         _ = _ExportPassBase.call is before[0] or 1 / 0
     after = _ExportPassBase.call, GraphModule.recompile, GraphModule.code, torch.fx.traceback.copy
     assert after == before
 
 
-def test_less_rework_when_version_is_unknown_then_nothing_is_replaced(monkeypatch):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(executorch_passes, "_KNOWN", {"torch": "0.1"})
+def test_fewer_interpretations_when_version_is_unknown_then_nothing_is_replaced(monkeypatch):  # type: ignore[no-untyped-def]
+    old = Patch(name=PATCH.name, saves="", versions={"torch": "0.1"})
+    monkeypatch.setattr("pt2e_quant.accelerate.executorch_passes.PATCH", old)
     before = _ExportPassBase.call
-    with executorch_passes.less_rework():
+    with fewer_interpretations():
         assert _ExportPassBase.call is before

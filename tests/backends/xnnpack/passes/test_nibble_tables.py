@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pt2e_quant as pq
+from pt2e_quant.accelerate.share_constants import share_constants as share
 from pt2e_quant.backends.xnnpack import lower
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
@@ -16,7 +17,6 @@ from pt2e_quant.backends.xnnpack.passes import embeddings
 from pt2e_quant.backends.xnnpack.passes.embeddings import embed_bytes
 from pt2e_quant.backends.xnnpack.passes.nibble_tables import pack_nibbles
 from pt2e_quant.backends.xnnpack.passes.portable_embeddings import embed_portable
-from pt2e_quant.backends.xnnpack.passes.share_constants import share_constants as share
 from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerGroup
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.graph.pipeline import run_passes

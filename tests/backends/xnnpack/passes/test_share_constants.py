@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
-from pt2e_quant.backends.xnnpack import lower
+from pt2e_quant.accelerate.patch import VARIABLE
+from pt2e_quant.accelerate.share_constants import PATCH, share_constants
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
-from pt2e_quant.backends.xnnpack.passes.share_constants import share_constants
 
 ROWS, WIDTH = 500, 64
 
@@ -51,7 +51,7 @@ def test_file_when_table_is_tied_then_its_integers_are_there_once(
     table = next(t for t in gm.state_dict().values() if tuple(t.shape) == (ROWS, WIDTH))
     integers = table.numpy().tobytes()
     artifact = lowered(gm, portable_only=portable_only)
-    monkeypatch.setattr(lower, "share_constants", lambda pte: pte)
+    monkeypatch.setenv(VARIABLE, PATCH.name)
     plain = lowered(gm, portable_only=portable_only)
     # One scale a row is in both, too: portable lookups keep theirs as a column of equal bytes.
     assert artifact.pte.count(integers) == 1

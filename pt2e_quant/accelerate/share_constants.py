@@ -15,7 +15,15 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["share_constants"]
+from pt2e_quant.accelerate.patch import Patch
+
+__all__ = ["PATCH", "share_constants"]
+
+PATCH = Patch(
+    name="share_constants",
+    saves="the second copy of tables that the delegate and ExecuTorch's own operators both read",
+    versions={"executorch": "1.4"},
+)
 
 _SEGMENTS, _CONSTANT_SEGMENT, _NAMED_DATA = 4, 5, 7
 """Fields of table Program."""
@@ -53,8 +61,8 @@ class _Segment:
 
 def share_constants(pte: bytes) -> bytes:
     """A program with the same contents in fewer bytes; the same bytes if nothing is shared."""
-    if pte[_MAGIC_AT : _MAGIC_AT + len(_MAGIC)] != _MAGIC:
-        return pte  # everything is inside the flatbuffer: there are no segments
+    if not PATCH.is_on() or pte[_MAGIC_AT : _MAGIC_AT + len(_MAGIC)] != _MAGIC:
+        return pte  # or: everything is inside the flatbuffer, there are no segments
     reader = _Reader(pte)
     base = reader.number(_BASE_AT, "<Q")
     segments = reader.segments()

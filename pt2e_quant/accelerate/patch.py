@@ -1,0 +1,42 @@
+"""What every patch of another package says of itself, and the switch that turns it off."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["VARIABLE", "Patch"]
+
+VARIABLE = "PT2E_QUANT_PATCHES_OFF"
+"""Environment variable: names of patches that are not to be used, with commas, or `all`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """Code that changes what another package does, with the same result.
+
+    Args:
+        name: as the switch takes it.
+        saves: what it saves, and how much; `benchmarks/patches.py` measures it.
+        versions: package to the version that it was tested with; it is off with any other.
+    """
+
+    name: str
+    saves: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def is_known_version(self) -> bool:
+        """Whether the installed packages are those that the patch was tested with."""
+        return all(_installed(name).startswith(f"{v}.") for name, v in self.versions.items())
+
+    def is_on(self) -> bool:
+        """Whether the patch is to be used: not switched off, and the versions are known."""
+        off = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")}
+        return not off & {self.name, "all"} and self.is_known_version()
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
