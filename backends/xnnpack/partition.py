@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 
 import torch.fx
 from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
-from executorch.backends.xnnpack.partition.config.gemm_configs import LinearConfig
+from executorch.backends.xnnpack.partition.config.gemm_configs import GEMMConfig, LinearConfig
 from executorch.backends.xnnpack.partition.config.generic_node_configs import (
     EluConfig,
     GenericNodePartitionerConfig,
 )
+from executorch.backends.xnnpack.partition.config.node_configs import BatchNormConfig, PreluConfig
 from executorch.backends.xnnpack.partition.config.xnnpack_config import (
     ConfigPrecisionType,
     XNNPartitionerConfig,
@@ -81,6 +82,9 @@ class WeightOnlyLinearConfig(LinearConfig):  # type: ignore[misc]  # executorch 
         return found
 
 
+_PACKS = (GEMMConfig, BatchNormConfig, PreluConfig)
+"""Settings of the operators whose weights XNNPACK packs when it is loaded."""
+
 _OURS = {LinearConfig: WeightOnlyLinearConfig}
 """Settings of ExecuTorch's, and what takes their place."""
 
@@ -112,6 +116,8 @@ def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
             """Whether the delegate takes a node."""
             if not delegate_runs(node, config.target_name):
                 return False
+            if issubclass(config, _PACKS) and _packs_what_is_written(self, node, ep):
+                return False
             unmarked = [n for n in _near(node) if not is_tagged_as_implicit_q_dq(n)]
             takes = bool(super().check_constraints(node, ep))
             if not takes:
@@ -121,6 +127,22 @@ def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
 
     RestrictedConfig.__name__ = config.__name__
     return RestrictedConfig
+
+
+def _packs_what_is_written(
+    config: XNNPartitionerConfig, node: torch.fx.Node, ep: ExportedProgram
+) -> bool:
+    """Whether a weight or bias is a buffer that calls write.
+
+    The delegate packs weights when it is loaded. ExecuTorch (1.4) takes every buffer for a
+    constant and hands over one that is written as an input: the kernel then has no weight, and
+    the process crashes.
+    """
+    signature = ep.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    others = [n for n in node.all_input_nodes if n is not node.args[getattr(config, "act_idx", 0)]]
+    sources = [n.all_input_nodes[0] if is_dequant(n) else n for n in others]
+    return any(signature.inputs_to_buffers.get(n.name) in written for n in sources)
 
 
 def _near(node: torch.fx.Node) -> set[torch.fx.Node]:

@@ -112,3 +112,42 @@ def test_product_when_of_an_input_without_dimensions_then_right(make_noise, reci
         model, args=(x, scale), calibration_data=[(x, scale)], recipe=recipe, backend="xnnpack"
     )
     assert sqnr_db(model(x, scale), artifact.run(x, scale)) > 30
+
+
+class Written(nn.Module):
+    """An operator whose weight is a buffer that the call writes."""
+
+    def __init__(self, op, *shape: int) -> None:
+        super().__init__()
+        self.op, self.first = op, nn.Conv2d(4, 8, 1)
+        self.register_buffer("weight", torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.op(self.first(x), self.weight)
+        self.weight.mul_(0.5)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        (lambda h, weight: h[0, 0] @ weight, (6, 3)),
+        (lambda h, weight: F.linear(h, weight), (5, 6)),
+        (lambda h, weight: F.linear(h, weight, weight[:, 0]), (5, 6)),
+        (F.conv2d, (4, 8, 1, 1)),
+    ],
+)
+def test_weight_when_calls_write_it_then_each_call_reads_it(op, shape):
+    """Packed by the delegate it was missing, and the process crashed in the first call."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 6, 6)
+    model = Written(op, *shape).eval()
+    backend = pq.backends.get("xnnpack")
+    prepared = pq.prepare_pt2e(torch.export.export(model, (x,)), backend.quantizer())
+    gm = pq.convert_pt2e(pq.calibrate(prepared, [x], progress=False))
+    artifact = backend.lower(gm, verify=False)
+    with torch.no_grad():
+        expected = [gm(x) for _ in range(3)]
+    for one in expected:
+        assert sqnr_db(one, artifact.run(x)) > 60
+    assert sqnr_db(expected[0], expected[1]) < 20
