@@ -1,4 +1,4 @@
-"""Write the generated parts of the docs: op tables, kernels, scheme names, and the results.
+"""Write the generated parts of the docs: op tables, kernels, scheme names, results, the picture.
 
 Run `python docs/generate.py` after a change of a table or of `benchmarks/results`; with `--check`
 it writes nothing and exits with 1 where a page is out of date.
@@ -13,6 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `benchmarks` is not installed
 
+from architecture_picture import picture
 from kernel_page import kernels_page
 
 from pt2e_quant.backends import get, names
@@ -220,6 +221,7 @@ def pages() -> dict[Path, str]:
     found[ROOT / "docs" / "backends" / "cpu.md"] += "\n" + cpu_speeds()
     readme = ROOT / "README.md"
     found[readme] = _filled(readme, BEGIN, END, results_table())
+    found[ROOT / "docs" / "development" / "architecture.svg"] = picture()
     found[ROOT / "docs" / "kernels.md"] = kernels_page(RESULTS.parent)
     found[SCHEMES] = _filled(SCHEMES, SCHEMES_BEGIN, SCHEMES_END, schemes_table())
     return found
