@@ -1,7 +1,7 @@
 """The picture of the architecture page: the data flow from model to artifact, with folders.
 
-`python docs/generate.py` writes it. It is narrow, so that its text can be read on a phone, and has a
-background of its own, so that it looks the same in light and dark mode.
+`python docs/generate.py` writes it. It is narrow, so that its text can be read on a phone, and has
+a background of its own, so that it looks the same in light and dark mode.
 """
 
 from collections.abc import Iterator
@@ -85,7 +85,8 @@ def picture() -> str:
         "<title id='title'>Data flow: capture, annotate, prepare, calibrate, convert, lower, "
         "artifact</title>",
         "<defs><marker id='head' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' "
-        f"markerHeight='7' orient='auto'><path d='M0 0 L8 4 L0 8 z' fill='{LINE}'/></marker></defs>",
+        f"markerHeight='7' orient='auto'><path d='M0 0 L8 4 L0 8 z' fill='{LINE}'/></marker>",
+        "</defs>",
         f"<rect width='{WIDTH}' height='{height}' rx='12' fill='#f5f7fb'/>",
         *_record(top, bottom - GAP),
         *_source(),
@@ -127,7 +128,8 @@ def _record(top: float, bottom: float) -> Iterator[str]:
     x, middle = LEFT + BOX_WIDTH + 20, (top + bottom) / 2
     yield f"<rect x='{x}' y='{top}' width='40' height='{bottom - top}' rx='8' fill='#dfe4f5'/>"
     yield (
-        f"<text x='{x + 20}' y='{middle + 5}' font-size='15' fill='{TEXT}' text-anchor='middle' {FONT} "
+        f"<text x='{x + 20}' y='{middle + 5}' font-size='15' fill='{TEXT}' "
+        f"text-anchor='middle' {FONT} "
         f"transform='rotate(90 {x + 20} {middle})'>record of each tensor: core/provenance</text>"
     )
 
