@@ -63,8 +63,12 @@ def _moved(view: Node, dim: int) -> int | None:
 
 
 def channel_dim(producer: Node) -> int:
-    """The dimension of a conv's or linear's output that holds its channels."""
-    return int(producer.meta["val"].dim()) - 1 if is_call(producer, LINEAR) else 1
+    """The dimension of a conv's or linear's output that holds its channels.
+
+    It is 0 for a convolution of one image, without a batch dimension.
+    """
+    behind = 1 if is_call(producer, LINEAR) else argument(producer, "weight").meta["val"].dim() - 1
+    return int(producer.meta["val"].dim() - behind)
 
 
 def channel_follows(producer: Node, norm: Node) -> bool:

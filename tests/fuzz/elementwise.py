@@ -27,7 +27,7 @@ _BINARIES = (
     *("{} + {}", "{} + {}", "{} - {}", "{} * {}", "{} * {}", "torch.minimum({}, {})"),
     *("torch.maximum({}, {})", "{} / ({}.abs() + 0.5)", "torch.add({}, {}, alpha=2)"),
     *("torch.atan2({}, {})", "torch.sub({}, {}, alpha=0.5)", "torch.rsub({}, {})"),
-    *("torch.lerp({}, {}, 0.3)", "torch.where({} > {}, {0}, 0.1)", "torch.fmod({}, {} + 3.7)"),
+    *("torch.lerp({}, {}, 0.3)", "torch.where({0} > {1}, {0}, 0.1)", "torch.fmod({}, {} + 3.7)"),
     *(
         "torch.hypot({}, {})",
         "torch.logaddexp({}, {})",

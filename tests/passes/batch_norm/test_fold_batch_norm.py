@@ -205,6 +205,27 @@ def test_declines_when_another_dimension_is_normalised(program, settled):
     p.matches()
 
 
+@pytest.mark.parametrize("width", [7, 16])
+def test_norm_when_the_conv_reads_one_image_then_rows_are_normalised(program, settled, width):
+    """Without a batch dimension the convolution's channels are dimension 0, not 1."""
+
+    class Unbatched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(2, 16, 3, padding=1)
+            self.bn = nn.BatchNorm1d(width)
+
+        def forward(self, x):
+            return self.bn(self.conv(x))
+
+    x = torch.randn(2, width)
+    p = program(settled(Unbatched(), x), (x,)).apply(fold_batch_norm)
+    assert p.skips == [
+        "left as a per-channel affine: the normalised dimension is not the output channel of conv1d"
+    ]
+    p.matches()
+
+
 def test_declines_in_training_mode(program):
     model = ConvNorm(nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3))
     p = program(model, (IMAGE,), train=True)
