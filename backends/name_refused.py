@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.cut_graph import cut_behind, operators
 from pt2e_quant.core.errors import Pt2eQuantError, UnsupportedError
+from pt2e_quant.graph.ops import is_getitem
 
 __all__ = ["TryPart", "first_refused", "named_refusals"]
 
@@ -50,15 +51,22 @@ def _first_line(error: Exception) -> str:
 
 def first_refused(gm: GraphModule, try_part: TryPart) -> Node | None:
     """The first operator behind which the graph is refused; None if no part of it is."""
-    nodes = [n for n in operators(gm) if isinstance(n.meta.get("val"), Tensor)]
+    found = [(node, _value(node)) for node in operators(gm)]
+    nodes = [(node, value) for node, value in found if value is not None]
     low, high = 0, len(nodes)
     while low < high:
         middle = (low + high) // 2
-        if _is_refused(gm, nodes[middle], try_part):
+        if _is_refused(gm, nodes[middle][1], try_part):
             high = middle
         else:
             low = middle + 1
-    return nodes[low] if low < len(nodes) else None
+    return nodes[low][0] if low < len(nodes) else None
+
+
+def _value(node: Node) -> Node | None:
+    """A tensor that an operator gives: itself, or the first of several that is read."""
+    values = (node, *(user for user in node.users if is_getitem(user)))
+    return next((v for v in values if isinstance(v.meta.get("val"), Tensor)), None)
 
 
 def _is_refused(gm: GraphModule, node: Node, try_part: TryPart) -> bool:

@@ -1,5 +1,6 @@
-"""ONNX for functions of ATen that torch's exporter has none for."""
+"""ONNX for functions of ATen that torch's exporter has none for, or a wrong one."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ def function_translations() -> dict[Callable[..., object], Callable[..., object]
     return {
         aten.hypot.default: hypot,
         aten.copysign.Tensor: copysign,
+        aten.atan2.default: atan2,
         aten.rrelu.default: rrelu,
         aten.kthvalue.default: kthvalue,
         aten.median.dim: median,
@@ -40,11 +42,22 @@ def hypot(x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def copysign(x: ir.Value, y: ir.Value) -> ir.Value:
-    """|x| with the sign of y; that of -0.0 is told by its reciprocal."""
-    zero, one = _like(0.0, y), _like(1.0, y)
-    below = op.Where(op.Equal(y, zero), op.Div(one, y), y)
+    """|x| with the sign of y."""
     size = op.Abs(x)
-    found: ir.Value = op.Where(op.Less(below, zero), op.Neg(size), size)
+    found: ir.Value = op.Where(_is_negative(y), op.Neg(size), size)
+    return found
+
+
+def atan2(y: ir.Value, x: ir.Value) -> ir.Value:
+    """The angle of (x, y), of y's sign: torch's own translation gives -pi for y = 0 and x < 0."""
+    acute = op.Atan(op.Div(op.Abs(y), op.Max(op.Abs(x), _like(_TINY, x))))
+    return copysign(op.Where(_is_negative(x), op.Sub(_like(math.pi, x), acute), acute), y)
+
+
+def _is_negative(x: ir.Value) -> ir.Value:
+    """Where x is below 0 or -0.0, which its reciprocal tells."""
+    zero, one = _like(0.0, x), _like(1.0, x)
+    found: ir.Value = op.Less(op.Where(op.Equal(x, zero), op.Div(one, x), x), zero)
     return found
 
 

@@ -14,6 +14,9 @@ from pt2e_quant.flow.calibrate.sample import sqnr_db
 FUNCTIONS = {
     "aten.hypot": lambda x, y: torch.hypot(x, y),
     "aten.copysign": lambda x, y: torch.copysign(x, y),
+    "aten.atan2": lambda x, y: torch.atan2(x, y),
+    "aten.atan2 of the sign": lambda x, y: torch.atan2(y, x - 1.0),
+    "aten.atan2 of zeros": lambda x, y: torch.atan2(x * 0.0, y) + torch.atan2(x.relu(), -y.abs()),
     "aten.rrelu": lambda x, y: F.rrelu(x, 0.1, 0.5) + y,
     "aten.kthvalue": lambda x, y: x.kthvalue(3, -1, keepdim=True).values + y,
     "aten.median": lambda x, y: x.median(-1).values.unsqueeze(-1) + y,
@@ -67,12 +70,19 @@ def test_every_translation_is_tested():
     assert names == {name.partition(" of ")[0] for name in FUNCTIONS}
 
 
-def test_function_when_onnx_has_none_then_refused_with_its_node():
+@pytest.mark.parametrize(
+    ("function", "node", "word"),
+    [
+        (lambda x, y: torch.lgamma(x.abs() + 1) + y, "lgamma", r"prims\.lgamma"),
+        (lambda x, y: x.cummax(-1)[0] + y, "cummax", "cummax"),
+    ],
+)
+def test_function_when_onnx_has_none_then_refused_with_its_node(function, node, word):
     pytest.importorskip("onnxruntime")
-    model = _Between(lambda x, y: torch.lgamma(x.abs() + 1) + y)
-    with pytest.raises(UnsupportedError, match=r"prims\.lgamma") as error:
+    model = _Between(function)
+    with pytest.raises(UnsupportedError, match=word) as error:
         pq.quantize(
             model, call(4, 0), calibration_data=[call(4, 1)], backend="onnx", progress=False
         )
-    assert error.value.node_name == "lgamma"
-    assert "test_translate_functions.py" in str(error.value)
+    assert error.value.node_name == node
+    assert "test_functions.py" in str(error.value)
