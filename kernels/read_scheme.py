@@ -1,8 +1,15 @@
 """The scheme that a tensor of a canonical graph has, read from its dequantize."""
 
+from collections.abc import Sequence
+
 import torch
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.formats.blocks import WHOLE
+from pt2e_quant.core.formats.format_ops import is_choose_scales
+from pt2e_quant.core.formats.number_formats import float_format
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.granularity import (
     Granularity,
     PerChannel,
@@ -20,14 +27,19 @@ from pt2e_quant.core.qdq import (
 )
 from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
+from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.op_table import OpRow, Slot
 from pt2e_quant.graph.pattern import Match
-from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken
-from pt2e_quant.kernels.quantize_per_tensor.op import QuantizeTensor
-from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
-from pt2e_quant.kernels.read_format import scheme_of_blocks, scheme_of_floats
+from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken, NormQuantizePerTokenE4m3
+from pt2e_quant.kernels.quantize_per_tensor.op import QuantizeTensor, QuantizeTensorE4m3
+from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
 
-__all__ = ["scheme_of", "slots_fit"]
+__all__ = [
+    "scheme_of",
+    "scheme_of_blocks",
+    "scheme_of_floats",
+    "slots_fit",
+]
 
 _CHOOSERS: dict[QdqKind, tuple[Granularity, tuple[object, ...]]] = {
     QdqKind.PER_TOKEN: (PerToken(), (ChoosePerToken, QuantizeRows, NormQuantizePerToken)),
@@ -113,3 +125,66 @@ def _fits(found: TensorScheme | None, slot: Slot) -> bool:
     if found is None:
         return slot.is_optional or not slot.accepts
     return any(found.fits(accepted) for accepted in slot.accepts)
+
+
+_SCALE_CHOOSERS = (QuantizeRowsE4m3, NormQuantizePerTokenE4m3, QuantizeTensorE4m3)
+"""What gives scales at run time, beside choose_scales."""
+
+
+def scheme_of_blocks(gm: GraphModule, node: Node) -> TensorScheme | None:
+    """Of a `dequantize_block` with constant scales; None for blocks that are no granularity."""
+    codes, scales, zero_points, block, low, high, dtype = node.args[:7]
+    granularity = _granularity(block)  # type: ignore[arg-type]  # literals by schema
+    if granularity is None or not isinstance(scales, Node) or scales.op != "get_attr":
+        return None
+    packed = isinstance(codes, Node) and is_unpack(codes)
+    kind = unpacked_dtype(codes) if packed else dtype  # type: ignore[arg-type]  # a Node
+    assert isinstance(kind, torch.dtype)
+    zeros = constant_of(gm, zero_points) if isinstance(zero_points, Node) else None
+    return TensorScheme(
+        dtype=kind,
+        granularity=granularity,
+        symmetric=info(kind).signed and (zeros is None or not bool(zeros.any())),
+        quant_min=int(low),  # type: ignore[arg-type]  # literals by schema
+        quant_max=int(high),  # type: ignore[arg-type]
+        scales=ScaleFormat(dtype=scales.meta["val"].dtype),
+    )
+
+
+def scheme_of_floats(node: Node) -> TensorScheme | None:
+    """Of a `dequantize_float`; None for blocks that are no granularity, and for two scales."""
+    _, scales, tensor_scale, block, name = node.args[:5]
+    granularity = _granularity(block)  # type: ignore[arg-type]  # literals by schema
+    if granularity is None or tensor_scale is not None or not isinstance(scales, Node):
+        return None
+    is_dynamic = is_choose_scales(scales) or _is_chosen(scales)
+    if not is_dynamic and scales.op != "get_attr":
+        return None
+    if isinstance(granularity, PerChannel) and is_dynamic:
+        # A row of two dimensions is a token as well as a channel.
+        granularity = PerToken()
+    form = float_format(str(name))
+    return TensorScheme(
+        dtype=form.code_dtype,
+        granularity=granularity,
+        symmetric=True,
+        is_dynamic=is_dynamic,
+        format=form,
+        scales=ScaleFormat(dtype=scales.meta["val"].dtype),
+    )
+
+
+def _is_chosen(scales: Node) -> bool:
+    chooser = scales.args[0] if scales.args else None
+    return isinstance(chooser, Node) and chooser.target in _SCALE_CHOOSERS
+
+
+def _granularity(block: Sequence[int]) -> Granularity | None:
+    """What `core.blocks.block_lengths` made a block of."""
+    if all(length == WHOLE for length in block):
+        return PerTensor()
+    if len(block) > 1 and block[0] == 1 and all(length == WHOLE for length in block[1:]):
+        return PerChannel(0)
+    if all(length == 1 for length in block[:-1]):
+        return PerToken() if block[-1] == WHOLE else PerGroup(block[-1])
+    return None

@@ -5,30 +5,30 @@ from dataclasses import dataclass
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.op_table import OpTable
-from pt2e_quant.kernels.a8w4_linear.entries import KERNELS as A8W4_LINEAR
+from pt2e_quant.kernels.a8w4_linear.op import KERNELS as A8W4_LINEAR
 from pt2e_quant.kernels.data_movement.cpu import KERNELS as DATA_MOVEMENT_CPU
 from pt2e_quant.kernels.data_movement.entries import KERNELS as DATA_MOVEMENT
-from pt2e_quant.kernels.embedding_gather.entries import KERNELS as EMBEDDING_GATHER
-from pt2e_quant.kernels.fp8_linear.entries import KERNELS as FP8_LINEAR
+from pt2e_quant.kernels.embedding_gather.op import KERNELS as EMBEDDING_GATHER
+from pt2e_quant.kernels.fp8_linear.op import KERNELS as FP8_LINEAR
 from pt2e_quant.kernels.int4_linear.cpu import KERNELS as INT4_LINEAR_CPU
-from pt2e_quant.kernels.int4_linear.entries import KERNELS as INT4_LINEAR
-from pt2e_quant.kernels.int8_add.entries import KERNELS as INT8_ADD
-from pt2e_quant.kernels.int8_cat.entries import KERNELS as INT8_CAT
+from pt2e_quant.kernels.int4_linear.op import KERNELS as INT4_LINEAR
+from pt2e_quant.kernels.int8_add.op import KERNELS as INT8_ADD
+from pt2e_quant.kernels.int8_cat.op import KERNELS as INT8_CAT
 from pt2e_quant.kernels.int8_conv2d.cpu import KERNELS as INT8_CONV2D_CPU
-from pt2e_quant.kernels.int8_conv2d.entries import KERNELS as INT8_CONV2D
+from pt2e_quant.kernels.int8_conv2d.op import KERNELS as INT8_CONV2D
 from pt2e_quant.kernels.int8_linear.cpu import KERNELS as INT8_LINEAR_CPU
 from pt2e_quant.kernels.int8_linear.cpu_dynamic import KERNELS as INT8_LINEAR_CPU_DYNAMIC
 from pt2e_quant.kernels.int8_linear.cpu_weight_only import (
     KERNELS as INT8_LINEAR_CPU_WEIGHT_ONLY,
 )
-from pt2e_quant.kernels.int8_linear.entries import KERNELS as INT8_LINEAR
-from pt2e_quant.kernels.int8_matmul.entries import KERNELS as INT8_MATMUL
-from pt2e_quant.kernels.int8_pool.entries import KERNELS as INT8_POOL
+from pt2e_quant.kernels.int8_linear.op import KERNELS as INT8_LINEAR
+from pt2e_quant.kernels.int8_matmul.op import KERNELS as INT8_MATMUL
+from pt2e_quant.kernels.int8_pool.op import KERNELS as INT8_POOL
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.norm_quantize.entries import KERNELS as NORM_QUANTIZE
-from pt2e_quant.kernels.quantize.entries import KERNELS as QUANTIZE
+from pt2e_quant.kernels.norm_quantize.op import KERNELS as NORM_QUANTIZE
+from pt2e_quant.kernels.quantize.op import KERNELS as QUANTIZE
 from pt2e_quant.kernels.recurrent_layer.cpu import KERNELS as RECURRENT_LAYER_CPU
-from pt2e_quant.kernels.softmax_quantize.entries import KERNELS as SOFTMAX_QUANTIZE
+from pt2e_quant.kernels.softmax_quantize.op import KERNELS as SOFTMAX_QUANTIZE
 
 __all__ = ["KERNELS", "Registry"]
 

@@ -19,7 +19,7 @@ from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
 from pt2e_quant.graph.tied_tables import is_tied_linear
-from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
+from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.recurrent_layer.cpu import recurrent_form
 from pt2e_quant.kernels.registry import Registry

@@ -10,7 +10,7 @@ from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.ops import LINEAR, is_call
 from pt2e_quant.graph.subgraphs import named_graphs
-from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
+from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.kernels.read_scheme import scheme_of
 
 __all__ = ["loose_weights", "nearest_recipe"]

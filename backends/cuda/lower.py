@@ -30,8 +30,7 @@ from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import (
     fuse_norm_per_token,
     fuse_norm_per_token_e4m3,
 )
-from pt2e_quant.kernels.quantize.fuse_lone_e4m3 import fuse_lone_e4m3
-from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_qdq
+from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_e4m3, fuse_lone_qdq
 from pt2e_quant.kernels.quantize_per_tensor.fuse_choose_tensor import (
     fuse_choose_tensor,
     fuse_choose_tensor_e4m3,

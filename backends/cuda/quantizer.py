@@ -14,7 +14,7 @@ from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.tied_tables import is_embedding, is_tied_linear
-from pt2e_quant.kernels.int4_linear.entries import GROUP_SIZES
+from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver

@@ -1,16 +1,33 @@
-"""The operator `pt2e_quant::a8w4_linear`."""
+"""The operator `pt2e_quant::a8w4_linear`, and where a graph calls it."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES, ScaleFormat
+from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerToken
+from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.a8w4_linear import reference
+from pt2e_quant.kernels.a8w4_linear.pack import half_of, pack_halves, weight_sums
+from pt2e_quant.kernels.a8w4_linear.tile_class import tile_class
+from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
+from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
 from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.gemm_rows import gemm_rows
+from pt2e_quant.kernels.grouped_weight import read_grouped_weight
+from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.quantized_values import affine_of
+from pt2e_quant.kernels.shape_classes import static_product
+from pt2e_quant.kernels.site import Site
 
-__all__ = ["A8w4Linear", "cost"]
+__all__ = ["KERNELS", "A8w4Linear", "cost"]
 
 
 def _fake(
@@ -55,3 +72,90 @@ def cost(x: Tensor, weight: Tensor, weight_scale: Tensor, weight_sum: Tensor, ou
         bytes=moved_bytes(x, weight, weight_scale, weight_sum, out) + 8 * rows,
         operations=2 * rows * weight.shape[1] * K,
     )
+
+
+_GRANULARITIES: tuple[Granularity, ...] = (
+    PerChannel(0),
+    *(PerGroup(size) for size in GROUP_SIZES),
+)
+_WEIGHTS = tuple(
+    TensorScheme(
+        dtype=getattr(torch, "int4"),  # noqa: B009  # torch's type stubs do not list it
+        granularity=granularity,
+        symmetric=True,
+        scales=scales,
+    )
+    for scales in (FLOAT32_SCALES, *(ScaleFormat(dtype=d) for d in (torch.float16, torch.bfloat16)))
+    for granularity in _GRANULARITIES
+)
+_PER_TOKEN = TensorScheme(
+    dtype=torch.int8, granularity=PerToken(), symmetric=False, is_dynamic=True
+)
+
+
+def build(site: Site) -> Node:
+    """`a8w4_linear` on the integers in front of the dequantizes."""
+    found = read_grouped_weight(site.gm, site.match.node("w"))
+    assert found is not None  # the row's scheme says so
+    K, size = found.integers.shape[1], found.group_size
+    packed = pack_halves(found.integers, half_of(size, K))
+    weight_scale = found.scale.t().contiguous()
+    scale, zero_point = _qparams(site)
+    return site.call(
+        A8w4Linear,
+        site.integers("x"),
+        scale,
+        zero_point,
+        site.constant("weight_packed", packed),
+        site.constant("weight_scale", weight_scale),
+        site.constant("weight_sum", weight_sums(found.integers, weight_scale, size)),
+        size,
+        **epilogue_arguments(site),
+    )
+
+
+def _qparams(site: Site) -> tuple[Node, Node]:
+    """Scales and zero points of x: of one element or of one a row."""
+    affine = affine_of(site.match["x"])
+    if affine is None:
+        return site.chosen_qparams("x")
+    return (
+        site.constant("x_scale", torch.tensor([affine.scale], dtype=torch.float32)),
+        site.constant("x_zero_point", torch.tensor([affine.zero_point], dtype=torch.int32)),
+    )
+
+
+def shape_class(match: Match) -> str:
+    """By the rows of the product; "" if one is symbolic."""
+    rows = static_product(match.nodes["op"].meta["val"].shape[:-1])
+    return "" if rows is None else tile_class(rows)
+
+
+def node_cost(node: Node) -> Cost:
+    """Of a fused call in a graph."""
+    x, weight, scale, sums = (node.args[i].meta["val"] for i in (0, 3, 4, 5))  # type: ignore[union-attr]  # nodes by construction
+    return cost(x, weight, scale, sums, node.meta["val"])
+
+
+KERNELS = tuple(
+    Kernel(
+        row=row,
+        device=Device.CUDA,
+        op="a8w4_linear",
+        build=build,
+        shape_class=shape_class,
+        cost=node_cost,
+    )
+    for name, x in (("linear_a8w4", INT8_ACTIVATION), ("linear_a8w4_dynamic", _PER_TOKEN))
+    for row in gemm_rows(
+        name,
+        ops.LINEAR,
+        x=(x,),
+        w=_WEIGHTS,
+        activations=ACTIVATIONS,
+        residual=(INT8_ACTIVATION,),
+        constraints=(LIMITS_ARE_NUMBERS,),
+        sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
+        lowers_to="pt2e_quant::a8w4_linear",
+    )
+)

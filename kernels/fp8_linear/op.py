@@ -1,16 +1,28 @@
-"""The operator `pt2e_quant::fp8_linear`."""
+"""The operator `pt2e_quant::fp8_linear`, and where a graph calls it."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from pt2e_quant.core.formats.number_formats import FP8_E4M3
+from pt2e_quant.core.granularity import Granularity, PerChannel, PerTensor, PerToken
+from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
+from pt2e_quant.graph import ops
+from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
+from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
 from pt2e_quant.kernels.fp8_linear import reference
 from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.gemm_rows import gemm_rows
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.launch import FP8_CAPABILITY
+from pt2e_quant.kernels.shape_classes import by_rows
+from pt2e_quant.kernels.site import Site
 
-__all__ = ["Fp8Linear", "cost"]
+__all__ = ["KERNELS", "Fp8Linear", "cost"]
 
 
 def _fake(
@@ -51,3 +63,70 @@ def cost(x: Tensor, weight: Tensor, out: Tensor) -> Cost:
         bytes=moved_bytes(x, weight, out) + 4 * (rows + weight.shape[0]),
         operations=2 * rows * weight.shape[0] * K,
     )
+
+
+def _e4m3(granularity: Granularity, *, is_dynamic: bool = False) -> TensorScheme:
+    return TensorScheme(
+        dtype=FP8_E4M3.code_dtype,
+        granularity=granularity,
+        symmetric=True,
+        is_dynamic=is_dynamic,
+        format=FP8_E4M3,
+    )
+
+
+_ACTIVATIONS = (
+    _e4m3(PerTensor()),
+    _e4m3(PerToken(), is_dynamic=True),
+    _e4m3(PerTensor(), is_dynamic=True),
+)
+_WEIGHTS = (_e4m3(PerChannel(0)), _e4m3(PerTensor()))
+
+
+def build(site: Site) -> Node:
+    """`fp8_linear` on the codes and scales in front of the dequantizes."""
+    return site.call(
+        Fp8Linear,
+        site.integers("x"),
+        _scale(site, "x"),
+        site.integers("w"),
+        _scale(site, "w"),
+        **epilogue_arguments(site),
+    )
+
+
+def _scale(site: Site, name: str) -> Node:
+    scale = site.match.node(name).args[1]
+    assert isinstance(scale, Node)  # of dequantize_float, by its schema
+    return site.editor.now(scale)
+
+
+def node_cost(node: Node) -> Cost:
+    """Of a fused call in a graph."""
+    x, weight = (node.args[i].meta["val"] for i in (0, 2))  # type: ignore[union-attr]  # nodes by construction
+    return cost(x, weight, node.meta["val"])
+
+
+KERNELS = tuple(
+    Kernel(
+        row=row,
+        device=Device.CUDA,
+        op="fp8_linear",
+        build=build,
+        shape_class=by_rows,
+        cost=node_cost,
+        writes_e4m3=True,
+        lowest_capability=FP8_CAPABILITY,
+    )
+    for row in gemm_rows(
+        "linear_fp8",
+        ops.LINEAR,
+        x=_ACTIVATIONS,
+        w=_WEIGHTS,
+        activations=ACTIVATIONS,
+        residual=(INT8_ACTIVATION,),
+        constraints=(LIMITS_ARE_NUMBERS,),
+        sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
+        lowers_to="pt2e_quant::fp8_linear",
+    )
+)

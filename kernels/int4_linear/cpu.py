@@ -17,7 +17,6 @@ from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.grouped_weight import GroupedWeight, read_grouped_weight
 from pt2e_quant.kernels.int4_linear.any_rows_op import LinearOfGroups
-from pt2e_quant.kernels.int4_linear.entries import CODE_ZERO_POINTS, WEIGHTS
 from pt2e_quant.kernels.int4_linear.few_rows_op import (
     FEW_ROWS,
     UINT4,
@@ -25,6 +24,7 @@ from pt2e_quant.kernels.int4_linear.few_rows_op import (
     PackInt4,
     scales_and_zeros,
 )
+from pt2e_quant.kernels.int4_linear.op import CODE_ZERO_POINTS, WEIGHTS
 from pt2e_quant.kernels.int4_linear.pack import OFFSET
 from pt2e_quant.kernels.int4_linear.pack_digits_op import PackInt4Digits, dequantize
 from pt2e_quant.kernels.kernel import Device, Kernel

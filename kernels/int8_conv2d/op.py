@@ -1,18 +1,45 @@
-"""The operator `pt2e_quant::int8_conv2d`."""
+"""The operator `pt2e_quant::int8_conv2d`, and where a graph calls it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from pt2e_quant.core.granularity import PerChannel
+from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.ops import CONV1D, Family, argument, aten, is_call
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.conditions import (
+    ADDS_EQUAL_SHAPES,
+    ADDS_UNSCALED,
+    BATCHED_1D,
+    BATCHED_2D,
+    LIMITS_ARE_NUMBERS,
+)
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
+from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
 from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.gemm_rows import gemm_rows
 from pt2e_quant.kernels.int8_conv2d import reference
+from pt2e_quant.kernels.int8_conv2d.pack import pack_weight, window_sums
+from pt2e_quant.kernels.int8_conv2d.read_conv import (
+    EVEN_PADDING,
+    SUMS_FIT,
+    even_padding,
+    per_axis,
+    weight_of,
+)
 from pt2e_quant.kernels.int8_conv2d.window import conv_sizes
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.quantized_values import affine_of, read_weight
+from pt2e_quant.kernels.site import Site
 
-__all__ = ["Int8Conv2d", "cost"]
+__all__ = ["KERNELS", "Int8Conv2d", "cost", "shape_class"]
 
 
 def _fake(
@@ -67,3 +94,123 @@ def cost(x: Tensor, weight: Tensor, out: Tensor) -> Cost:
         bytes=moved_bytes(x, weight, out) + 8 * out.shape[1],
         operations=2 * out.numel() * products,
     )
+
+
+_WEIGHT = TensorScheme(dtype=torch.int8, granularity=PerChannel(0), symmetric=True)
+
+
+def _window(conv: Node) -> tuple[list[int], list[int], list[int], int]:
+    """Stride, padding, dilation, each along H and W, and groups."""
+    stride, dilation = per_axis(conv, "stride"), per_axis(conv, "dilation")
+    padding = even_padding(conv)
+    assert padding is not None  # a constraint of every row
+    groups = int(argument(conv, "groups"))
+    if len(padding) == 2:
+        return stride, padding, dilation, groups
+    return [1, *stride], [0, *padding], [1, *dilation], groups
+
+
+def _image_shape(x: torch.Tensor) -> list[Any]:
+    """[N, C, H, W], with a height of 1 for sequences."""
+    return list(x.shape) if x.dim() == 4 else [*x.shape[:2], 1, *x.shape[2:]]
+
+
+def shape_class(match: Match) -> str:
+    """The row of the tile tables; "" if a size is symbolic."""
+    conv = match.nodes["op"]
+    shape = _image_shape(match.node("x").meta["val"])
+    if not all(isinstance(size, int) for size in shape) or even_padding(conv) is None:
+        return ""
+    window = _window(conv)
+    outputs, depth, *kernel = weight_of(conv).shape
+    height, width = kernel if len(kernel) == 2 else (1, *kernel)
+    is_depthwise = window[-1] > 1 and depth == 1
+    packed = (height, width, outputs) if is_depthwise else (outputs, height, width, depth)
+    return conv_sizes(shape, packed, *window).shape_class
+
+
+def build(site: Site) -> Node:
+    """`int8_conv2d` on the integers in front of the dequantizes; sequences as images of 1 row."""
+    conv = site.match.nodes["op"]
+    window = _window(conv)
+    weight, affine = read_weight(site.gm, site.match["w"]), affine_of(site.match["x"])
+    assert weight is not None  # the row's schemes say so
+    assert affine is not None
+    is_sequence = is_call(conv, CONV1D)
+    integers = weight.integers.unsqueeze(2) if is_sequence else weight.integers
+    named = epilogue_arguments(site)
+    x = site.integers("x")
+    if is_sequence:
+        x = _as_image(site, x)
+        if "residual" in named:
+            named["residual"] = _as_image(site, named["residual"])
+    made = _call(
+        site,
+        Int8Conv2d,
+        (
+            x,
+            site.constant("x_scale", torch.tensor([affine.scale], dtype=torch.float32)),
+            site.constant("x_zero_point", torch.tensor([affine.zero_point], dtype=torch.int32)),
+            site.constant("weight_packed", pack_weight(integers, window[-1])),
+            site.constant("weight_scale", weight.scale),
+            site.constant("weight_sums", window_sums(integers)),
+            *window,
+        ),
+        named,
+    )
+    return _call(site, aten.squeeze.dim, (made, 2), {}) if is_sequence else made
+
+
+def _as_image(site: Site, value: Node) -> Node:
+    return _call(site, aten.unsqueeze.default, (value, 2), {})
+
+
+def _call(site: Site, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Node:
+    """A call whose value is computed: it has the strides that the result will have."""
+    return site.editor.call(target, *args, like=site.match.anchor, before=site.place, **kwargs)
+
+
+def node_cost(node: Node) -> Cost:
+    """Of a fused call in a graph, or of the squeeze behind one."""
+    call = node if node.target is Int8Conv2d else node.all_input_nodes[0]
+    x, weight = (call.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
+    return cost(x, weight, call.meta["val"])
+
+
+def _is_constant_bias(match: Match) -> bool:
+    return match.values.get("b") is None or match.is_constant("b")
+
+
+_COMMON = (
+    SUMS_FIT,
+    EVEN_PADDING,
+    LIMITS_ARE_NUMBERS,
+    Constraint(text="a constant bias", holds=_is_constant_bias),
+)
+_FAMILIES: tuple[tuple[str, Family, Constraint], ...] = (
+    ("conv1d", ops.CONV1D, BATCHED_1D),
+    ("conv2d", ops.CONV2D, BATCHED_2D),
+)
+
+KERNELS = tuple(
+    Kernel(
+        row=row,
+        device=Device.CUDA,
+        op="int8_conv2d",
+        build=build,
+        shape_class=shape_class,
+        cost=node_cost,
+    )
+    for name, family, batched in _FAMILIES
+    for row in gemm_rows(
+        name,
+        family,
+        x=(INT8_ACTIVATION,),
+        w=(_WEIGHT,),
+        activations=ACTIVATIONS,
+        residual=(INT8_ACTIVATION,),
+        constraints=(batched, *_COMMON),
+        sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
+        lowers_to="pt2e_quant::int8_conv2d",
+    )
+)

@@ -7,7 +7,7 @@ from torch.fx import Node
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
-from pt2e_quant.kernels.int8_linear.entries import SUMS_FIT
+from pt2e_quant.kernels.int8_linear.op import SUMS_FIT
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.onednn.operators import LinearSum, PackLinear, QLinear, aten
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS

@@ -8,7 +8,7 @@ from torch.fx import Node
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.read_graph import epilogue_arguments
-from pt2e_quant.kernels.int8_linear import entries
+from pt2e_quant.kernels.int8_linear import op as unit
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows, sums_fit_float
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
@@ -43,10 +43,10 @@ def build(site: Site) -> Node:
     weight = read_weight(site.gm, site.match["w"])
     assert weight is not None  # the row's scheme says so
     if not onednn_is_exact() or not sums_fit_float(weight.integers):
-        plainly = entries.build(site)
+        plainly = unit.build(site)
         plainly.meta[SHAPE_CLASS_KEY] = _BY_INT_MM
         return plainly
-    x, scale, zero_point = entries.read_activations(site)
+    x, scale, zero_point = unit.read_activations(site)
     op = site.match.nodes["op"]
     plain = site.integers("w")
     packed = site.editor.call(PackLinear, plain, None, like=op, before=site.place)
@@ -75,7 +75,7 @@ def node_cost(node: Node) -> Cost:
 
 
 # Integers of 4 bits with a scale for each row are int8 ones: a file of half the size runs as fast.
-_WEIGHTS = (entries.WEIGHT, replace(entries.WEIGHT, dtype=getattr(torch, "int4")))  # noqa: B009  # torch's stubs do not list it
+_WEIGHTS = (unit.WEIGHT, replace(unit.WEIGHT, dtype=getattr(torch, "int4")))  # noqa: B009  # torch's stubs do not list it
 
 KERNELS = tuple(
     Kernel(
@@ -87,9 +87,9 @@ KERNELS = tuple(
         measured=measured_here("int8_linear"),
         cost=node_cost,
     )
-    for row in entries.linear_rows(
+    for row in unit.linear_rows(
         "linear_dynamic",
-        entries.PER_TOKEN,
+        unit.PER_TOKEN,
         "pt2e_quant::int8_linear_rows",
         _WEIGHTS,
         not_slower("int8_linear", shape_class),

@@ -1,16 +1,43 @@
-"""The operator `pt2e_quant::int8_linear`."""
+"""The operator `pt2e_quant::int8_linear`, and where a graph calls it."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from pt2e_quant.core.granularity import PerChannel, PerTensor, PerToken
+from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.op_table import Constraint, OpRow
+from pt2e_quant.graph.pattern import Match
+from pt2e_quant.graph.sum_lengths import LONGEST_SUM
+from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
+from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
 from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.gemm_rows import gemm_rows
 from pt2e_quant.kernels.int8_linear import multiply_cpu, reference
+from pt2e_quant.kernels.int8_linear.product_class import product_class
+from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.quantized_values import affine_of, read_weight
+from pt2e_quant.kernels.site import Site
 
-__all__ = ["Int8Linear", "cost"]
+__all__ = [
+    "KERNELS",
+    "PER_TOKEN",
+    "SUMS_FIT",
+    "WEIGHT",
+    "Int8Linear",
+    "build",
+    "cost",
+    "linear_rows",
+    "node_cost",
+    "read_activations",
+    "shape_class",
+]
 
 
 def _fake(
@@ -52,3 +79,126 @@ def cost(x: Tensor, weight: Tensor, out: Tensor) -> Cost:
         bytes=moved_bytes(x, weight, out) + 8 * weight.shape[0],
         operations=2 * rows * weight.shape[0] * weight.shape[1],
     )
+
+
+WEIGHT = TensorScheme(dtype=torch.int8, granularity=PerChannel(0), symmetric=True)
+PER_TOKEN = TensorScheme(dtype=torch.int8, granularity=PerToken(), symmetric=False, is_dynamic=True)
+_PER_TENSOR = replace(PER_TOKEN, granularity=PerTensor())
+
+
+def _sums_fit(match: Match) -> bool:
+    weight: Node = match["w"]
+    return int(weight.meta["val"].shape[-1]) <= LONGEST_SUM
+
+
+SUMS_FIT = Constraint(text=f"at most {LONGEST_SUM} input features", holds=_sums_fit)
+"""Sums of products of 8 bits that int32 holds: matrix units wrap around, or saturate."""
+
+
+def shape_class(match: Match) -> str:
+    """By the rows and columns of the product; "" if one is symbolic."""
+    *shape, columns = match.nodes["op"].meta["val"].shape
+    rows = 1
+    for size in shape:
+        if not isinstance(size, int):
+            return ""
+        rows *= size
+    return product_class(rows, columns)
+
+
+def build(site: Site) -> Node:
+    """`int8_linear` on the integers in front of the dequantizes."""
+    x, scale, zero_point = read_activations(site)
+    weight = read_weight(site.gm, site.match["w"])
+    assert weight is not None  # the row's scheme says so
+    sums = weight.integers.sum(dim=1, dtype=torch.int32)
+    return site.call(
+        Int8Linear,
+        x,
+        scale,
+        zero_point,
+        site.integers("w"),
+        site.constant("weight_scale", weight.scale),
+        site.constant("weight_sum", sums),
+        **epilogue_arguments(site),
+    )
+
+
+def read_activations(site: Site) -> tuple[Node, Node, Node]:
+    """The integers of x with their scales and zero points, of one element or of one a row."""
+    affine = affine_of(site.match["x"])
+    if affine is not None:
+        scale = torch.tensor([affine.scale], dtype=torch.float32)
+        zero_point = torch.tensor([affine.zero_point], dtype=torch.int32)
+        return (
+            site.integers("x"),
+            site.constant("x_scale", scale),
+            site.constant("x_zero_point", zero_point),
+        )
+    return site.integers("x"), *site.chosen_qparams("x")
+
+
+def node_cost(node: Node) -> Cost:
+    """Of a fused call in a graph."""
+    x, weight = (node.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
+    return cost(x, weight, node.meta["val"])
+
+
+def _is_constant_bias(match: Match) -> bool:
+    bias = match.values.get("b")
+    return bias is None or match.is_constant("b")
+
+
+_COMMON = (
+    SUMS_FIT,
+    LIMITS_ARE_NUMBERS,
+    Constraint(text="a constant bias", holds=_is_constant_bias),
+)
+
+
+def linear_rows(
+    name: str,
+    x: TensorScheme,
+    lowers_to: str,
+    weights: tuple[TensorScheme, ...] = (WEIGHT,),
+    *needs: Constraint,
+) -> tuple[OpRow, ...]:
+    """Linears on activations of one scheme: alone, with an activation, with a sum.
+
+    Args:
+        name: of the first row.
+        x: the activations' scheme.
+        lowers_to: the fused operator.
+        weights: their schemes.
+        needs: constraints besides those of every such row.
+    """
+    return gemm_rows(
+        name,
+        ops.LINEAR,
+        x=(x,),
+        w=weights,
+        activations=ACTIVATIONS,
+        # The other summand is a transformer's residual stream, which rounding would wear out.
+        residual=(),
+        constraints=(*_COMMON, *needs),
+        sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
+        lowers_to=lowers_to,
+    )
+
+
+KERNELS = tuple(
+    Kernel(
+        row=row,
+        device=Device.CUDA,
+        op="int8_linear",
+        build=build,
+        shape_class=shape_class,
+        cost=node_cost,
+    )
+    for name, x in (
+        ("linear", INT8_ACTIVATION),
+        ("linear_dynamic", PER_TOKEN),
+        ("linear_dynamic_per_tensor", _PER_TENSOR),
+    )
+    for row in linear_rows(name, x, "pt2e_quant::int8_linear")
+)

@@ -12,7 +12,6 @@ from torch import Tensor
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.kernels.epilogue.gpu import requantize, round_half_even
 from pt2e_quant.kernels.launch import check_fp8, check_operands, launching
-from pt2e_quant.kernels.quantize_per_tensor.shape_class import shape_class
 from pt2e_quant.kernels.quantize_per_token.gpu import (
     PRECISIONS,
     magnitude_bits,
@@ -20,15 +19,28 @@ from pt2e_quant.kernels.quantize_per_token.gpu import (
     round_to,
     row_scale_e4m3,
 )
-from pt2e_quant.kernels.tiles import TileConfig, tiles_for
+from pt2e_quant.kernels.tiles import TileConfig, elements_class, tiles_for
 
 __all__ = [
     "partial_ranges_kernel",
     "quantize_per_tensor",
     "quantize_per_tensor_e4m3",
     "quantize_tensor_kernel",
+    "shape_class",
     "tensor_qparams",
 ]
+
+_ONE = 8192
+
+
+def shape_class(elements: int) -> str:
+    """By the elements: so few that one program holds them need no second launch.
+
+    >>> [shape_class(n) for n in (4096, 8193, 2**20)]
+    ['one', 'small', 'large']
+    """
+    return "one" if elements <= _ONE else elements_class(elements)
+
 
 _PARTIALS = {False: torch.float32, True: torch.int32}
 """What partial ranges are kept in, by whether they are of 8-bit floats."""

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from benchmarks import cpu_linears
-from pt2e_quant.kernels.int8_linear import cpu, cpu_dynamic
+from pt2e_quant.kernels.int8_linear import cpu
+from pt2e_quant.kernels.int8_linear import cpu as cpu_dynamic
 from pt2e_quant.kernels.onednn import digits_site
 
 SIZES = ((1, 32, 32), (8, 32, 64), (40, 16, 32))

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from benchmarks.kernels.bench_case import Bench, BenchCase, Bound, MathUnit, Peer, tile_grid
 from benchmarks.kernels.bench_peers import FloatLinear, float_linear_peers
+from pt2e_quant.kernels.fp8_linear.gpu import scaled_mm
 from pt2e_quant.kernels.fp8_linear.op import cost
 from pt2e_quant.kernels.fp8_linear.reference import error_bound
 from pt2e_quant.kernels.fp8_linear.reference import fp8_linear as reference
-from pt2e_quant.kernels.fp8_linear.scaled_mm import scaled_mm
 from pt2e_quant.kernels.fused_op import triton_kernel
 from pt2e_quant.kernels.tiles import TileConfig, rows_class
 

@@ -8,12 +8,12 @@ from benchmarks.kernels.bench_elementwise import drawn_floats, floats, q_dq_peer
 from pt2e_quant.kernels.fused_op import triton_kernel
 from pt2e_quant.kernels.launch import FP8_CAPABILITY
 from pt2e_quant.kernels.measured import Variant
+from pt2e_quant.kernels.quantize_per_tensor.gpu import shape_class
 from pt2e_quant.kernels.quantize_per_tensor.op import cost
 from pt2e_quant.kernels.quantize_per_tensor.reference import quantize_per_tensor as reference
 from pt2e_quant.kernels.quantize_per_tensor.reference import (
     quantize_per_tensor_e4m3 as e4m3_reference,
 )
-from pt2e_quant.kernels.quantize_per_tensor.shape_class import shape_class
 
 __all__ = ["BENCH", "E4M3_BENCH"]
 

@@ -12,8 +12,7 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.packing import pack
 from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerGroup
 from pt2e_quant.core.unpack_op import Unpack
-from pt2e_quant.kernels.embedding_gather.entries import KERNELS
-from pt2e_quant.kernels.embedding_gather.op import EmbeddingGather, cost
+from pt2e_quant.kernels.embedding_gather.op import KERNELS, EmbeddingGather, cost
 from pt2e_quant.kernels.embedding_gather.reference import embedding_gather
 from tests.kernels.embedding_gather.tables import tables
 from tests.kernels.lowering import calls_of, captured, fuse, qdq

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.kernels.fp8_linear.gpu import scaled_mm, takes_scaled_mm
 from pt2e_quant.kernels.fp8_linear.op import Fp8Linear, cost
 from pt2e_quant.kernels.fp8_linear.reference import fp8_linear
-from pt2e_quant.kernels.fp8_linear.scaled_mm import scaled_mm, takes_scaled_mm
 from tests.kernels.fp8_operands import fp8_operands
 from tests.kernels.grouped_models import fused, quantized
 

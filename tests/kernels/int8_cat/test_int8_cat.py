@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.kernels.int8_cat.entries import KERNELS
-from pt2e_quant.kernels.int8_cat.op import Int8Cat, cost
+from pt2e_quant.kernels.int8_cat.op import KERNELS, Int8Cat, cost
 from pt2e_quant.kernels.int8_cat.reference import int8_cat
 from tests.kernels.lowering import calls_of, captured, fuse, qdq
 from tests.kernels.operands import integers

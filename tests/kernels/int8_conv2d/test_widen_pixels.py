@@ -6,8 +6,7 @@ from torch import nn
 
 from pt2e_quant.core.qdq import DequantizePerChannel, QuantizePerTensor
 from pt2e_quant.graph.show import show
-from pt2e_quant.kernels.int8_conv2d.entries import KERNELS
-from pt2e_quant.kernels.int8_conv2d.op import Int8Conv2d
+from pt2e_quant.kernels.int8_conv2d.op import KERNELS, Int8Conv2d
 from pt2e_quant.kernels.int8_conv2d.pack import drop_channels, fill_channels, window_sums
 from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
 from pt2e_quant.kernels.quantize.op import QuantizePixels

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pt2e_quant.kernels.registry import Registry
-from pt2e_quant.kernels.softmax_quantize.entries import KERNELS
-from pt2e_quant.kernels.softmax_quantize.op import SoftmaxQuantize, cost
+from pt2e_quant.kernels.softmax_quantize.op import KERNELS, SoftmaxQuantize, cost
 from pt2e_quant.kernels.softmax_quantize.reference import softmax_quantize
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from tests.kernels.lowering import calls_of, captured, fuse, qdq

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pt2e_quant.kernels.int8_pool.entries import KERNELS
-from pt2e_quant.kernels.int8_pool.op import Int8Pool
+from pt2e_quant.kernels.int8_pool.op import KERNELS, Int8Pool
 from tests.kernels.lowering import calls_of, captured, fuse, qdq
 
 
