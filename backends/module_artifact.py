@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.profile import Profile, profile
+from pt2e_quant.backends.program_file import with_figures
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.flow.report.report import Report
 
@@ -57,6 +58,11 @@ class ModuleArtifact(Artifact):
     def state(self) -> Mapping[str, Tensor]:
         """The buffers that calls write, as the module holds them."""
         return {name: self.module.get_buffer(name) for name in self.initial}
+
+    def keep_figures(self) -> None:
+        """Write what the check found into the file."""
+        self.data = with_figures(self.data, self.report)
+        self.report.size_bytes = len(self.data)
 
     def save(self, path: str | Path) -> None:
         """Write the file: a temporary name beside it first, then renamed.

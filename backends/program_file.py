@@ -1,13 +1,15 @@
 """The file of an artifact that is a torch module: the canonical program, its call, its record.
 
 Packed weights are laid out for one machine, and oneDNN's opaque tensors cannot be stored. The file
-keeps the integers; whoever loads it packs them for the machine that it is loaded on.
+keeps the integers; whoever loads it packs them for the machine that it is loaded on. What halves
+under compression (text, zero points, the example call) is stored so: torch reads both.
 """
 
 import io
 import json
 import pickle
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +24,17 @@ from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.flow.archive.provenance_rows import provenance_of_rows, provenance_rows
 from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.flow.report.report import Report
 
-__all__ = ["StoredProgram", "read_program", "write_program"]
+__all__ = ["StoredProgram", "read_program", "with_figures", "write_program"]
 
 _RECORD = "pt2e_quant_{}.json"
+_FIGURES = "pt2e_quant_figures.json"
+_EXTRA = "archive/extra/"
+"""Where torch.export keeps extra files."""
+
+_LOOKED_AT = 2**16
+"""Bytes of an entry that tell whether it is worth compressing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +45,24 @@ class StoredProgram:
         data: of the file.
         gm: the canonical graph.
         choices: the options that it was lowered with, by name; none is a default.
+        figures: what the check found: SQNR against the canonical graph, and of that one against
+            the float model; None where it is not known.
     """
 
     data: bytes
     gm: GraphModule
     choices: Mapping[str, bool] = field(default_factory=dict)
+    figures: tuple[float | None, float | None] = (None, None)
+
+    def report(self, backend: str) -> Report:
+        """What is known of the artifact before it is made; `backend` is the runtime's name."""
+        return Report(
+            backend=backend,
+            provenance=provenance_of(self.gm),
+            size_bytes=len(self.data),
+            sqnr_canonical_db=self.figures[0],
+            sqnr_float_db=self.figures[1],
+        )
 
 
 def write_program(
@@ -64,7 +86,29 @@ def write_program(
     )
     stream = io.BytesIO()
     torch.export.save(export_again(gm), stream, extra_files={_RECORD.format(backend): text})
-    return StoredProgram(data=stream.getvalue(), gm=gm, choices=chosen)
+    return StoredProgram(data=_compressed(stream.getvalue()), gm=gm, choices=chosen)
+
+
+def with_figures(data: bytes, report: Report) -> bytes:
+    """A file with what its check found, which is known only when the file is there."""
+    stream = io.BytesIO(data)
+    figures = (report.sqnr_canonical_db, report.sqnr_float_db)
+    with zipfile.ZipFile(stream, "a") as archive:
+        archive.writestr(_EXTRA + _FIGURES, json.dumps(figures))
+    return stream.getvalue()
+
+
+def _compressed(data: bytes) -> bytes:
+    """A file whose entries are compressed where that halves them."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as given, zipfile.ZipFile(stream, "w") as made:
+        for entry in given.infolist():
+            held = given.read(entry)
+            start = held[:_LOOKED_AT]
+            halves = 2 * len(zlib.compress(start, 1)) < len(start)
+            method = zipfile.ZIP_DEFLATED if halves else zipfile.ZIP_STORED
+            made.writestr(zipfile.ZipInfo(entry.filename), held, method)
+    return stream.getvalue()
 
 
 def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
@@ -75,7 +119,7 @@ def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
     """
     data = read_file(path)
     name = _RECORD.format(backend)
-    extra = {name: ""}
+    extra = {name: "", _FIGURES: "[null, null]"}
     try:
         program = torch.export.load(io.BytesIO(data), extra_files=extra)
     except (RuntimeError, ValueError, KeyError, zipfile.BadZipFile, pickle.PickleError) as error:
@@ -94,8 +138,9 @@ def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
             CAPTURE_KEY: Capture.from_json(texts["capture"]),
             PROVENANCE_KEY: provenance_of_rows(texts["provenance"], gm),
         }
+        canonical, to_float = json.loads(extra[_FIGURES])
         choices = {str(name): bool(chosen) for name, chosen in texts.get("choices", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError, Pt2eQuantError) as error:
         raise ArtifactError(f'the record in "{path}" is damaged: {error}') from error
     gm.meta.update(records)
-    return StoredProgram(data=data, gm=gm, choices=choices)
+    return StoredProgram(data=data, gm=gm, choices=choices, figures=(canonical, to_float))

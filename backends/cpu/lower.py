@@ -34,7 +34,6 @@ from pt2e_quant.backends.refuse_formats import refuse_formats
 from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report.report import Report
@@ -129,6 +128,7 @@ def lower(
         artifact.check = partial(check_artifact, gm=gm, sample=sample, margin_db=margin_db)
         unchecked = partial(lower, registry=registry, strict=False, verify=False, tries=tries)
         check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked, loader=loader)
+        artifact.keep_figures()
     return artifact
 
 
@@ -152,7 +152,7 @@ def _assemble(
     validation: Validation | None = None,
 ) -> CpuArtifact:
     gm = stored.gm
-    report = Report(backend="oneDNN", provenance=provenance_of(gm), size_bytes=len(stored.data))
+    report = stored.report("oneDNN")
     is_tried = tries and are_tried()
     program = _tried_graph(gm, registry, report, tries=is_tried, validation=validation)
     module = make_module(program, validation)

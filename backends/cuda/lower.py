@@ -20,7 +20,6 @@ from pt2e_quant.backends.program_file import StoredProgram, read_program, write_
 from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
-from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.pipeline import GraphPass, Validation
@@ -141,6 +140,7 @@ def lower(
         )
         sample = choose_sample(gm, example_inputs)
         check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked, loader=loader)
+        artifact.keep_figures()
     return artifact
 
 
@@ -175,7 +175,7 @@ def _assemble(
     gm = stored.gm
     measures = _measures_here(allow_unmeasured)
     lowered = lower_graph(gm, registry, measures, validation)
-    report = Report(backend="CUDA", provenance=provenance_of(gm), size_bytes=len(stored.data))
+    report = stored.report("CUDA")
     describe(report, lowered, measures)
     return CudaArtifact(lowered, stored.data, capture_of(gm), report)
 

@@ -179,7 +179,7 @@ def test_max_sizes_when_they_fit_no_input_then_refused(sizes, words):  # type: i
         )
 
 
-@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack", "cpu"])
 def test_report_when_a_file_is_loaded_then_its_figures_are_those_of_the_check(backend, tmp_path):
     pytest.importorskip(NEEDS[backend])
     torch.manual_seed(0)

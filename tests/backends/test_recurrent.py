@@ -1,5 +1,7 @@
 """Recurrent layers with int8 weights: every kind, direction and recipe on every runtime."""
 
+import zipfile
+
 import pytest
 import torch
 from torch import nn
@@ -174,6 +176,28 @@ def test_projection_when_lowered_then_a_pte_has_int8_weights_and_others_say_why_
     gm = converted(model, draw(model, 3), "int8_dynamic", "onnx")[1]
     reasons = {r.op: r.reason for r in pq.provenance_of(gm).floats}
     assert "projection" in reasons["aten.lstm"]
+
+
+def test_file_when_its_text_and_zero_points_are_compressed_then_torch_reads_it_and_it_is_small(
+    tmp_path,
+):
+    """0.29 of the float weights without: zero points are int64, the call and the graph are text."""
+    torch.manual_seed(0)
+    model = Recurrent("LSTM", hidden=256, num_layers=3, batch_first=True).eval()
+    x = draw(model, 3)
+    target, gm = converted(model, x, "int8_dynamic", "cpu")
+    artifact = target.lower(gm, (x,))
+    artifact.save(tmp_path / "lstm.qpt2")
+    float_bytes = sum(4 * p.numel() for p in model.parameters())
+    assert artifact.report.size_bytes <= 0.27 * float_bytes
+    with zipfile.ZipFile(tmp_path / "lstm.qpt2") as archive:
+        methods = {entry.filename: entry.compress_type for entry in archive.infolist()}
+    assert methods["archive/models/model.json"] == zipfile.ZIP_DEFLATED
+    assert zipfile.ZIP_STORED in methods.values()
+    program = torch.export.load(tmp_path / "lstm.qpt2")
+    with torch.no_grad():
+        assert torch.equal(program.module()(x)[0], gm(x)[0])
+    assert torch.equal(target.load(tmp_path / "lstm.qpt2").run(x)[0], artifact.run(x)[0])
 
 
 def test_layers_when_trained_with_quantization_then_they_stay_float():
