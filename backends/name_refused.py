@@ -24,7 +24,7 @@ _FIX = (
 
 @contextmanager
 def named_refusals(gm: GraphModule, try_part: TryPart) -> Iterator[None]:
-    """Turn what ExecuTorch raises in the block into an error with a node.
+    """Turn what ExecuTorch raises in the block, and errors without a node, into one with a node.
 
     The node is the last one of the smallest part of the graph that is refused too. A handful of
     parts are lowered to find it.
@@ -34,6 +34,11 @@ def named_refusals(gm: GraphModule, try_part: TryPart) -> Iterator[None]:
     """
     try:
         yield
+    except UnsupportedError as error:
+        if error.node_name:
+            raise
+        node = first_refused(gm, try_part)
+        raise UnsupportedError(error.what, node=node, fix=error.fix) from error
     except Pt2eQuantError:
         raise
     except Exception as error:  # ExecuTorch raises RuntimeError, ValueError, AssertionError, …

@@ -20,7 +20,7 @@ from pt2e_quant.backends.name_refused import named_refusals
 from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
 from pt2e_quant.backends.validate_passes import validation_of
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
-from pt2e_quant.backends.xnnpack.contents import read_named_data
+from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
@@ -37,6 +37,7 @@ from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     refuse_loops,
     refuse_missing_kernels,
     refuse_volumes,
+    write_functions,
 )
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import spell_for_delegate
 from pt2e_quant.backends.xnnpack.passes.plain_strides import plain_strides
@@ -181,8 +182,8 @@ def lower(
         # Another ExecuTorch may name them otherwise: then the scales are written out.
         pte = _to_pte(work, pack_metadata(capture, report.provenance, ()))
     artifact = XnnpackArtifact(pte, capture, report)
-    refuse_missing_kernels(gm, artifact.contents().kernels)
     with named_refusals(gm, lambda part: _try_part(part, unchecked)):
+        refuse_missing_kernels(gm, artifact.contents().kernels)
         load_program(pte).load_method("forward")
     _describe(artifact)
     check_file_smaller(report, is_strict=options.strict)
@@ -238,7 +239,9 @@ def _try_part(part: GraphModule, options: Options) -> None:
     work = copy_graph(in_float32(part))
     run_passes(work, lowering_passes(portable_only=options.portable_only))
     constants = pack_metadata(capture_of(work), provenance_of(part), ())
-    load_program(_to_pte(work, constants)).load_method("forward")
+    pte = _to_pte(work, constants)
+    refuse_missing_kernels(part, read_contents(pte).kernels)
+    load_program(pte).load_method("forward")
 
 
 def _float_regions(records: Sequence[PassRecord]) -> list[FloatRegion]:
@@ -263,7 +266,12 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         warnings.simplefilter("ignore")
         edge = to_edge_transform_and_lower(
             ep,
-            transform_passes=[remove_noop_copies, pad_integers, read_rows_through_views],
+            transform_passes=[
+                remove_noop_copies,
+                write_functions,
+                pad_integers,
+                read_rows_through_views,
+            ],
             partitioner=[make_partitioner(edge_operators(), FUSING)],
             constant_methods=constants,
             compile_config=EdgeCompileConfig(_check_ir_validity=False),

@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from pt2e_quant.backends.xnnpack.conditions import pairs
 from pt2e_quant.backends.xnnpack.passes.requantize_between import between
+from pt2e_quant.backends.xnnpack.passes.simplify import RRELU
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL2D,
@@ -255,4 +256,5 @@ RULES = (
     Rule("avg_pool2d", find=Op(AVG_POOL2D, _X), build=_avg_pool),
     Rule("pad", find=Op(PAD, _X), build=_pad),
     Rule("matmul", find=Op(MATMUL, Var("a"), Var("b")), build=_matmul),
+    RRELU,
 )

@@ -1,7 +1,7 @@
 """Write operators as others that the table has, before annotation; values stay the same.
 
-silu becomes x * sigmoid(x), a number added to an integer tensor becomes a constant: each part then
-has a row, and integers of its own.
+silu becomes x * sigmoid(x), rrelu a leaky_relu, a number added to an integer tensor becomes a
+constant: each part then has a row, and integers of its own.
 """
 
 import torch
@@ -10,27 +10,38 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.xnnpack.conditions import KEEP_FLOAT
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.ops import ADD, DIV, MUL, SILU, SUB, aten, is_call
-from pt2e_quant.graph.pattern import Match, Op, Var
+from pt2e_quant.graph.ops import ADD, DIV, MUL, SILU, SUB, argument, aten, is_call
+from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
-__all__ = ["numbers_as_constants", "simplify_for_table"]
+__all__ = ["RRELU", "numbers_as_constants", "simplify_for_table"]
 
 
 @graph_pass()
 def simplify_for_table(gm: GraphModule) -> PassResult:
-    """Rewrite silu.
+    """Rewrite silu and rrelu.
 
-    Before:  silu(x)
-    After:   x * sigmoid(x)
+    Before:  silu(x);         rrelu(x, 0.1, 0.3)
+    After:   x * sigmoid(x);  leaky_relu(x, 0.2)
     """
-    return rewrite(gm, (Rule("silu", find=Op(SILU, Var("x")), build=_silu),))
+    return rewrite(gm, (Rule("silu", find=Op(SILU, Var("x")), build=_silu), RRELU))
 
 
 def _silu(m: Match, editor: Editor) -> Node | Skip:
     gate = editor.call(aten.sigmoid.default, m["x"], like=m.anchor)
     return editor.call(aten.mul.Tensor, m["x"], gate, like=m.anchor)
+
+
+def _rrelu(m: Match, editor: Editor) -> Node | Skip:
+    lower, upper = (float(argument(m.anchor, name)) for name in ("lower", "upper"))
+    if argument(m.anchor, "training"):
+        return Skip("in training it draws its slopes")
+    return editor.call(aten.leaky_relu.default, m["x"], (lower + upper) / 2, like=m.anchor)
+
+
+RRELU = Rule("rrelu", find=Op(one_of((aten.rrelu.default,)), Var("x")), build=_rrelu)
+"""ExecuTorch has no kernel for rrelu; in evaluation its slope is the mean one."""
 
 
 @graph_pass()
