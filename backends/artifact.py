@@ -1,4 +1,4 @@
-"""The face every artifact has, and the face every backend has."""
+"""The face every artifact has."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -7,19 +7,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
-from torch.fx import GraphModule
 
 from pt2e_quant.backends.generate import generate
 from pt2e_quant.backends.known_calls import KnownCalls, result_builder
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError, MissingExtraError
+from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.whole_file import whole_file
-from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.report.report import Report
-from pt2e_quant.graph.op_table import OpTable
 
-__all__ = ["Artifact", "Backend", "Verify", "is_installed", "read_file", "write_artifact"]
+__all__ = ["Artifact", "Verify", "is_installed", "read_file", "write_artifact"]
 
 Verify: TypeAlias = bool | Literal["process"]
 """Whether a lowering checks its artifact: not, in this process, or in a new one as well."""
@@ -108,90 +105,13 @@ class Artifact(ABC):
             ArtifactError: the path cannot be written.
         """
 
+    def keep_figures(self) -> None:  # noqa: B027  (an artifact whose file has no place for them)
+        """Write what the check found into the file that `save` writes."""
+
     @property
     @abstractmethod
     def size_bytes(self) -> int:
         """Bytes of the file that `save` writes."""
-
-
-class Backend(ABC):
-    """One place where quantized programs run."""
-
-    name: str
-    """As in `pt2e_quant.backends.get(name)`."""
-    suffix: str
-    """Of the files it writes, with the dot."""
-    extra: str = ""
-    """The extra of this package that it needs, "" for none."""
-    packages: tuple[str, ...] = ()
-    """What that extra installs, as it is imported."""
-
-    def require_extra(self) -> None:
-        """Refuse before any long work where a package is missing.
-
-        Raises:
-            MissingExtraError: naming the package and the command that installs it.
-        """
-        for package in self.packages:
-            if not is_installed(package):
-                raise MissingExtraError(self.extra, package)
-
-    @property
-    @abstractmethod
-    def table(self) -> OpTable:
-        """What it can run."""
-
-    @property
-    @abstractmethod
-    def recipes(self) -> Mapping[str, str]:
-        """Recipe names with a line of explanation each."""
-
-    @abstractmethod
-    def quantizer(self, recipe: str = "int8") -> TableQuantizer:
-        """A fresh quantizer for a recipe.
-
-        Raises:
-            ConfigError: no recipe has that name; near names are offered.
-        """
-
-    @abstractmethod
-    def lower(
-        self,
-        gm: GraphModule,
-        example_inputs: Sequence[Any] | None = None,
-        *,
-        strict: bool = True,
-        verify: Verify = True,
-        margin_db: float = 6.0,
-        validate: bool = False,
-    ) -> Artifact:
-        """Canonical graph to artifact.
-
-        Args:
-            gm: of convert_pt2e.
-            example_inputs: inputs for the check run; calibration's first batch by default.
-            strict: make errors of what the report would warn of.
-            verify: run the artifact against the canonical graph, at several sizes of each dynamic
-                dimension; "process": also saved, loaded and run in a new process first, so that
-                a crash of the runtime is an error.
-            margin_db: how much nearer the artifact must be to the canonical graph than that
-                is to the float graph.
-            validate: hold the graph against itself after each pass of the lowering, on the sample,
-                fresh data and extreme inputs, and name the pass that changed a value.
-
-        Raises:
-            InvariantError: the graph is not canonical, or a pass changed what it computes.
-            ArtifactError: the artifact fails its check.
-            MissingExtraError: the backend's package is not installed.
-        """
-
-    @abstractmethod
-    def load(self, path: str | Path) -> Artifact:
-        """Read a file that `save` wrote.
-
-        Raises:
-            ArtifactError: the file is missing, damaged or not one of ours.
-        """
 
 
 def write_artifact(path: str | Path, data: bytes) -> None:

@@ -3,7 +3,7 @@
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from pt2e_quant.backends.artifact import Backend
+from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import ConfigError, near
 
 __all__ = ["get", "name_for_suffix", "names", "suffixes"]

@@ -65,7 +65,7 @@ def time_ours(
         min_max: Do the peer's job, min-max and nothing else; False is the whole recipe `int8`,
             with its range searches and outlier scales.
     """
-    quantizer = pq.backends.get("xnnpack").quantizer("int8-minmax")
+    quantizer = pq.backends.get("xnnpack").quantizer("int8_minmax")
     if min_max:
         quantizer.observers, quantizer.algorithms = ObserverChoice(), ()
     return time_flow(ep, inputs, lambda gm: pq.prepare_pt2e(gm, quantizer), pq.convert_pt2e)

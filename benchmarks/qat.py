@@ -44,7 +44,7 @@ def their_quantizer(weight_bits: int = 8) -> object:
 
 def our_quantizer(weight_bits: int = 8) -> object:
     """Return our XNNPACK quantizer, of whose weights fewer bits may be used."""
-    made = pq.backends.get("xnnpack").quantizer("int8-minmax")
+    made = pq.backends.get("xnnpack").quantizer("int8_minmax")
     if weight_bits < 8:
         half = 2 ** (weight_bits - 1)
         weight = replace(made.scheme.weight, quant_min=-half, quant_max=half - 1)

@@ -17,8 +17,8 @@ from architecture_picture import picture
 from kernel_page import kernels_page
 
 from pt2e_quant.backends import get, names
-from pt2e_quant.backends.artifact import Backend
 from pt2e_quant.backends.cpu.table import REGISTRY
+from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES

@@ -9,10 +9,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.artifact import Artifact, Backend, Verify
+from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import choose_sample
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.sample_run import run_graph
+from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.read_capture import capture_of

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,16 @@ from hypothesis import settings
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends import registry
-from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cpu import lower, place_by_speed
-from pt2e_quant.backends.gate import check_artifact, choose_sample
-from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.backends.target.lower import Draft, Job, Lowering, Options
+from pt2e_quant.backends.target.recipe import Recipe, Recipes
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError, ConfigError, near
+from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
-from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
@@ -115,54 +115,50 @@ class PlainArtifact(Artifact):
         return 1234
 
 
-class PlainBackend(Backend):
-    name = "plain"
-    suffix = ".plain"
+def _emit(job: Job[Options]) -> Draft:
+    report = Report(backend="Plain", provenance=provenance_of(job.gm), size_bytes=1234)
+    artifact = PlainArtifact(export_again(job.gm), capture_of(job.gm), report)
+    return Draft(artifact=artifact)
 
-    @property
-    def table(self) -> OpTable:
-        return TABLE
 
-    @property
-    def recipes(self) -> Mapping[str, str]:
-        return {"int8": "static int8"}
+def _load(path: str | Path) -> PlainArtifact:
+    extra = {"plain": ""}
+    try:
+        with Path(path).open("rb") as stream:
+            program = torch.export.load(stream, extra_files=extra)
+        texts = json.loads(extra["plain"])
+    except Exception as error:
+        raise ArtifactError(f"{path} is damaged") from error
+    report = Report(
+        backend="Plain", provenance=Provenance.from_json(texts["provenance"]), size_bytes=1234
+    )
+    return PlainArtifact(program, Capture.from_json(texts["capture"]), report)
 
-    def quantizer(self, recipe: str = "int8") -> TableQuantizer:
-        if recipe not in self.recipes:
-            raise ConfigError(f'there is no recipe "{recipe}": {near(recipe, self.recipes)}')
-        return TableQuantizer(TABLE, _INT8)
 
-    def lower(
-        self, gm, example_inputs=None, *, strict=True, verify=True, margin_db=6.0, validate=False
-    ):
-        verify_canonical(gm)
-        report = Report(backend="Plain", provenance=provenance_of(gm), size_bytes=1234)
-        artifact = PlainArtifact(export_again(gm), capture_of(gm), report)
-        if verify:
-            sample, unchecked = choose_sample(gm, example_inputs), partial(self.lower, verify=False)
-            check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked)
-        return artifact
+class _PlainLowering(Lowering[Options]):
+    """Checks in this process alone: a new one does not know the backend."""
 
-    def load(self, path: str | Path) -> PlainArtifact:
-        extra = {"plain": ""}
-        try:
-            with Path(path).open("rb") as stream:
-                program = torch.export.load(stream, extra_files=extra)
-            texts = json.loads(extra["plain"])
-        except Exception as error:
-            raise ArtifactError(f"{path} is damaged") from error
-        report = Report(
-            backend="Plain", provenance=Provenance.from_json(texts["provenance"]), size_bytes=1234
-        )
-        return PlainArtifact(program, Capture.from_json(texts["capture"]), report)
+    def lower(self, gm, example_inputs, options):
+        here = replace(options, verify=bool(options.verify))
+        return super().lower(gm, example_inputs, here)
+
+
+PLAIN = Backend(
+    name="plain",
+    suffix=".plain",
+    table=TABLE,
+    recipes=Recipes("Plain", (Recipe(name="int8", text="static int8", scheme=_INT8),)),
+    lowering=lambda: _PlainLowering(
+        name="plain", options=Options, prepare=lambda gm, _: gm, emit=_emit, load=_load
+    ),
+)
 
 
 @pytest.fixture
-def plain_backend(monkeypatch) -> PlainBackend:
+def plain_backend(monkeypatch) -> Backend:
     """Registered as "plain"; needs no extra."""
-    backend = PlainBackend()
     module = types.ModuleType("plain_backend")
-    module.BACKEND = backend
+    module.BACKEND = PLAIN
     monkeypatch.setitem(sys.modules, "plain_backend", module)
     monkeypatch.setitem(registry._OWN, "plain", "plain_backend")
-    return backend
+    return PLAIN

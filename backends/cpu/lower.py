@@ -1,13 +1,13 @@
 """Lowering: one walk from a canonical graph to oneDNN's fused operators."""
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Verify
+from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
 from pt2e_quant.backends.cpu.choice import decide
 from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
@@ -23,16 +23,15 @@ from pt2e_quant.backends.cpu.passes.pack_recurrent import pack_recurrent
 from pt2e_quant.backends.cpu.passes.reshape_views import reshape_views
 from pt2e_quant.backends.cpu.passes.single_pass_qdq import single_pass_qdq
 from pt2e_quant.backends.cpu.passes.write_sums_in_place import write_sums_in_place
-from pt2e_quant.backends.cpu.refuse_weights import loose_weights, nearest_recipe
+from pt2e_quant.backends.cpu.recipes import RECIPES
+from pt2e_quant.backends.cpu.refuse_weights import loose_weights
 from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
-from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
-from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
-from pt2e_quant.backends.refuse_formats import refuse_formats
-from pt2e_quant.backends.validate_passes import validation_of
-from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.backends.target.lower import Draft, Job, Lowering, in_float32
+from pt2e_quant.backends.target.lower import Options as AnyOptions
+from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import capture_of
@@ -51,7 +50,7 @@ from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.unsigned_activations import unsigned_activations
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
-__all__ = ["MODULE_PASSES", "SUFFIX", "load", "lower", "lower_graph", "make_module"]
+__all__ = ["LOWERING", "MODULE_PASSES", "SUFFIX", "Options", "load", "lower_graph", "make_module"]
 
 SUFFIX = ".qpt2"
 
@@ -65,7 +64,7 @@ MODULE_PASSES: tuple[GraphPass, ...] = (
 """From a program that any tool of torch takes to the module that runs by itself."""
 
 _UNTRIED = f"trials are off (`without_trials()`, or {TRIALS_VARIABLE} in the environment)"
-_FIX = 'quantize with recipe "int8-reduced", whose sums are exact on any CPU'
+_FIX = 'quantize with recipe "int8_reduced", whose sums are exact on any CPU'
 
 
 def lowering_passes(registry: Registry, failures: Sequence[Failure]) -> tuple[GraphPass, ...]:
@@ -83,56 +82,43 @@ def lowering_passes(registry: Registry, failures: Sequence[Failure]) -> tuple[Gr
     )
 
 
-def lower(
-    gm: GraphModule,
-    example_inputs: Sequence[Any] | None = None,
-    registry: Registry = REGISTRY,
-    *,
-    strict: bool = True,
-    verify: Verify = True,
-    margin_db: float = 6.0,
-    tries: bool = True,
-    validate: bool = False,
-) -> CpuArtifact:
-    """Canonical graph to CPU artifact; see `Backend.lower`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(AnyOptions):
+    """How to lower.
 
     Args:
-        gm: the canonical graph.
-        example_inputs: inputs for the check run.
         registry: the kernels.
-        strict: make errors of what the report would warn of.
-        verify: run the artifact once against the canonical graph.
-        margin_db: of the check.
         tries: try each distinct product that this machine has not yet tried, in a child process.
-        validate: see `Backend.lower`.
-
-    Raises:
-        InvariantError: the graph is not canonical.
-        UnsupportedError: sums would saturate on this machine; or, under `strict`, a weight
-            would be dequantized in every call.
-        ArtifactError: the artifact fails its check.
     """
-    loader = loader_of(verify, "cpu")
-    verify_canonical(gm)
+
+    registry: Registry = REGISTRY
+    tries: bool = True
+
+
+def _start(gm: GraphModule, options: Options) -> GraphModule:
     gm = in_float32(gm)
     _refuse_saturation(gm)
-    validation = validation_of(validate, gm, example_inputs)
-    stored = write_program(gm, "cpu")
-    artifact = _assemble(stored, registry, tries=tries, validation=validation)
-    if strict:
-        refuse_formats(artifact.program, "oneDNN", nearest_recipe, has_caches=True)
-    if strict and (weights := [i for i in artifact.report.float_regions if i.what == LOOSE_WEIGHT]):
-        raise loose_weights(artifact.program, weights)
-    if verify:
-        sample = choose_sample(gm, example_inputs)
-        artifact.check = partial(check_artifact, gm=gm, sample=sample, margin_db=margin_db)
-        unchecked = partial(lower, registry=registry, strict=False, verify=False, tries=tries)
-        check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked, loader=loader)
-        artifact.keep_figures()
-    return artifact
+    return gm
 
 
-def load(path: Any, registry: Registry = REGISTRY, *, tries: bool = True) -> CpuArtifact:
+def _emit(job: Job[Options]) -> Draft:
+    options, stored = job.options, write_program(job.gm, "cpu")
+    artifact = _assemble(stored, options.registry, tries=options.tries, validation=job.validation)
+
+    def refuse() -> None:
+        refuse_formats(artifact.program, RECIPES, has_caches=True)
+        weights = [i for i in artifact.report.float_regions if i.what == LOOSE_WEIGHT]
+        if weights:
+            raise loose_weights(artifact.program, weights)
+
+    def finish(check: Callable[[Artifact], None] | None) -> CpuArtifact:
+        artifact.check = check
+        return artifact
+
+    return Draft(artifact=artifact, refuse=refuse, finish=finish)
+
+
+def load(path: str | Path, *, registry: Registry = REGISTRY, tries: bool = True) -> CpuArtifact:
     """Read a file that an artifact of this backend saved, and pack its weights for this machine.
 
     Raises:
@@ -231,3 +217,6 @@ def _refuse_saturation(gm: GraphModule) -> None:
                 node=node,
                 fix=_FIX,
             )
+
+
+LOWERING = Lowering(name="cpu", options=Options, prepare=_start, emit=_emit, load=load)

@@ -2,23 +2,23 @@
 
 import warnings
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
 from pt2e_quant.backends.cuda.choice import Measures, decide_by
 from pt2e_quant.backends.cuda.describe import describe
 from pt2e_quant.backends.cuda.passes.widen_untaken_scales import widen_untaken_scales
+from pt2e_quant.backends.cuda.table import REGISTRY
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
-from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
-from pt2e_quant.backends.validate_passes import validation_of
-from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.backends.target.lower import Draft, Job, Lowering
+from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.report.report import Report
@@ -43,7 +43,7 @@ from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.signed_activations import signed_activations
 
-__all__ = ["SUFFIX", "load", "lower", "lower_graph", "lowering_passes"]
+__all__ = ["LOWERING", "SUFFIX", "Options", "load", "lower_graph", "lowering_passes"]
 
 SUFFIX = ".qcuda"
 
@@ -92,59 +92,48 @@ def _allowed(measures: Measures, rows: Sequence[_Row]) -> list[GraphPass]:
     ]
 
 
-def lower(
-    gm: GraphModule,
-    example_inputs: Sequence[Any] | None,
-    registry: Registry,
-    *,
-    allow_unmeasured: bool,
-    strict: bool,
-    verify: Verify,
-    margin_db: float,
-    validate: bool = False,
-) -> CudaArtifact:
-    """Canonical graph to CUDA artifact; see `CudaBackend.lower`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(AnyOptions):
+    """How to lower.
 
-    Raises:
-        InvariantError: the graph is not canonical.
-        UnsupportedError: under `strict`, a quantized weight would be dequantized in every call.
-        ArtifactError: the artifact fails its check.
+    Args:
+        registry: the kernels.
+        allow_unmeasured: use kernels that were not measured on the device at hand; the report
+            names them.
     """
-    loader = loader_of(verify, "cuda")
-    verify_canonical(gm)
-    choices = {_ALLOW: allow_unmeasured, _STRICT: strict}
-    validation = validation_of(validate, gm, example_inputs)
-    stored = write_program(gm, "cuda", choices)
-    artifact = _assemble(stored, registry, allow_unmeasured, validation)
-    loose = _loose_weights(artifact.report) if strict else ""
-    if loose:
+
+    registry: Registry = REGISTRY
+    allow_unmeasured: bool = False
+
+
+def _emit(job: Job[Options]) -> Draft:
+    """A module of fused kernels; on a CPU it runs by their definitions."""
+    options = job.options
+    allows = options.allow_unmeasured
+    choices = {_ALLOW: allows, _STRICT: options.strict}
+    stored = write_program(job.gm, "cuda", choices)
+    artifact = _assemble(stored, options.registry, allows, job.validation)
+
+    def refuse() -> None:
+        loose = _loose_weights(artifact.report)
         allow = (
             "lower(..., allow_unmeasured=True) (--allow-unmeasured) to use kernels that were not "
             "measured here"
         )
         other = "give this module a scheme of the op table (docs/backends/cuda.md), or None"
-        raise UnsupportedError(
-            loose,
-            fix=f"{other if allow_unmeasured else allow}, strict=False to dequantize such weights "
-            "in every call",
-        )
-    if verify:
-        unchecked = partial(
-            lower,
-            example_inputs=None,
-            registry=registry,
-            allow_unmeasured=allow_unmeasured,
-            strict=False,
-            verify=False,
-            margin_db=margin_db,
-        )
-        sample = choose_sample(gm, example_inputs)
-        check_artifact(artifact, gm, sample, margin_db, lower_part=unchecked, loader=loader)
-        artifact.keep_figures()
-    return artifact
+        if loose:
+            raise UnsupportedError(
+                loose,
+                fix=f"{other if allows else allow}, strict=False to dequantize such weights "
+                "in every call",
+            )
+
+    return Draft(artifact=artifact, refuse=refuse)
 
 
-def load(path: Any, registry: Registry, *, allow_unmeasured: bool | None) -> CudaArtifact:
+def load(
+    path: str | Path, *, registry: Registry = REGISTRY, allow_unmeasured: bool | None = None
+) -> CudaArtifact:
     """Read a file that an artifact of this backend saved, and lower it for this machine.
 
     What it was lowered with holds where `allow_unmeasured` is None. A weight that is dequantized
@@ -213,3 +202,6 @@ def _loose_weights(report: Report) -> str:
     first, more = loose[0], len(loose) - 1
     others = f" and of {more} more" if more else ""
     return f"no kernel takes the quantized weight of {first.node}{others}: {first.reason}"
+
+
+LOWERING = Lowering(name="cuda", options=Options, prepare=lambda gm, _: gm, emit=_emit, load=load)

@@ -1,18 +1,14 @@
 """Lowering: one walk from a canonical graph to an ONNX artifact that was run once."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
 import onnx_ir as ir
 import onnxruntime
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Verify
-from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
-from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.name_refused import first_refused
-from pt2e_quant.backends.onnx.artifact import OnnxArtifact
+from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
 from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.passes.carry_state import carry_state
@@ -20,52 +16,48 @@ from pt2e_quant.backends.onnx.passes.keep_codes import keep_codes, powers_as_byt
 from pt2e_quant.backends.onnx.passes.leave_float import LeftFloat, leave_float, node_of
 from pt2e_quant.backends.onnx.passes.recurrent import split_left
 from pt2e_quant.backends.onnx.passes.return_written import return_written
-from pt2e_quant.backends.onnx.quantizer import weight_only_of
+from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import OptimizedModel, optimize
 from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
-from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
-from pt2e_quant.backends.validate_passes import validation_of
-from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.backends.target.lower import Draft, Job, Lowering
+from pt2e_quant.backends.target.lower import Options as AnyOptions
+from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
-from pt2e_quant.core.formats.number_formats import float_format
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.report.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
-__all__ = ["lower"]
+__all__ = ["LOWERING", "Options"]
 
 _PROTOBUF_LIMIT = 2**31 - 1
 
 
-def lower(
-    gm: GraphModule,
-    example_inputs: Sequence[Any] | None = None,
-    *,
-    strict: bool = True,
-    verify: Verify = True,
-    margin_db: float = 6.0,
-    validate: bool = False,
-    portable: bool = False,
-) -> OnnxArtifact:
-    """Canonical graph to ONNX artifact; see `Backend.lower`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(AnyOptions):
+    """How to lower.
+
+    Args:
+        portable: use operators of the ONNX standard alone, none of ONNX Runtime's own.
+    """
+
+    portable: bool = False
+
+
+def _emit(job: Job[Options]) -> Draft:
+    """The model, optimized and described.
 
     Buffers that a call writes are inputs and outputs of the model, which the artifact carries from
-    call to call. With `portable` it holds operators of the ONNX standard alone, and none of ONNX
-    Runtime's own. A dequantize shared by several readers is left as it is: ONNX Runtime copies it.
+    call to call. A dequantize shared by several readers is left as it is: ONNX Runtime copies it.
     """
-    loader = loader_of(verify, "onnx")
-    verify_canonical(gm)
-    gm = in_float32(gm)
+    gm, validation, portable = job.gm, job.validation, job.options.portable
     capture = capture_of(gm)
-    validation = validation_of(validate, gm, example_inputs)
     flat, results = split_results(gm)
     run_passes(
         flat,
@@ -78,7 +70,7 @@ def lower(
         validation.more = tuple(tensor.initial for tensor in state)
     passes = (widen_scales, keep_codes, powers_as_bytes, drop_dead_constants)
     run_passes(flat, passes, validation=validation)
-    refuse_formats(flat, "ONNX Runtime", _nearest, has_weights=True)
+    refuse_formats(flat, RECIPES, has_weights=True)
     names = [
         *result_names(gm, results),
         *(f"{capture.inputs[index].name}_written" for index in written),
@@ -93,23 +85,20 @@ def lower(
     metadata = Metadata(
         capture=capture, results=results, report=report, state=state, written=written
     )
-    if verify:
-        # What a new process loads needs the metadata, whose report is told of the check behind it.
-        checked = plain if loader is None else _with_metadata(model, metadata)
-        check_artifact(
-            OnnxArtifact(checked, metadata, session=session),
-            gm,
-            choose_sample(gm, example_inputs),
-            margin_db,
-            lower_part=partial(lower, strict=False, verify=False, portable=portable),
-            loader=loader,
-        )
-    if strict:
-        _check_refused(gm, refused_weights(optimized), origins)
-    data = _with_metadata(model, metadata)
-    metadata.report.size_bytes = len(data)
-    check_file_smaller(metadata.report, is_strict=strict)
-    return OnnxArtifact(data, metadata, session=session)
+
+    def finish(_: object) -> OnnxArtifact:
+        # The file's report is told of the check.
+        data = _with_metadata(model, metadata)
+        report.size_bytes = len(data)
+        return OnnxArtifact(data, metadata, session=session)
+
+    # What a new process loads needs the metadata.
+    checked = _with_metadata(model, metadata) if job.options.verify == "process" else plain
+    return Draft(
+        artifact=OnnxArtifact(checked, metadata, session=session),
+        refuse=lambda: _check_refused(gm, refused_weights(optimized), origins),
+        finish=finish,
+    )
 
 
 def _optimize(
@@ -165,15 +154,6 @@ def _export(
         raise UnsupportedError(error.what, node=node, fix=error.fix) from error
 
 
-def _nearest(wanted: Wanted) -> str:
-    """The recipe for activations that ONNX Runtime cannot round; weights it all decodes."""
-    if wanted.format:
-        return weight_only_of(float_format(wanted.format))
-    if not wanted.is_dynamic:
-        return "int8"
-    return "int8_dynamic" if wanted.bits > 4 else "a8w4_g32"
-
-
 def _with_metadata(model: ir.Model, metadata: Metadata) -> bytes:
     model.metadata_props.update(metadata.to_properties(model.graph.initializers))
     return write_sum(_serialize(model))
@@ -190,3 +170,6 @@ def _serialize(model: ir.Model) -> bytes:
         )
     data: bytes = ir.to_proto(model).SerializeToString()
     return data
+
+
+LOWERING = Lowering(name="onnx", options=Options, emit=_emit, load=read_artifact)

@@ -1,13 +1,13 @@
 """Recipes of the ONNX backend: a name, and the schemes, observers and passes it stands for."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-from torch.fx import Node
+import re
+from functools import partial
 
 from pt2e_quant.backends.onnx.code_rows import WEIGHT_FORMATS
+from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
 from pt2e_quant.backends.onnx.passes.shuffle_upsampling import shuffle_upsampling
 from pt2e_quant.backends.onnx.placement import place_light
+from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import (
     BIAS_INT32,
@@ -17,10 +17,9 @@ from pt2e_quant.core.schemes import (
     Scheme,
 )
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
-from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.graph.tied_tables import (
     is_tied_embedding,
-    is_tied_linear,
     is_untied_embedding,
 )
 from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
@@ -32,32 +31,7 @@ from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
 from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 
-__all__ = ["INT8", "RECIPES", "Recipe"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What a recipe name stands for.
-
-    Args:
-        name: as in `quantizer(name)`.
-        text: one line of explanation.
-        scheme: what every node gets.
-        special: schemes of the nodes for which a function says so; they win over `scheme`.
-        observers: which observers gather ranges.
-        transforms: passes on the exported graph.
-        algorithms: passes that convert runs on the calibrated graph.
-        balances_channels: even out the channels of linears' inputs, from weights alone.
-    """
-
-    name: str
-    text: str
-    scheme: Scheme
-    special: tuple[tuple[Callable[[Node], bool], Scheme], ...] = ()
-    observers: ObserverChoice = field(default_factory=ObserverChoice)
-    transforms: tuple[GraphPass, ...] = ()
-    algorithms: tuple[GraphPass, ...] = ()
-    balances_channels: bool = False
+__all__ = ["INT8", "RECIPES"]
 
 
 INT8 = Scheme(
@@ -71,67 +45,32 @@ INT8 = Scheme(
 
 _EMBEDDING_ROWS = Scheme(name="w8", input=None, output=None, weight=INT8_WEIGHT_ROWS)
 _ATTENTION = (decompose_attention, remove_noop_expand)
-_SEARCHED = ObserverChoice(search=WeightSearch.MSE)
 
 
-def _without_data(name: str, text: str, *, symmetric: bool = True) -> Recipe:
-    """A recipe that needs no calibration: its scheme's name says all.
-
-    Embedding tables get int8 rows, which cost a tenth of what 4-bit ones do in error. So does a
-    linear that computes with such a table, the head of a language model: rounded to 4 bits it
-    alone costs more than all other linears together.
-    """
-    scheme = scheme_named(name, symmetric=symmetric)
-    head = scheme_named("w8" if scheme.input is None else "int8_dynamic")
-    weight = scheme.weight
-    is_small = weight is not None and (weight.bits < 8 or weight.format is not None)
-    return Recipe(
-        name=name,
-        text=text,
-        scheme=scheme,
-        special=(
-            (is_untied_embedding, _EMBEDDING_ROWS),
-            (is_tied_embedding, scheme_named("w8")),
-            *(((is_tied_linear, head),) if is_small else ()),
-        ),
-        observers=_SEARCHED,
-        transforms=(*_ATTENTION, products_as_linears),
-        balances_channels=True,
-    )
+_TABLES = (
+    QuantRule(kind=RuleKind.GLOBAL, scheme=_EMBEDDING_ROWS, where=is_untied_embedding),
+    QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_tied_embedding),
+)
+"""Embedding tables get int8 rows, which cost a tenth of what 4-bit ones do in error."""
 
 
-def _four_bit() -> list[Recipe]:
-    found = []
-    for group in ("", "_g32", "_g64", "_g128"):
-        scales = f"in groups of {group[2:]}" if group else "per output channel"
-        weights = f"uint4 weights {scales}, least squared error; int8 embeddings; "
-        found.append(_without_data(f"w4{group}", f"{weights}computed in float32", symmetric=False))
-        found.append(
-            _without_data(
-                f"a8w4{group}",
-                f"{weights}activations rounded to int8 at run time, inside the kernel",
-                symmetric=False,
-            )
-        )
-    return found
+def _scheme(name: str) -> Scheme:
+    # MatMulNBits takes 4 bits with a zero point at no cost.
+    return scheme_named(name, symmetric=re.fullmatch(r"(a8)?w4(_g\d+)?", name) is None)
 
 
-def _codes() -> list[Recipe]:
-    """Weights in any codes: for small files; ONNX Runtime computes with what they decode to."""
-    integers = [f"w{bits}{group}" for bits in (2, 3, 5, 6, 7) for group in ("", "_g32", "_g128")]
-    return [
-        _without_data(
-            name,
-            f"{scheme_named(name).weight} in the file, decoded once at load; int8 embeddings; "
-            "computed in float32",
-        )
-        for name in (*integers, *WEIGHT_FORMATS)
-    ]
+_without_data = partial(
+    without_data,
+    scheme_of=_scheme,
+    embeddings=_TABLES,
+    search=WeightSearch.MSE,
+    transforms=(*_ATTENTION, products_as_linears),
+)
+_GROUPS = f"[_g<{','.join(map(str, GROUP_SIZES))}>]"
 
-
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
+RECIPES = Recipes(
+    "ONNX Runtime",
+    (
         Recipe(
             name="int8",
             text="static: uint8 activations per tensor, int8 weights per output channel",
@@ -152,10 +91,25 @@ RECIPES = {
             "linears: uint8 activations per tensor at run time (ONNX Runtime's own dynamic "
             "scheme, the fastest), int8 weights per output channel",
         ),
-        _without_data(
-            "w8", "int8 weights per output channel in the file, dequantized once at load"
+        RecipeFamily(
+            grammar=f"a8w4{_GROUPS}",
+            text="uint4 weights per output channel or in groups, least squared error; int8 "
+            "embeddings; activations rounded to int8 at run time, inside the kernel",
+            make=_without_data,
         ),
-        *_four_bit(),
-        *_codes(),
-    )
-}
+        RecipeFamily(
+            grammar=f"w<2..8>{_GROUPS}",
+            text="weights of so many bits per output channel or in groups, least squared error; "
+            "int8 embeddings; computed in float32: 4 bits by a kernel that decodes them (uint4), "
+            "others decoded once at load",
+            make=_without_data,
+        ),
+        RecipeFamily(
+            grammar="<format>",
+            text="weights in a small float or a code book by their scheme's name (nf4, …: see "
+            "docs/schemes.md), decoded once at load; int8 embeddings; computed in float32",
+            make=_without_data,
+            names=WEIGHT_FORMATS,
+        ),
+    ),
+)

@@ -2,8 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 # Registers the out variants of the quantized operators that a program may call.
 import executorch.kernels.quantized  # noqa: F401
@@ -13,13 +12,11 @@ from torch.fx import GraphModule
 
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.accelerate.share_constants import share_constants
-from pt2e_quant.backends.artifact import Verify
-from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
-from pt2e_quant.backends.in_float32 import in_float32
 from pt2e_quant.backends.name_refused import named_refusals
-from pt2e_quant.backends.refuse_formats import Wanted, refuse_formats
-from pt2e_quant.backends.validate_passes import validation_of
-from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators
+from pt2e_quant.backends.target.lower import Draft, Job, Lowering, in_float32
+from pt2e_quant.backends.target.lower import Options as AnyOptions
+from pt2e_quant.backends.target.refuse_formats import refuse_formats
+from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators, load
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
@@ -56,7 +53,7 @@ from pt2e_quant.backends.xnnpack.passes.scale_limits import notes_of_scales
 from pt2e_quant.backends.xnnpack.passes.selections import selections_as_products
 from pt2e_quant.backends.xnnpack.passes.shared_inputs import gather_shared_inputs
 from pt2e_quant.backends.xnnpack.passes.split_biases import split_biases
-from pt2e_quant.backends.xnnpack.recipes import nearest_recipe
+from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.sizes import (
     check_planned,
     plan_for_declared,
@@ -64,7 +61,6 @@ from pt2e_quant.backends.xnnpack.sizes import (
     start_small,
 )
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
-from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.max_sizes import MaxSizes, limit_sizes
@@ -72,7 +68,6 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report.report import FloatRegion, Report
-from pt2e_quant.flow.report.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import GraphPass, PassRecord, PassResult, graph_pass, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
@@ -86,21 +81,21 @@ from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 from pt2e_quant.passes.weights.unpack_weights import unpack_weights
 
-__all__ = ["Options", "lower", "lowering_passes", "refuse_codes"]
+__all__ = ["LOWERING", "Options", "lowering_passes", "refuse_codes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How to lower; see `XnnpackBackend.lower`."""
+class Options(AnyOptions):
+    """How to lower.
 
-    strict: bool = True
-    verify: Verify = True
-    margin_db: float = 6.0
-    validate: bool = False
+    Args:
+        portable_only: use only ExecuTorch's portable operators outside of the delegate.
+        max_sizes: the largest size of dynamic dimensions, by input and dimension,
+            {"x": {0: 64}}; the program's own bounds by default.
+    """
+
     portable_only: bool = False
     max_sizes: MaxSizes = field(default_factory=dict)
-    is_part: bool = False
-    """Of a graph, lowered for one sample alone: its sizes need no bound."""
 
 
 def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
@@ -137,31 +132,23 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     )
 
 
-def lower(
-    gm: GraphModule, example_inputs: Sequence[Any] | None, options: Options
-) -> XnnpackArtifact:
-    """Lower a canonical graph; the graph given is not changed.
-
-    Raises:
-        InvariantError: the graph is not canonical.
-        UnsupportedError: codes or an operator that there is no kernel for; an operator of the table
-            went back to float under `strict`; or the file is no smaller than the float constants.
-        ArtifactError: the artifact fails its check.
-    """
-    loader = loader_of(options.verify, "xnnpack")
-    verify_canonical(gm)
+def _start(gm: GraphModule, options: Options) -> GraphModule:
     gm = in_float32(gm if options.is_part else _bounded(gm, options.max_sizes))
     refuse_volumes(gm)
     refuse_loops(gm)
-    validation = validation_of(options.validate, gm, example_inputs)
+    return gm
+
+
+def _emit(job: Job[Options]) -> Draft:
+    gm, options = job.gm, job.options
     capture = capture_of(gm)
     changed: Sequence[PassRecord] = ()
     if has_per_tensor(gm):
         gm = copy_graph(gm)
-        changed = run_passes(gm, (choose_per_row,), validation=validation)
+        changed = run_passes(gm, (choose_per_row,), validation=job.validation)
     work = copy_graph(gm)
     passes = lowering_passes(portable_only=options.portable_only)
-    records = run_passes(work, passes, validation=validation)
+    records = run_passes(work, passes, validation=job.validation)
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
     report.float_regions = _float_regions(records)
     told = [*changed, *(r for r in records if r.name in (embed_bytes.name, refloat_products.name))]
@@ -175,30 +162,17 @@ def lower(
             fix="lower(..., strict=False) to run it in float",
         )
     held = held_scales(work)
-    unchecked = replace(options, strict=False, verify=False, validate=False, is_part=True)
-    with named_refusals(gm, lambda part: _try_part(part, unchecked)), no_out_variant_refused(gm):
+    with named_refusals(gm, lambda part: _try_part(part, options)), no_out_variant_refused(gm):
         pte = _to_pte(work, pack_metadata(capture, report.provenance, held))
     if not held <= read_named_data(pte).keys():
         # Another ExecuTorch may name them otherwise: then the scales are written out.
         pte = _to_pte(work, pack_metadata(capture, report.provenance, ()))
     artifact = XnnpackArtifact(pte, capture, report)
-    with named_refusals(gm, lambda part: _try_part(part, unchecked)):
+    with named_refusals(gm, lambda part: _try_part(part, options)):
         refuse_missing_kernels(gm, artifact.contents().kernels)
         load_program(pte).load_method("forward")
     _describe(artifact)
-    check_file_smaller(report, is_strict=options.strict)
-    if options.verify:
-        sample = choose_sample(gm, example_inputs)
-        check_artifact(
-            artifact,
-            gm,
-            sample,
-            options.margin_db,
-            lower_part=lambda part: lower(part, None, unchecked),
-            loader=loader,
-        )
-        artifact.keep_figures()
-    return artifact
+    return Draft(artifact=artifact)
 
 
 @graph_pass()
@@ -208,14 +182,8 @@ def refuse_codes(gm: GraphModule) -> PassResult:
     Raises:
         UnsupportedError: naming the first.
     """
-    refuse_formats(gm, "XNNPACK", _nearest)
+    refuse_formats(gm, RECIPES)
     return PassResult(changed=False)
-
-
-def _nearest(wanted: Wanted) -> str:
-    if wanted.is_activation and not wanted.is_dynamic:
-        return "int8"
-    return nearest_recipe(wanted.is_activation, wanted.bits, wanted.group_size)
 
 
 def _bounded(gm: GraphModule, max_sizes: MaxSizes) -> GraphModule:
@@ -306,3 +274,6 @@ def _describe(artifact: XnnpackArtifact) -> None:
                 cost="one pass over the tensor each",
             )
         )
+
+
+LOWERING = Lowering(name="xnnpack", options=Options, prepare=_start, emit=_emit, load=load)

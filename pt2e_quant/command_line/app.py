@@ -11,8 +11,8 @@ import torch
 import typer
 from rich.console import Console
 
-from pt2e_quant.backends.recipe_names import ALIASES
 from pt2e_quant.backends.registry import get, names
+from pt2e_quant.backends.target.recipe import ALIASES
 from pt2e_quant.command_line.data_file import import_modules, read_data
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model, open_reference

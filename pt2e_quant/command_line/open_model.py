@@ -10,8 +10,9 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.registry import get, name_for_suffix, suffixes
+from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.command_line.describe_archive import describe_archive
 from pt2e_quant.command_line.describe_program import describe_program
 from pt2e_quant.command_line.program_file import load_program

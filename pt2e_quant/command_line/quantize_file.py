@@ -11,8 +11,9 @@ from rich.console import Console
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.registry import get
+from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.command_line.data_file import read_data
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.max_sizes import read_max_sizes

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -16,7 +17,7 @@ def recipes_table(backend: str, recipes: Mapping[str, str]) -> Table:
     table.add_column("recipe", no_wrap=True)
     table.add_column("what it does", overflow="fold")
     for name, text in recipes.items():
-        table.add_row(name, text)
+        table.add_row(escape(name), escape(text))
     return table
 
 

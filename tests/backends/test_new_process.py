@@ -23,7 +23,8 @@ import os
 import time
 from pathlib import Path
 
-from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance

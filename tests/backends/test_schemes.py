@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.backends.artifact import Backend, is_installed
+from pt2e_quant.backends.artifact import is_installed
+from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import ArtifactError, ConfigError, UnsupportedError
 from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.formats.scale_format import ScaleFormat

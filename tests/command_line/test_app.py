@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pt2e_quant.__main__ import main
-from pt2e_quant.backends.recipe_names import ALIASES
 from pt2e_quant.backends.registry import get
+from pt2e_quant.backends.target.recipe import ALIASES
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.core.errors import Pt2eQuantWarning
 from pt2e_quant.kernels.onednn import speed
@@ -301,6 +301,8 @@ def test_recipes_then_every_backend_lists_its_own(capsys):
     assert call("recipes", "xnnpack") == 0
     out = capsys.readouterr().out
     assert "int8_dynamic" in out
+    assert out.count("a8w4") == 1 + out.count("= a8w4")
+    assert "a8w4[_g<32,64,128,256>]" in out
     assert "other names: " in out
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.cpu.quantizer import make_quantizer
+from pt2e_quant.backends.cpu.backend import BACKEND
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
@@ -15,7 +15,7 @@ class Retraced:
     """Quantizes as ours does, on a copy of the graph that carries the same `meta`."""
 
     def __init__(self) -> None:
-        self.inner = make_quantizer()
+        self.inner = BACKEND.quantizer()
         self.algorithms = self.inner.algorithms
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
@@ -34,7 +34,7 @@ def test_convert_when_the_transform_gave_another_graph_then_its_code_is_current(
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.ones(1, 4)
     found = []
-    for quantizer in (make_quantizer(), Retraced()):
+    for quantizer in (BACKEND.quantizer(), Retraced()):
         prepared = prepare_pt2e(torch.export.export(model, (x,)), quantizer)
         prepared(x)
         found.append(convert_pt2e(prepared)(x))

@@ -20,7 +20,7 @@ BACKENDS = ("xnnpack", "onnx", "cpu")
 RECIPES = {
     "xnnpack": (
         *("int8",) * 8,
-        *("int8_dynamic", "int8_dynamic", "int8-minmax", "w8", "a8w4", "w4", "a8w4_g32"),
+        *("int8_dynamic", "int8_dynamic", "int8_minmax", "w8", "a8w4", "w4", "a8w4_g32"),
     ),
     "onnx": (
         *("int8",) * 9,
@@ -29,7 +29,7 @@ RECIPES = {
     ),
     "cpu": (
         *("int8",) * 7,
-        *("int8-reduced", "int8-full", "int8_bf16", "int8_dynamic", "int8_dynamic", "a8w4", "w8"),
+        *("int8_reduced", "int8_full", "int8_bf16", "int8_dynamic", "int8_dynamic", "a8w4", "w8"),
         *("w4", "w4_g32"),
     ),
 }

@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +35,8 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 import pt2e_quant as pq
-from pt2e_quant.backends.artifact import Artifact, Backend
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import AnnotationError, InputError, Pt2eQuantError
 from pt2e_quant.core.max_sizes import limit_graph, unbounded_dims
 from pt2e_quant.core.read_capture import capture_of
@@ -78,7 +79,7 @@ class _Finished(Exception):
         self.trial = Trial(outcome=outcome, stage=stage, error=error, detail=detail)
 
 
-class Watched(Backend):
+class Watched:
     """A backend that keeps the graph it lowers, and may leave nodes in float.
 
     Args:
@@ -90,18 +91,11 @@ class Watched(Backend):
     ) -> None:
         self.target = target
         self.bounded = bounded
-        self.name, self.suffix = target.name, target.suffix
-        self.extra, self.packages = target.extra, target.packages
         self.leave = leave
         self.gm: GraphModule | None = None
 
-    @property
-    def table(self) -> Any:
-        return self.target.table
-
-    @property
-    def recipes(self) -> Mapping[str, str]:
-        return self.target.recipes
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
 
     def quantizer(self, recipe: str = "int8") -> TableQuantizer:
         quantizer = self.target.quantizer(recipe)
@@ -117,9 +111,6 @@ class Watched(Backend):
                 gm, {path: dict.fromkeys(dims, LARGEST_SIZE) for path, dims in unbounded.items()}
             )
         return self.target.lower(gm, *args, **options)
-
-    def load(self, path: str | Path) -> Artifact:
-        return self.target.load(path)
 
 
 def run_trial(source: str, loader: Answerer, *, recipe: str | None = None) -> Trial:

@@ -59,7 +59,7 @@ class Calibrating:
     """A quantizer for calibration only: its specs make observers."""
 
     def __init__(self) -> None:
-        self.inner = pq.backends.get("xnnpack").quantizer("int8-minmax")
+        self.inner = pq.backends.get("xnnpack").quantizer("int8_minmax")
 
     def transform_for_annotation(self, model):
         return self.inner.transform_for_annotation(model)

@@ -161,7 +161,7 @@ def _made(place: _Place, name: str, encoding: Encoding) -> ImportedQParams:
         raise ArtifactError(
             f'the qparams of "{name}" are of a tensor that an algorithm changed: '
             f"{'; '.join(encoding.steps)}",
-            fix='export from a recipe that changes no tensor, "int8-minmax" for one',
+            fix='export from a recipe that changes no tensor, "int8_minmax" for one',
         )
     if encoding.is_float:
         raise ArtifactError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.cpu.quantizer import make_quantizer
+from pt2e_quant.backends.cpu.backend import BACKEND
 from pt2e_quant.flow.calibrate.calibrate import calibrate
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
@@ -43,7 +43,7 @@ def quantize_with():
         data: Sequence[tuple[Any, ...]] | None = None,
     ) -> GraphModule:
         ep = torch.export.export(model.eval(), inputs, dynamic_shapes=dynamic_shapes)
-        prepared = prepare_pt2e(ep, quantizer or make_quantizer())
+        prepared = prepare_pt2e(ep, quantizer or BACKEND.quantizer())
         calibrate(prepared, data or [inputs], progress=False)
         return convert_pt2e(prepared)
 

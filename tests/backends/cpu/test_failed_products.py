@@ -54,7 +54,7 @@ MODELS = {
     "conv1d": ("int8", lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.ReLU()), (2, 4, 9)),
     "conv2d": ("int8", lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.SiLU()), (2, 4, 9, 9)),
     "linear": ("int8", mlp, (5, 24)),
-    "reduced": ("int8-reduced", mlp, (5, 24)),
+    "reduced": ("int8_reduced", mlp, (5, 24)),
     "dynamic": ("int8_dynamic", mlp, (5, 24)),
     "weight_only": ("w8", mlp, (5, 24)),
     "int4": ("w4", mlp, (5, 24)),

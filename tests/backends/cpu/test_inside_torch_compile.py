@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from pt2e_quant.backends import get
-from pt2e_quant.backends.cpu.quantizer import make_quantizer
 
 CPU = get("cpu")
 BATCH = torch.export.Dim("n", max=64)
@@ -41,7 +40,7 @@ class Around(nn.Module):
 def artifact(request, quantize_with, make_noise):
     torch.manual_seed(0)
     inputs = (make_noise(2, 3, 8, 8),)
-    quantizer = make_quantizer(request.param)
+    quantizer = CPU.quantizer(request.param)
     return CPU.lower(quantize_with(Net(), inputs, quantizer, dynamic_shapes=({0: BATCH},)))
 
 

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu import lower as lowering
-from pt2e_quant.backends.cpu.quantizer import make_quantizer
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import QuantizePerTensor
@@ -44,7 +43,7 @@ class Fn(nn.Module):
 
 def quantized(model, x, recipe="int8", dynamic_shapes=None, data=None):
     ep = torch.export.export(model.eval(), (x,), dynamic_shapes=dynamic_shapes)
-    prepared = prepare_pt2e(ep, make_quantizer(recipe))
+    prepared = prepare_pt2e(ep, CPU.quantizer(recipe))
     calibrate(prepared, data or [(x,)], progress=False)
     return convert_pt2e(prepared)
 
@@ -80,7 +79,7 @@ POST_OPS = {
     dilation=st.integers(1, 2),
     has_bias=st.booleans(),
     post_op=st.sampled_from(sorted(POST_OPS)),
-    recipe=st.sampled_from(["int8-full", "int8-reduced"]),
+    recipe=st.sampled_from(["int8_full", "int8_reduced"]),
 )
 def test_conv_when_lowered_then_the_canonical_result(
     data, groups, kernel, stride, dilation, has_bias, post_op, recipe
@@ -121,7 +120,7 @@ def test_conv_when_a_window_lies_in_the_padding_then_left_float(
     model.append(nn.Conv2d(3, 3, 1))
     x = noise(2, 2, size, size)
     ep = torch.export.export(model.eval(), (x,))
-    prepared = prepare_pt2e(ep, make_quantizer())
+    prepared = prepare_pt2e(ep, CPU.quantizer())
     calibrate(prepared, [(x,)], progress=False)
     gm = convert_pt2e(prepared)
     reasons = [f.reason for f in provenance_of(gm).floats if "wholly in the padding" in f.reason]
@@ -231,7 +230,7 @@ RESIDUALS = [
 
 
 @pytest.mark.parametrize("fn", RESIDUALS)
-@pytest.mark.parametrize("recipe", ["int8-full", "int8-reduced"])
+@pytest.mark.parametrize("recipe", ["int8_full", "int8_reduced"])
 def test_sum_when_fused_then_no_summand_is_overwritten(fn, recipe):
     torch.manual_seed(0)
     model, x = Fn(fn, a=c(), b=c(), c=c(), d=c(), e=c()), noise(2, 4, 8, 8)
@@ -331,10 +330,10 @@ def test_file_when_not_ours_then_refused(tmp_path, content):
 
 def test_lower_when_sums_would_saturate_then_refused_with_the_recipe_that_does_not(monkeypatch):
     x = noise(1, 3, 8, 8)
-    full = quantized(small_net(), x, "int8-full")
-    reduced = quantized(small_net(), x, "int8-reduced")
+    full = quantized(small_net(), x, "int8_full")
+    reduced = quantized(small_net(), x, "int8_reduced")
     monkeypatch.setattr(lowering, "onednn_is_exact", lambda: False)
-    with pytest.raises(UnsupportedError, match="int8-reduced"):
+    with pytest.raises(UnsupportedError, match="int8_reduced"):
         CPU.lower(full)
     assert CPU.lower(reduced).report.integer_ops["onednn.qconv_pointwise"] == 2
 
@@ -352,7 +351,7 @@ def test_conv_when_padded_unevenly_then_float_with_the_reason():
 def test_lower_when_a_weight_has_no_operator_then_refused_or_named():
     model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4))
     ep = torch.export.export(model.eval(), (torch.tensor([[1, 2]]),))
-    quantizer = ComposableQuantizer([EmbeddingQuantizer(), make_quantizer()])
+    quantizer = ComposableQuantizer([EmbeddingQuantizer(), CPU.quantizer()])
     prepared = prepare_pt2e(ep, quantizer)
     calibrate(prepared, [(torch.tensor([[1, 2]]),)], progress=False)
     gm = convert_pt2e(prepared)

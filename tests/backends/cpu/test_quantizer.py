@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pt2e_quant.backends import get
-from pt2e_quant.backends.cpu import quantizer as module
-from pt2e_quant.backends.cpu.quantizer import REDUCED_NOTE, make_quantizer
+from pt2e_quant.backends.cpu import recipes as module
+from pt2e_quant.backends.cpu.backend import BACKEND
+from pt2e_quant.backends.cpu.recipes import REDUCED_NOTE
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import QuantizePerTensor
@@ -31,10 +32,10 @@ def net():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "limits"), [("int8-full", (0, 255)), ("int8-reduced", (0, 127))]
+    ("recipe", "limits"), [("int8_full", (0, 255)), ("int8_reduced", (0, 127))]
 )
 def test_recipe_when_named_then_its_range(quantize_with, make_noise, recipe, limits):
-    gm = quantize_with(net(), (make_noise(1, 3, 6, 6),), make_quantizer(recipe))
+    gm = quantize_with(net(), (make_noise(1, 3, 6, 6),), BACKEND.quantizer(recipe))
     assert activation_limits(gm) == {limits}
     assert REDUCED_NOTE not in provenance_of(gm).notes
 
@@ -57,7 +58,7 @@ def test_int8_bf16_then_attention_alone_is_bfloat16_and_as_near_to_float(
 ):
     torch.manual_seed(0)
     model, x = Attention(), make_noise(1, 20, 16)
-    gm = quantize_with(model, (x,), make_quantizer("int8_bf16"), data=[(x,)])
+    gm = quantize_with(model, (x,), BACKEND.quantizer("int8_bf16"), data=[(x,)])
     narrow = {
         str(n.target)
         for n in gm.graph.nodes
@@ -70,7 +71,7 @@ def test_int8_bf16_then_attention_alone_is_bfloat16_and_as_near_to_float(
     artifact.save(tmp_path / "net.qpt2")
     again = get("cpu").load(tmp_path / "net.qpt2")
     assert torch.equal(again.run(x), artifact.run(x))
-    plain = get("cpu").lower(quantize_with(model, (x,), make_quantizer("int8"), data=[(x,)]))
+    plain = get("cpu").lower(quantize_with(model, (x,), BACKEND.quantizer("int8"), data=[(x,)]))
     with torch.no_grad():
         expected = model(x)
     loss = sqnr_db([expected], [plain.run(x)]) - sqnr_db([expected], [artifact.run(x)])
@@ -106,8 +107,8 @@ def test_probe_when_the_instruction_set_is_capped_then_the_saturation_is_seen(is
 
 
 def test_recipe_when_unknown_then_near_names():
-    with pytest.raises(ConfigError, match="int8-reduced"):
-        make_quantizer("int8_reduced")
+    with pytest.raises(ConfigError, match="int8_reduced"):
+        BACKEND.quantizer("int8_reducd")
 
 
 def qdq_around(gm, name):
@@ -145,7 +146,7 @@ def test_sum_when_scaled_then_not_fused(scale):
     from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
     ep = torch.export.export(Added(scale).eval(), (torch.ones(1, 3, 4, 4),))
-    prepared = prepare_pt2e(ep, make_quantizer())
+    prepared = prepare_pt2e(ep, BACKEND.quantizer())
     add = next(n for n in prepared.graph.nodes if n.name == "add")
     observed = [n for n in add.all_input_nodes if "activation_post_process" in n.name]
     assert len(observed) == (scale == 1)

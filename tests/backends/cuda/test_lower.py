@@ -245,7 +245,7 @@ def test_a_uint8_quantizer_is_run_in_int8():
     torch.manual_seed(0)
     model = Residual().eval()
     ep = torch.export.export(model, (torch.randn(4, 24),), dynamic_shapes=({0: BATCH},))
-    prepared = prepare_pt2e(ep, registry.get("cpu").quantizer("int8-full"))
+    prepared = prepare_pt2e(ep, registry.get("cpu").quantizer("int8_full"))
     calibrate(prepared, [(torch.randn(16, 24),) for _ in range(4)], progress=False)
     unsigned = convert_pt2e(prepared)
     artifact = ALLOWING.lower(unsigned)

@@ -14,7 +14,6 @@ import onnx
 import pt2e_quant as pq
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
 from pt2e_quant.backends.onnx.code_rows import WEIGHT_FORMATS
-from pt2e_quant.backends.onnx.quantizer import make_quantizer
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme
@@ -45,7 +44,7 @@ def ids(*shape: int) -> Tensor:
 def lowered(scheme: Scheme, model: nn.Module | None = None) -> tuple[Any, OnnxArtifact]:
     """Everything in the scheme, tables too."""
     torch.manual_seed(0)
-    quantizer = make_quantizer("w8")
+    quantizer = BACKEND.quantizer("w8")
     quantizer.rules = quantizer.rules[:1]
     quantizer.set_global(scheme)
     model = (model or Model()).eval()
@@ -122,7 +121,7 @@ def test_convolution_when_in_codes_then_exact(rank: int, name: str) -> None:
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
     model = nn.Sequential(kind(3, 8, 3), nn.ReLU(), kind(8, 9, 3)).eval()
     x = torch.randn(2, 3, *[6] * rank)
-    quantizer = make_quantizer("w8").set_global(scheme_named(name))
+    quantizer = BACKEND.quantizer("w8").set_global(scheme_named(name))
     gm = pq.convert_pt2e(pq.prepare_pt2e(torch.export.export(model, (x,)), quantizer))
     artifact = BACKEND.lower(gm, (x,))
     assert sqnr_db(gm(x), artifact.run(x)) > EXACT_DB

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pt2e_quant.backends.onnx.backend import BACKEND
 from pt2e_quant.backends.onnx.conditions import FLOAT_INPUTS, KEEP_FLOAT, READ_IN_FLOAT
 from pt2e_quant.backends.onnx.placement import place_light
-from pt2e_quant.backends.onnx.quantizer import make_quantizer
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
@@ -56,7 +56,7 @@ def test_place_light_when_a_view_stands_between_then_it_looks_through() -> None:
 
 def test_prepare_when_residual_sums_are_of_linears_then_their_reason_is_recorded() -> None:
     ep = torch.export.export(Mixed().eval(), (torch.randn(1, 4, 4, 4),))
-    prepared = prepare_pt2e(ep, make_quantizer())
+    prepared = prepare_pt2e(ep, BACKEND.quantizer())
     reasons = {r.node: r.reason for r in provenance_of(prepared).floats}
     assert "inputs that are integers already" in reasons["add_1"]
     assert "a reader that takes integers" in reasons["add_2"]

@@ -48,9 +48,9 @@ def test_fewer_interpretations_when_lowering_then_file_is_the_same(
     inputs = (make_noise((2, 3, 8, 8)),)
     canonical = quantize_with(Block(), inputs, BACKEND.quantizer(), dynamic=dynamic)
     options = lower.Options(verify=False)
-    quick = lower.lower(canonical, None, options).pte
+    quick = lower.LOWERING.lower(canonical, None, options).pte
     monkeypatch.setenv(VARIABLE, PATCH.name)
-    assert lower.lower(canonical, None, options).pte == quick
+    assert lower.LOWERING.lower(canonical, None, options).pte == quick
 
 
 class Decoder(nn.Module):
@@ -83,11 +83,11 @@ def test_fewer_interpretations_when_scales_are_dynamic_then_file_is_the_same(rec
     )
     canonical = convert_pt2e(prepare_pt2e(program, BACKEND.quantizer(recipe)))
     options = lower.Options(verify=False)
-    quick = lower.lower(canonical, None, options)
+    quick = lower.LOWERING.lower(canonical, None, options)
     weights = {op.inputs[1] for op in quick.contents().ops() if op.name == "FullyConnected"}
     assert ("qcint8" if recipe == "int8_dynamic" else "qbint4") in weights
     monkeypatch.setenv(VARIABLE, PATCH.name)
-    assert lower.lower(canonical, None, options).pte == quick.pte
+    assert lower.LOWERING.lower(canonical, None, options).pte == quick.pte
 
 
 def test_fewer_interpretations_when_left_then_nothing_is_replaced():  # type: ignore[no-untyped-def]

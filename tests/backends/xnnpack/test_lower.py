@@ -249,8 +249,8 @@ def test_executorch_quantizer_when_used_then_lowers_as_well(quantize_with, make_
 
 def test_gate_when_artifact_is_off_then_refused(quantize_with, make_noise):  # type: ignore[no-untyped-def]
     inputs = (make_noise((3, 8)),)
-    canonical = quantize_with(nn.Linear(8, 6), inputs, BACKEND.quantizer("int8-minmax"))
-    artifact = lower.lower(canonical, None, lower.Options(verify=False))
+    canonical = quantize_with(nn.Linear(8, 6), inputs, BACKEND.quantizer("int8_minmax"))
+    artifact = lower.LOWERING.lower(canonical, None, lower.Options(verify=False))
     for name, value in canonical.named_buffers():
         if name.endswith("_q"):
             value.neg_()

@@ -28,7 +28,7 @@ class Mlp(nn.Module):
 
 def prepared(model: nn.Module, bits: int) -> torch.fx.GraphModule:
     high = 2 ** (bits - 1) - 1
-    quantizer = BACKEND.quantizer("int8-minmax")
+    quantizer = BACKEND.quantizer("int8_minmax")
     scheme = quantizer.scheme
     weight = replace(INT8_WEIGHT, quant_min=-high, quant_max=high)
     quantizer.set_global(replace(scheme, name=f"a8w{bits}", weight=weight))

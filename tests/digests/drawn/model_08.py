@@ -1,11 +1,11 @@
-"""Model 8 of the search: cpu, int8-full."""
+"""Model 8 of the search: cpu, int8_full."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
-BACKEND, RECIPE, STRICT = "cpu", "int8-full", True
+BACKEND, RECIPE, STRICT = "cpu", "int8_full", True
 SIZES = [{}]
 DYNAMIC = None
 

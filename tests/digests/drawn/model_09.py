@@ -1,11 +1,11 @@
-"""Model 9 of the search: xnnpack, int8-minmax."""
+"""Model 9 of the search: xnnpack, int8_minmax."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
-BACKEND, RECIPE, STRICT = "xnnpack", "int8-minmax", True
+BACKEND, RECIPE, STRICT = "xnnpack", "int8_minmax", True
 SIZES = [{}]
 DYNAMIC = None
 

@@ -1,11 +1,11 @@
-"""Model 26 of the search: cpu, int8-reduced."""
+"""Model 26 of the search: cpu, int8_reduced."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
-BACKEND, RECIPE, STRICT = "cpu", "int8-reduced", True
+BACKEND, RECIPE, STRICT = "cpu", "int8_reduced", True
 SIZES = [{}]
 DYNAMIC = None
 

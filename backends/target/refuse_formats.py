@@ -1,13 +1,13 @@
 """Refuse a graph whose q/dq a runtime has no form for, by name, with the nearest scheme it runs."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.backends.target.recipe import Recipes, Wanted
 from pt2e_quant.core.cache_ops import PackRows, UnpackRows
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.formats.blocks import WHOLE
@@ -25,37 +25,15 @@ from pt2e_quant.graph.cache_nodes import cache_nodes
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.graph.ops import arguments
 
-__all__ = ["Wanted", "refuse_formats"]
+__all__ = ["refuse_formats"]
 
 _WEIGHTS = (DequantizeBlock, DequantizeFloat, DequantizeCodeBook)
 _ACTIVATIONS = (QuantizeBlock, QuantizeFloat, QuantizeCodeBook)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a q/dq that cannot run asks for.
-
-    Args:
-        bits: of a code.
-        is_activation: what is quantized is computed at run time.
-        is_dynamic: and so are its scales.
-        group_size: elements of a row that share a scale, None for whole rows and larger blocks.
-        text: what it is, for people.
-        format: of a small float, its name.
-    """
-
-    bits: int
-    is_activation: bool
-    is_dynamic: bool
-    group_size: int | None
-    text: str
-    format: str = ""
-
-
 def refuse_formats(
     gm: GraphModule,
-    backend: str,
-    nearest: Callable[[Wanted], str],
+    recipes: Recipes,
     *,
     has_weights: bool = False,
     has_caches: bool = False,
@@ -64,8 +42,7 @@ def refuse_formats(
 
     Args:
         gm: a canonical graph, after what can be spelled in torch's operators has been.
-        backend: its name, for people.
-        nearest: the recipe of the backend that comes nearest.
+        recipes: of the backend.
         has_weights: weights in these formats are fine; only activations and caches are not.
         has_caches: caches are fine.
 
@@ -80,17 +57,18 @@ def refuse_formats(
             if has_caches:
                 continue
             raise UnsupportedError(
-                f"{backend} has no kernel for caches in {wanted.bits} bits",
+                f"{recipes.runtime} has no kernel for caches in {wanted.bits} bits",
                 node=node,
                 fix="leave quantize_caches out of quantizer.finishing, or narrow its names=: "
                 "caches in float are lowered",
             )
+        nearest = recipes.nearest(wanted)
         what = "activations" if wanted.is_activation else "weights"
         raise UnsupportedError(
-            f"{backend} has no kernel for {what} in {wanted.text}",
+            f"{recipes.runtime} has no kernel for {what} in {wanted.text}",
             node=node,
-            fix=f'the nearest recipe it runs is "{nearest(wanted)}": annotate this module with its '
-            "scheme, or leave it float with None",
+            fix=f'the nearest recipe it runs is "{nearest}": annotate this module with its scheme, '
+            "or leave it float with None",
         )
 
 

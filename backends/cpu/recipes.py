@@ -1,0 +1,126 @@
+"""Recipes of the CPU backend."""
+
+from dataclasses import replace
+from functools import partial
+
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.cpu.place_by_speed import place_by_speed
+from pt2e_quant.backends.cpu.placement import place_movers
+from pt2e_quant.backends.cpu.table import TABLE
+from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.graph.op_table import OpTable
+from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
+from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+from pt2e_quant.passes.attention.narrow_attention import narrow_attention
+
+__all__ = ["INT8", "INT8_REDUCED", "RECIPES", "REDUCED_NOTE", "recipes_of"]
+
+_REDUCED = replace(UINT8_ACTIVATION, quant_min=0, quant_max=127)
+
+INT8 = Scheme(
+    name="int8", input=UINT8_ACTIVATION, output=UINT8_ACTIVATION, weight=INT8_WEIGHT, bias=None
+)
+INT8_REDUCED = replace(INT8, name="int8_reduced", input=_REDUCED, output=_REDUCED)
+"""Activations of 7 bits: exact sums also without VNNI, at half the resolution."""
+
+REDUCED_NOTE = (
+    "activations are quantized to 7 bits, [0, 127]: this machine's oneDNN has no VNNI and would "
+    "cut sums of 8-bit products off"
+)
+
+
+@graph_pass()
+def note_reduced_range(gm: GraphModule) -> PassResult:
+    """Say in the provenance that activations have 7 bits, and why."""
+    provenance_of(gm).notes.append(REDUCED_NOTE)
+    return PassResult(changed=False)
+
+
+def _reduced_if_saturating(recipe: Recipe) -> Recipe:
+    """A recipe with 7-bit activations where a trial product shows that 8 bits saturate."""
+    if onednn_is_exact():
+        return recipe
+    transforms = (*recipe.transforms, note_reduced_range)
+    return replace(recipe, scheme=INT8_REDUCED, transforms=transforms)
+
+
+_BEST = ObserverChoice(
+    activation=PredictedRangeObserver,
+    by_slot={
+        (row, "x"): ChannelStatisticsObserver
+        for row in ("linear", "linear_activation", "linear_add")
+    },
+)
+
+
+def recipes_of(table: OpTable) -> Recipes:
+    """The recipes; static ones place the layers of an op table by their measured times."""
+    timed = (place_by_speed(table), place_movers)
+    free = partial(without_data, transforms=(place_movers,))
+
+    def static(name: str, text: str, scheme: Scheme = INT8, *first: GraphPass) -> Recipe:
+        return Recipe(
+            name=name,
+            text=text,
+            scheme=scheme,
+            observers=_BEST,
+            transforms=(*first, *timed),
+            algorithms=(smooth_quant,),
+        )
+
+    int8 = static(
+        "int8",
+        "static: uint8 activations per tensor, int8 weights per output channel; 7-bit "
+        "activations where a trial product shows that 8 bits saturate (no VNNI)",
+    )
+    bf16 = static(
+        "int8_bf16",
+        "int8, and attention, which stays float, in bfloat16: for CPUs with AMX or AVX512-BF16",
+        INT8,
+        narrow_attention,
+    )
+    return Recipes(
+        "CPU",
+        (
+            replace(int8, here=_reduced_if_saturating),
+            static(
+                "int8_reduced",
+                "the same with 7-bit activations whatever the machine: the artifact runs exactly "
+                "on any x86 CPU",
+                INT8_REDUCED,
+            ),
+            static(
+                "int8_full",
+                "the same with 8-bit activations whatever the machine: for one with VNNI",
+            ),
+            replace(bf16, here=_reduced_if_saturating),
+            free(
+                "int8_dynamic",
+                "linears: int8 activations per token at run time, int8 weights per row; no "
+                "calibration; exact sums on any CPU",
+            ),
+            free(
+                "a8w4",
+                "linears: int8 activations per token at run time, int4 weights per row, run as "
+                "int8 ones; no calibration",
+            ),
+            free("w8", "linears: float32 activations, int8 weights per row; no calibration"),
+            RecipeFamily(
+                grammar=f"w4[_g<{','.join(map(str, GROUP_SIZES))}>]",
+                text="linears: float32 activations, int4 weights per row or in groups; no "
+                "calibration",
+                make=free,
+            ),
+        ),
+    )
+
+
+RECIPES = recipes_of(TABLE)

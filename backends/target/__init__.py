@@ -1,0 +1,1 @@
+"""The kit that every backend is made of."""

@@ -1,0 +1,173 @@
+"""What a backend is: a table, recipes, and what lowers and loads, put together as data."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.artifact import Artifact, Verify, is_installed
+from pt2e_quant.backends.target.recipe import Recipes
+from pt2e_quant.core.errors import ConfigError, MissingExtraError, near
+from pt2e_quant.flow.annotate.recurrent_layers import RecurrentForm
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.graph.op_table import OpTable
+from pt2e_quant.graph.pipeline import GraphPass
+
+__all__ = ["Backend", "Lowers"]
+
+
+class Lowers(Protocol):
+    """What lowers and loads: a `target.lower.Lowering`, whose module is imported when needed."""
+
+    @property
+    def options(self) -> type[Any]:
+        """The class of its options."""
+
+    @property
+    def load(self) -> Callable[..., Artifact]:
+        """Reads a file that an artifact saved."""
+
+    def lower(
+        self, gm: GraphModule, example_inputs: Sequence[Any] | None, options: Any
+    ) -> Artifact:
+        """Canonical graph to artifact."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Backend:
+    """One place where quantized programs run.
+
+    Args:
+        name: as in `pt2e_quant.backends.get(name)`.
+        suffix: of the files it writes, with the dot.
+        table: what it can run.
+        recipes: recipe names, and grammars of names, with a line of explanation each.
+        lowering: gives what lowers and loads, importing what the extra installs.
+        extra: the extra of this package that it needs, "" for none.
+        packages: what that extra installs, as it is imported.
+        options: for `lower`, in place of the defaults of the lowering's own options.
+        transforms: passes that prepare runs before it annotates, before a recipe's own.
+        finishing: see `TableQuantizer`, as the fields below.
+        recurrent: how recurrent layers run in integers; None leaves them float.
+        computes_in: the float dtypes that there are kernels for; None for all.
+        float_bodies: why bodies of control flow stay float; "" if they do not.
+    """
+
+    name: str
+    suffix: str
+    table: OpTable
+    recipes: Recipes
+    lowering: Callable[[], Lowers]
+    extra: str = ""
+    packages: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    transforms: tuple[GraphPass, ...] = ()
+    finishing: tuple[GraphPass, ...] = ()
+    recurrent: RecurrentForm | None = None
+    computes_in: Collection[torch.dtype] | None = None
+    float_bodies: str = ""
+
+    def require_extra(self) -> None:
+        """Refuse before any long work where a package is missing.
+
+        Raises:
+            MissingExtraError: naming the package and the command that installs it.
+        """
+        for package in self.packages:
+            if not is_installed(package):
+                raise MissingExtraError(self.extra, package)
+
+    def quantizer(self, recipe: str = "int8") -> TableQuantizer:
+        """A fresh quantizer for a recipe.
+
+        Raises:
+            ConfigError: no recipe has that name; the nearest one is offered.
+        """
+        found = self.recipes.named(recipe)
+        if found.here is not None:
+            found = found.here(found)
+        return TableQuantizer(
+            self.table,
+            found.scheme,
+            observers=found.observers,
+            rules=found.rules,
+            transforms=(*self.transforms, *found.transforms),
+            algorithms=found.algorithms,
+            finishing=self.finishing,
+            recurrent=self.recurrent,
+            balances_channels=found.balances_channels,
+            computes_in=self.computes_in,
+            float_bodies=self.float_bodies,
+        )
+
+    def lower(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any] | None = None,
+        *,
+        strict: bool = True,
+        verify: Verify = True,
+        margin_db: float = 6.0,
+        validate: bool = False,
+        **own: Any,
+    ) -> Artifact:
+        """Canonical graph to artifact.
+
+        Args:
+            gm: of convert_pt2e; it is not changed.
+            example_inputs: inputs for the check run; calibration's first batch by default.
+            strict: make errors of what the report would warn of.
+            verify: run the artifact against the canonical graph, at several sizes of each dynamic
+                dimension; "process": also saved, loaded and run in a new process first, so that
+                a crash of the runtime is an error.
+            margin_db: how much nearer the artifact must be to the canonical graph than that
+                is to the float graph.
+            validate: hold the graph against itself after each pass of the lowering, on the sample,
+                fresh data and extreme inputs, and name the pass that changed a value.
+            own: what this backend alone has: `portable_only` and `max_sizes` (xnnpack), `portable`
+                (onnx), `allow_unmeasured` (cuda); the backends' `Options` explain them.
+
+        Raises:
+            InvariantError: the graph is not canonical, or a pass changed what it computes.
+            UnsupportedError: the backend cannot run a node as it is quantized.
+            ArtifactError: the artifact fails its check.
+            MissingExtraError: the backend's package is not installed.
+            ConfigError: there is no such option.
+        """
+        self.require_extra()
+        lowering = self.lowering()
+        known = {f.name for f in fields(lowering.options)}
+        chosen = {
+            **self.options,
+            **{name: value for name, value in own.items() if value is not None},
+        }
+        for name in own:
+            if name not in known:
+                raise ConfigError(
+                    f'backend "{self.name}" has no option "{name}" of lower: {near(name, known)}'
+                )
+        options = lowering.options(
+            **chosen, strict=strict, verify=verify, margin_db=margin_db, validate=validate
+        )
+        return lowering.lower(gm, example_inputs, options)
+
+    def load(self, path: str | Path, **own: Any) -> Artifact:
+        """Read a file that an artifact of this backend saved.
+
+        Args:
+            path: of the file.
+            own: what this backend alone has: `allow_unmeasured` (cuda).
+
+        Raises:
+            ArtifactError: the file is missing, damaged or not one of ours.
+            MissingExtraError: the backend's package is not installed.
+        """
+        self.require_extra()
+        return self.lowering().load(path, **self._chosen(own))
+
+    def _chosen(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The backend's options with those of a call that are not None."""
+        return {**self.options, **{key: value for key, value in own.items() if value is not None}}

@@ -1,0 +1,142 @@
+"""How a canonical graph becomes an artifact: one sequence of steps, filled in by each backend."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.artifact import Artifact, Verify
+from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
+from pt2e_quant.backends.validate_passes import PassValidation, validation_of
+from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
+from pt2e_quant.core.qdq import is_dequantize, is_quantize
+from pt2e_quant.flow.report.size_ledger import check_file_smaller
+from pt2e_quant.graph.pipeline import log_passes, run_passes
+from pt2e_quant.graph.subgraphs import copy_graph
+from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
+
+__all__ = ["Draft", "Job", "Lowering", "Options", "in_float32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What every lowering can be told; see `Backend.lower`."""
+
+    strict: bool = True
+    verify: Verify = True
+    margin_db: float = 6.0
+    validate: bool = False
+    is_part: bool = False
+    """Of a graph, lowered for one sample alone: its sizes need no bound."""
+
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Generic[OptionsT]):
+    """One call of `lower`.
+
+    Args:
+        gm: the canonical graph, as the backend starts from it; it is not to be changed.
+        options: of the call.
+        validation: for `run_passes`; None if passes are not validated.
+    """
+
+    gm: GraphModule
+    options: OptionsT
+    validation: PassValidation | None
+
+    @property
+    def unchecked(self) -> OptionsT:
+        """The options for a part of the graph."""
+        return replace(self.options, strict=False, verify=False, validate=False, is_part=True)
+
+
+Check: TypeAlias = Callable[[Artifact], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An artifact, described in its report, that nobody has run yet.
+
+    Args:
+        artifact: what the gate runs.
+        refuse: raises what `strict` makes errors of.
+        finish: gives what is handed out; gets the gate's check, None if there was none.
+    """
+
+    artifact: Artifact
+    refuse: Callable[[], None] = lambda: None
+    finish: Callable[[Check | None], Artifact] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering(Generic[OptionsT]):
+    """What a backend lowers and loads with.
+
+    Args:
+        name: of the backend.
+        options: its class of options.
+        emit: runs the backend's passes on a copy of the graph, writes the program and describes
+            it in the report.
+        load: reads a file that an artifact saved.
+        prepare: the graph to start from, or a refusal.
+    """
+
+    name: str
+    options: type[OptionsT]
+    emit: Callable[[Job[OptionsT]], Draft]
+    load: Callable[..., Artifact]
+    prepare: Callable[[GraphModule, OptionsT], GraphModule] = lambda gm, _: in_float32(gm)
+
+    def lower(
+        self, gm: GraphModule, example_inputs: Sequence[Any] | None, options: OptionsT
+    ) -> Artifact:
+        """Canonical graph to artifact; see `Backend.lower`."""
+        loader = loader_of(options.verify, self.name)
+        verify_canonical(gm)
+        gm = self.prepare(gm, options)
+        validation = validation_of(options.validate, gm, example_inputs)
+        job = Job(gm=gm, options=options, validation=validation)
+        draft = self.emit(job)
+        if options.strict:
+            draft.refuse()
+        check: Check | None = None
+        if options.verify:
+            sample = choose_sample(gm, example_inputs)
+            check = partial(check_artifact, gm=gm, sample=sample, margin_db=options.margin_db)
+            lower_part = partial(self.lower, example_inputs=None, options=job.unchecked)
+            check_artifact(
+                draft.artifact, gm, sample, options.margin_db, lower_part=lower_part, loader=loader
+            )
+            draft.artifact.keep_figures()
+        artifact = draft.artifact if draft.finish is None else draft.finish(check)
+        check_file_smaller(artifact.report, is_strict=options.strict)
+        return artifact
+
+
+def in_float32(gm: GraphModule) -> GraphModule:
+    """The graph itself, or a copy in float32 if its q/dq take or give another float dtype.
+
+    Runtimes stop the process at such q/dq. The copy's provenance says what was done.
+    """
+    if not any(_is_other_float(node) for node in gm.graph.nodes):
+        return gm
+    made = copy_graph(gm)
+    table = provenance_of(gm)
+    made.meta[PROVENANCE_KEY] = replace(table, notes=[*table.notes], passes=[*table.passes])
+    log_passes(provenance_of(made), run_passes(made, (compute_in_float32((torch.float32,)),)))
+    return made
+
+
+def _is_other_float(node: Node) -> bool:
+    """Whether a node is a q/dq whose real numbers are in another dtype than float32."""
+    real = node.args[0] if is_quantize(node) else node if is_dequantize(node) else None
+    value = real.meta.get("val") if isinstance(real, Node) else None
+    return isinstance(value, Tensor) and value.dtype is not torch.float32

@@ -1,0 +1,308 @@
+"""Recipes: a name, and the schemes, observers and passes it stands for."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.formats.number_formats import NumberFormat
+from pt2e_quant.core.granularity import PerGroup
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.core.schemes import Scheme, TensorScheme
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
+from pt2e_quant.graph.pipeline import GraphPass
+from pt2e_quant.graph.tied_tables import is_tied_linear
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+
+__all__ = [
+    "ALIASES",
+    "Recipe",
+    "RecipeFamily",
+    "Recipes",
+    "Wanted",
+    "names_of",
+    "unaliased",
+    "without_data",
+]
+
+ALIASES: Mapping[str, str] = {
+    "static": "int8",
+    "w8a8": "int8",
+    "a8w8": "int8",
+    "dynamic": "int8_dynamic",
+    "int8_dynamic_activation_int8_weight": "int8_dynamic",
+    "int8_weight_only": "w8",
+    "weight_only": "w8",
+    "w8a16": "w8",
+    "int4": "w4",
+    "int4_weight_only": "w4",
+    "w4a16": "w4",
+    "w4a8": "a8w4",
+    "8da4w": "a8w4_g32",
+    "int8_dynamic_activation_int4_weight": "a8w4_g32",
+}
+"""What a name is called here: torchao's configurations, and names that read weights first."""
+
+
+def unaliased(recipe: str) -> str:
+    """The name that a recipe has here; any other name as it is.
+
+    >>> unaliased("int4")
+    'w4'
+    """
+    return ALIASES.get(recipe, recipe)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a recipe name stands for on one backend.
+
+    Args:
+        name: as in `backend.quantizer(name)`.
+        text: one line of explanation.
+        scheme: what every node gets.
+        observers: which observers gather ranges.
+        transforms: passes that prepare runs before it annotates, after the backend's own.
+        algorithms: passes that convert runs on the calibrated graph.
+        rules: what some nodes get instead of `scheme`.
+        balances_channels: even out the channels of linears' inputs, from weights alone.
+        here: what the recipe is on this machine; None where that is the same everywhere.
+    """
+
+    name: str
+    text: str
+    scheme: Scheme
+    observers: ObserverChoice = field(default_factory=ObserverChoice)
+    transforms: tuple[GraphPass, ...] = ()
+    algorithms: tuple[GraphPass, ...] = ()
+    rules: tuple[QuantRule, ...] = ()
+    balances_channels: bool = False
+    here: "Callable[[Recipe], Recipe] | None" = None
+
+
+def without_data(
+    name: str,
+    text: str,
+    *,
+    scheme_of: Callable[[str], Scheme] = scheme_named,
+    embeddings: Sequence[QuantRule] = (),
+    float_head: str = "w8",
+    search: WeightSearch = WeightSearch.MIN_MAX,
+    transforms: tuple[GraphPass, ...] = (),
+) -> Recipe:
+    """A recipe that needs no calibration: weights alone, or activations quantized at run time.
+
+    Weights below 8 bits are found by least squared error. A linear that computes with an embedding
+    table, the head of a language model, keeps 8 bits then: rounded to 4 bits it alone costs more
+    than all other linears together.
+
+    Args:
+        name: of the scheme, and of the recipe.
+        text: one line of explanation.
+        scheme_of: the scheme of a name, as the backend's kernels take it.
+        embeddings: what embedding tables get.
+        float_head: the scheme of such a head among linears with float activations.
+        search: how the scales of 8-bit weights are found.
+        transforms: passes that prepare runs before it annotates.
+    """
+    scheme = scheme_of(name)
+    weight = scheme.weight
+    is_small = weight is not None and (weight.bits < 8 or weight.format is not None)
+    head = scheme_named(float_head if scheme.input is None else "int8_dynamic")
+    head_rule = QuantRule(kind=RuleKind.GLOBAL, scheme=head, where=is_tied_linear)
+    return Recipe(
+        name=name,
+        text=text,
+        scheme=scheme,
+        observers=ObserverChoice(search=WeightSearch.MSE if is_small else search),
+        rules=(*embeddings, head_rule) if is_small else tuple(embeddings),
+        transforms=transforms,
+        balances_channels=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeFamily:
+    """Recipes whose names say their schemes: one entry in lists, each made when it is asked for.
+
+    Args:
+        grammar: of the names, `w<2..8>[_g<32,64>]`: alternatives, and in brackets what may lack.
+        text: one line of explanation.
+        make: a recipe from its name and the text.
+        names: the names, where the grammar does not say them.
+    """
+
+    grammar: str
+    text: str
+    make: Callable[[str, str], Recipe]
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            object.__setattr__(self, "names", names_of(self.grammar))
+
+
+def names_of(grammar: str) -> tuple[str, ...]:
+    """The names that a grammar stands for.
+
+    >>> names_of("w<2..3>[_g<32,64>]")
+    ('w2', 'w2_g32', 'w2_g64', 'w3', 'w3_g32', 'w3_g64')
+    """
+    parts = []
+    for optional, plain in re.findall(r"\[([^\]]*)\]|([^\[]+)", grammar):
+        parts.append(["", *_spelled(optional)] if optional else _spelled(plain))
+    return tuple("".join(chosen) for chosen in product(*parts))
+
+
+def _spelled(text: str) -> list[str]:
+    """A text without brackets, with each combination of its alternatives."""
+    choices = [_choices(part) for part in re.split(r"(<[^>]*>)", text)]
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _choices(part: str) -> list[str]:
+    if not part.startswith("<"):
+        return [part]
+    low, dots, high = part[1:-1].partition("..")
+    return [str(n) for n in range(int(low), int(high) + 1)] if dots else part[1:-1].split(",")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for of a backend, to find the nearest recipe.
+
+    Args:
+        bits: of a code.
+        is_activation: activations are quantized.
+        is_dynamic: at run time.
+        group_size: elements of a row that share a scale, None for whole rows and larger blocks.
+        text: what it is, for people.
+        format: of a small float or a code book, its name.
+    """
+
+    bits: int
+    is_activation: bool
+    is_dynamic: bool
+    group_size: int | None
+    text: str
+    format: str = ""
+
+    @classmethod
+    def of(cls, scheme: Scheme) -> "Wanted":
+        """What a scheme with weights asks for."""
+        weight = scheme.weight
+        assert weight is not None  # every scheme of a name has weights
+        is_activation = scheme.input is not None
+        is_dynamic = scheme.input is not None and scheme.input.is_dynamic
+        return cls.of_weight(weight, is_activation=is_activation, is_dynamic=is_dynamic)
+
+    @classmethod
+    def of_weight(
+        cls, weight: TensorScheme, *, is_activation: bool = False, is_dynamic: bool = False
+    ) -> "Wanted":
+        """What a weight's scheme asks for."""
+        size = weight.granularity
+        group = size.group_size if isinstance(size, PerGroup) else None
+        form = _format_name(weight.format)
+        return cls(weight.bits, is_activation, is_dynamic, group, str(weight), form)
+
+    def distance(self, ours: "Wanted") -> tuple[int, ...]:
+        """How far a recipe is: codes first, then when activations are quantized, then groups.
+
+        A recipe with fewer bits, or without the groups of weights below 8 bits, loses accuracy;
+        one with more bits only costs bytes.
+        """
+        groups = [wanted.group_size or 0 for wanted in (ours, self)]
+        is_static = [wanted.is_activation and not wanted.is_dynamic for wanted in (ours, self)]
+        return (
+            ours.format != self.format,
+            is_static[0] != is_static[1],
+            ours.bits < self.bits,
+            ours.bits >= self.bits + 4,
+            groups[1] > 0 and groups[0] == 0 and ours.bits < 8,
+            ours.is_activation != self.is_activation,
+            abs(ours.bits - self.bits),
+            bool(ours.format) != bool(self.format),
+            groups[0] > groups[1],
+            abs(groups[0] - groups[1]),
+        )
+
+
+def _format_name(form: NumberFormat | None) -> str:
+    return "" if form is None else form.name
+
+
+class Recipes(Mapping[str, str]):
+    """The recipes of a backend: names, and grammars of names, with a line of explanation each.
+
+    `name in recipes` holds for every name that a grammar stands for, too.
+
+    Args:
+        runtime: what runs them, as people write it.
+        entries: in the order of lists; of two that are equally near the first is offered.
+        why_not: why the runtime has no kernel for a scheme.
+    """
+
+    def __init__(
+        self,
+        runtime: str,
+        entries: Sequence[Recipe | RecipeFamily],
+        why_not: Callable[[Scheme], str] | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.entries = tuple(entries)
+        self.why_not = why_not
+        self._by_name: dict[str, Recipe | RecipeFamily] = {}
+        for entry in entries:
+            names = (entry.name,) if isinstance(entry, Recipe) else entry.names
+            self._by_name |= {name: entry for name in names if name not in self._by_name}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name, those of families one by one."""
+        return tuple(self._by_name)
+
+    def __getitem__(self, name: str) -> str:
+        listed = {_listed(entry): entry.text for entry in self.entries}
+        return listed[name] if name in listed else self._by_name[name].text
+
+    def __iter__(self) -> Iterator[str]:
+        return (_listed(entry) for entry in self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def named(self, name: str) -> Recipe:
+        """The recipe of a name.
+
+        Raises:
+            ConfigError: there is none; the nearest one is offered where the name says a scheme,
+                near names otherwise.
+        """
+        name = unaliased(name)
+        entry = self._by_name.get(name)
+        if isinstance(entry, RecipeFamily):
+            return entry.make(name, entry.text)
+        if entry is not None:
+            return entry
+        try:
+            scheme = scheme_named(name)
+        except ConfigError:
+            offered = near(name, self._by_name)
+            raise ConfigError(f'{self.runtime} has no recipe "{name}": {offered}') from None
+        reason = f": {self.why_not(scheme)}" if self.why_not is not None else ""
+        raise ConfigError(
+            f'{self.runtime} has no kernel for scheme "{name}"{reason}',
+            fix=f'the nearest recipe it runs is "{self.nearest(Wanted.of(scheme))}"',
+        )
+
+    def nearest(self, wanted: Wanted) -> str:
+        """The name of the recipe that comes nearest to what is asked for."""
+        found = {name: Wanted.of(self.named(name).scheme) for name in self._by_name}
+        return min(found, key=lambda name: wanted.distance(found[name]))
+
+
+def _listed(entry: Recipe | RecipeFamily) -> str:
+    return entry.name if isinstance(entry, Recipe) else entry.grammar
