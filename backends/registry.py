@@ -6,22 +6,23 @@ from importlib.metadata import entry_points
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import ConfigError, near
 
-__all__ = ["get", "name_for_suffix", "names", "suffixes"]
+__all__ = ["OWN", "get", "name_for_suffix", "names", "suffixes"]
 
 _GROUP = "pt2e_quant.backends"
-_OWN = {
+OWN = {
     "xnnpack": "pt2e_quant.backends.xnnpack.backend",
     "onnx": "pt2e_quant.backends.onnx.backend",
     "cpu": "pt2e_quant.backends.cpu.backend",
     "cuda": "pt2e_quant.backends.cuda.backend",
 }
+"""Of this package: name to module."""
 _SUFFIXES = {".pte": "xnnpack", ".onnx": "onnx", ".qpt2": "cpu", ".qcuda": "cuda"}
 """Of the files that our own backends write: opening a file imports one backend alone."""
 
 
 def names() -> tuple[str, ...]:
     """The backends there are, installed extras or not, sorted."""
-    return tuple(sorted({*_OWN, *(e.name for e in entry_points(group=_GROUP))}))
+    return tuple(sorted({*OWN, *(e.name for e in entry_points(group=_GROUP))}))
 
 
 def suffixes() -> tuple[str, ...]:
@@ -47,8 +48,8 @@ def get(name: str) -> Backend:
     Raises:
         ConfigError: there is none; near names are offered.
     """
-    if name in _OWN:
-        found = import_module(_OWN[name]).BACKEND
+    if name in OWN:
+        found = import_module(OWN[name]).BACKEND
     else:
         for entry in entry_points(group=_GROUP, name=name):
             found = entry.load()

@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `benchmarks` is 
 from architecture_picture import picture
 from kernel_page import kernels_page
 
-from pt2e_quant.backends import get, names
+from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu.table import REGISTRY
+from pt2e_quant.backends.registry import OWN
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
@@ -158,7 +159,7 @@ def _cell(row: Mapping[str, Any]) -> str:
 
 def schemes_table() -> str:
     """The schemes by name, what they take, and what each backend makes of the name."""
-    backends = [get(name) for name in names() if type(get(name)).__module__.startswith("pt2e_")]
+    backends = [get(name) for name in sorted(OWN)]
     heads = ["name", "activations", "weights", "bits per weight"]
     heads += [backend.table.backend for backend in backends]
     lines = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
@@ -213,11 +214,7 @@ def _filled(path: Path, begin: str, end: str, table: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated page with what it should hold."""
-    found = {
-        ROOT / "docs" / "backends" / f"{name}.md": backend_page(get(name))
-        for name in names()
-        if type(get(name)).__module__.startswith("pt2e_quant.")
-    }
+    found = {ROOT / "docs" / "backends" / f"{name}.md": backend_page(get(name)) for name in OWN}
     found[ROOT / "docs" / "backends" / "cpu.md"] += "\n" + cpu_speeds()
     readme = ROOT / "README.md"
     found[readme] = _filled(readme, BEGIN, END, results_table())

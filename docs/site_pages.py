@@ -14,8 +14,10 @@ from types import ModuleType
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from pt2e_quant.backends import get, names
+from pt2e_quant.backends import get
 from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.registry import OWN
+from pt2e_quant.backends.target.backend import Backend
 
 ROOT = Path(__file__).resolve().parents[1]
 FROM_ROOT = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
@@ -25,7 +27,13 @@ REFERENCE = {
     "api/backends.md": (
         "Backends and artifacts",
         "What `pq.backends.get(name)` returns, and what its `lower` and `load` return.",
-        ("pt2e_quant.backends", "pt2e_quant.backends.artifact"),
+        (
+            "pt2e_quant.backends",
+            "pt2e_quant.backends.artifact",
+            "pt2e_quant.backends.target.backend",
+            "pt2e_quant.backends.target.recipe",
+            "pt2e_quant.backends.target.lower",
+        ),
     ),
     "api/quantizers.md": (
         "Quantizers and schemes",
@@ -151,15 +159,13 @@ def object_path(module: ModuleType, name: str) -> str:
 
 
 def _backend_entries(shown: set[str]) -> Iterator[str]:
-    """The class of each backend, and of its artifacts."""
-    for name in names():
+    """The class of each backend, of what it lowers with, and of its artifacts."""
+    for name, module in sorted(OWN.items()):
         backend = type(get(name))
-        if not backend.__module__.startswith("pt2e_quant."):
-            continue
-        package = backend.__module__.rpartition(".")[0]
-        importlib.import_module(f"{package}.artifact")
+        package = module.rpartition(".")[0]
+        options = importlib.import_module(f"{package}.lower").Options
         yield from (f"## {get(name).table.backend}", "")
-        classes = (backend, *_artifacts(package))
+        classes = (*((backend,) if backend is not Backend else ()), options, *_artifacts(package))
         yield from _entries([f"{cls.__module__}.{cls.__qualname__}" for cls in classes], shown)
 
 

@@ -31,7 +31,7 @@ from pt2e_quant.core import operators as _operators  # noqa: F401  (registers th
 if TYPE_CHECKING:
     from pt2e_quant import backends as backends
     from pt2e_quant.backends.artifact import Artifact as Artifact
-    from pt2e_quant.backends.artifact import Backend as Backend
+    from pt2e_quant.backends.target.backend import Backend as Backend
     from pt2e_quant.core import errors as errors
     from pt2e_quant.core.canonical import verify_canonical as verify_canonical
     from pt2e_quant.core.errors import Pt2eQuantError as Pt2eQuantError
@@ -120,7 +120,7 @@ _FILES = {
     "QatSchedule": "pt2e_quant.flow.qat.qat_schedule",
     # backends
     "Artifact": "pt2e_quant.backends.artifact",
-    "Backend": "pt2e_quant.backends.artifact",
+    "Backend": "pt2e_quant.backends.target.backend",
     # what to quantize, and how
     "ComposableQuantizer": "pt2e_quant.flow.annotate.quantizer",
     "PerBlock": "pt2e_quant.core.granularity",

@@ -160,5 +160,5 @@ def plain_backend(monkeypatch) -> Backend:
     module = types.ModuleType("plain_backend")
     module.BACKEND = PLAIN
     monkeypatch.setitem(sys.modules, "plain_backend", module)
-    monkeypatch.setitem(registry._OWN, "plain", "plain_backend")
+    monkeypatch.setitem(registry.OWN, "plain", "plain_backend")
     return PLAIN

@@ -2,9 +2,7 @@
 
 import zlib
 
-import pt2e_quant as pq
-
-__all__ = ["OTHERS", "STATIC", "pairs_of", "recipe_named"]
+__all__ = ["OTHERS", "STATIC", "pairs_of"]
 
 STATIC = (("xnnpack", "int8"), ("onnx", "int8"), ("cpu", "int8"))
 """Every model has one of these."""
@@ -52,9 +50,3 @@ def pairs_of(name: str, has_linear: bool, own: tuple[tuple[str, str], ...]) -> s
         others = WITHOUT_DATA if has_linear and number % 5 else OTHERS_STATIC
         pairs.add(others[number // 10 % len(others)])
     return pairs
-
-
-def recipe_named(backend: str, key: str) -> str:
-    """The recipe that a key means, also where the name is written with a hyphen."""
-    spelled = {name.replace("-", "_"): name for name in pq.backends.get(backend).recipes}
-    return spelled.get(key, key)

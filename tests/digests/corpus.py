@@ -75,7 +75,7 @@ def _drawn(path: Path) -> Case:
     spec.loader.exec_module(module)
     data = [module.batch(seed) for seed in range(3)]
     calls = [module.batch(100 + at, **sizes) for at, sizes in enumerate(module.SIZES[:2])]
-    own = ((module.BACKEND, module.RECIPE.replace("-", "_")),)
+    own = ((module.BACKEND, module.RECIPE),)
     return _case(module.model(), data, calls, module.DYNAMIC, own=own)
 
 

@@ -18,7 +18,7 @@ import pt2e_quant as pq
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.graph.show import show
 from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE
-from tests.digests.choose_pairs import pairs_of, recipe_named
+from tests.digests.choose_pairs import pairs_of
 from tests.digests.corpus import CASES, Case, guide_blocks
 from tests.digests.digest_artifact import digest_program, digest_results
 from tests.digests.digest_graph import digest_graph
@@ -83,7 +83,7 @@ def _digest(case: Case, backend: str, recipe: str, text: Path | None) -> Digest:
         target = target.allowing_slower().without_trials()
     stage, found = "prepare", Digest()
     try:
-        quantizer = target.quantizer(recipe_named(backend, recipe))
+        quantizer = target.quantizer(recipe)
         quantizer.pad_groups()
         prepared = pq.prepare_pt2e(copy.deepcopy(case.program), quantizer, strict=False)
         stage = "calibrate"
