@@ -7,7 +7,7 @@ as their `__all__` lists them: a new public name is in the reference without an 
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -102,10 +102,11 @@ def made_pages() -> dict[str, str]:
     shown: set[str] = set()
     for page, (title, intro, modules) in REFERENCE.items():
         lines = [f"# {title}", "", intro, ""]
-        for module in modules:
-            objects = _public_objects(importlib.import_module(module))
-            lines += [f"## `{module}`", "", *_entries(objects, shown)]
-            if module == "pt2e_quant.backends":
+        for path in modules:
+            module = importlib.import_module(path)
+            objects = {name: object_path(module, name) for name in public_names(module)}
+            lines += [f"## `{path}`", "", *_entries(objects, shown)]
+            if path == "pt2e_quant.backends":
                 lines += _backend_entries(shown)
         found[page] = "\n".join(lines)
     return found
@@ -128,20 +129,22 @@ def _decisions() -> str:
     return "\n".join(["# Decisions", "", intro, figures, "", *lines, ""])
 
 
-def _entries(paths: Iterable[str], shown: set[str]) -> Iterator[str]:
-    """An entry for each object without one, and links to the entries of the others."""
-    paths = list(paths)
-    links = [f"[`{path.rpartition('.')[2]}`][{path}]" for path in paths if path in shown]
-    if links:
-        yield from ("Documented elsewhere: " + ", ".join(links) + ".", "")
-    for path in (path for path in paths if path not in shown):
+def _entries(objects: Mapping[str, str], shown: set[str]) -> Iterator[str]:
+    """An entry for each object without one, and links to the entries of the others.
+
+    Args:
+        objects: public name to the path of the object.
+        shown: paths that have an entry; new ones are added.
+    """
+    links = []
+    for name, path in objects.items():
+        if path in shown:
+            links.append(f"[`{name}`][{path}]")
+            continue
         shown.add(path)
         yield from (f"::: {path}", "    options:", "      heading_level: 3", "")
-
-
-def _public_objects(module: ModuleType) -> Iterator[str]:
-    """The paths of a module's public names."""
-    return (object_path(module, name) for name in public_names(module))
+    if links:
+        yield from ("Documented with other names or on other pages: " + ", ".join(links) + ".", "")
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -166,7 +169,9 @@ def _backend_entries(shown: set[str]) -> Iterator[str]:
         options = importlib.import_module(f"{package}.lower").Options
         yield from (f"## {get(name).table.backend}", "")
         classes = (*((backend,) if backend is not Backend else ()), options, *_artifacts(package))
-        yield from _entries([f"{cls.__module__}.{cls.__qualname__}" for cls in classes], shown)
+        yield from _entries(
+            {cls.__name__: f"{cls.__module__}.{cls.__qualname__}" for cls in classes}, shown
+        )
 
 
 def _artifacts(package: str) -> list[type[Artifact]]:
