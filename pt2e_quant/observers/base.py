@@ -29,7 +29,6 @@ from pt2e_quant.core.qparams import (
     choose_qparams,
     symmetric_zero_point,
 )
-from pt2e_quant.observers.load_state import upgrade_state
 from pt2e_quant.observers.partial_wrapper import PartialWrapper
 from pt2e_quant.observers.qschemes import (
     PER_CHANNEL,
@@ -47,7 +46,36 @@ __all__ = [
     "UniformQuantizationObserverBase",
     "is_per_channel",
     "is_per_tensor",
+    "upgrade_state",
 ]
+
+_OLD_NAMES = {"min_vals": "min_val", "max_vals": "max_val"}
+_UNSEEN = {"min_val": torch.inf, "max_val": -torch.inf}
+
+
+def upgrade_state(
+    state_dict: dict[str, Any], prefix: str, version: int | None, *, has_channels: bool
+) -> None:
+    """Rewrite the entries of one observer in place; today's version is left alone.
+
+    Args:
+        state_dict: the whole state dict.
+        prefix: what the names of the observer start with.
+        version: of the observer's metadata; None if it has none.
+        has_channels: the observer's range is per channel.
+    """
+    if version is not None and version >= 3:
+        return
+    holds_range = any(prefix + name in state_dict for name in (*_OLD_NAMES, *_UNSEEN))
+    if holds_range and (version is None or version < 2):
+        state_dict.setdefault(prefix + "eps", torch.tensor([DEFAULT_EPS]))
+    for old, new in _OLD_NAMES.items():
+        if prefix + old in state_dict:
+            state_dict[prefix + new] = state_dict.pop(prefix + old)
+    for name, unseen in _UNSEEN.items():
+        value = state_dict.get(prefix + name)
+        if isinstance(value, Tensor) and value.shape == (0,) and not has_channels:
+            state_dict[prefix + name] = torch.tensor(unseen)
 
 
 class NonFinite(CalibrationError):

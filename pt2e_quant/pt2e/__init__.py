@@ -40,10 +40,6 @@ from pt2e_quant.observers.training.learnable_fake_quantize import (
     disable_range_learning,
     enable_range_learning,
 )
-from pt2e_quant.observers.union_types import (
-    ObserverOrFakeQuantize,
-    ObserverOrFakeQuantizeConstructor,
-)
 from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats, update_bn_stats
 from pt2e_quant.pt2e.export_utils import WrapperModule
 from pt2e_quant.pt2e.graph_utils import (
@@ -60,6 +56,10 @@ from pt2e_quant.pt2e.node_outputs import (
     extract_results_from_loggers,
     generate_numeric_debug_handle,
     prepare_for_propagation_comparison,
+)
+from pt2e_quant.pt2e.observer import (
+    ObserverOrFakeQuantize,
+    ObserverOrFakeQuantizeConstructor,
 )
 from pt2e_quant.pt2e.observers.affine import AffineQuantizedObserverBase
 from pt2e_quant.pt2e.observers.affine_qparams import MappingType, TorchAODType, ZeroPointDomain

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.graph.match import Attempt
 from pt2e_quant.graph.ops import (
     ADD,
     BATCH_NORM,
@@ -26,6 +25,7 @@ from pt2e_quant.graph.ops import (
     spelled,
 )
 from pt2e_quant.graph.pattern import (
+    Attempt,
     Lit,
     Many,
     Op,

@@ -18,9 +18,11 @@ from pt2e_quant.core.specs import (
     QuantizationSpecBase,
 )
 from pt2e_quant.graph.op_table import OpRow, Slot
-from pt2e_quant.observers.run_time.per_token import PerTokenPlaceholderObserver
-from pt2e_quant.observers.run_time.placeholder import PlaceholderObserver
-from pt2e_quant.observers.run_time.run_time_scales import RunTimeScales
+from pt2e_quant.observers.run_time.placeholder import (
+    PerTokenPlaceholderObserver,
+    PlaceholderObserver,
+    RunTimeScales,
+)
 from pt2e_quant.observers.static.float_activation import FloatActivationObserver
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.observers.static.rounded_scale import RoundedScaleObserver

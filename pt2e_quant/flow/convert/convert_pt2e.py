@@ -57,7 +57,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, copy_trace
 from pt2e_quant.graph.pipeline import log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
-from pt2e_quant.observers.run_time.run_time_scales import RunTimeScales
+from pt2e_quant.observers.run_time.placeholder import RunTimeScales
 from pt2e_quant.observers.static.float_activation import FloatActivationObserver
 from pt2e_quant.observers.weights.block_weight import BlockWeightObserver
 from pt2e_quant.passes.batch_norm.expanded_conv_bn import fold_expanded_conv_bn

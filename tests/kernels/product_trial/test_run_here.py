@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pt2e_quant.kernels.product_trial import try_product as trial
+from pt2e_quant.kernels.product_trial import run_here as trial
 from pt2e_quant.kernels.product_trial.product import (
     Operator,
     PostOpKind,

@@ -11,7 +11,7 @@ from pt2e_quant.observers.static.moving_average import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from pt2e_quant.pt2e.observers.observer_state import (
+from pt2e_quant.pt2e.observer import (
     get_observer_state_dict,
     load_observer_state_dict,
 )

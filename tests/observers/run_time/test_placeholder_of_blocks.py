@@ -9,7 +9,7 @@ from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.observers.run_time.run_time_scales import RunTimeScales
+from pt2e_quant.observers.run_time.placeholder import RunTimeScales
 
 
 def test_run_time_scales_when_asked_for_qparams_then_refused():

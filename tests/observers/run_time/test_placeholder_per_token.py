@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
-from pt2e_quant.observers.run_time.per_token import PerTokenPlaceholderObserver
+from pt2e_quant.observers.run_time.placeholder import PerTokenPlaceholderObserver
 
 
 def test_when_shown_data_then_hands_it_on_and_has_no_qparams():
