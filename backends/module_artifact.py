@@ -1,12 +1,13 @@
 """What artifacts that are torch modules share: buffers, files, profiles."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, write_artifact
 from pt2e_quant.backends.profile import Profile, profile
@@ -18,7 +19,7 @@ __all__ = ["ModuleArtifact"]
 
 
 class ModuleArtifact(Artifact):
-    """A lowered program as a torch module; `run_leaves` is its backend's.
+    """A lowered program as a torch module.
 
     Args:
         module: the lowered graph; call it as the float module.
@@ -33,6 +34,13 @@ class ModuleArtifact(Artifact):
         self.data = data
         self.initial = {n: module.get_buffer(n).clone() for n in capture.mutated_buffers}
         """Buffers that a call writes, as they were at first."""
+
+    def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Run on the call's leaves; buffers that a call writes keep their values."""
+        with torch.no_grad():
+            result = self.module(*self.capture.positional(leaves))
+        found: list[Any] = pytree.tree_leaves(result, is_leaf=lambda value: value is None)
+        return found
 
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """Run a call operator by operator, with what each moved, computed and took.

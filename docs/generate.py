@@ -60,6 +60,7 @@ def backend_page(backend: Backend) -> str:
         "`docs/generate.py` writes this page from the backend's op table. A test lowers and runs",
         "each entry of the table.",
         "",
+        *([f"This backend is {backend.caution}.", ""] if backend.caution else []),
         "| recipe | what it does |",
         "| --- | --- |",
         *(f"| `{name}` | {text} |" for name, text in sorted(backend.recipes.items())),

@@ -39,6 +39,7 @@ BACKEND = CudaBackend(
     table=TABLE,
     recipes=RECIPES,
     lowering=lambda: LOWERING,
+    caution="experimental: not yet measured on a GPU",
     options={"registry": REGISTRY},
     transforms=(products_as_linears,),
     computes_in=(torch.float32, torch.bfloat16, torch.float16),

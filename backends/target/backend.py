@@ -48,6 +48,8 @@ class Backend:
         lowering: gives what lowers and loads, importing what the extra installs.
         extra: the extra of this package that it needs, "" for none.
         packages: what that extra installs, as it is imported.
+        caution: what to know before relying on it, "experimental: …", shown wherever a user meets
+            the backend; "" for a proven one.
         options: for `lower`, in place of the defaults of the lowering's own options.
         transforms: passes that prepare runs before it annotates, before a recipe's own.
         finishing: see `TableQuantizer`, as the fields below.
@@ -63,6 +65,7 @@ class Backend:
     lowering: Callable[[], Lowers]
     extra: str = ""
     packages: tuple[str, ...] = ()
+    caution: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     transforms: tuple[GraphPass, ...] = ()
     finishing: tuple[GraphPass, ...] = ()
@@ -152,7 +155,7 @@ class Backend:
         options = lowering.options(
             **chosen, strict=strict, verify=verify, margin_db=margin_db, validate=validate
         )
-        return lowering.lower(gm, example_inputs, options)
+        return self._told(lowering.lower(gm, example_inputs, options))
 
     def load(self, path: str | Path, **own: Any) -> Artifact:
         """Read a file that an artifact of this backend saved.
@@ -166,7 +169,12 @@ class Backend:
             MissingExtraError: the backend's package is not installed.
         """
         self.require_extra()
-        return self.lowering().load(path, **self._chosen(own))
+        return self._told(self.lowering().load(path, **self._chosen(own)))
+
+    def _told(self, artifact: Artifact) -> Artifact:
+        if self.caution:
+            artifact.report.notes.insert(0, f'backend "{self.name}" is {self.caution}')
+        return artifact
 
     def _chosen(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The backend's options with those of a call that are not None."""

@@ -137,7 +137,13 @@ DATA_HELP = (
 @app.command()
 def quantize(
     model: Annotated[Path, typer.Argument(help="A .pt2 file of torch.export.save.")],
-    backend: Annotated[str, typer.Option(help="Where it is to run: xnnpack, onnx, cpu, cuda.")],
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Where it is to run: xnnpack, onnx, cpu, or cuda (experimental: not yet measured "
+            "on a GPU)."
+        ),
+    ],
     calibration_data: Annotated[
         str | None,
         typer.Option(help=DATA_HELP + " Dynamic and weight-only recipes need none."),
@@ -237,13 +243,17 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """List the recipes of the backends, and other names that they have."""
-    found = {name: get(name).recipes for name in ([backend] if backend else names())}
+    found = [get(name) for name in ([backend] if backend else names())]
     if as_json:
-        typer.echo(json.dumps({"recipes": found, "aliases": ALIASES}, indent=1, default=dict))
+        listed = {target.name: target.recipes for target in found}
+        cautions = {target.name: target.caution for target in found if target.caution}
+        texts = {"recipes": listed, "aliases": ALIASES, "cautions": cautions}
+        typer.echo(json.dumps(texts, indent=1, default=dict))
         return
     console = _stdout()
-    for name, texts in found.items():
-        console.print(recipes_table(name, texts))
+    for target in found:
+        title = f"{target.name} ({target.caution})" if target.caution else target.name
+        console.print(recipes_table(title, target.recipes))
     aliases = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
     console.print(f"other names: {aliases}", soft_wrap=True)
 

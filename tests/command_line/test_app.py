@@ -298,6 +298,9 @@ def test_recipes_then_every_backend_lists_its_own(capsys):
     found = json.loads(capsys.readouterr().out)
     assert set(found["recipes"]["cpu"]) == set(get("cpu").recipes)
     assert found["aliases"]["int4"] == "w4"
+    assert found["cautions"] == {"cuda": "experimental: not yet measured on a GPU"}
+    assert call("recipes", "cuda") == 0
+    assert "cuda (experimental: not yet measured on a GPU)" in capsys.readouterr().out
     assert call("recipes", "xnnpack") == 0
     out = capsys.readouterr().out
     assert "int8_dynamic" in out

@@ -1,15 +1,16 @@
 """Code of the documentation runs, commands exist, and every error class is explained."""
 
-import importlib
 import re
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from pt2e_quant.__main__ import main
+from pt2e_quant.backends.target.lower import Lowering
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -52,9 +53,13 @@ def empty_folder(tmp_path, monkeypatch):
 
 def verify_in_new_processes(monkeypatch):
     """Have every artifact loaded in a new process as well, and run there at other sizes."""
-    for backend in ("cpu", "onnx", "xnnpack"):
-        lower = importlib.import_module(f"pt2e_quant.backends.{backend}.lower")
-        monkeypatch.setattr(lower, "loader_of", lambda verify, name: name if verify else None)
+    lower = Lowering.lower
+
+    def lower_in_new_process(self, gm, example_inputs, options):
+        verify = "process" if options.verify else False
+        return lower(self, gm, example_inputs, replace(options, verify=verify))
+
+    monkeypatch.setattr(Lowering, "lower", lower_in_new_process)
 
 
 @pytest.mark.usefixtures("empty_folder")
