@@ -176,6 +176,14 @@ class UniformQuantizationObserverBase(ObserverBase):
         self.has_customized_qrange = quant_min is not None and quant_max is not None
         self.quant_min, self.quant_max = self._quant_range(quant_min, quant_max)
         self._observed_once = False
+        self.make_statistics()
+
+    def make_statistics(self) -> None:
+        """Register the buffers that statistics are kept in; the constructor's last step.
+
+        Observers whose constructor takes nothing more need no constructor of their own.
+        """
+        return
 
     def _quant_range(self, quant_min: int | None, quant_max: int | None) -> tuple[int, int]:
         limits = limits_of(self.dtype)

@@ -62,22 +62,8 @@ class MinMaxObserver(UniformQuantizationObserverBase):
         is_dynamic: qparams are computed at run time.
     """
 
-    def __init__(
-        self,
-        dtype: torch.dtype = torch.quint8,
-        qscheme: torch.qscheme = torch.per_tensor_affine,
-        reduce_range: bool = False,
-        quant_min: int | None = None,
-        quant_max: int | None = None,
-        factory_kwargs: dict[str, Any] | None = None,
-        eps: float = DEFAULT_EPS,
-        is_dynamic: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            dtype, qscheme, reduce_range, quant_min, quant_max, factory_kwargs, eps, is_dynamic,
-            **kwargs,
-        )  # fmt: skip
+    def make_statistics(self) -> None:
+        """Register the running range."""
         self.require_qscheme(PER_TENSOR)
         self.register_buffer("min_val", torch.tensor(torch.inf, **self.factory_kwargs))
         self.register_buffer("max_val", torch.tensor(-torch.inf, **self.factory_kwargs))

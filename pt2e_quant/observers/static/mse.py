@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.qparams import DEFAULT_EPS, choose_qparams
+from pt2e_quant.core.qparams import choose_qparams
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
 from pt2e_quant.observers.static.count_bins import count_multiples, count_zeros
 from pt2e_quant.observers.static.mse_search import BinnedData, mse_optimal_range
@@ -72,12 +72,7 @@ class MSEObserver(UniformQuantizationObserverBase):
         bins: number of bins.
         dtype: integer dtype to quantize to.
         qscheme: per_tensor_affine or per_tensor_symmetric.
-        reduce_range: use one bit less; give quant_min and quant_max instead.
-        quant_min: least integer used; the dtype's own if None.
-        quant_max: greatest integer used; the dtype's own if None.
-        factory_kwargs: device and dtype of min_val and max_val.
-        eps: the least scale.
-        is_dynamic: must be False.
+        **kwargs: as of `UniformQuantizationObserverBase`; is_dynamic must be False.
     """
 
     histogram: Tensor
@@ -90,18 +85,9 @@ class MSEObserver(UniformQuantizationObserverBase):
         bins: int = 2048,
         dtype: torch.dtype = torch.quint8,
         qscheme: torch.qscheme = torch.per_tensor_affine,
-        reduce_range: bool = False,
-        quant_min: int | None = None,
-        quant_max: int | None = None,
-        factory_kwargs: dict[str, Any] | None = None,
-        eps: float = DEFAULT_EPS,
-        is_dynamic: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            dtype, qscheme, reduce_range, quant_min, quant_max, factory_kwargs, eps, is_dynamic,
-            **kwargs,
-        )  # fmt: skip
+        super().__init__(dtype, qscheme, **kwargs)
         self.require_qscheme(PER_TENSOR)
         self.require_static()
         if bins < 2:

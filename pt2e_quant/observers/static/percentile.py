@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.static.mse import MSEObserver
 
 __all__ = ["PercentileObserver"]
@@ -22,12 +21,7 @@ class PercentileObserver(MSEObserver):
         bins: number of bins.
         dtype: integer dtype to quantize to.
         qscheme: per_tensor_affine or per_tensor_symmetric.
-        reduce_range: use one bit less; give quant_min and quant_max instead.
-        quant_min: least integer used; the dtype's own if None.
-        quant_max: greatest integer used; the dtype's own if None.
-        factory_kwargs: device and dtype of min_val and max_val.
-        eps: the least scale.
-        is_dynamic: must be False.
+        **kwargs: as of `UniformQuantizationObserverBase`; is_dynamic must be False.
     """
 
     def __init__(
@@ -36,18 +30,9 @@ class PercentileObserver(MSEObserver):
         bins: int = 8192,
         dtype: torch.dtype = torch.quint8,
         qscheme: torch.qscheme = torch.per_tensor_affine,
-        reduce_range: bool = False,
-        quant_min: int | None = None,
-        quant_max: int | None = None,
-        factory_kwargs: dict[str, Any] | None = None,
-        eps: float = DEFAULT_EPS,
-        is_dynamic: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            bins, dtype, qscheme, reduce_range, quant_min, quant_max, factory_kwargs, eps,
-            is_dynamic, **kwargs,
-        )  # fmt: skip
+        super().__init__(bins, dtype, qscheme, **kwargs)
         if not 0.0 < percentile <= 100.0:
             raise ConfigError(f"percentile must be above 0 and at most 100, found {percentile}")
         self.percentile = percentile

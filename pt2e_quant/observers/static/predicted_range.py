@@ -9,12 +9,10 @@ of samples the observed maximum lies above that bound already, and nothing is wi
 """
 
 from math import exp, log, sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
 from pt2e_quant.observers.static.minmax import tensor_range
 
@@ -41,22 +39,8 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
         is_dynamic: must be False.
     """
 
-    def __init__(
-        self,
-        dtype: torch.dtype = torch.quint8,
-        qscheme: torch.qscheme = torch.per_tensor_affine,
-        reduce_range: bool = False,
-        quant_min: int | None = None,
-        quant_max: int | None = None,
-        factory_kwargs: dict[str, Any] | None = None,
-        eps: float = DEFAULT_EPS,
-        is_dynamic: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            dtype, qscheme, reduce_range, quant_min, quant_max, factory_kwargs, eps, is_dynamic,
-            **kwargs,
-        )  # fmt: skip
+    def make_statistics(self) -> None:
+        """Register the running range."""
         self.require_qscheme(PER_TENSOR)
         self.require_static()
         self.is_vector = True
