@@ -1,7 +1,7 @@
 """Add logs of searches to `benchmarks/results/fuzz.json`: `python -m tests.fuzz.gather LOG...`.
 
-One row for each run of seeds and backend: its seeds, how many models came to which outcome, and
-the seeds of those that failed. A run of the same seeds replaces the earlier one.
+One row for each run of seeds and backend: its seeds, how many models came to which outcome, how
+many of the valid ones lowered, and the seeds of those that failed. A run of the same seeds replaces the earlier one.
 """
 
 import json
@@ -29,12 +29,16 @@ def rows_of(log: Path) -> list[dict[str, Any]]:
 
 def _row(backend: str, models: list[dict[str, Any]]) -> dict[str, Any]:
     seeds = sorted(m["seed"] for m in models)
+    outcomes = Counter(m["outcome"] for m in models)
+    valid = len(models) - outcomes["invalid"]
+    lowered = outcomes["ok"] + outcomes["float"]
     return {
         "backend": backend,
         "first_seed": seeds[0],
         "last_seed": seeds[-1],
         "models": len(seeds),
-        "outcomes": dict(sorted(Counter(m["outcome"] for m in models).items())),
+        "outcomes": dict(sorted(outcomes.items())),
+        "lowered_percent": round(100 * lowered / valid, 1) if valid else None,
         "failed_seeds": sorted(m["seed"] for m in models if m["outcome"] not in HARMLESS),
         "cpu_seconds": round(sum(m.get("seconds", 0.0) for m in models), 1),
         "commit": models[0].get("commit", ""),

@@ -24,6 +24,7 @@ def test_rows_when_a_log_is_read_then_outcomes_are_counted_for_each_backend(tmp_
     assert (cpu["backend"], cpu["first_seed"], cpu["last_seed"], cpu["models"]) == ("cpu", 3, 9, 3)
     assert cpu["outcomes"] == {"crash": 1, "ok": 1, "refused": 1}
     assert cpu["failed_seeds"] == [6]
+    assert (cpu["lowered_percent"], onnx["lowered_percent"]) == (33.3, 0.0)
     assert onnx["failed_seeds"] == [4]
 
 
