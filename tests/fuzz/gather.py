@@ -1,7 +1,8 @@
 """Add logs of searches to `benchmarks/results/fuzz.json`: `python -m tests.fuzz.gather LOG...`.
 
 One row for each run of seeds and backend: its seeds, how many models came to which outcome, how
-many of the valid ones lowered, and the seeds of those that failed. A run of the same seeds replaces the earlier one.
+many of the valid ones lowered, and the seeds of those that failed. A run of the same seeds replaces
+the earlier one.
 """
 
 import json
