@@ -122,26 +122,38 @@ def _read_range(symbol: Any, limits: Any, size: torch.SymInt) -> DimRange:
         low = 1
     high = int(limits.upper) if limits is not None and limits.upper.is_Integer else None
     hint = int(hints[symbol]) if symbol in hints else max(low, 2)
-    multiple = _common_divisor(str(symbol), shape_env, hint)
+    pairs = _equal_sizes(symbol, shape_env)
+    if pairs and not any(_passes(pairs, symbol, n) for n in range(1, 8 * hint) if n != hint):
+        low = high = hint
+    multiple = next(
+        (
+            divisor
+            for divisor in range(1, hint + 1)
+            if all(_passes(pairs, symbol, n) for n in range(divisor, 9 * divisor, divisor))
+        ),
+        1,
+    )
+    if high is not None and hint - multiple < low and hint + multiple > high:
+        low = high = hint
     return DimRange(minimum=low, maximum=high, hint=hint, multiple=multiple)
 
 
-def _common_divisor(symbol: str, shape_env: Any, hint: int) -> int:
-    """The smallest number whose multiples pass torch's guards of divisibility, 1 without any.
+def _equal_sizes(symbol: Any, shape_env: Any) -> list[tuple[str, str]]:
+    """Expressions of a symbol that torch's guards hold equal, both sides as text.
 
-    torch lists Mod(s, 2) as `Eq(Mod(s, 2), 0)` or `Mod(s, 2) <= 0`, of sizes computed from s too.
+    torch lists that s is even as `Eq(Mod(s, 2), 0)` or `Mod(s, 2) <= 0`.
     """
-    rests = [
-        str(guard.expr.lhs)
-        for guard in shape_env.guards
-        if guard.expr.is_Relational
-        and guard.expr.rel_op in ("==", "<=")
-        and guard.expr.rhs == 0
-        and type(guard.expr.lhs).__name__ in ("Mod", "PythonMod")
-        and [str(s) for s in guard.expr.free_symbols] == [symbol]
-    ]
-    for divisor in range(1, hint + 1) if rests else ():
-        sizes = range(divisor, 9 * divisor, divisor)
-        if not any(evaluate_size(rest, {symbol: size}) for rest in rests for size in sizes):
-            return divisor
-    return 1
+    found = []
+    for guard in shape_env.guards:
+        expr = guard.expr
+        if not expr.is_Relational or expr.free_symbols != {symbol}:
+            continue
+        is_rest = type(expr.lhs).__name__ in ("Mod", "PythonMod") and expr.rhs == 0
+        if expr.rel_op == "==" or (expr.rel_op == "<=" and is_rest):
+            found.append((str(expr.lhs), str(expr.rhs)))
+    return found
+
+
+def _passes(pairs: list[tuple[str, str]], symbol: Any, size: int) -> bool:
+    sizes = {str(symbol): size}
+    return all(evaluate_size(left, sizes) == evaluate_size(right, sizes) for left, right in pairs)

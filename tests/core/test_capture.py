@@ -186,9 +186,10 @@ class _Halves(torch.nn.Module):
         return torch.tensor_split(x * 2.0, 2)[0]
 
 
-def _halves():
+def _halves(size=6):
     shapes = {"x": {0: Dim.AUTO}}
-    return export(_Halves(), (torch.randn(6, 3),), dynamic_shapes=shapes).module(check_guards=False)
+    x = torch.randn(size, 3)
+    return export(_Halves(), (x,), dynamic_shapes=shapes).module(check_guards=False)
 
 
 def test_bind_when_torch_took_only_multiples_then_other_sizes_are_refused():
@@ -198,6 +199,13 @@ def test_bind_when_torch_took_only_multiples_then_other_sizes_are_refused():
     capture.bind((torch.randn(8, 3),))
     with pytest.raises(InputError, match="size 5 in dimension 0, which is no multiple of 2"):
         capture.bind((torch.randn(5, 3),))
+
+
+def test_capture_when_torchs_guards_leave_one_size_then_it_is_fixed():
+    graph = _halves(2)
+    assert shown_sizes(capture_of(graph)) == ["x: (2 to 2, 3) float32"]
+    x = torch.randn(2, 3)
+    assert torch.equal(export_again(graph).module()(x), _Halves()(x))
 
 
 def test_export_again_when_torch_took_only_multiples_then_all_of_them_stay():
