@@ -168,19 +168,8 @@ def _rounded(x: Tensor, rounding: Rounding) -> Tensor:
     return real
 
 
-def _fake(
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor | None,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    w_hr: Tensor | None,
-    cell: str,
-    is_reverse: bool,
-    rounding: str,
-) -> tuple[Tensor, Tensor]:
+def _fake(x: Tensor, h0: Tensor, c0: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    _, w_hh, *_, cell, _, rounding = rest
     _named(cell, rounding)
     c = x.new_empty(0) if c0 is None else torch.empty_like(c0)
     return x.new_empty((*x.shape[:2], w_hh.shape[1])), c

@@ -42,6 +42,10 @@ from pt2e_quant.observers.training.learnable_fake_quantize import (
 )
 from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats, update_bn_stats
 from pt2e_quant.pt2e.export_utils import WrapperModule
+from pt2e_quant.pt2e.fake_quantize import (
+    default_dynamic_fake_quant,
+    default_fake_quant,
+)
 from pt2e_quant.pt2e.graph_utils import (
     bfs_trace_with_node_process,
     find_sequential_partitions,
@@ -64,10 +68,6 @@ from pt2e_quant.pt2e.observer import (
 from pt2e_quant.pt2e.observers.affine import AffineQuantizedObserverBase
 from pt2e_quant.pt2e.observers.affine_qparams import MappingType, TorchAODType, ZeroPointDomain
 from pt2e_quant.pt2e.observers.block_size import get_block_size
-from pt2e_quant.pt2e.observers.fake_quantize_defaults import (
-    default_dynamic_fake_quant,
-    default_fake_quant,
-)
 from pt2e_quant.pt2e.observers.recording import RecordingObserver
 from pt2e_quant.pt2e.observers.reuse_input import ReuseInputObserver
 

@@ -23,7 +23,7 @@ from pt2e_quant.observers.training.learnable_fake_quantize import (
     disable_range_learning,
     enable_range_learning,
 )
-from pt2e_quant.pt2e.observers import fake_quantize_defaults as defaults
+from pt2e_quant.pt2e import fake_quantize as defaults
 
 theirs = pytest.importorskip("torchao.quantization.pt2e.fake_quantize")
 their_learnable = pytest.importorskip("torchao.quantization.pt2e.learnable_fake_quantize")
