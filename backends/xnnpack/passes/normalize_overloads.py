@@ -20,6 +20,7 @@ from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL2D,
     AVG_POOL2D,
     BMM,
+    CAT,
     CLAMP,
     HARDTANH,
     LINEAR,
@@ -36,7 +37,7 @@ from pt2e_quant.graph.ops import (
     aten,
     is_call,
 )
-from pt2e_quant.graph.pattern import Match, Op, Var, one_of
+from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
@@ -244,6 +245,19 @@ def _pad(m: Match, editor: Editor) -> Node | Skip:
     return editor.call(aten.constant_pad_nd.default, x, added, value, like=m.anchor)
 
 
+def _cat(m: Match, editor: Editor) -> Node | Skip:
+    """A cat without the tensors that have no elements: ExecuTorch's memory planning stops there."""
+    tensors: list[Node] = argument(m.anchor, "tensors")
+    kept = [t for t in tensors if not _is_empty(t.meta["val"])]
+    if not kept or len(kept) == len(tensors):
+        return Skip("all of its tensors, or none, have no elements")
+    return editor.call(aten.cat.default, kept, argument(m.anchor, "dim"), like=m.anchor)
+
+
+def _is_empty(value: Tensor) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in value.shape)
+
+
 _X = Var("x")
 RULES = (
     Rule("clamp", find=Op(_CLAMPS, _X), build=_clamp),
@@ -256,5 +270,6 @@ RULES = (
     Rule("avg_pool2d", find=Op(AVG_POOL2D, _X), build=_avg_pool),
     Rule("pad", find=Op(PAD, _X), build=_pad),
     Rule("matmul", find=Op(MATMUL, Var("a"), Var("b")), build=_matmul),
+    Rule("cat", find=Op(CAT, Many("xs")), build=_cat),
     RRELU,
 )

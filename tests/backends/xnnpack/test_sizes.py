@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
+import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.flow.calibrate.calibrate import calibrate
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
@@ -145,3 +146,60 @@ def test_file_when_calls_grow_and_shrink_then_each_is_right(make_noise, tmp_path
             bound = (1e-5 if recipe == "w8" else 0.02) * max(1.0, float(other.abs().max()))
             error = float((one - other).abs().max())
             assert error <= bound, f"result {at} of {tuple(one.shape)}: {error}"
+
+
+class NoTokens(nn.Module):
+    """A lookup of no tokens, joined to what a linear gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(8, 8), nn.Embedding(5, 8)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return torch.cat([self.linear(x), self.table(ids)], 1)
+
+
+def test_tensor_without_elements_when_joined_then_every_batch_runs():
+    rows = Dim("rows", min=1, max=9)
+    batch = (torch.randn(3, 2, 8), torch.zeros(3, 0, dtype=torch.int64))
+    artifact = pq.quantize(
+        NoTokens().eval(),
+        batch,
+        dynamic_shapes={"x": {0: rows}, "ids": {0: rows}},
+        calibration_data=[batch],
+        backend="xnnpack",
+        progress=False,
+    )
+    for count in (1, 9):
+        found = artifact.run(torch.randn(count, 2, 8), torch.zeros(count, 0, dtype=torch.int64))
+        assert found.shape == (count, 2, 8)
+
+
+class Pairs(nn.Module):
+    """A sum and a product of each row of two inputs with numbers of rows of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.last = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = self.left(x).unsqueeze(1), self.right(y).unsqueeze(0)
+        return self.last(a + b), a * b
+
+
+def test_sum_when_two_dynamic_sizes_broadcast_then_every_size_runs():
+    batches = [(torch.randn(5, 8), torch.randn(6, 8)) for _ in range(3)]
+    sizes = [Dim(name, min=1, max=16) for name in ("a", "b")]
+    artifact = pq.quantize(
+        Pairs().eval(),
+        batches[0],
+        dynamic_shapes={"x": {0: sizes[0]}, "y": {0: sizes[1]}},
+        calibration_data=batches,
+        backend="xnnpack",
+        progress=False,
+    )
+    x, y = torch.randn(16, 8), torch.randn(16, 8)
+    whole = artifact.run(x, y)
+    for rows, columns in ((1, 1), (16, 1), (1, 16), (16, 16), (5, 6)):
+        for found, wanted in zip(artifact.run(x[:rows], y[:columns]), whole, strict=True):
+            torch.testing.assert_close(found, wanted[:rows, :columns], rtol=1e-5, atol=1e-5)
