@@ -131,6 +131,7 @@ _UNARIES = (
     _unary("gelu", ops.GELU, "Gelu", TANH_IS_EXACT, NO_LINEAR_BEFORE),
     _unary("hardswish", ops.HARDSWISH, "Hardswish", NO_LINEAR_BEFORE),
     _unary("leaky_relu", ops.LEAKY_RELU, "LeakyReLU", NO_LINEAR_BEFORE),
+    _unary("log", (aten.log.default,), "Log"),
     _unary("neg", (aten.neg.default,), "Negate"),
     _unary("sigmoid", ops.SIGMOID, "Sigmoid", NO_LINEAR_BEFORE, fixed=(1 / 256, -128)),
     _unary("sqrt", (aten.sqrt.default,), "SquareRoot"),

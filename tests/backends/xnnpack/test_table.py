@@ -186,6 +186,7 @@ CASES = (
     _one("hardswish", F.hardswish, "Hardswish"),
     _one("leaky_relu", F.leaky_relu, "LeakyReLU"),
     _one("neg", torch.neg, "Negate"),
+    _one("log", lambda x: (x.abs() + 0.5).log(), "Log"),
     _one("sigmoid", torch.sigmoid, "Sigmoid"),
     _one("sqrt", lambda x: x.abs().sqrt(), "SquareRoot"),
     _one("tanh", torch.tanh, "Tanh"),
