@@ -372,7 +372,11 @@ BLOCKS = {
     "super_resolution": Block(make=SuperResolution, inputs=image(3)),
     "pyramid_pooling": Block(make=PyramidPooling, inputs=image(8)),
     "vision_transformer": Block(make=VisionStem, inputs=image(3)),
-    "video_clip": Block(make=Clip3d, inputs=lambda n: (torch.randn(n, 3, 4, 6, 6),)),
+    "video_clip": Block(
+        make=Clip3d,
+        inputs=lambda n: (torch.randn(n, 3, 4, 6, 6),),
+        refused_by=("xnnpack",),
+    ),
     "style_block": Block(
         make=StyleBlock,
         inputs=lambda n: (torch.randn(n, 8, 6, 6), torch.randn(n, 6)),

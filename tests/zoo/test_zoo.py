@@ -12,6 +12,7 @@ import torch
 from torch.export import Dim
 
 import pt2e_quant as pq
+from pt2e_quant.core.errors import UnsupportedError
 from tests.fuzz.judge import complaint, expect
 from tests.fuzz.trial import Watched
 from tests.zoo import attentions, images, others, sequences
@@ -99,4 +100,10 @@ def test_every_block(name, backend, form, tmp_path):
     block = ZOO[name]
     if form == DYNAMIC and all(dim is None for dim in block.dynamic):
         pytest.skip("no dimension of it is dynamic")
-    check(name, backend, form, tmp_path)
+    if backend not in block.refused_by:
+        check(name, backend, form, tmp_path)
+        return
+    with pytest.raises(UnsupportedError) as found:
+        check(name, backend, form, tmp_path)
+    assert found.value.node_name
+    assert found.value.fix
