@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from pt2e_quant.__main__ import main
+from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.target.lower import Lowering
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README, COMMANDS = ROOT / "README.md", DOCS / "how_to" / "command_line.md"
 RUNTIMES = ("executorch", "onnxruntime", "onnxscript", "transformers", "sklearn")
-IN_NEW_PROCESSES = {README, DOCS / "guide.md"}
 OWN_TEST = {DOCS / "migration.md"}  # tests/test_migration.py compares code before and after
 
 
@@ -62,14 +62,20 @@ def verify_in_new_processes(monkeypatch):
     monkeypatch.setattr(Lowering, "lower", lower_in_new_process)
 
 
+def takes_other_sizes(artifact):
+    """Whether a call may have other sizes than the example's, and so was run at them."""
+    return any(isinstance(size, str) for info in artifact.capture.inputs for size in info.shape)
+
+
 @pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize("page", pages_with_code(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_of_a_page_run_in_order(page, monkeypatch, capsys):
-    if page in IN_NEW_PROCESSES:
-        verify_in_new_processes(monkeypatch)
+    verify_in_new_processes(monkeypatch)
     names = {"__name__": page.stem}
     for number, block in enumerate([*setup_of(page), *blocks(page, "python")]):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+        left = [value for value in names.values() if isinstance(value, Artifact)]
+        assert all(takes_other_sizes(artifact) for artifact in left), f"block {number}"
 
 
 def test_every_python_block_stands_at_the_margin_where_tests_find_it():
