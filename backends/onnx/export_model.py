@@ -1,9 +1,6 @@
 """Export: an ExportedProgram in canonical form becomes an ONNX model that ONNX Runtime fuses."""
 
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
@@ -13,6 +10,7 @@ from torch.export import ExportedProgram
 from pt2e_quant.backends.onnx.rewrites.pipeline import apply_rewrites
 from pt2e_quant.backends.onnx.translate.translations import translation_table
 from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
+from pt2e_quant.backends.quiet import without_remarks
 from pt2e_quant.core.errors import UnsupportedError
 
 __all__ = ["OPSET", "export_model", "name_inputs"]
@@ -42,7 +40,7 @@ def export_model(
     Raises:
         UnsupportedError: the exporter has no ONNX for an operator.
     """
-    with _quiet():
+    with without_remarks("torch.onnx"):
         try:
             program = torch.onnx.export(
                 ep,
@@ -100,17 +98,3 @@ def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on optional packages and None outputs."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)

@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, Verify, is_installed
+from pt2e_quant.backends.quiet import quiet_imports
 from pt2e_quant.backends.target.recipe import Recipes
 from pt2e_quant.core.errors import ConfigError, MissingExtraError, near
 from pt2e_quant.flow.annotate.recurrent_layers import RecurrentForm
@@ -141,7 +142,7 @@ class Backend:
             ConfigError: there is no such option.
         """
         self.require_extra()
-        lowering = self.lowering()
+        lowering = self._lowers()
         known = {f.name for f in fields(lowering.options)}
         chosen = {
             **self.options,
@@ -169,7 +170,11 @@ class Backend:
             MissingExtraError: the backend's package is not installed.
         """
         self.require_extra()
-        return self._told(self.lowering().load(path, **self._chosen(own)))
+        return self._told(self._lowers().load(path, **self._chosen(own)))
+
+    def _lowers(self) -> Lowers:
+        with quiet_imports():
+            return self.lowering()
 
     def _told(self, artifact: Artifact) -> Artifact:
         if self.caution:

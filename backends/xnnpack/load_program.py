@@ -1,6 +1,7 @@
 """Programs in ExecuTorch's runtime, with every kernel that the lowering may use."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -11,6 +12,7 @@ from executorch.extension.pybindings import portable_lib
 from executorch.runtime import Program, Runtime
 from torch import Tensor
 
+from pt2e_quant.backends.quiet import without_stderr
 from pt2e_quant.core.errors import ArtifactError
 
 __all__ = ["ForwardCall", "load_program", "open_file"]
@@ -22,7 +24,15 @@ def load_program(pte: bytes) -> Program:
     Raises:
         RuntimeError: it is damaged or no ExecuTorch program.
     """
+    _start_threads()
     return Runtime.get().load_program(pte)
+
+
+@cache
+def _start_threads() -> None:
+    """Make ExecuTorch's pool of threads here, where its remarks on unknown CPUs can be kept."""
+    with without_stderr():
+        portable_lib._threadpool_get_thread_count()
 
 
 class ForwardCall:
@@ -88,6 +98,7 @@ def open_file(path: Path, *, threads: int) -> ForwardCall:
     Raises:
         ArtifactError: the file is damaged or no ExecuTorch program.
     """
+    _start_threads()
     portable_lib._unsafe_reset_threadpool(threads)
     try:
         # The bytes, not the path: the runtime maps a path, and a file replaced later would crash.

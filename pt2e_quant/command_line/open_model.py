@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.quiet import quiet_imports
 from pt2e_quant.backends.registry import get, name_for_suffix, suffixes
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.command_line.describe_program import describe_program
@@ -177,7 +178,8 @@ def _open_onnx(path: Path, capture: Capture, threads: int) -> RunLeaves:
 
 def _open_pte(path: Path, capture: Capture, threads: int) -> RunLeaves:
     get("xnnpack").require_extra()
-    from pt2e_quant.backends.xnnpack.load_program import open_file
+    with quiet_imports():
+        from pt2e_quant.backends.xnnpack.load_program import open_file
 
     call = open_file(path, threads=threads)
     return lambda leaves: call.run(call.given(leaves))
