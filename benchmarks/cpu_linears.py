@@ -12,8 +12,8 @@ from pt2e_quant.kernels.int4_linear.few_rows_op import UINT4, PackInt4, scales_a
 from pt2e_quant.kernels.int8_linear.cpu import class_of
 from pt2e_quant.kernels.int8_linear.cpu_dynamic import class_of as dynamic_class_of
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
-from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits, digit_shifts, weight_digits
-from pt2e_quant.kernels.onednn.digits_site import class_of as weight_only_class_of
+from pt2e_quant.kernels.onednn.limbs_op import LinearOfLimbs, limb_shifts, weight_limbs
+from pt2e_quant.kernels.onednn.limbs_site import class_of as weight_only_class_of
 from pt2e_quant.kernels.onednn.operators import PackLinear
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 
@@ -78,9 +78,9 @@ def weight_only_calls(rows: int, n: int, k: int) -> dict[str, Call]:
     """The float linear, one on int8 rows, and one on 4-bit groups, all of and to float."""
     x, weight, bias = torch.randn(rows, k), torch.randn(n, k), torch.randn(n)
     plain = mkldnn._reorder_linear_weight(weight, rows)
-    high, low, scale = weight_digits(weight)
-    zeros, shifts = torch.zeros(n, dtype=torch.int32), digit_shifts(2)
-    packed = [PackLinear(digit, None) for digit in (high, low)]
+    high, low, scale = weight_limbs(weight)
+    zeros, shifts = torch.zeros(n, dtype=torch.int32), limb_shifts(2)
+    packed = [PackLinear(limb, None) for limb in (high, low)]
     first = (x, packed[0], scale, zeros, shifts)
     codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
     scales = scales_and_zeros(torch.rand(n, k // _GROUP), None)
@@ -88,7 +88,7 @@ def weight_only_calls(rows: int, n: int, k: int) -> dict[str, Call]:
     last = (n, *first[1:], packed[1], scale, bias)
     return {
         "float": lambda: mkldnn._linear_pointwise(x, plain, bias, "none", [], ""),
-        "rows": lambda: LinearOfDigits(*first, None, None, bias),
+        "rows": lambda: LinearOfLimbs(*first, None, None, bias),
         "groups": lambda: LinearOfGroups(x, few, _GROUP, scales, *last),
     }
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.kernels.int4_linear.few_rows_op import FEW_ROWS, linear_of_int4
-from pt2e_quant.kernels.onednn.digits_op import linear_of_digits
+from pt2e_quant.kernels.onednn.limbs_op import linear_of_limbs
 
 __all__ = ["LinearOfGroups", "linear_of_groups"]
 
@@ -20,16 +20,16 @@ def linear_of_groups(
     group_size: int,
     scales: Tensor,
     columns: int,
-    *digits: Tensor,
+    *limbs: Tensor,
 ) -> Tensor:
     """float32 rows times 4-bit weights in groups; see `LinearOfGroups`."""
     sizes = x.shape[:-1]
     # A tracer's symbols have no value yet: there the form that is good for any number is taken.
     is_known = all(type(size) is int for size in sizes)
     if is_known and math.prod(sizes) <= FEW_ROWS:
-        bias = digits[6] if len(digits) > 6 else None
+        bias = limbs[6] if len(limbs) > 6 else None
         return linear_of_int4(x, packed, group_size, scales, columns, bias)
-    return linear_of_digits(x, *digits)
+    return linear_of_limbs(x, *limbs)
 
 
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -41,7 +41,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 torch.library.impl(_LIBRARY, "linear_of_groups", "CompositeImplicitAutograd")(linear_of_groups)
 
 LinearOfGroups: Any = torch.ops.pt2e_quant.linear_of_groups.default
-"""`LinearOfInt4` of at most four rows, else `LinearOfDigits`: both weights are kept.
+"""`LinearOfInt4` of at most four rows, else `LinearOfLimbs`: both weights are kept.
 
 The arguments are those of the first but for its bias, then those of the second but for x.
 """

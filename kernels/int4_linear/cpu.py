@@ -1,6 +1,6 @@
 """4-bit weights under float activations on CPUs.
 
-With a scale for each row, code - zero_point is an int8 weight as it is, and `linear_of_digits`
+With a scale for each row, code - zero_point is an int8 weight as it is, and `linear_of_limbs`
 takes it. With a scale for each group a few rows go through `linear_of_int4`, half a byte a weight.
 For more rows the weight is rounded to 16 bits of its row's largest: two int8 weights, so two bytes
 in memory (the file keeps 4 bits). Where their number is known at run time only, both are kept.
@@ -26,17 +26,17 @@ from pt2e_quant.kernels.int4_linear.few_rows_op import (
 )
 from pt2e_quant.kernels.int4_linear.op import CODE_ZERO_POINTS, WEIGHTS
 from pt2e_quant.kernels.int4_linear.pack import OFFSET
-from pt2e_quant.kernels.int4_linear.pack_digits_op import PackInt4Digits, dequantize
+from pt2e_quant.kernels.int4_linear.pack_limbs_op import PackInt4Limbs, dequantize
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits, weight_digits
-from pt2e_quant.kernels.onednn.digits_site import (
+from pt2e_quant.kernels.onednn.limbs_op import LinearOfLimbs, weight_limbs
+from pt2e_quant.kernels.onednn.limbs_site import (
     call_linear,
     class_of,
-    digit_operands,
-    digits_cost,
+    limb_operands,
+    limbs_cost,
     linear_row,
     node_cost,
-    row_digits,
+    row_limbs,
 )
 from pt2e_quant.kernels.onednn.size_classes import expected_rows, rows_of, weight_elements
 from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
@@ -58,18 +58,18 @@ def group_class(match: Match) -> str:
 
 
 def build_rows(site: Site) -> Node:
-    """`linear_of_digits` on code - zero_point, from -15 to 15."""
+    """`linear_of_limbs` on code - zero_point, from -15 to 15."""
     weight = _read(site)
     steps = weight.integers.to(torch.int32)
     if weight.zero_point is not None:
         steps = steps - weight.zero_point
     plain = site.constant("weight_int8", steps.to(torch.int8))
-    operands = row_digits(site, plain, weight.scale.reshape(-1).float())
-    return call_linear(site, LinearOfDigits, operands, row_class(site.match))
+    operands = row_limbs(site, plain, weight.scale.reshape(-1).float())
+    return call_linear(site, LinearOfLimbs, operands, row_class(site.match))
 
 
 def build_groups(site: Site) -> Node:
-    """`linear_of_int4` for a few rows, `linear_of_digits` for more, both for an unknown number."""
+    """`linear_of_int4` for a few rows, `linear_of_limbs` for more, both for an unknown number."""
     weight = _read(site)
     offset = OFFSET if weight.integers.dtype is torch.int8 else 0
     codes = (weight.integers.to(torch.int16) + offset).to(torch.uint8)
@@ -80,8 +80,8 @@ def build_groups(site: Site) -> Node:
     few = _few_rows(site, weight, nibbles, zeros) if rows is None or rows <= FEW_ROWS else ()
     if rows is not None and rows <= FEW_ROWS:
         return call_linear(site, LinearOfInt4, few, name)
-    digits = _two_digits(site, weight.scale.float(), nibbles, zeros.to(torch.uint8))
-    return call_linear(site, LinearOfGroups if few else LinearOfDigits, (*few, *digits), name)
+    limbs = _two_limbs(site, weight.scale.float(), nibbles, zeros.to(torch.uint8))
+    return call_linear(site, LinearOfGroups if few else LinearOfLimbs, (*few, *limbs), name)
 
 
 def _read(site: Site) -> GroupedWeight:
@@ -99,31 +99,31 @@ def _few_rows(
     return packed, weight.group_size, scales, len(weight.integers)
 
 
-def _two_digits(site: Site, scale: Tensor, nibbles: Node, zeros: Tensor) -> tuple[Node | None, ...]:
-    """What `linear_of_digits` takes between x and the bias."""
+def _two_limbs(site: Site, scale: Tensor, nibbles: Node, zeros: Tensor) -> tuple[Node | None, ...]:
+    """What `linear_of_limbs` takes between x and the bias."""
     stored = nibbles, site.constant("group_scale", scale), site.constant("group_zero_point", zeros)
     high, low = (
-        site.editor.call(PackInt4Digits, *stored, is_high, like=site.source, before=site.place)
+        site.editor.call(PackInt4Limbs, *stored, is_high, like=site.source, before=site.place)
         for is_high in (True, False)
     )
     codes = constant_of(site.gm, nibbles)
     assert codes is not None  # made above
-    _, _, step = weight_digits(dequantize(codes, scale, zeros))
-    return digit_operands(site, (high, step * 256), (low, step))
+    _, _, step = weight_limbs(dequantize(codes, scale, zeros))
+    return limb_operands(site, (high, step * 256), (low, step))
 
 
 def group_cost(node: Node) -> Cost:
     """Of a fused call in a graph; with an unknown number of rows, as of more than a few."""
-    if node.target is LinearOfDigits:
+    if node.target is LinearOfLimbs:
         return node_cost(node)
-    x, packed, scales, *digits = (
+    x, packed, scales, *limbs = (
         found.meta["val"]
         for i in (0, 1, 3, 5, 9)
         if i < len(node.args) and isinstance(found := node.args[i], Node)
     )
     out = node.meta["val"]
     if node.target is LinearOfGroups:
-        return digits_cost(x, digits[:2], out)
+        return limbs_cost(x, limbs[:2], out)
     rows = x.numel() // max(1, x.shape[-1])
     return Cost(
         bytes=moved_bytes(x, packed, scales, out),
@@ -150,7 +150,7 @@ KERNELS = (
             _GROUPED,
             CODE_ZERO_POINTS,
             not_slower(_OP, group_class),
-            lowers_to="pt2e_quant::linear_of_int4, linear_of_digits or linear_of_groups",
+            lowers_to="pt2e_quant::linear_of_int4, linear_of_limbs or linear_of_groups",
             note="up to 4 rows in bfloat16; else activations are rounded to 16 bits of a row's "
             "largest, weights to 16 bits of theirs",
         ),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pt2e_quant.core.packing import unpack
 from pt2e_quant.kernels.int4_linear.pack import OFFSET
-from pt2e_quant.kernels.onednn.digits_op import check_float32
+from pt2e_quant.kernels.onednn.limbs_op import check_float32
 from pt2e_quant.kernels.onednn.operators import aten
 
 __all__ = [

@@ -5,13 +5,13 @@ from torch.fx import Node
 from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits
-from pt2e_quant.kernels.onednn.digits_site import (
+from pt2e_quant.kernels.onednn.limbs_op import LinearOfLimbs
+from pt2e_quant.kernels.onednn.limbs_site import (
     call_linear,
     class_of,
     linear_row,
     node_cost,
-    row_digits,
+    row_limbs,
 )
 from pt2e_quant.kernels.onednn.size_classes import expected_rows, weight_elements
 from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
@@ -27,11 +27,11 @@ def shape_class(match: Match) -> str:
 
 
 def build(site: Site) -> Node:
-    """`linear_of_digits` on the stored integers."""
+    """`linear_of_limbs` on the stored integers."""
     weight = read_weight(site.gm, site.match["w"])
     assert weight is not None  # the row's scheme says so
-    operands = row_digits(site, site.integers("w"), weight.scale)
-    return call_linear(site, LinearOfDigits, operands, shape_class(site.match))
+    operands = row_limbs(site, site.integers("w"), weight.scale)
+    return call_linear(site, LinearOfLimbs, operands, shape_class(site.match))
 
 
 KERNELS = (

@@ -13,7 +13,7 @@ from pt2e_quant.core.size_expression import evaluate_size
 from pt2e_quant.kernels.int4_linear.any_rows_op import LinearOfGroups
 from pt2e_quant.kernels.int8_linear.op import Int8Linear
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
-from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits
+from pt2e_quant.kernels.onednn.limbs_op import LinearOfLimbs
 from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum, QConv, QLinear
 from pt2e_quant.kernels.product_trial.product import Operator, PostOpKind, Product
 
@@ -154,8 +154,8 @@ def _rows(node: Node) -> Iterator[Product]:
         )
 
 
-def _digits(node: Node) -> Iterator[Product]:
-    """Two digits of each row, both 128 above what they stand for."""
+def _limbs(node: Node) -> Iterator[Product]:
+    """Two limbs of each row, both 128 above what they stand for."""
     x: Any = node.args[0]
     columns = int(node.meta["val"].shape[-1])
     for shape in _shapes(_shape(x)):
@@ -184,7 +184,7 @@ _READERS: dict[Any, Callable[[Node], Iterator[Product]]] = {
     QLinear: _linear,
     LinearSum: _linear,
     Int8LinearRows: _rows,
-    LinearOfDigits: _digits,
-    LinearOfGroups: _digits,
+    LinearOfLimbs: _limbs,
+    LinearOfGroups: _limbs,
     Int8Linear: _int_mm,
 }

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from benchmarks import cpu_linears
-from pt2e_quant.kernels.int8_linear import cpu
-from pt2e_quant.kernels.int8_linear import cpu as cpu_dynamic
-from pt2e_quant.kernels.onednn import digits_site
+from pt2e_quant.kernels.int8_linear import cpu, cpu_dynamic
+from pt2e_quant.kernels.onednn import limbs_site
 
 SIZES = ((1, 32, 32), (8, 32, 64), (40, 16, 32))
 
@@ -20,7 +19,7 @@ def check(ratios, class_of):
 @pytest.mark.parametrize("form", ["rows", "groups"])
 def test_float_rows_have_each_class_and_the_worst_of_a_weight(form):
     ratios = cpu_linears.weight_only_ratios(1, SIZES)[form]
-    check(ratios, lambda rows, weight: digits_site.class_of(form, rows, weight))
+    check(ratios, lambda rows, weight: limbs_site.class_of(form, rows, weight))
 
 
 def test_integer_rows_have_each_class_and_the_worst_of_a_weight():

@@ -6,7 +6,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.kernels.int4_linear.few_rows_op import PackInt4
-from pt2e_quant.kernels.int4_linear.pack_digits_op import PackInt4Digits
+from pt2e_quant.kernels.int4_linear.pack_limbs_op import PackInt4Limbs
 from pt2e_quant.kernels.onednn.operators import PackConv, PackLinear
 
 __all__ = ["fold_packing"]
@@ -22,7 +22,7 @@ def fold_packing(gm: GraphModule) -> PassResult:
     editor = Editor(gm)
     notes = []
     for node in list(gm.graph.nodes):
-        if node.target not in (PackLinear, PackConv, PackInt4, PackInt4Digits):
+        if node.target not in (PackLinear, PackConv, PackInt4, PackInt4Limbs):
             continue
         values = [constant_of(gm, a) if hasattr(a, "op") else a for a in node.args]
         packed = node.target(*values)

@@ -17,7 +17,7 @@ from pt2e_quant.kernels.int4_linear.few_rows_op import LinearOfInt4, linear_of_i
 from pt2e_quant.kernels.int8_linear import multiply_cpu, reference, rows_op
 from pt2e_quant.kernels.int8_linear.op import Int8Linear
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
-from pt2e_quant.kernels.onednn.digits_op import LinearOfDigits, linear_of_digits
+from pt2e_quant.kernels.onednn.limbs_op import LinearOfLimbs, linear_of_limbs
 from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 from pt2e_quant.kernels.quantize_per_token.reference import quantize_per_token
@@ -74,7 +74,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         **DECOMPOSITIONS,
         Int8Linear: multiply_cpu.written_out if is_exact else reference.int8_linear,
         Int8LinearRows: rows_op.written_out,
-        LinearOfDigits: linear_of_digits,
+        LinearOfLimbs: linear_of_limbs,
         LinearOfGroups: linear_of_groups,
         LinearOfInt4: linear_of_int4,
         PackRows: _pack_rows,

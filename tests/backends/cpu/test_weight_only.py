@@ -19,18 +19,18 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.kernels.grouped_weight import read_grouped_weight
 from pt2e_quant.kernels.int4_linear import few_rows_op
-from pt2e_quant.kernels.onednn import digits_op, digits_site, speed
+from pt2e_quant.kernels.onednn import limbs_op, limbs_site, speed
 from tests.small_models import MODELS
 
 CPU = get("cpu")
-DIGITS, FEW = "pt2e_quant.linear_of_digits", "pt2e_quant.linear_of_int4"
+DIGITS, FEW = "pt2e_quant.linear_of_limbs", "pt2e_quant.linear_of_int4"
 RECIPES = ["w8", "w4", "w4_g32"]
 # 16 bits of the largest in a row, and 8 of each value.
 LEAST_DB = {DIGITS: 75.0, FEW: 40.0}
 BATCH = ({0: torch.export.Dim("n", max=64)},)
 
 pytestmark = pytest.mark.skipif(
-    not digits_site.onednn_is_exact(), reason="oneDNN saturates here: all stays float"
+    not limbs_site.onednn_is_exact(), reason="oneDNN saturates here: all stays float"
 )
 
 
@@ -144,7 +144,7 @@ def check_bound(rows, N, K, scheme, has_bias):
         codes = (weight.integers.int() + offset).to(torch.uint8)
         bound = few_rows_op.error_bound(x, codes, weight.scale, zeros + offset, model.bias)
     else:
-        bound = digits_op.error_bound(x, real, model.bias, low=weight.group_size < K)
+        bound = limbs_op.error_bound(x, real, model.bias, low=weight.group_size < K)
     exact = x.double() @ real.t() + (model.bias.double() if has_bias else 0)
     assert ((artifact.run(x) - exact).abs() <= bound).all()
 
@@ -195,16 +195,16 @@ def test_run_when_a_profiler_watches_then_a_range_for_each_linear():
 
 
 def test_class_when_slower_than_float_then_it_stays_float_with_the_reason(monkeypatch):
-    slow = {digits_site.class_of("rows", 3, 64 * 96): 0.8}
+    slow = {limbs_site.class_of("rows", 3, 64 * 96): 0.8}
     monkeypatch.setattr(speed, "measured_here", lambda op: slow)
     with pytest.warns(Pt2eQuantWarning, match="measured no slower than float"):
         _, artifact = lowered_net("w8", 3, 64)
-    assert not [op for op in artifact.report.integer_ops if "digits" in op]
+    assert not [op for op in artifact.report.integer_ops if "limbs" in op]
 
 
 def test_class_when_slower_but_quantized_already_then_fused(monkeypatch):
     gm, _ = lowered_net("w8", 3, 64)
-    slow = {digits_site.class_of("rows", 3, 64 * 96): 0.8}
+    slow = {limbs_site.class_of("rows", 3, 64 * 96): 0.8}
     monkeypatch.setattr(speed, "measured_here", lambda op: slow)
     assert CPU.lower(gm).report.integer_ops == {DIGITS: 2}
 
@@ -218,7 +218,7 @@ def test_bfloat16_model_when_kept_in_its_dtype_then_refused_with_the_reason():
 
 def test_machine_without_vnni_when_lowered_then_refused_by_name(monkeypatch):
     gm, _ = lowered_net("w8", 3, 64)
-    monkeypatch.setattr(digits_site, "onednn_is_exact", lambda: False)
+    monkeypatch.setattr(limbs_site, "onednn_is_exact", lambda: False)
     with pytest.raises(UnsupportedError, match="exact sums of 8-bit products"):
         CPU.lower(gm)
     loose = CPU.lower(gm, strict=False)

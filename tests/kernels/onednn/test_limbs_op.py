@@ -1,4 +1,4 @@
-"""Float rows times integer weights through digits of 8 bits, held to float64 within the bound."""
+"""Float rows times integer weights through limbs of 8 bits, held to float64 within the bound."""
 
 import pytest
 import torch
@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.kernels.onednn.digits_op import (
-    DIGIT_LIMIT,
-    LinearOfDigits,
-    digit_shifts,
-    error_bound,
-    weight_digits,
-)
-from pt2e_quant.kernels.onednn.digits_site import class_of
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.onednn.limbs_op import (
+    DIGIT_LIMIT,
+    LinearOfLimbs,
+    error_bound,
+    limb_shifts,
+    weight_limbs,
+)
+from pt2e_quant.kernels.onednn.limbs_site import class_of
 from pt2e_quant.kernels.onednn.operators import PackLinear
 from tests.kernels.operands import float_rows, integers, scales
 
@@ -26,18 +26,18 @@ FLOAT = (torch.float32,)
 
 
 def of_int8(x, weight, scale, bias=None):
-    """The operator on a weight of one digit."""
+    """The operator on a weight of one limb."""
     zeros = torch.zeros(len(scale), dtype=torch.int32)
     packed = PackLinear(weight, None)
-    return LinearOfDigits(x, packed, scale, zeros, digit_shifts(x.dim()), None, None, bias)
+    return LinearOfLimbs(x, packed, scale, zeros, limb_shifts(x.dim()), None, None, bias)
 
 
 def of_float(x, real, bias=None):
-    """The operator on a weight of two digits."""
-    high, low, scale = weight_digits(real)
+    """The operator on a weight of two limbs."""
+    high, low, scale = weight_limbs(real)
     zeros = torch.zeros(len(scale), dtype=torch.int32)
-    parts = PackLinear(high, None), scale * 256, zeros, digit_shifts(x.dim())
-    return LinearOfDigits(x, *parts, PackLinear(low, None), scale, bias)
+    parts = PackLinear(high, None), scale * 256, zeros, limb_shifts(x.dim())
+    return LinearOfLimbs(x, *parts, PackLinear(low, None), scale, bias)
 
 
 def holds(made, x, real, bias, *, low):
@@ -62,7 +62,7 @@ def test_int8_weights_when_multiplied_then_within_the_bound(data, M, N, K, has_b
 @needs_vnni
 @settings(max_examples=40, deadline=None)
 @given(st.data(), SIZES, SIZES, FEATURES, st.booleans())
-def test_float_weights_when_multiplied_in_two_digits_then_within_the_bound(data, M, N, K, has_bias):
+def test_float_weights_when_multiplied_in_two_limbs_then_within_the_bound(data, M, N, K, has_bias):
     x, real = data.draw(float_rows((M, K), FLOAT)), data.draw(float_rows((N, K), FLOAT))
     bias = torch.randn(N) if has_bias else None
     assert holds(of_float(x, real, bias), x, real, bias, low=True)
@@ -70,9 +70,9 @@ def test_float_weights_when_multiplied_in_two_digits_then_within_the_bound(data,
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), SIZES, FEATURES)
-def test_digits_of_a_weight_are_within_half_a_step_of_it(data, N, K):
+def test_limbs_of_a_weight_are_within_half_a_step_of_it(data, N, K):
     real = data.draw(float_rows((N, K), FLOAT))
-    high, low, scale = weight_digits(real)
+    high, low, scale = weight_limbs(real)
     made = (256 * high.double() + low.double()) * scale.double().unsqueeze(1)
     # The scale itself is rounded to float32.
     slack = 1 + 2.0**-7
@@ -82,13 +82,13 @@ def test_digits_of_a_weight_are_within_half_a_step_of_it(data, N, K):
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), SIZES, st.sampled_from([32, 64, 128]), st.integers(1, 3))
-def test_codes_of_a_grouped_weight_come_back_from_its_digits(data, N, G, groups):
+def test_codes_of_a_grouped_weight_come_back_from_its_limbs(data, N, G, groups):
     """Where scales of a row differ by less than a thousandfold, as those of trained weights do."""
     codes = data.draw(integers((N, groups * G), 0, 15, torch.uint8)).double()
     zeros = data.draw(integers((N, groups), 0, 15, torch.uint8)).double().repeat_interleave(G, 1)
     scale = torch.rand(N, groups, dtype=torch.float64) * 0.1 + 1e-4
     each = scale.float().double().repeat_interleave(G, 1)
-    high, low, row = weight_digits(((codes - zeros) * each).float())
+    high, low, row = weight_limbs(((codes - zeros) * each).float())
     real = (256 * high.double() + low.double()) * row.double().unsqueeze(1)
     assert torch.equal((real / each + zeros).round(), codes)
 

@@ -13,8 +13,8 @@ from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 from pt2e_quant.kernels.cost import Cost, moved_bytes
-from pt2e_quant.kernels.onednn.digits_op import digit_shifts
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.onednn.limbs_op import limb_shifts
 from pt2e_quant.kernels.onednn.operators import PackLinear
 from pt2e_quant.kernels.onednn.size_classes import sizes_of
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY
@@ -23,11 +23,11 @@ from pt2e_quant.kernels.site import Site
 __all__ = [
     "call_linear",
     "class_of",
-    "digit_operands",
-    "digits_cost",
+    "limb_operands",
+    "limbs_cost",
     "linear_row",
     "node_cost",
-    "row_digits",
+    "row_limbs",
 ]
 
 
@@ -71,7 +71,7 @@ def linear_row(
     name: str,
     weights: tuple[TensorScheme, ...],
     *needs: Constraint,
-    lowers_to: str = "pt2e_quant::linear_of_digits",
+    lowers_to: str = "pt2e_quant::linear_of_limbs",
     note: str = "activations are rounded to 16 bits of a row's largest, weights stay as they are",
 ) -> OpRow:
     """A linear of float rows; what follows it stays an operator of its own.
@@ -97,19 +97,19 @@ def linear_row(
     )
 
 
-def row_digits(site: Site, weight: Node, scale: Tensor) -> tuple[Node | None, ...]:
-    """What `linear_of_digits` takes between x and the bias, of int8 weights with a scale a row."""
+def row_limbs(site: Site, weight: Node, scale: Tensor) -> tuple[Node | None, ...]:
+    """What `linear_of_limbs` takes between x and the bias, of int8 weights with a scale a row."""
     like = site.match.nodes["op"]
     packed = site.editor.call(PackLinear, weight, None, like=like, before=site.place)
-    return digit_operands(site, (packed, scale), None)
+    return limb_operands(site, (packed, scale), None)
 
 
-def digit_operands(
+def limb_operands(
     site: Site, first: tuple[Node, Tensor], second: tuple[Node, Tensor] | None
 ) -> tuple[Node | None, ...]:
-    """The same of packed digits, high or only one first, each with its scales of rows."""
+    """The same of packed limbs, high or only one first, each with its scales of rows."""
     zeros = site.constant("weight_zero_point", torch.zeros(len(first[1]), dtype=torch.int32))
-    shifts = site.constant("digit_shifts", digit_shifts(site.source.meta["val"].dim()))
+    shifts = site.constant("limb_shifts", limb_shifts(site.source.meta["val"].dim()))
     found = first[0], site.constant("weight_scale", first[1]), zeros, shifts
     if second is None:
         return *found, None, None
@@ -132,8 +132,8 @@ def call_linear(site: Site, target: Any, operands: tuple[Any, ...], shape_class:
     return node
 
 
-def digits_cost(x: Tensor, weights: Sequence[Tensor], out: Tensor) -> Cost:
-    """Two products of integers for each digit of the weight."""
+def limbs_cost(x: Tensor, weights: Sequence[Tensor], out: Tensor) -> Cost:
+    """Two products of integers for each limb of the weight."""
     rows = x.numel() // max(1, x.shape[-1])
     return Cost(
         bytes=moved_bytes(x, *weights, out),
@@ -142,6 +142,6 @@ def digits_cost(x: Tensor, weights: Sequence[Tensor], out: Tensor) -> Cost:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a call of `linear_of_digits` in a graph."""
+    """Of a call of `linear_of_limbs` in a graph."""
     x, *weights = (found.meta["val"] for i in (0, 1, 5) if isinstance(found := node.args[i], Node))
-    return digits_cost(x, weights, node.meta["val"])
+    return limbs_cost(x, weights, node.meta["val"])

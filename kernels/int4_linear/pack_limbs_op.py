@@ -1,6 +1,6 @@
-"""The operator `pt2e_quant::pack_int4_digits`: 4-bit codes to a packed int8 digit of the weight.
+"""The operator `pt2e_quant::pack_int4_limbs`: 4-bit codes to a packed int8 limb of the weight.
 
-A program holds the codes alone, half a byte a weight, and makes both digits of them.
+A program holds the codes alone, half a byte a weight, and makes both limbs of them.
 """
 
 from typing import Any
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.kernels.int4_linear.few_rows_op import unpack_nibbles
-from pt2e_quant.kernels.onednn.digits_op import weight_digits
+from pt2e_quant.kernels.onednn.limbs_op import weight_limbs
 from pt2e_quant.kernels.onednn.operators import PackLinear
 
-__all__ = ["PackInt4Digits", "dequantize"]
+__all__ = ["PackInt4Limbs", "dequantize"]
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
@@ -25,7 +25,7 @@ def dequantize(nibbles: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
 
 
 def _pack(nibbles: Tensor, scale: Tensor, zero_point: Tensor, is_high: bool) -> Tensor:
-    high, low, _ = weight_digits(dequantize(nibbles, scale, zero_point))
+    high, low, _ = weight_limbs(dequantize(nibbles, scale, zero_point))
     packed: Tensor = PackLinear(high if is_high else low, None)
     return packed
 
@@ -36,16 +36,16 @@ def _fake(nibbles: Tensor, scale: Tensor, zero_point: Tensor, is_high: bool) -> 
 
 
 _LIBRARY.define(  # type: ignore[no-untyped-call]
-    "pack_int4_digits(Tensor nibbles, Tensor scale, Tensor zero_point, bool is_high) -> Tensor"
+    "pack_int4_limbs(Tensor nibbles, Tensor scale, Tensor zero_point, bool is_high) -> Tensor"
 )
-torch.library.impl(_LIBRARY, "pack_int4_digits", "CompositeExplicitAutograd")(_pack)
-torch.library.register_fake("pt2e_quant::pack_int4_digits", lib=_LIBRARY)(_fake)
+torch.library.impl(_LIBRARY, "pack_int4_limbs", "CompositeExplicitAutograd")(_pack)
+torch.library.register_fake("pt2e_quant::pack_int4_limbs", lib=_LIBRARY)(_fake)
 
-PackInt4Digits: Any = torch.ops.pt2e_quant.pack_int4_digits.default
-"""One of the two `weight_digits` of a weight in groups, packed by oneDNN.
+PackInt4Limbs: Any = torch.ops.pt2e_quant.pack_int4_limbs.default
+"""One of the two `weight_limbs` of a weight in groups, packed by oneDNN.
 
     nibbles: uint8[N, K / 2], codes in the format of `core.packing`.
     scale: float32[N, K / group_size].
     zero_point: uint8[N, K / group_size], codes.
-    is_high: which digit.
+    is_high: which limb.
 """

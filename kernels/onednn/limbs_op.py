@@ -1,9 +1,9 @@
-"""The operator `pt2e_quant::linear_of_digits`: float32 rows times integer weights, on oneDNN.
+"""The operator `pt2e_quant::linear_of_limbs`: float32 rows times integer weights, on oneDNN.
 
 oneDNN has no product of float activations by integer weights, and torch's own
 (`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`, `_dyn_quant_matmul_4bit`) measured 3 to 100
 times slower than float with float32 activations. But two integer products per row are faster than
-one float product: each row is written in 16 bits, as two digits of 8, and both go through one
+one float product: each row is written in 16 bits, as two limbs of 8, and both go through one
 call.
 """
 
@@ -17,45 +17,45 @@ from pt2e_quant.kernels.onednn.operators import QLinear, aten
 
 __all__ = [
     "DIGIT_LIMIT",
-    "LinearOfDigits",
+    "LinearOfLimbs",
     "check_float32",
-    "digit_shifts",
     "error_bound",
-    "linear_of_digits",
-    "weight_digits",
+    "limb_shifts",
+    "linear_of_limbs",
+    "weight_limbs",
 ]
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 DIGIT_LIMIT = 32639
-"""The largest t = 256 h + l with both digits from -128 to 127 and -t of that form as well."""
+"""The largest t = 256 h + l with both limbs from -128 to 127 and -t of that form as well."""
 _LEAST = 2.0**-100
 """Rows and weights below it count as this much: the scale of nothing stays a normal number."""
 _MAGIC = float(2**23 + 128 * 257)
-"""Added to t, the float's last 16 bits are the digits, each 128 above what it stands for.
+"""Added to t, the float's last 16 bits are the limbs, each 128 above what it stands for.
 
 From 2^23 on a float32's step is 1, so the addition also rounds, to the nearest even.
 """
 
 
-def digit_shifts(dims: int) -> Tensor:
-    """How far each digit of an activation of so many dimensions is from the right, low one first.
+def limb_shifts(dims: int) -> Tensor:
+    """How far each limb of an activation of so many dimensions is from the right, low one first.
 
-    >>> digit_shifts(2).shape
+    >>> limb_shifts(2).shape
     torch.Size([2, 1, 1])
     """
     return torch.tensor([0, 8], dtype=torch.int32).reshape(2, *[1] * dims)
 
 
-def weight_digits(real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A weight in 16 bits of its row's largest: high and low digit int8[N, K], scale float32[N].
+def weight_limbs(real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A weight in 16 bits of its row's largest: high and low limb int8[N, K], scale float32[N].
 
     real is within half a scale of (256 high + low) * scale.
 
     Args:
         real: float32[N, K].
 
-    >>> high, low, scale = weight_digits(torch.tensor([[32639.0, -1000.0, 3.0]]))
+    >>> high, low, scale = weight_limbs(torch.tensor([[32639.0, -1000.0, 3.0]]))
     >>> high.tolist(), low.tolist(), scale.tolist()
     ([[127, -4, 0]], [[127, 24, 3]], [1.0])
     """
@@ -70,14 +70,14 @@ def error_bound(x: Tensor, weight: Tensor, bias: Tensor | None, *, low: bool) ->
     """How far the operator may be from the exact sums: float64[M, N].
 
     With s the largest |x| of a row over 32639 and r that of a weight's row, a row is within
-    s (1/2 + 2^-6) of its digits, the 2^-6 for rounding x / s and the sums to float32; a weight in
-    two digits is within r (1/2 + 2^-6) of them. The result and the bias are rounded to float32.
+    s (1/2 + 2^-6) of its limbs, the 2^-6 for rounding x / s and the sums to float32; a weight in
+    two limbs is within r (1/2 + 2^-6) of them. The result and the bias are rounded to float32.
 
     Args:
         x: float32[M, K], finite.
         weight: float32[N, K], what is multiplied.
         bias: float32[N] or None.
-        low: whether the weight is in two digits.
+        low: whether the weight is in two limbs.
     """
     x, weight = x.double().abs(), weight.double().abs()
     half = (0.5 + 2.0**-6) / DIGIT_LIMIT
@@ -89,9 +89,9 @@ def error_bound(x: Tensor, weight: Tensor, bias: Tensor | None, *, low: bool) ->
     return found if bias is None else found + 2.0**-22 * bias.double().abs()
 
 
-def _product(digits: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+def _product(limbs: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
     made: Tensor = QLinear(
-        digits, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [0.0], ""
+        limbs, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [0.0], ""
     )
     return made
 
@@ -109,7 +109,7 @@ def check_float32(op: str, x: Tensor) -> None:
         )
 
 
-def linear_of_digits(
+def linear_of_limbs(
     x: Tensor,
     packed: Tensor,
     scale: Tensor,
@@ -119,12 +119,12 @@ def linear_of_digits(
     scale_low: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """float32 rows times an int8 weight, or one of two digits; see `LinearOfDigits`.
+    """float32 rows times an int8 weight, or one of two limbs; see `LinearOfLimbs`.
 
     Raises:
         UnsupportedError: the activations are not float32.
     """
-    check_float32("linear_of_digits", x)
+    check_float32("linear_of_limbs", x)
     if all(type(size) is int for size in x.shape) and x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], scale.shape[0]))
     x = aten.detach.default(x)  # or half a gradient would go by way of the scale
@@ -133,11 +133,11 @@ def linear_of_digits(
     step = aten.amax.default(aten.abs.default(x), [-1], True)
     step = aten.mul.Tensor(aten.clamp_min.default(step, _LEAST), 1.0 / DIGIT_LIMIT)
     bits = aten.view.dtype(aten.add.Tensor(aten.div.Tensor(x, step), _MAGIC), torch.int32)
-    digits = aten.bitwise_right_shift.Tensor(bits, shifts)
-    digits = aten.to.dtype(digits, torch.uint8)
-    sums = _product(digits, packed, scale, zeros)
+    limbs = aten.bitwise_right_shift.Tensor(bits, shifts)
+    limbs = aten.to.dtype(limbs, torch.uint8)
+    sums = _product(limbs, packed, scale, zeros)
     if packed_low is not None and scale_low is not None:
-        sums = aten.add.Tensor(sums, _product(digits, packed_low, scale_low, zeros))
+        sums = aten.add.Tensor(sums, _product(limbs, packed_low, scale_low, zeros))
     low, high = aten.select.int(sums, 0, 0), aten.select.int(sums, 0, 1)
     total = aten.add.Tensor(low, high, alpha=256)
     made: Tensor = (
@@ -147,22 +147,22 @@ def linear_of_digits(
 
 
 _LIBRARY.define(  # type: ignore[no-untyped-call]
-    "linear_of_digits(Tensor x, Tensor packed, Tensor scale, Tensor zeros, Tensor shifts, "
+    "linear_of_limbs(Tensor x, Tensor packed, Tensor scale, Tensor zeros, Tensor shifts, "
     "Tensor? packed_low=None, Tensor? scale_low=None, Tensor? bias=None) -> Tensor"
 )
 # Implicit, so that exporters and compilers see the calls it is made of: what they make of a program
 # needs nothing of this package.
-torch.library.impl(_LIBRARY, "linear_of_digits", "CompositeImplicitAutograd")(linear_of_digits)
+torch.library.impl(_LIBRARY, "linear_of_limbs", "CompositeImplicitAutograd")(linear_of_limbs)
 
-LinearOfDigits: Any = torch.ops.pt2e_quant.linear_of_digits.default
+LinearOfLimbs: Any = torch.ops.pt2e_quant.linear_of_limbs.default
 """y = x @ W.t() + bias with W = integers * scale, within `error_bound` of it.
 
     x: float32[..., K], K from 1 to 65793; a row with an infinity or a NaN gives none but such.
     packed: `pack_onednn_linear` of int8[N, K].
     scale: float32[N].
     zeros: int32[N] of zeros, which oneDNN wants to see.
-    shifts: `digit_shifts` of x's dimensions.
-    packed_low, scale_low: of a second digit; W is the sum of both products.
+    shifts: `limb_shifts` of x's dimensions.
+    packed_low, scale_low: of a second limb; W is the sum of both products.
     bias: float32[N].
 
 A 16-bit row keeps 8 bits more than the weights have: what this rounds is far below what quantizing
