@@ -28,6 +28,11 @@ from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.graph.idioms.composite import compose_idioms
+from pt2e_quant.graph.idioms.masks import MASK_RULES
+from pt2e_quant.graph.idioms.rms_norm import RMS_NORM_RULES
+from pt2e_quant.graph.idioms.rotary_embedding import rotary_rule
+from pt2e_quant.graph.idioms.shared_heads import SHARED_HEADS_RULES
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -37,6 +42,7 @@ from pt2e_quant.passes.qdq.widen_scales import widen_scales
 __all__ = ["LOWERING", "Options"]
 
 _PROTOBUF_LIMIT = 2**31 - 1
+_IDIOMS = (*RMS_NORM_RULES, *MASK_RULES, *SHARED_HEADS_RULES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +74,9 @@ def _emit(job: Job[Options]) -> Draft:
     state = carry_state(flat)
     if validation is not None:
         validation.more = tuple(tensor.initial for tensor in state)
-    passes = (widen_scales, keep_codes, powers_as_bytes, drop_dead_constants)
-    run_passes(flat, passes, validation=validation)
+    idioms = compose_idioms(*_IDIOMS, *(() if portable else (rotary_rule(),)))
+    passes = (widen_scales, keep_codes, powers_as_bytes, idioms, drop_dead_constants)
+    records = run_passes(flat, passes, validation=validation)
     refuse_formats(flat, RECIPES, has_weights=True)
     names = [
         *result_names(gm, results),
@@ -82,6 +89,8 @@ def _emit(job: Job[Options]) -> Draft:
     plain, optimized, session, left = _optimize(model, portable=portable, validation=rewrites)
     report = make_report(gm, optimized, origins)
     report.float_regions += [one.float_region(origins) for one in left]
+    found = (note for record in records if record.name == idioms.name for note in record.notes)
+    report.notes += [f"{note.node}: {note.text}" for note in found if note.skipped]
     metadata = Metadata(
         capture=capture, results=results, report=report, state=state, written=written
     )

@@ -20,6 +20,7 @@ from pt2e_quant.backends.xnnpack.conditions import (
 )
 from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.backends.xnnpack.table import STATIC_ROWS
+from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, find_roots
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.ops import GROUP_NORM, LAYER_NORM, MEAN, Family, aten, is_call
@@ -31,7 +32,7 @@ __all__ = ["NORMS", "place_elementwise"]
 NORMS: Family = (
     *LAYER_NORM,
     *GROUP_NORM,
-    aten.rms_norm.default,
+    *RMS_NORM,
     aten.instance_norm.default,
 )
 
@@ -161,7 +162,7 @@ class _View:
         """Adds whose sum reaches a normalization through adds and movers alone."""
         found: set[Node] = set()
         waiting = [n.args[0] for n in gm.graph.nodes if is_call(n, NORMS)]
-        waiting += [source for n in gm.graph.nodes if (source := _manual_norm_input(n))]
+        waiting += find_roots(gm.graph).values()
         while waiting:
             node = waiting.pop()
             if not isinstance(node, Node) or node in found or node not in self.matches:
@@ -173,23 +174,6 @@ class _View:
                 continue
             waiting += self._inputs(node)
         return found
-
-
-def _manual_norm_input(node: Node) -> Node | None:
-    """What is normalized where a norm is written out: rsqrt(mean(x ** 2) + eps)."""
-    if not is_call(node, (aten.rsqrt.default, aten.sqrt.default)):
-        return None
-    current = node
-    for _ in range(4):
-        inputs = [n for n in current.all_input_nodes if n.op == "call_function"]
-        if not inputs:
-            return None
-        current = inputs[0]
-        if is_call(current, (*MEAN, aten.var.correction, aten.var.dim)):
-            squared = current.args[0]
-            source = squared.args[0] if isinstance(squared, Node) and squared.args else None
-            return source if isinstance(source, Node) else None
-    return None
 
 
 def _is_float(node: Node) -> bool:

@@ -7,50 +7,29 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pt2e_quant.graph.idioms.rms_norm import NORMALIZED, RMS_NORM
 from pt2e_quant.graph.op_table import Constraint
-from pt2e_quant.graph.ops import ADD, CASTS, LAYER_NORM, MEAN, MUL, Family, aten, is_call
-from pt2e_quant.graph.pattern import Lit, Match, Op, Pattern, Var, either_order
+from pt2e_quant.graph.ops import CASTS, LAYER_NORM, MUL, is_call
+from pt2e_quant.graph.pattern import Match, Op, Var, either_order
 from pt2e_quant.kernels.norm_quantize.norm import LONGEST, NormKind
 
 __all__ = ["CONSTRAINTS", "NORMS", "FoundNorm", "read_norm"]
 
-_RMS_NORM: Family = (aten.rms_norm.default,)
 _HALF = (torch.float16, torch.bfloat16)
 _FLOATS = (torch.float32, *_HALF)
 
 
-def _root_of_squares(x: Var) -> tuple[Op, ...]:
-    """1 / sqrt(mean(x ** 2) + eps), the square written as a power or as a product."""
-    squares = (
-        Op(aten.pow.Tensor_Scalar, x, Lit(2)),
-        Op(MUL, x, x),
-    )
-    return tuple(
-        Op(aten.rsqrt.default, Op(ADD, Op(MEAN, square, Lit([-1]), Lit(True)), Var("eps")))
-        for square in squares
-    )
-
-
 def _written_out() -> tuple[Op, ...]:
     """Llama's norm: weight * (x * rsqrt(mean(x ** 2) + eps)).to(dtype)."""
-    x, w = Var("x"), Var("w")
-    found: list[Op] = []
-    for root in _root_of_squares(x):
-        for left, right in _orders(x, root):
-            scaled = Op(MUL, left, right, through=CASTS)
-            found += either_order(MUL, w, scaled, name="op")
-    return tuple(found)
-
-
-def _orders(a: Pattern, b: Pattern) -> tuple[tuple[Pattern, Pattern], ...]:
-    return (a, b), (b, a)
+    scaled = (Op(op.targets, *op.args, through=CASTS) for op in NORMALIZED)
+    return tuple(op for one in scaled for op in either_order(MUL, Var("w"), one, name="op"))
 
 
 NORMS: dict[str, tuple[Op, ...]] = {
     "layer_norm": (
         Op(LAYER_NORM[0], Var("x"), Var("shape"), Var("w"), Var("b"), Var("eps"), name="op"),
     ),
-    "rms_norm": (Op(_RMS_NORM, Var("x"), Var("shape"), Var("w"), Var("eps"), name="op"),),
+    "rms_norm": (Op(RMS_NORM, Var("x"), Var("shape"), Var("w"), Var("eps"), name="op"),),
     "rms_norm_written_out": _written_out(),
 }
 """Name to patterns; all have x and w, and their anchor is the normalized value."""
@@ -121,6 +100,8 @@ def _is_of_rows(match: Match) -> bool:
     shape = match.node("x").meta["val"].shape
     normalized = match.values.get("shape")
     if normalized is not None and list(normalized) != list(shape[-1:]):
+        return False
+    if [d % len(shape) for d in match.values.get("dims", [-1])] != [len(shape) - 1]:
         return False
     for name in ("w", "b"):
         vector = match.values.get(name)

@@ -133,7 +133,7 @@ def _plan(
         if isinstance(value, str):
             return value
         weights.append(value)
-    target = target_of(moments.gm, source, linears, readers)
+    target = target_of(moments.gm, source, linears, readers, moments.roots)
     if isinstance(target, str):
         return target
     sizes = channel_sizes(moments, source)

@@ -7,6 +7,7 @@ is exact in float whatever it is.
 
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.graph.idioms.rms_norm import find_roots
 from pt2e_quant.passes.algorithms.moment_rules import Moments, rule_of
 
 __all__ = ["ChannelMoments"]
@@ -21,6 +22,7 @@ class ChannelMoments:
 
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
+        self.roots = find_roots(gm.graph)
         self._found: dict[Node, Moments | None] = {}
 
     def of(self, node: Node) -> Moments | None:
@@ -36,7 +38,7 @@ class ChannelMoments:
 
     def _missing(self, node: Node) -> Node | None:
         """A node to look at first; None when this one's moments were found."""
-        rule = rule_of(node)
+        rule = rule_of(node, self.roots)
         sources = None if rule is None else rule.reads(node)
         if rule is None or sources is None:
             self._found[node] = None

@@ -1,6 +1,6 @@
 """What can take a factor per channel for a linear's input: a norm, rows, a multiplication."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -8,9 +8,9 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import module_path
 from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, is_normalized
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import LINEAR, MUL, RELU, argument, aten, is_call
-from pt2e_quant.passes.algorithms.moment_rules import is_normalised
 
 __all__ = [
     "Constants",
@@ -74,7 +74,11 @@ def own_weight(gm: GraphModule, linear: Node, readers: Mapping[int, int]) -> Ten
 
 
 def target_of(
-    gm: GraphModule, source: Node, linears: Sequence[Node], readers: Mapping[int, int]
+    gm: GraphModule,
+    source: Node,
+    linears: Sequence[Node],
+    readers: Mapping[int, int],
+    roots: Collection[Node],
 ) -> Target | str:
     """What takes the factors of an input, or why nothing does.
 
@@ -83,9 +87,10 @@ def target_of(
         source: the input.
         linears: its readers whose weights are multiplied.
         readers: as `readers_of_storage` gives them.
+        roots: of the graph's norms, as `find_roots` gives them.
     """
     is_alone = set(source.users) == set(linears)
-    constants = _norm_constants(gm, source, readers)
+    constants = _norm_constants(gm, source, readers, roots)
     if constants is not None:
         return Constants(source, constants) if is_alone and constants else Multiplication(source)
     rows = _rows_behind(source)
@@ -110,13 +115,16 @@ def _own_constant(gm: GraphModule, node: Node, readers: Mapping[int, int]) -> Te
 
 
 def _norm_constants(
-    gm: GraphModule, source: Node, readers: Mapping[int, int]
+    gm: GraphModule, source: Node, readers: Mapping[int, int], roots: Collection[Node]
 ) -> tuple[Node, ...] | None:
     """The constants of a norm, empty if they cannot take factors; None if this is no norm."""
     width = source.meta["val"].shape[-1]
     if is_call(source, MUL):
-        return _spelled_weight(gm, source, width, readers)
-    if not is_call(source, (aten.layer_norm.default, aten.rms_norm.default)):
+        operands = source.all_input_nodes
+        if len(operands) != 2 or not any(is_normalized(_uncast(n), roots) for n in operands):
+            return None
+        return tuple(n for n in operands if _is_vector(gm, n, width, readers))
+    if not is_call(source, (aten.layer_norm.default, *RMS_NORM)):
         return None
     names = ("weight", "bias") if is_call(source, (aten.layer_norm.default,)) else ("weight",)
     held = [argument(source, name) for name in names]
@@ -124,16 +132,6 @@ def _norm_constants(
         return ()
     found = tuple(node for node in held if node is not None)
     return found if all(_is_vector(gm, node, width, readers) for node in found) else ()
-
-
-def _spelled_weight(
-    gm: GraphModule, source: Node, width: int, readers: Mapping[int, int]
-) -> tuple[Node, ...] | None:
-    """The weight of an RMS norm that is spelled out as weight * (x * rsqrt(…))."""
-    operands = source.all_input_nodes
-    if len(operands) != 2 or not any(is_normalised(_uncast(node)) for node in operands):
-        return None
-    return tuple(n for n in operands if _is_vector(gm, n, width, readers))
 
 
 def _uncast(node: Node) -> Node:

@@ -4,13 +4,15 @@ Channels are taken as independent and normally distributed. A norm's output is k
 normalises: its channels have mean beta and variance gamma squared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, is_normalized
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import (
     ADD,
@@ -43,7 +45,6 @@ __all__ = [
     "MomentRule",
     "Moments",
     "apply_activation",
-    "is_normalised",
     "quadrature",
     "rule_of",
 ]
@@ -54,7 +55,6 @@ ACTIVATIONS: Family = (
 """Functions of one element."""
 
 LAYER_NORM: Family = (aten.layer_norm.default,)
-RMS_NORM: Family = (aten.rms_norm.default,)
 _PASSED_ON: Family = (*IDENTITIES, *CASTS, *DROPOUT)
 _HEADS: Family = (*RESHAPE, *PERMUTE, *IDENTITIES)
 
@@ -110,22 +110,15 @@ def apply_activation(node: Node, values: Tensor) -> Tensor:
     return made
 
 
-def is_normalised(node: Node) -> bool:
-    """Whether this is x * rsqrt(…) with one factor a row: what an RMS norm spells out."""
-    return is_call(node, MUL) and _root_of(node) is not None
+def rule_of(node: Node, roots: Collection[Node]) -> MomentRule | None:
+    """What a node's operator does to moments, None where that is not said.
 
-
-def _root_of(node: Node) -> Node | None:
-    for operand in node.all_input_nodes:
-        if is_call(operand, (aten.rsqrt.default,)) and operand.meta["val"].shape[-1] == 1:
-            return operand
-    return None
-
-
-def rule_of(node: Node) -> MomentRule | None:
-    """What a node's operator does to moments, None where that is not said."""
-    if is_normalised(node):
-        return _RMS_SPELLED
+    Args:
+        node: of a graph.
+        roots: of the graph's norms, as `find_roots` gives them.
+    """
+    if is_normalized(node, roots):
+        return MomentRule(partial(_normalized_input, roots), _normalized_by_root, is_norm=True)
     for family, rule in _RULES:
         if is_call(node, family):
             return rule
@@ -203,12 +196,13 @@ def _norm(gm: GraphModule, node: Node, given: Sequence[Moments | None]) -> Momen
     return found
 
 
-def _normalised_input(node: Node) -> Sequence[Node]:
-    root = _root_of(node)
-    return [operand for operand in node.all_input_nodes if operand is not root]
+def _normalized_input(roots: Collection[Node], node: Node) -> Sequence[Node]:
+    return [operand for operand in node.all_input_nodes if operand not in roots]
 
 
-def _rms_spelled(gm: GraphModule, node: Node, given: Sequence[Moments | None]) -> Moments | None:
+def _normalized_by_root(
+    gm: GraphModule, node: Node, given: Sequence[Moments | None]
+) -> Moments | None:
     width = node.meta["val"].shape[-1]
     if not given or not isinstance(width, int):
         return None
@@ -284,7 +278,6 @@ def _same(gm: GraphModule, node: Node, given: Sequence[Moments | None]) -> Momen
     return given[0]
 
 
-_RMS_SPELLED = MomentRule(_normalised_input, _rms_spelled, is_norm=True)
 _RULES: tuple[tuple[Family, MomentRule], ...] = (
     (LINEAR, MomentRule(_input_alone, _linear)),
     (ACTIVATIONS, MomentRule(_input_alone, _activation)),

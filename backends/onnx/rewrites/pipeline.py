@@ -9,9 +9,7 @@ from onnx_ir.passes import common
 
 from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips
 from pt2e_quant.backends.onnx.rewrites.block_kernels import look_up_blocks, multiply_blocks
-from pt2e_quant.backends.onnx.rewrites.choose_by_mask import any_of_floats, choose_by_mask
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once
-from pt2e_quant.backends.onnx.rewrites.divide_by_root import divide_by_root
 from pt2e_quant.backends.onnx.rewrites.drop_reshapes import drop_reshapes, join_reshapes
 from pt2e_quant.backends.onnx.rewrites.dynamic_linear import (
     multiply_per_tensor,
@@ -26,7 +24,6 @@ from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm
 from pt2e_quant.backends.onnx.rewrites.pool_in_float import pool_in_float
 from pt2e_quant.backends.onnx.rewrites.portable_blocks import look_up_portable, transpose_blocks
 from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max
-from pt2e_quant.backends.onnx.rewrites.rotate_halves import rotate_halves
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     cancel_requantize,
     run_on_integers,
@@ -37,7 +34,6 @@ from pt2e_quant.backends.onnx.rewrites.split_results import (
     split_results,
     split_results_portable,
 )
-from pt2e_quant.backends.onnx.rewrites.stack_heads import stack_heads
 from pt2e_quant.backends.onnx.rewrites.turn_shared_weights import turn_shared_weights
 from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
 from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
@@ -76,11 +72,7 @@ _LAST: tuple[Rewrite, ...] = (
     keep_layer_norm,
     drop_reshapes,
     join_reshapes,
-    choose_by_mask,
-    any_of_floats,
-    divide_by_root,
     write_rows,
-    stack_heads,
     scale_products,
 )
 REWRITES = (
@@ -90,7 +82,6 @@ REWRITES = (
     look_up_blocks,
     multiply_per_tensor,
     multiply_per_token,
-    rotate_halves,
     split_results,
     *_LAST,
 )

@@ -29,6 +29,7 @@ def mark(
     inputs: Sequence[str],
     outputs: Sequence[str],
     attributes: Mapping[str, OpSchema.AttrType] | None = None,
+    domain: str = MARKS,
 ) -> Any:
     """What an onnxscript operator is called through; the schema is known to nothing else.
 
@@ -37,6 +38,7 @@ def mark(
         inputs: their names, with a question mark behind those that may be missing.
         outputs: their names.
         attributes: names and types of attributes, all of them needed.
+        domain: of the operator; a mark's by default.
     """
     optional = OpSchema.FormalParameterOption.Optional
     single = OpSchema.FormalParameterOption.Single
@@ -44,7 +46,7 @@ def mark(
     all_names = dict.fromkeys([*(each for each, _ in named), *outputs])
     schema = OpSchema(
         name,
-        MARKS,
+        domain,
         1,
         inputs=[
             OpSchema.FormalParameter(each, f"T_{each}", param_option=kind) for each, kind in named
@@ -56,4 +58,4 @@ def mark(
             for each, kind in (attributes or {}).items()
         ],
     )
-    return Op(Opset(MARKS, 1), name, schema)
+    return Op(Opset(domain, 1), name, schema)

@@ -1,27 +1,16 @@
 """Attention whose query heads share key heads, without copying the keys for each of them."""
 
 import math
-from dataclasses import dataclass
 
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import view, view_shape
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.ops import EXPAND, MATMUL, RESHAPE, UNSQUEEZE, aten, is_call
+from pt2e_quant.graph.idioms.shared_heads import read_shared_heads
+from pt2e_quant.graph.ops import MATMUL, aten, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
 __all__ = ["group_heads"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """A matrix for each shared head, and how many heads read each."""
-
-    source: Node
-    repeats: int
-    is_turned: bool
-    between: tuple[Node, ...]
 
 
 @graph_pass()
@@ -37,7 +26,7 @@ def group_heads(gm: GraphModule) -> PassResult:
     notes = []
     for node in [n for n in gm.graph.nodes if is_call(n, MATMUL)]:
         left, right = node.args[:2]
-        shared = _shared(right) if isinstance(right, Node) else None
+        shared = read_shared_heads(right) if isinstance(right, Node) else None
         if shared is None or not isinstance(left, Node):
             continue
         heads = math.prod(shared.source.meta["val"].shape[:2])
@@ -61,43 +50,3 @@ def group_heads(gm: GraphModule) -> PassResult:
         notes.append(Note(node.name, f"{shared.repeats} heads share each of {heads} matrices"))
     editor.cursor = None
     return PassResult(editor.finish(), tuple(notes))
-
-
-def _shared(node: Node) -> _Shared | None:
-    """The matrices behind `repeat_kv`: unsqueeze, expand, reshape, and maybe a transpose."""
-    between = [node]
-    is_turned = False
-    if node.target is aten.transpose.int and {a % 4 for a in _axes(node)} == {2, 3}:
-        is_turned = True
-        node = _input(node)
-        between.append(node)
-    if not is_call(node, RESHAPE) or node.meta["val"].dim() != 4:
-        return None
-    wide = _input(node)
-    if not is_call(wide, EXPAND) or wide.meta["val"].dim() != 5:
-        return None
-    apart = _input(wide)
-    if not is_call(apart, UNSQUEEZE) or apart.meta["val"].dim() != 5:
-        return None
-    source = _input(apart)
-    value, expanded = source.meta["val"], wide.meta["val"].shape
-    if not isinstance(value, Tensor) or value.dim() != 4 or apart.meta["val"].shape[2] != 1:
-        return None
-    repeats, heads = expanded[2], value.shape[1]
-    if not isinstance(repeats, int) or not isinstance(heads, int):
-        return None
-    same = [str(expanded[i]) for i in (0, 1, 3, 4)] == [str(s) for s in value.shape]
-    joined = node.meta["val"].shape[1] == repeats * heads
-    if repeats < 2 or not same or not joined:
-        return None
-    return _Shared(source, repeats, is_turned, (*between, wide, apart))
-
-
-def _axes(node: Node) -> tuple[int, int]:
-    return node.args[1], node.args[2]  # type: ignore[return-value]  # integers by schema
-
-
-def _input(node: Node) -> Node:
-    found = node.args[0]
-    assert isinstance(found, Node)
-    return found

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
 
-from pt2e_quant.backends.onnx.rewrites.choose_by_mask import any_of_floats, choose_by_mask
-from pt2e_quant.backends.onnx.rewrites.divide_by_root import divide_by_root
+from pt2e_quant.graph.idioms.masks import MASK_RULES
+from pt2e_quant.graph.idioms.rms_norm import RMS_NORM_RULES
 from pt2e_quant.passes.attention.decompose_attention import masked_score
 
 LOW = masked_score(torch.float32)
@@ -34,24 +34,24 @@ class Norms(nn.Module):
 
 @pytest.fixture(scope="module")
 def norms(exported):
-    return exported(Norms(), (torch.randn(3, 16),), ({0: ROWS},)).apply(divide_by_root, fired=2)
+    return exported(Norms(), (torch.randn(3, 16),), ({0: ROWS},)).compose(*RMS_NORM_RULES, fired=2)
 
 
 @given(rows=st.integers(1, 5), size=st.floats(1e-4, 1e4), seed=st.integers(0, 99))
 @settings(max_examples=25)
-def test_divide_by_root_when_sizes_vary_then_within_rounding(norms, rows, size, seed):
+def test_rms_norm_when_sizes_vary_then_within_rounding(norms, rows, size, seed):
     x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(seed)) * size
     # One and a half units in the last place of a value of 4, times a weight of 2.
     norms.equals(x, bound=1.5 * EPS * 4 * 2)
 
 
-def test_divide_by_root_when_ort_optimizes_then_a_norm_is_one_operator(norms, tmp_path):
+def test_rms_norm_when_ort_optimizes_then_a_norm_is_one_operator(norms, tmp_path):
     ops = norms.optimized_ops(tmp_path)
     assert ops["SimplifiedLayerNormalization"] == 2
     assert set(ops) == {"SimplifiedLayerNormalization", "Mul"}
 
 
-def test_divide_by_root_when_it_is_another_root_then_it_declines(exported):
+def test_rms_norm_when_it_is_another_root_then_it_declines(exported):
     class Others(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
             mean = x.pow(2).mean(-1, keepdim=True)
@@ -65,7 +65,7 @@ def test_divide_by_root_when_it_is_another_root_then_it_declines(exported):
             )
 
     args = (torch.randn(3, 16),)
-    exported(Others(), args).apply(divide_by_root, fired=0).equals(*args)
+    exported(Others(), args).compose(*RMS_NORM_RULES, fired=0).equals(*args)
 
 
 class Masks(nn.Module):
@@ -88,7 +88,7 @@ def test_masks_when_rows_see_nothing_then_equal(masks, rows, limit, seed):
 @pytest.fixture(scope="module")
 def masks(exported):
     program = exported(Masks(), (torch.randn(3, 4), torch.tensor(0.5)), ({0: ROWS}, None))
-    program.apply(choose_by_mask, fired=1).apply(any_of_floats, fired=1)
+    program.compose(*MASK_RULES, fired=2)
     assert program.ops() == {"Greater": 1, "Where": 1, "Cast": 1, "ReduceMax": 1}
     return program
 
@@ -106,4 +106,4 @@ def test_masks_when_they_are_numbers_then_it_declines(exported):
 
     args = (torch.tensor([[0, 1, 3], [0, 0, 0]]), torch.randn(2, 3))
     program = exported(Others(), args)
-    program.apply(choose_by_mask, fired=0).apply(any_of_floats, fired=0).equals(*args)
+    program.compose(*MASK_RULES, fired=0).equals(*args)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from pt2e_quant.backends.onnx.rewrites.stack_heads import stack_heads
+from pt2e_quant.graph.idioms.shared_heads import SHARED_HEADS_RULES
 from pt2e_quant.passes.attention.decompose_attention import masked_score
 
 Change = Callable[[Tensor], Tensor]
@@ -65,7 +65,7 @@ SHAPES = (
 
 @pytest.fixture(scope="module")
 def grouped(exported):
-    program = exported(Layers(), arguments(), SHAPES).apply(stack_heads, fired=2)
+    program = exported(Layers(), arguments(), SHAPES).compose(*SHARED_HEADS_RULES, fired=4)
     assert "Expand" not in program.ops()
     return program
 
@@ -77,15 +77,11 @@ def grouped(exported):
     seed=st.integers(0, 9),
 )
 @settings(max_examples=25)
-def test_stack_heads_when_sizes_are_dynamic_then_equal(grouped, batch, rows, columns, seed):
+def test_shared_heads_when_sizes_are_dynamic_then_equal(grouped, batch, rows, columns, seed):
     grouped.equals(*arguments(batch, rows, columns, seed), bound=4e-6)
 
 
-def test_stack_heads_when_two_layers_share_a_mask_then_it_is_repeated_once(grouped):
-    assert grouped.ops()["Concat"] == 1
-
-
-def test_stack_heads_when_ort_optimizes_then_the_turn_is_part_of_the_product(grouped, tmp_path):
+def test_shared_heads_when_ort_optimizes_then_the_turn_is_part_of_the_product(grouped, tmp_path):
     ops = grouped.optimized_ops(tmp_path)
     assert ops["FusedMatMul"] == 2
     assert "Transpose" not in ops
@@ -115,8 +111,10 @@ class Masked(nn.Module):
         return tuple(found)
 
 
-def test_stack_heads_when_masks_broadcast_or_scores_are_changed_then_equal(exported):
-    program = exported(Masked(), arguments()).apply(stack_heads, fired=len(MASKS) + 3)
+def test_shared_heads_when_masks_broadcast_or_scores_are_changed_then_equal(exported):
+    program = exported(Masked(), arguments()).compose(
+        *SHARED_HEADS_RULES, fired=2 * (len(MASKS) + 3)
+    )
     program.equals(*arguments(seed=4), bound=2e-6)
 
 
@@ -131,7 +129,7 @@ def tiled_by_expand(x: Tensor) -> Tensor:
 
 
 class Others(nn.Module):
-    """Heads repeated in another order, masks of heads, and what only begins like attention."""
+    """Heads repeated in another order, masks of heads, and products of keys with other things."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         keys, values = repeated(k), repeated(v)
@@ -150,7 +148,7 @@ class Others(nn.Module):
         )
 
 
-def test_stack_heads_when_it_is_another_attention_then_it_declines(exported):
-    program = exported(Others(), arguments())
+def test_shared_heads_when_other_products_are_beside_them_then_those_alone_are_stacked(exported):
+    program = exported(Others(), arguments()).compose(*SHARED_HEADS_RULES, fired=11)
     assert program.ops()["Softmax"] == 9
-    program.apply(stack_heads, fired=0).equals(*arguments(seed=5))
+    program.equals(*arguments(seed=5), bound=4e-6)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from pt2e_quant.backends.onnx.rewrites.rotate_halves import rotate_halves
+from pt2e_quant.graph.idioms.rotary_embedding import rotary_rule
 
 HEADS, WIDTH = 3, 8
 EPS = torch.finfo(torch.float32).eps
@@ -49,7 +49,7 @@ def rotary(exported):
     batch, tokens = (torch.export.Dim(n, min=1, max=64) for n in ("batch", "tokens"))
     whole = {0: batch, 2: tokens}
     shapes = ({0: tokens}, whole, whole, whole)
-    return exported(Rotary(), arguments(2, 0, 5), shapes).apply(rotate_halves, fired=3)
+    return exported(Rotary(), arguments(2, 0, 5), shapes).compose(rotary_rule(), fired=3)
 
 
 @given(
@@ -59,7 +59,7 @@ def rotary(exported):
     seed=st.integers(0, 9),
 )
 @settings(max_examples=25)
-def test_rotate_halves_when_sizes_and_positions_vary_then_within_rounding(
+def test_rotary_embedding_when_sizes_and_positions_vary_then_within_rounding(
     rotary, batch, start, tokens, seed
 ):
     args = arguments(batch, start, tokens, seed)
@@ -67,7 +67,7 @@ def test_rotate_halves_when_sizes_and_positions_vary_then_within_rounding(
     rotary.equals(*args, bound=3 * EPS * 1.25 * max(float(x.abs().max()) for x in args[1:]))
 
 
-def test_rotate_halves_when_layers_share_tables_then_each_is_halved_once(rotary):
+def test_rotary_embedding_when_layers_share_tables_then_each_is_halved_once(rotary):
     ops = rotary.ops()
     assert ops["RotaryEmbedding"] == 3
     assert "Neg" not in ops
@@ -101,10 +101,10 @@ class Others(nn.Module):
         )
 
 
-def test_rotate_halves_when_it_is_another_rotation_then_it_declines(exported):
+def test_rotary_embedding_when_it_is_another_rotation_then_it_declines(exported):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 2, 5, WIDTH, generator=generator)
     angles = torch.randn(1, 5, WIDTH // 2, generator=generator)
     each = torch.randn(2, 5, WIDTH // 2, generator=generator)
-    program = exported(Others(), (x, angles, each)).apply(rotate_halves, fired=0)
+    program = exported(Others(), (x, angles, each)).compose(rotary_rule(), fired=0)
     program.equals(x, angles, each)

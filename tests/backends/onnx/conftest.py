@@ -16,6 +16,14 @@ class Exported:
     """A module as `torch.onnx.export` writes it; float32 results of ONNX Runtime, unoptimized."""
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], shapes: Any = None) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.ep = torch.export.export(module.eval(), args, dynamic_shapes=shapes)
+        self.module, self.model = module, self._written(self.ep)
+        self.before = self._session()
+        self.after = self.before
+
+    def _written(self, ep: torch.export.ExportedProgram) -> Any:
         from onnx_ir.passes import common
 
         from pt2e_quant.backends.onnx.translate.translations import translation_table
@@ -23,7 +31,6 @@ class Exported:
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ep = torch.export.export(module.eval(), args, dynamic_shapes=shapes)
             program = torch.onnx.export(
                 ep,
                 dynamo=True,
@@ -32,11 +39,24 @@ class Exported:
                 verbose=False,
             )
         assert program is not None
-        self.module, self.model = module, program.model
-        common.RemoveUnusedNodesPass()(self.model)
-        self.model.opset_imports["com.microsoft"] = 1
-        self.before = self._session()
-        self.after = self.before
+        common.RemoveUnusedNodesPass()(program.model)
+        program.model.opset_imports["com.microsoft"] = 1
+        return program.model
+
+    def compose(self, *rules: Any, fired: int) -> "Exported":
+        """The rules fire so often in the graph, which is then written again."""
+        from pt2e_quant.flow.reexport import export_again
+        from pt2e_quant.graph.idioms.composite import compose_idioms
+
+        gm = self.ep.module()
+        assert isinstance(gm, torch.fx.GraphModule)
+        notes = compose_idioms(*rules)(gm).notes
+        assert sum(not note.skipped for note in notes) == fired, notes
+        assert all(note.skipped for note in compose_idioms(*rules)(gm).notes)
+        self.declined = [note.text for note in notes if note.skipped]
+        self.model = self._written(export_again(gm))
+        self.after = self._session()
+        return self
 
     def apply(self, rewrite: Callable[[Any], int], *, fired: int) -> "Exported":
         """The rewrite fires so often, and finds nothing more the second time."""

@@ -1,0 +1,1 @@
+"""Composite operators that are recognised in a graph once, for every reader."""
