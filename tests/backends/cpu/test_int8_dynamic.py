@@ -15,7 +15,7 @@ from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.pattern import find_matches
-from pt2e_quant.kernels.int8_linear import cpu as cpu_dynamic
+from pt2e_quant.kernels.int8_linear import cpu_dynamic
 from pt2e_quant.kernels.onednn import speed
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 from tests.small_models import MODELS
