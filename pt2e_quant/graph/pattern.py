@@ -145,6 +145,8 @@ class Attempt:
     def __init__(self, anchor: Node, walk: Walk) -> None:
         self.match = Match(anchor, walk)
         self.covered: set[Node] = set()
+        self.inside: set[Node] = set()
+        """Values that only the pattern's own operators may read."""
         self.conditions = 0
 
     def op(self, op: Op, value: Node, *, inside: bool) -> bool:
@@ -158,6 +160,7 @@ class Attempt:
             users = len(value.users)
             if users != op.users or (call is not value and len(call.users) != 1):
                 return False
+            self.inside.add(value)
         if op.where is not None and not op.where(call):
             return False
         if op.name and self.match.nodes.setdefault(op.name, call) is not call:
@@ -232,6 +235,8 @@ def _try(row: _Row[K], anchor: Node, walk: Walk) -> "_Candidate[K] | None":
     if not attempt.op(row.op, anchor, inside=False):
         return None
     match = attempt.match
+    if any(source in attempt.inside for edges in match.uses.values() for source, _ in edges):
+        return None  # an operand too, as in y + y where y is the product: it would be made twice
     match.covered = tuple(sorted(attempt.covered, key=walk.order.__getitem__))
     place = tuple([walk.order[n] for n in match.covered])
     rank = -row.width, -row.conditions - attempt.conditions

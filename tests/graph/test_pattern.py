@@ -134,6 +134,14 @@ def test_an_interior_value_may_have_one_reader_only():
     assert len(find_matches(graph, [("a", Op(RELU, two))])) == 1
 
 
+def test_an_interior_value_when_it_is_an_operand_too_then_not_matched():
+    graph = graph_of(lambda m, x: (y := m.conv(x)) + y, IMAGE, conv=nn.Conv2d(3, 3, 1))
+    rows = [("sum", op) for op in either_order(ADD, CONV, Var("y"))]
+    assert find_matches(graph, rows) == []
+    shared = Op(CONV2D, Var("x"), name="conv", users=None)
+    assert len(find_matches(graph, [("sum", Op(ADD, shared, Var("y")))])) == 1
+
+
 def test_the_anchor_may_have_any_readers():
     def forward(m, x):
         y = F.relu(m.conv(x))
