@@ -1,8 +1,8 @@
 """Exact integer arithmetic: rounding, saturation, requantization, zero-point correction.
 
 What a backend computes in integers is defined in these terms, so a result here is what a kernel
-must give to the last bit. int32 accumulators are widened to int64, where nothing overflows; the
-only float is the float32 scale of requantize_float, rounded where the hardware rounds.
+must give to the last bit. int32 accumulators are widened to int64, where nothing overflows.
+Requantization by a float32 factor is in `core.integer_ops.requantize`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ __all__ = [
     "longest_inner_axis",
     "multiplier_of",
     "requantize_fixed",
-    "requantize_float",
     "requantize_scale",
     "saturate",
     "shift_right",
@@ -28,8 +27,6 @@ __all__ = [
 
 _MULTIPLIER_BITS = 31
 _MAX_SHIFT = 62
-# Beyond any int32, and a float32: what is clamped to it saturates all the same.
-_FAR = float(1 << 40)
 
 
 class Rounding(StrEnum):
@@ -158,38 +155,6 @@ def requantize_scale(input_scale: Tensor, weight_scale: Tensor, output_scale: Te
     Runtime (QLinearConv, QLinearMatMul).
     """
     return (input_scale * weight_scale) / output_scale
-
-
-def requantize_float(
-    accumulator: Tensor,
-    scale: Tensor,
-    *,
-    zero_point: int,
-    quant_min: int,
-    quant_max: int,
-    axis: int | None = None,
-) -> Tensor:
-    """Integers of the output scale by a float32 factor, as XNNPACK and ONNX Runtime do.
-
-    The accumulator is rounded to float32, the product is rounded to float32, the result to the
-    nearest integer with ties to even; then zero_point is added and the sum saturates.
-
-    Args:
-        accumulator: integers within int32.
-        scale: float32, one factor, or one for each index of axis.
-        zero_point: of the output.
-        quant_min: least output.
-        quant_max: greatest output.
-        axis: the axis that the factors run along.
-
-    Returns:
-        int64, shaped like accumulator.
-    """
-    if scale.dtype != torch.float32:
-        raise ConfigError(f"requantize_float needs a float32 scale, found {scale.dtype}")
-    product = accumulator.to(torch.float32) * _along(scale, axis, accumulator)
-    rounded = torch.round(product.clamp(-_FAR, _FAR)).to(torch.int64)
-    return saturate(rounded + zero_point, quant_min, quant_max)
 
 
 def zero_point_correction(

@@ -1,6 +1,7 @@
 """Passes and the driver that runs them, verifying between entries when asked."""
 
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import Family, is_call
 
 __all__ = [
+    "VERIFY",
     "GraphPass",
     "Invariant",
     "Note",
@@ -35,6 +37,9 @@ __all__ = [
     "one_recompile",
     "run_passes",
 ]
+
+VERIFY = "PT2E_QUANT_VERIFY"
+"""Set to 1 in the environment, it makes every pipeline verify the graph after each pass."""
 
 Sample: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and keyword arguments of a trial run."""
@@ -158,7 +163,7 @@ def run_passes(
     gm: GraphModule,
     passes: Sequence[GraphPass],
     *,
-    verify: bool = False,
+    verify: bool | None = None,
     sample: Sample | None = None,
     validation: Validation | None = None,
 ) -> tuple[PassRecord, ...]:
@@ -168,7 +173,8 @@ def run_passes(
         gm: edited in place.
         passes: the pipeline.
         verify: check after each pass that the graph is well formed and that everything
-            promised so far holds, and compare outputs on `sample`.
+            promised so far holds, and compare outputs on `sample`; None: if PT2E_QUANT_VERIFY=1
+            is in the environment.
         sample: inputs of the trial runs; what they write is restored.
         validation: is shown the graph before the first pass and after each that changed it.
 
@@ -177,6 +183,8 @@ def run_passes(
             before it are named.
     """
     records: list[PassRecord] = []
+    if verify is None:
+        verify = os.environ.get(VERIFY) == "1"
     watch = _Watch(gm, sample) if verify else None
     if validation is not None:
         validation.start(gm)

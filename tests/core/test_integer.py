@@ -13,7 +13,6 @@ from pt2e_quant.core.integer import (
     longest_inner_axis,
     multiplier_of,
     requantize_fixed,
-    requantize_float,
     requantize_scale,
     saturate,
     shift_right,
@@ -108,44 +107,12 @@ def test_requantize_fixed_when_any_int32_then_equals_python(values, factor, outp
     assert result.tolist() == expected
 
 
-@settings(deadline=None, max_examples=100)
-@given(values=ACCUMULATORS, factor=st.floats(2.0**-40, 1e3, width=32), output=OUTPUTS)
-def test_requantize_float_when_any_int32_then_rounded_where_stated(values, factor, output):
-    zero_point, quant_min, quant_max = output
-    result = requantize_float(
-        torch.tensor(values, dtype=torch.int32),
-        torch.tensor([factor], dtype=torch.float32),
-        zero_point=zero_point,
-        quant_min=quant_min,
-        quant_max=quant_max,
-    )
-    expected = []
-    for v in values:
-        # Both exact in float64 before the one rounding to float32.
-        product = np.float32(float(np.float32(float(v))) * float(np.float32(factor)))
-        nearest = rounded(Fraction(float(product)), Rounding.HALF_EVEN)
-        expected.append(max(quant_min, min(quant_max, nearest + zero_point)))
-    assert result.tolist() == expected
-
-
-def test_requantize_when_per_channel_then_each_has_its_factor():
+def test_requantize_fixed_when_per_channel_then_each_has_its_factor():
     x = torch.tensor([[10, 10], [20, 20]], dtype=torch.int32)
-    factors = torch.tensor([0.5, 2.0])
+    multiplier = multiplier_of(torch.tensor([0.5, 2.0]))
     output = {"zero_point": 1, "quant_min": -128, "quant_max": 127}
-    for result in (
-        requantize_float(x, factors, axis=1, **output),
-        requantize_fixed(x, multiplier_of(factors), axis=1, **output),
-    ):
-        assert result.tolist() == [[6, 21], [11, 41]]
-    assert requantize_float(x, factors, axis=0, **output).tolist() == [[6, 6], [41, 41]]
-
-
-def test_requantize_float_when_product_overflows_then_saturates():
-    x = torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32)
-    huge = torch.tensor([3e38])
-    assert requantize_float(x, huge, zero_point=0, quant_min=-5, quant_max=9).tolist() == [9, -5]
-    with pytest.raises(ConfigError, match="float32 scale"):
-        requantize_float(x, huge.double(), zero_point=0, quant_min=-5, quant_max=9)
+    assert requantize_fixed(x, multiplier, axis=1, **output).tolist() == [[6, 21], [11, 41]]
+    assert requantize_fixed(x, multiplier, axis=0, **output).tolist() == [[6, 6], [41, 41]]
 
 
 def test_requantize_scale_when_made_then_multiplied_before_divided():

@@ -1,12 +1,15 @@
 """Definitions in integers, run on tensors, against oracles that compute in another way."""
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pt2e_quant.core.integer import Rounding, requantize_float, shift_right
+from pt2e_quant.core.integer import Rounding, shift_right
 from pt2e_quant.core.integer_ops.calls import compute, widen
 from pt2e_quant.core.integer_ops.products import Window, convolve, multiply_rows
 from pt2e_quant.core.integer_ops.quantize import dequantize, quantize
@@ -42,7 +45,7 @@ def test_a_difference_never_overflows(data, dtype, seed):
 
 @settings(deadline=None, max_examples=50)
 @given(st.data(), STORAGES, SCALES, SEEDS)
-def test_requantize_is_requantize_float_to_the_last_bit(data, dtype, factor, seed):
+def test_requantize_when_any_int32_then_rounded_where_stated(data, dtype, factor, seed):
     low, high = LIMITS[dtype]
     low = data.draw(st.integers(low, high))
     out = OutputRange(zero_point=zero_point(data.draw, dtype), low=low, high=high, storage=dtype)
@@ -50,12 +53,20 @@ def test_requantize_is_requantize_float_to_the_last_bit(data, dtype, factor, see
     accumulator = torch.randint(-(2**31), 2**31, (64,), generator=generator).to(torch.int32)
     near = torch.arange(-6, 6, dtype=torch.int32)  # ties where the factor is a half
     accumulator = torch.cat([accumulator, near])
-    for scale in (torch.tensor(factor), torch.tensor(0.5)):
-        expected = requantize_float(
-            accumulator, scale, zero_point=out.zero_point, quant_min=low, quant_max=high
-        )
-        assert torch.equal(requantize(compute, accumulator, scale, out).long(), expected)
-        assert torch.equal(requantize(compute, accumulator, float(scale), out).long(), expected)
+    for scale in (torch.tensor(factor), torch.tensor(0.5), torch.tensor(3e38)):
+        expected = [_requantized(v, float(scale), out) for v in accumulator.tolist()]
+        assert requantize(compute, accumulator, scale, out).tolist() == expected
+        assert requantize(compute, accumulator, float(scale), out).tolist() == expected
+
+
+def _requantized(value: int, factor: float, out: OutputRange) -> int:
+    """One accumulator in Python's own numbers, saturated after the zero_point is added."""
+    with np.errstate(over="ignore"):
+        # Both are exact in float64 before the one rounding to float32.
+        product = float(np.float32(float(np.float32(float(value))) * float(np.float32(factor))))
+    if math.isinf(product):
+        return out.high if product > 0 else out.low
+    return min(max(round(Fraction(product)) + out.zero_point, out.low), out.high)
 
 
 @pytest.mark.parametrize("bounds", [(0.0, None), (0.0, 6.0), (-1.0, 1.0), (None, None), (0, 1e30)])

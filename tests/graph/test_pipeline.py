@@ -6,6 +6,7 @@ from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import RELU, aten
 from pt2e_quant.graph.pipeline import (
+    VERIFY,
     GraphPass,
     PassResult,
     absent,
@@ -119,6 +120,20 @@ def test_a_node_without_value_is_found(gm):
 
     with pytest.raises(InvariantError, match="forget broke: every call carries meta"):
         run_passes(gm, (GraphPass("forget", forget),), verify=True)
+
+
+@pytest.mark.parametrize(("value", "verifies"), [("1", True), ("0", False), (None, False)])
+def test_run_passes_when_the_environment_asks_then_it_verifies(gm, monkeypatch, value, verifies):
+    if value is None:
+        monkeypatch.delenv(VERIFY, raising=False)
+    else:
+        monkeypatch.setenv(VERIFY, value)
+    liar = GraphPass("liar", lambda _: PassResult(changed=False), gives=(absent("relu", RELU),))
+    if not verifies:
+        run_passes(gm, (liar,))
+        return
+    with pytest.raises(InvariantError, match="liar broke"):
+        run_passes(gm, (liar,))
 
 
 def test_a_trial_run_restores_what_it_writes(gm):

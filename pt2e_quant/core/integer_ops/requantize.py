@@ -67,8 +67,8 @@ def requantize(
     """Integers of the output's scale: clamp(round(accumulator * factor) + zero_point, low, high).
 
     The accumulator is rounded to float32, the product is rounded to float32, the result to the
-    nearest integer with ties to even, as XNNPACK and ONNX Runtime do. Equal to the last bit to
-    `core.integer.requantize_float` (which saturates after adding; clamping before is the same).
+    nearest integer with ties to even, as XNNPACK and ONNX Runtime do. They saturate after adding
+    the zero_point; clamping before is the same.
 
     Args:
         call: how to compute.
