@@ -16,9 +16,8 @@ from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
 from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
-from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
-from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.narrow_attention import narrow_attention
 
 __all__ = ["INT8", "INT8_REDUCED", "RECIPES", "REDUCED_NOTE", "recipes_of"]
@@ -52,13 +51,7 @@ def _reduced_if_saturating(recipe: Recipe) -> Recipe:
     return replace(recipe, scheme=INT8_REDUCED, transforms=transforms)
 
 
-_BEST = ObserverChoice(
-    activation=PredictedRangeObserver,
-    by_slot={
-        (row, "x"): ChannelStatisticsObserver
-        for row in ("linear", "linear_activation", "linear_add")
-    },
-)
+_BEST = ObserverChoice(activation=PredictedRangeObserver)
 
 
 def recipes_of(table: OpTable) -> Recipes:
@@ -73,7 +66,7 @@ def recipes_of(table: OpTable) -> Recipes:
             scheme=scheme,
             observers=_BEST,
             transforms=(*first, *timed),
-            algorithms=(smooth_quant,),
+            algorithms=(SmoothQuant(),),
         )
 
     int8 = static(

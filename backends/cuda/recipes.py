@@ -9,13 +9,11 @@ from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.graph.tied_tables import is_embedding
 from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
-from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
-from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 
 __all__ = ["RECIPES"]
 
-_LINEARS = ("linear", "linear_activation", "linear_add")
 _TABLES = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_embedding)
 """Embedding tables have int8 rows whatever the linears have: rounding there is in every layer."""
 
@@ -39,11 +37,8 @@ RECIPES = Recipes(
             scheme=Scheme(
                 name="int8", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=INT8_WEIGHT
             ),
-            observers=ObserverChoice(
-                activation=PredictedRangeObserver,
-                by_slot={(row, "x"): ChannelStatisticsObserver for row in _LINEARS},
-            ),
-            algorithms=(smooth_quant,),
+            observers=ObserverChoice(activation=PredictedRangeObserver),
+            algorithms=(SmoothQuant(),),
         ),
         _without_data(
             "int8_dynamic",

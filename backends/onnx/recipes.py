@@ -22,10 +22,9 @@ from pt2e_quant.graph.tied_tables import (
     is_tied_embedding,
     is_untied_embedding,
 )
-from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
-from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
 from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
@@ -75,12 +74,9 @@ RECIPES = Recipes(
             name="int8",
             text="static: uint8 activations per tensor, int8 weights per output channel",
             scheme=INT8,
-            observers=ObserverChoice(
-                activation=PredictedRangeObserver,
-                by_slot={("linear", "x"): ChannelStatisticsObserver},
-            ),
+            observers=ObserverChoice(activation=PredictedRangeObserver),
             transforms=(*_ATTENTION, split_as_slices, shuffle_upsampling, place_light),
-            algorithms=(smooth_quant,),
+            algorithms=(SmoothQuant(),),
         ),
         _without_data(
             "int8_dynamic",

@@ -102,7 +102,6 @@ class Backend:
             algorithms=found.algorithms,
             finishing=self.finishing,
             recurrent=self.recurrent,
-            balances_channels=found.balances_channels,
             computes_in=self.computes_in,
             float_bodies=self.float_bodies,
         )

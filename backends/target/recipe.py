@@ -15,6 +15,8 @@ from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.tied_tables import is_tied_linear
 from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 
 __all__ = [
     "ALIASES",
@@ -65,9 +67,8 @@ class Recipe:
         scheme: what every node gets.
         observers: which observers gather ranges.
         transforms: passes that prepare runs before it annotates, after the backend's own.
-        algorithms: passes that convert runs on the calibrated graph.
+        algorithms: what is done to weights and ranges besides.
         rules: what some nodes get instead of `scheme`.
-        balances_channels: even out the channels of linears' inputs, from weights alone.
         here: what the recipe is on this machine; None where that is the same everywhere.
     """
 
@@ -76,9 +77,8 @@ class Recipe:
     scheme: Scheme
     observers: ObserverChoice = field(default_factory=ObserverChoice)
     transforms: tuple[GraphPass, ...] = ()
-    algorithms: tuple[GraphPass, ...] = ()
+    algorithms: tuple[Algorithm, ...] = ()
     rules: tuple[QuantRule, ...] = ()
-    balances_channels: bool = False
     here: "Callable[[Recipe], Recipe] | None" = None
 
 
@@ -119,7 +119,7 @@ def without_data(
         observers=ObserverChoice(search=WeightSearch.MSE if is_small else search),
         rules=(*embeddings, head_rule) if is_small else tuple(embeddings),
         transforms=transforms,
-        balances_channels=True,
+        algorithms=(BalanceChannels(),),
     )
 
 

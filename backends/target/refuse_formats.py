@@ -59,8 +59,8 @@ def refuse_formats(
             raise UnsupportedError(
                 f"{recipes.runtime} has no kernel for caches in {wanted.bits} bits",
                 node=node,
-                fix="leave quantize_caches out of quantizer.finishing, or narrow its names=: "
-                "caches in float are lowered",
+                fix="leave out quantizer.quantize_caches(), or narrow its names=: caches in float "
+                "are lowered",
             )
         nearest = recipes.nearest(wanted)
         what = "activations" if wanted.is_activation else "weights"

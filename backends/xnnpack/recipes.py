@@ -9,12 +9,10 @@ from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
-from pt2e_quant.graph.op_table import OUT
 from pt2e_quant.graph.tied_tables import is_embedding
-from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
-from pt2e_quant.passes.algorithms.scale_outputs import scale_outputs
-from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
+from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 
 __all__ = ["INT8", "RECIPES"]
 
@@ -66,14 +64,8 @@ RECIPES = Recipes(
             text="static int8: activations per tensor, weights per channel, outlier channels "
             "scaled",
             scheme=INT8,
-            observers=ObserverChoice(
-                activation=PredictedRangeObserver,
-                by_slot={
-                    ("linear", "x"): ChannelStatisticsObserver,
-                    ("linear", OUT): ChannelStatisticsObserver,
-                },
-            ),
-            algorithms=(smooth_quant, scale_outputs),
+            observers=ObserverChoice(activation=PredictedRangeObserver),
+            algorithms=(SmoothQuant(), ScaleOutputs()),
         ),
         Recipe(
             name="int8_minmax",

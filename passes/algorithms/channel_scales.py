@@ -21,7 +21,8 @@ from math import log10
 import torch
 from torch import Tensor
 
-from pt2e_quant.observers.static.channel_statistics import ChannelStatistics
+from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
+from pt2e_quant.passes.algorithms.algorithm_graph import Declined
 
 __all__ = ["ChannelScale", "choose_channel_scale"]
 
@@ -76,14 +77,17 @@ class ChannelScale:
 
 def choose_channel_scale(
     statistics: ChannelStatistics, *, weight: Tensor | None = None, least_gain: float
-) -> ChannelScale | None:
-    """The channel scale with the least expected error, None if it gains too little.
+) -> ChannelScale:
+    """The channel scale with the least expected error.
 
     Args:
         statistics: of the tensor to be quantized.
         weight: [out, C], what multiplies the tensor and takes the scale; None where the scale is
             multiplied back in float.
         least_gain: by what factor the error must fall.
+
+    Raises:
+        Declined: none gains that much.
     """
     absmax = statistics.absmax
     factors = family(absmax[None])[:, 0]
@@ -95,7 +99,7 @@ def choose_channel_scale(
     found = errors.tolist()
     best = min(found)
     if not found[0] > best * least_gain:
-        return None
+        raise Declined("no channel scale lowers the expected error enough")
     chosen = next(i for i, error in enumerate(found) if i and error <= best * SLACK)
     return ChannelScale(
         factors=factors[chosen],

@@ -15,10 +15,10 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import LINEAR, MUL, argument, is_call
-from pt2e_quant.passes.algorithms.channel_moments import ChannelMoments
-from pt2e_quant.passes.algorithms.moment_rules import (
-    ACTIVATIONS,
+from pt2e_quant.passes.algorithms.channel_moments import (
+    ChannelMoments,
     Moments,
+    activation_input,
     apply_activation,
     quadrature,
 )
@@ -98,8 +98,8 @@ def _product_sizes(moments: ChannelMoments, node: Node) -> ChannelSizes | None:
 def _branch(operand: object) -> _Branch | None:
     if not isinstance(operand, Node):
         return None
-    activation = operand if is_call(operand, ACTIVATIONS) else None
-    linear = operand if activation is None else operand.all_input_nodes[0]
+    source = activation_input(operand)
+    linear, activation = (operand, None) if source is None else (source, operand)
     return _Branch(linear, activation) if is_call(linear, LINEAR) else None
 
 

@@ -45,8 +45,8 @@ def quantize_caches(bits: int = 8, names: str = "*") -> GraphPass:
              y = q @ dequantize_block(i, t)
 
     The buffers are still mutated buffers: a re-export keeps them so. What each holds now is kept,
-    rounded. A position is quantized once, when it is written. For `finishing` of a quantizer, or
-    `run_passes` on any graph.
+    rounded. A position is quantized once, when it is written. `quantizer.quantize_caches()` lets
+    convert run it; `run_passes` does on any converted graph.
 
     Args:
         bits: 8, or 4 packed in bytes.

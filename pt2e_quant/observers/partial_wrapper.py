@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["PartialWrapper"]
+__all__ = ["PartialWrapper", "given_argument"]
 
 
 class PartialWrapper:
@@ -31,3 +31,13 @@ class PartialWrapper:
         wrapper = PartialWrapper(self.p)
         wrapper.callable_args = {**self.callable_args, **kwargs}
         return wrapper
+
+
+def given_argument(constructor: Any, name: str) -> Any:
+    """A keyword argument that a constructor was given beforehand, None if it was not."""
+    while constructor is not None and not isinstance(constructor, type):
+        found = getattr(constructor, "keywords", {}).get(name)
+        if found is not None:
+            return found
+        constructor = getattr(constructor, "p", None) or getattr(constructor, "func", None)
+    return None

@@ -18,7 +18,6 @@ from pt2e_quant.core.errors import ArtifactError, ConfigError, UnsupportedError
 from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 
@@ -108,7 +107,7 @@ def test_caches_when_lowered_then_run_token_by_token_as_their_graph(name, bits, 
     torch.manual_seed(0)
     model, call = Cached().eval(), (torch.randn(1, 1, 32), torch.tensor([3]))
     quantizer = backend.quantizer("int8_dynamic")
-    quantizer.finishing += (quantize_caches(bits=bits),)
+    quantizer.quantize_caches(bits=bits)
     gm = pq.convert_pt2e(pq.prepare_pt2e(torch.export.export(model, call), quantizer))
     artifact = backend.lower(gm, call)
     artifact.save(tmp_path / f"x{backend.suffix}")

@@ -9,7 +9,6 @@ from torch import Tensor
 import pt2e_quant as pq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.alias import mutated_buffers
-from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 
 pytest.importorskip("transformers")
 
@@ -53,7 +52,7 @@ def test_llama_when_its_cache_is_quantized_then_as_its_graph_for_any_prompt(name
         pytest.skip(f"needs {EXTRAS[name]}")
     backend = pq.backends.get(name)
     quantizer = backend.quantizer(RECIPES[name])
-    quantizer.finishing += (quantize_caches(bits),)
+    quantizer.quantize_caches(bits)
     with torch.no_grad():
         ep = export_causal_lm(
             random_llama(SHAPE), max_length=SHAPE.context, with_state=True, max_prompt=LONGEST

@@ -19,9 +19,10 @@ from pt2e_quant.flow.prepare.prepare_pt2e import prepare_captured, prepare_pt2e
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import LINEAR
 from pt2e_quant.graph.pattern import Op, Var
-from pt2e_quant.graph.pipeline import GraphPass, PassRecord, run_passes
+from pt2e_quant.graph.pipeline import GraphPass, PassRecord, PassResult, run_passes
 from pt2e_quant.graph.show import show
-from pt2e_quant.observers.static.channel_statistics import ChannelStatisticsObserver
+from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, take_statistics
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 
@@ -126,7 +127,7 @@ def settled() -> Callable[[nn.Module, torch.Tensor], nn.Module]:
 
 @pytest.fixture
 def calibrated() -> Callable[..., torch.fx.GraphModule]:
-    """Prepares a model's linears for int8, with channel statistics, and runs batches through it."""
+    """Prepares a model's linears for int8 with algorithms, and runs batches through it."""
 
     def prepare(
         model: nn.Module,
@@ -134,7 +135,8 @@ def calibrated() -> Callable[..., torch.fx.GraphModule]:
         *,
         outputs: bool = False,
         biases: bool = False,
-        observer: type[nn.Module] = ChannelStatisticsObserver,
+        observer: type[nn.Module] = PredictedRangeObserver,
+        algorithms: Sequence[Algorithm] = (),
     ) -> torch.fx.GraphModule:
         slots = [
             Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,)),
@@ -158,16 +160,24 @@ def calibrated() -> Callable[..., torch.fx.GraphModule]:
         quantizer = TableQuantizer(
             OpTable(backend="Plain", rows=(row,)),
             scheme,
-            observers=ObserverChoice(
-                by_slot={("linear", "x"): observer, ("linear", OUT): observer}
-            ),
+            observers=ObserverChoice(activation=observer),
+            algorithms=algorithms,
         )
         gm = torch.export.export(model.eval(), (batches[0],)).module()
-        # Its tests run algorithms that the quantizer does not name.
         prepared = prepare_captured(gm, quantizer, strict=True, observe_constants=True)
         return calibrate(prepared, [(b,) for b in batches], progress=False)
 
     return prepare
+
+
+@pytest.fixture
+def applied() -> Callable[[torch.fx.GraphModule, Algorithm], PassResult]:
+    """Runs an algorithm on a calibrated graph, as convert does."""
+
+    def apply(gm: torch.fx.GraphModule, algorithm: Algorithm) -> PassResult:
+        return as_pass(algorithm, take_statistics(gm, [algorithm]))(gm)
+
+    return apply
 
 
 @pytest.fixture

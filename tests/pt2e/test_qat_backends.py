@@ -92,11 +92,9 @@ def test_observers_when_for_training_then_fake_quantizes_given_stay():
         ObserverChoice(
             activation=learned,
             weight=MinMaxObserver,
-            by_slot={("linear", "x"): MinMaxObserver, ("linear", "out"): learned},
         )
     )
     assert chosen.activation is learned
     assert chosen.weight is not MinMaxObserver
-    assert dict(chosen.by_slot) == {("linear", "out"): learned}
     with pytest.raises(ConfigError, match="training does not do"):
         for_training(ObserverChoice(search=WeightSearch.MSE))

@@ -1,7 +1,6 @@
 """Which observer a tensor gets, and the PT2E spec that says so."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from pt2e_quant.core.specs import (
     QuantizationSpec,
     QuantizationSpecBase,
 )
-from pt2e_quant.graph.op_table import OpRow, Slot
+from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.observers.run_time.placeholder import (
     PerTokenPlaceholderObserver,
     PlaceholderObserver,
@@ -42,21 +41,19 @@ class ObserverChoice:
         weight: for per-tensor constants.
         weight_per_channel: for per-channel constants.
         search: how the scales of groups are found, and of channels too unless it is MIN_MAX.
-        by_slot: (row name, slot name) to a constructor that wins over the others.
     """
 
     activation: Any = MinMaxObserver
     weight: Any = MinMaxObserver
     weight_per_channel: Any = PerChannelMinMaxObserver
     search: WeightSearch = WeightSearch.MIN_MAX
-    by_slot: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 
-    def spec(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> QuantizationSpecBase:
+    def spec(self, slot: Slot, scheme: TensorScheme) -> QuantizationSpecBase:
         """The spec of a slot that is not derived."""
         if not is_plain(scheme):
             return BlockQuantizationSpec(
                 dtype=scheme.dtype,
-                observer_or_fake_quant_ctr=self._block_constructor(row, slot, scheme),
+                observer_or_fake_quant_ctr=self._block_constructor(slot, scheme),
                 scheme=scheme,
                 is_dynamic=scheme.is_dynamic,
             )
@@ -74,7 +71,7 @@ class ObserverChoice:
             )
         return QuantizationSpec(
             dtype=scheme.dtype,
-            observer_or_fake_quant_ctr=self._constructor(row, slot, scheme),
+            observer_or_fake_quant_ctr=self._constructor(slot, scheme),
             quant_min=low,
             quant_max=high,
             qscheme=qscheme_of(scheme),
@@ -82,26 +79,20 @@ class ObserverChoice:
             is_dynamic=scheme.is_dynamic,
         )
 
-    def _block_constructor(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> Any:
-        special = self.by_slot.get((row.name, slot.at))
-        if special is not None:
-            return special
+    def _block_constructor(self, slot: Slot, scheme: TensorScheme) -> Any:
         if slot.role is Role.WEIGHT:
             return BlockWeightObserver.with_args(search=self.search)
         return RunTimeScales if scheme.is_dynamic else FloatActivationObserver
 
-    def _constructor(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> Any:
-        found = self._of_any_scale(row, slot, scheme)
+    def _constructor(self, slot: Slot, scheme: TensorScheme) -> Any:
+        found = self._of_any_scale(slot, scheme)
         if scheme.scales.is_power_of_two:
             return RoundedScaleObserver.with_args(observer=found)
         if scheme.scales.precision is not None:
             return RoundedScaleObserver.with_args(observer=found, precision=scheme.scales.precision)
         return found
 
-    def _of_any_scale(self, row: OpRow, slot: Slot, scheme: TensorScheme) -> Any:
-        special = self.by_slot.get((row.name, slot.at))
-        if special is not None:
-            return special
+    def _of_any_scale(self, slot: Slot, scheme: TensorScheme) -> Any:
         if slot.role is not Role.WEIGHT:
             if isinstance(scheme.granularity, PerToken):
                 return PerTokenPlaceholderObserver

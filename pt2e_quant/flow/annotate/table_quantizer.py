@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import AnnotationError
+from pt2e_quant.core.errors import AnnotationError, ConfigError, near
 from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
@@ -33,10 +33,12 @@ from pt2e_quant.graph.alias import WrittenPlaces
 from pt2e_quant.graph.masks import find_masks
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, find_matches
-from pt2e_quant.graph.pipeline import GraphPass, log_passes, run_passes
+from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
 from pt2e_quant.observers.weights.weight_search import WeightSearch
-from pt2e_quant.passes.algorithms.balance_channels import balance_channels
+from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.passes.algorithms.registry import algorithm_named, combined
+from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 from pt2e_quant.passes.cleanup.pad_linears import pad_linears
 
 __all__ = ["MASKS_KEY", "RULE_KEY", "TableQuantizer"]
@@ -61,12 +63,9 @@ class TableQuantizer(Quantizer):
         observers: which observers are used.
         rules: further rules, as the `set_…` methods add them.
         transforms: passes that `transform_for_annotation` runs.
-        algorithms: passes that convert runs on the calibrated graph, before q/dq are made.
+        algorithms: what is done to weights and ranges besides; `add_algorithm` adds to them.
         finishing: passes that convert runs on the q/dq graph.
         recurrent: how a backend runs recurrent layers in integers; None leaves them float.
-        balances_channels: divide inputs of linears by a factor per channel and multiply their
-            weights where that lowers the rounding error expected of weights and of inputs rounded
-            at run time (`balance_channels`); exact in float. May also be set afterwards.
         computes_in: the float dtypes that the backend has kernels for: prepare lets the model
             compute in float32 instead of others (`compute_in_float32`). None leaves all.
         float_bodies: why bodies of control flow stay float on this backend; "" if they do not.
@@ -80,10 +79,9 @@ class TableQuantizer(Quantizer):
         observers: ObserverChoice | None = None,
         rules: Sequence[QuantRule] = (),
         transforms: Sequence[GraphPass] = (),
-        algorithms: Sequence[GraphPass] = (),
+        algorithms: Sequence[Algorithm] = (),
         finishing: Sequence[GraphPass] = (),
         recurrent: RecurrentForm | None = None,
-        balances_channels: bool = False,
         computes_in: Collection[torch.dtype] | None = None,
         float_bodies: str = "",
     ) -> None:
@@ -93,9 +91,9 @@ class TableQuantizer(Quantizer):
         self.rules = [QuantRule(kind=RuleKind.GLOBAL, scheme=scheme), *rules]
         self.transforms = tuple(transforms)
         self.algorithms = tuple(algorithms)
+        self.asked_algorithms: frozenset[str] = frozenset()
         self.finishing = tuple(finishing)
         self.recurrent = recurrent
-        self.balances_channels = balances_channels
         self.computes_in = computes_in
         self.float_bodies = float_bodies
         self.pads_groups = False
@@ -164,6 +162,38 @@ class TableQuantizer(Quantizer):
         self.scales = scales
         return self
 
+    def add_algorithm(self, algorithm: str | Algorithm) -> "TableQuantizer":
+        """Do something to weights and ranges besides: "gptq", or `Gptq(damping=0.05)`.
+
+        It replaces one of the same name. prepare refuses it if it applies to nothing.
+
+        Raises:
+            ConfigError: its name is unknown, or it does not go with one that is there.
+        """
+        made = algorithm_named(algorithm)
+        self.algorithms = combined(self.algorithms, [made])
+        self.asked_algorithms |= {made.name}
+        return self
+
+    def remove_algorithm(self, name: str) -> "TableQuantizer":
+        """Leave out an algorithm of this name, also one that the recipe brings."""
+        there = [algorithm.name for algorithm in self.algorithms]
+        if name not in there:
+            raise ConfigError(f'this quantizer has no algorithm "{name}": {near(name, there)}')
+        self.algorithms = tuple(a for a in self.algorithms if a.name != name)
+        self.asked_algorithms -= {name}
+        return self
+
+    def quantize_caches(self, bits: int = 8, names: str = "*") -> "TableQuantizer":
+        """Keep written float buffers (key and value caches) in 8 or 4 bits.
+
+        Args:
+            bits: 8 or 4.
+            names: a glob of the buffers' dotted names.
+        """
+        self.finishing += (quantize_caches(bits, names),)
+        return self
+
     def pad_groups(self) -> "TableQuantizer":
         """Pad linears with zero columns where a scheme's groups do not divide their weights."""
         self.pads_groups = True
@@ -174,9 +204,15 @@ class TableQuantizer(Quantizer):
         made = copy.copy(self)
         made.rules = list(self.rules)
         made.observers = for_training(self.observers)
-        made.algorithms = made.finishing = ()
+        if self.asked_algorithms:
+            raise ConfigError(
+                f"{', '.join(sorted(self.asked_algorithms))} works on calibrated weights, which "
+                "training changes",
+                fix="leave it out of training, or quantize after training with prepare_pt2e",
+            )
+        made.algorithms = ()  # training starts from the weights that the user gave
+        made.finishing = ()
         made.recurrent = None  # their steps run in one operator, which has no fake-quantizes inside
-        made.balances_channels = False  # training starts from the weights that the user gave
         return made
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
@@ -185,9 +221,6 @@ class TableQuantizer(Quantizer):
             return model
         if self.recurrent is not None:
             place_recurrent(model, RuleBook(self.rules), self.recurrent)
-        if self.balances_channels:
-            records = run_passes(model, (balance_channels(RuleBook(self.rules).scheme_for),))
-            log_passes(provenance_of(model), records)
         run_passes(model, self.transforms)
         if self.pads_groups:
             book = RuleBook(self.rules)
@@ -280,7 +313,7 @@ class TableQuantizer(Quantizer):
                 continue
             key = plan.row.name, slot.at, id(scheme)
             if key not in made:
-                made[key] = scheme, self.observers.spec(plan.row, slot, self._kept(slot, scheme))
+                made[key] = scheme, self.observers.spec(slot, self._kept(slot, scheme))
             spec = made[key][1]
             found |= {p: (spec, slot.role) for p in places}
         for group in plan.row.share:

@@ -34,7 +34,6 @@ from pt2e_quant.flow.convert.joint_qparams import qparams_by_observer
 from pt2e_quant.flow.convert.observed_qparams import (
     has_seen,
     observed_range,
-    qparams_of,
     record_of,
     recorded,
     recorded_affine,
@@ -59,7 +58,10 @@ from pt2e_quant.graph.pipeline import log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
 from pt2e_quant.observers.run_time.placeholder import RunTimeScales
 from pt2e_quant.observers.static.float_activation import FloatActivationObserver
+from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights.block_weight import BlockWeightObserver
+from pt2e_quant.passes.algorithms.algorithm import as_pass, take_statistics
+from pt2e_quant.passes.algorithms.algorithm_graph import Gathered
 from pt2e_quant.passes.batch_norm.expanded_conv_bn import fold_expanded_conv_bn
 from pt2e_quant.passes.batch_norm.fold_trained_batch_norm import fold_trained_batch_norm
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -159,13 +161,15 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
     for body in direct_bodies(gm):
         _convert_graph(body.gm, how, is_body=True)
         _take_over(provenance, provenance_of(body.gm), body.name)
+    state = prepared_state(gm)
+    gathered = take_statistics(gm, state.algorithms)
     if is_body and how.is_calibrated and never_ran(gm):
         leave_float(gm)
         return
-    state = prepared_state(gm)
+    _check_gathered(state, gathered)
     with one_recompile(gm) as changes:
         log_passes(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
-        log_passes(provenance, run_passes(gm, state.algorithms))
+        log_passes(provenance, run_passes(gm, [as_pass(a, gathered) for a in state.algorithms]))
         changes.append(True)
         if state.as_torchao:
             run_passes(gm, (fold_observed_constants,))
@@ -177,6 +181,19 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
         run_passes(gm, (store_weights,) if how.fold_quantize else ())
         log_passes(provenance, run_passes(gm, state.finishing))
         run_passes(gm, (drop_dead_constants,))
+
+
+def _check_gathered(state: PreparedState, gathered: Gathered) -> None:
+    """Refuse an algorithm that was asked for and was given no data."""
+    seen = {key[0] for key, statistics in gathered.items() if statistics.seen}
+    for name, node, _ in gathered:
+        if name in state.asked_algorithms and name not in seen:
+            raise CalibrationError(
+                f"{name} works on calibration data, and none came to its operators",
+                node=node,
+                fix="calibrate(prepared, batches) before convert_pt2e, also where the recipe "
+                f"needs no data itself; or leave {name} out",
+            )
 
 
 def _take_over(table: Provenance, inner: Provenance, body: str) -> None:

@@ -1,6 +1,5 @@
 """What an observer has come to: its qparams, and what the record of a tensor says of it."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -12,49 +11,15 @@ from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.provenance import TensorRecord
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.flow.prepare.prepared import ObserverInfo
-from pt2e_quant.observers.qschemes import PER_CHANNEL
-from pt2e_quant.observers.training.trained_qparams import trained_qparams
+from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY
 
 __all__ = [
     "has_seen",
     "observed_range",
-    "qparams_of",
     "record_of",
     "recorded",
     "recorded_affine",
 ]
-
-
-def qparams_of(observer: Any, *, by_statistics: bool = False) -> QParams:
-    """The qparams that an observer has come to.
-
-    Args:
-        observer: an observer or fake-quantize.
-        by_statistics: of a fake-quantize, those that its statistics call for instead of those
-            that it trained with.
-    """
-    with warnings.catch_warnings():
-        # Of observers without data, which convert has already refused or warned of.
-        warnings.simplefilter("ignore")
-        found = observer.calculate_qparams() if by_statistics else trained_qparams(observer)
-        scale, zero_point = found
-    qscheme = getattr(observer, "qscheme", None)
-    is_float = qscheme == torch.per_channel_affine_float_qparams
-    group_size = getattr(observer, "group_size", None)
-    is_per_channel = qscheme in PER_CHANNEL and group_size is None
-    shape = (-1,) if group_size is None else tuple(scale.shape)
-    limits = None if observer.quant_min is not None else torch.iinfo(observer.dtype)
-    return QParams(
-        scale=scale.detach().to(torch.float32).reshape(shape),
-        zero_point=zero_point.detach()
-        .to(torch.float32 if is_float else torch.int32)
-        .reshape(shape),
-        quant_min=int(observer.quant_min if limits is None else limits.min),
-        quant_max=int(observer.quant_max if limits is None else limits.max),
-        dtype=observer.dtype,
-        axis=int(observer.ch_axis or 0) if is_per_channel else None,
-        group_size=group_size,
-    )
 
 
 def record_of(
@@ -85,7 +50,7 @@ def record_of(
         uses=list(observer_info.uses),
         dtype=fields.pop("dtype", None) or str(observer.dtype).removeprefix("torch."),
         observed=observed,
-        steps=list(getattr(observer, "steps", ())),
+        steps=[*node.meta.get(STEPS_KEY, ()), *getattr(observer, "steps", ())],
         **fields,
     )
 

@@ -14,10 +14,11 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.flow.calibrate.progress import show_progress
 from pt2e_quant.flow.convert.emit_qdq import Layout, qdq_name, static_layout
 from pt2e_quant.flow.convert.joint_qparams import is_min_max, joint_qparams, range_of
-from pt2e_quant.flow.convert.observed_qparams import observed_range, qparams_of, record_of, recorded
+from pt2e_quant.flow.convert.observed_qparams import observed_range, record_of, recorded
 from pt2e_quant.flow.prepare.prepared import HeldConstant
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.passes.weights.store_weights import WeightStore
 
 __all__ = ["HeldPlace", "held_places", "quantize_constants"]

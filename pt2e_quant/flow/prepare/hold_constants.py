@@ -32,7 +32,8 @@ def may_hold(quantizer: Any, state: PreparedState) -> bool:
     callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
     # That of each library's base class does nothing.
     is_none = getattr(callback, "__qualname__", _NO_CALLBACK) == _NO_CALLBACK
-    return not state.algorithms and not state.is_qat and is_none
+    has_readers = any(algorithm.needs_data for algorithm in state.algorithms)
+    return not has_readers and not state.is_qat and is_none
 
 
 def hold_constants(

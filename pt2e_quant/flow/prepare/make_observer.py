@@ -13,6 +13,7 @@ from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import AnnotationError, ConfigError
 from pt2e_quant.core.specs import SpecKind, kind_of
 from pt2e_quant.flow.annotate.groups import Group
+from pt2e_quant.observers.partial_wrapper import given_argument
 from pt2e_quant.observers.static.derived import DerivedObserverOrFakeQuantize
 from pt2e_quant.observers.static.fixed import FixedQParamsObserver
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
@@ -141,21 +142,11 @@ def _takes_axis(constructor: Any) -> bool:
     trains a transposed convolution's weight along its inputs.
     """
     made = _class_of(constructor)
-    observer = _given(constructor, "observer")
+    observer = given_argument(constructor, "observer")
     if observer is not None:
         kind = _class_of(observer)
         return isinstance(kind, type) and "ch_axis" in inspect.signature(kind).parameters
     return "PerChannel" in getattr(made, "__name__", "")
-
-
-def _given(constructor: Any, name: str) -> Any:
-    """A keyword argument that a constructor was given beforehand, None if it was not."""
-    while constructor is not None and not isinstance(constructor, type):
-        found = getattr(constructor, "keywords", {}).get(name)
-        if found is not None:
-            return found
-        constructor = getattr(constructor, "p", None) or getattr(constructor, "func", None)
-    return None
 
 
 def _class_of(constructor: Any) -> Any:

@@ -2,9 +2,9 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,6 +44,8 @@ from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.pickling.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, copy_bodies, direct_bodies
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, insert_statistics
+from pt2e_quant.passes.algorithms.registry import algorithm_named, combined
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_batch_norm
 from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -76,7 +78,11 @@ through where the model stops them, is left."""
 
 
 def prepare_pt2e(
-    model: ExportedProgram | GraphModule, quantizer: Any, *, strict: bool = True
+    model: ExportedProgram | GraphModule,
+    quantizer: Any,
+    *,
+    algorithms: Sequence[str | Algorithm] = (),
+    strict: bool = True,
 ) -> GraphModule:
     """Annotate a captured graph and insert observers.
 
@@ -88,16 +94,19 @@ def prepare_pt2e(
             tensors of the user's model are shared and never written.
         quantizer: ours, or any object with PT2E's `transform_for_annotation`, `annotate` and
             `validate`.
+        algorithms: what is to be done to weights and ranges besides, by name or with settings:
+            `["gptq"]`, `[Gptq(block_size=64)]`; added to those that the quantizer brings.
         strict: refuse when nothing was annotated; otherwise warn, here and in convert.
 
     Returns:
         A graph module to run calibration data through, with the model's own call signature.
 
     Raises:
-        ConfigError: the model or the quantizer is something else.
+        ConfigError: the model or the quantizer is something else, or an algorithm that was asked
+            for applies to nothing in this graph.
         AnnotationError: an annotation cannot be carried out, or there is none.
     """
-    return prepare_captured(captured(model), quantizer, strict=strict)
+    return prepare_captured(captured(model), quantizer, strict=strict, algorithms=algorithms)
 
 
 def prepare_captured(
@@ -105,6 +114,7 @@ def prepare_captured(
     quantizer: Any,
     *,
     strict: bool,
+    algorithms: Sequence[str | Algorithm] = (),
     is_qat: bool = False,
     observe_constants: bool = False,
     as_torchao: bool = False,
@@ -121,15 +131,43 @@ def prepare_captured(
             fix='pt2e_quant.backends.get("xnnpack").quantizer("int8")',
         )
     with pause_gc():
-        return _prepare(gm, quantizer, _Options(strict, is_qat, observe_constants, as_torchao))
+        own = () if is_qat else getattr(quantizer, "algorithms", ())
+        asked = {algorithm_named(given).name for given in algorithms}
+        options = _Options(
+            strict=strict,
+            is_qat=is_qat,
+            observe_constants=observe_constants,
+            as_torchao=as_torchao,
+            algorithms=combined(own, algorithms),
+            asked=tuple(sorted(asked | getattr(quantizer, "asked_algorithms", set()))),
+        )
+        prepared = _prepare(gm, quantizer, options)
+        _check_reached(options)
+        return prepared
 
 
-@dataclass(frozen=True, slots=True)
+def _check_reached(options: "_Options") -> None:
+    """Refuse an algorithm that was asked for and has no site in any graph of the program."""
+    for algorithm in options.algorithms:
+        if algorithm.name in options.asked and algorithm.name not in options.reached:
+            raise ConfigError(
+                f"{algorithm.name} applies to nothing that is quantized here: it is for "
+                f"{algorithm.fits}",
+                fix="leave it out, or choose a recipe or scheme that quantizes such operators",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
+    """How to prepare; `reached` takes the names of the algorithms that found a site."""
+
     strict: bool
     is_qat: bool
     observe_constants: bool
     as_torchao: bool
+    algorithms: tuple[Algorithm, ...]
+    asked: tuple[str, ...]
+    reached: set[str] = field(default_factory=set)
 
 
 def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
@@ -185,13 +223,15 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
             quantizer.annotate(gm)
         quantizer.validate(gm)
         check_annotations(gm)
+        _run_without_data(gm, options)
         taken.put_norms_back(gm)
         changes.clear()  # inserting the observers ends with a recompile
     provenance = provenance_of(gm)
     provenance.quantizer = provenance.quantizer or type(quantizer).__name__
     provenance.passes += [record.name for record in records if record.changed]
     state = PreparedState(
-        algorithms=tuple(getattr(quantizer, "algorithms", ())),
+        algorithms=tuple(a for a in options.algorithms if a.needs_data),
+        asked_algorithms=options.asked,
         finishing=tuple(getattr(quantizer, "finishing", ())),
         is_strict=options.strict,
         is_qat=options.is_qat,
@@ -200,6 +240,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
     gm.meta[PREPARED_KEY] = state
     holds = may_hold(quantizer, state) and not options.observe_constants
     _insert_observers(gm, quantizer, state, taken.sources, holds=holds)
+    options.reached.update(insert_statistics(gm, state.algorithms))
     taken.put_dropouts_back(gm)
     recompile(gm)
     for body in direct_bodies(gm):
@@ -207,6 +248,14 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
         owner, _, leaf = body.name.rpartition(".")
         setattr(gm.get_submodule(owner), leaf, _prepare_graph(body.gm, quantizer, options))
     return gm
+
+
+def _run_without_data(gm: GraphModule, options: _Options) -> None:
+    """Run the algorithms that need no data, on the annotated graph."""
+    passes = [as_pass(a) for a in options.algorithms if not a.needs_data]
+    records = run_passes(gm, passes)
+    log_passes(provenance_of(gm), records)
+    options.reached.update(record.name for record in records if record.notes)
 
 
 def _passes(options: _Options) -> tuple[GraphPass, ...]:

@@ -12,6 +12,7 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.passes.algorithms.algorithm import Algorithm
 
 __all__ = [
     "PREPARED_KEY",
@@ -80,7 +81,8 @@ class PreparedState:
     Args:
         entries: by name of the observer node.
         constants: those that convert looks at.
-        algorithms: passes of the quantizer before q/dq are made.
+        algorithms: those that convert runs before q/dq are made.
+        asked_algorithms: the names of those that somebody asked for, beyond a recipe's own.
         finishing: passes of the quantizer on the q/dq graph.
         is_strict: refuse an observer without data; otherwise warn.
         is_qat: prepared for training.
@@ -90,7 +92,8 @@ class PreparedState:
 
     observer_infos: dict[str, ObserverInfo] = field(default_factory=dict)
     constants: list[HeldConstant] = field(default_factory=list)
-    algorithms: tuple[GraphPass, ...] = ()
+    algorithms: tuple[Algorithm, ...] = ()
+    asked_algorithms: tuple[str, ...] = ()
     finishing: tuple[GraphPass, ...] = ()
     is_strict: bool = True
     is_qat: bool = False

@@ -44,8 +44,7 @@ def for_training(observers: ObserverChoice) -> ObserverChoice:
         for name in ("activation", "weight", "weight_per_channel")
         if makes_fake_quantize(kept := getattr(observers, name))
     }
-    by_slot = {k: v for k, v in observers.by_slot.items() if makes_fake_quantize(v)}
-    return replace(QAT_OBSERVERS, by_slot=by_slot, **chosen)
+    return replace(QAT_OBSERVERS, **chosen)
 
 
 def makes_fake_quantize(constructor: Any) -> bool:

@@ -77,6 +77,11 @@ class MinMaxObserver(UniformQuantizationObserverBase):
             torch.maximum(self.max_val, high.to(self.max_val), out=self.max_val)
         return x_orig
 
+    def set_extremes(self, low: Tensor, high: Tensor) -> None:
+        """Take the least and the greatest value of each sample in the place of what was seen."""
+        self.min_val.copy_(low.min())
+        self.max_val.copy_(high.max())
+
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the running range, both [1]."""
         return self.qparams_of(self.min_val, self.max_val)

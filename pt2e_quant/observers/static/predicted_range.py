@@ -63,6 +63,13 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
         if self.is_vector and self.ignore_at_or_below is None:
             self.sample_maxima += x.reshape(len(x), -1).abs().amax(1).tolist()
 
+    def set_extremes(self, low: Tensor, high: Tensor) -> None:
+        """Take the least and the greatest value of each sample in the place of what was seen."""
+        self.min_val.copy_(low.min())
+        self.max_val.copy_(high.max())
+        if self.is_vector:
+            self.sample_maxima = torch.maximum(-low, high).tolist()
+
     @property
     def margin(self) -> float:
         """By how much the observed range is widened, from 1 to MOST."""

@@ -5,18 +5,54 @@ is something else after the observer was switched off or a scale was loaded, and
 torch's fused operator, whose symmetric scale for -127 .. 127 is max(-min / 128, max / 127).
 """
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["TrainedSource", "is_fake_quantize", "trained_qparams"]
+from pt2e_quant.core.qparams import QParams
+from pt2e_quant.observers.qschemes import PER_CHANNEL
+
+__all__ = ["TrainedSource", "is_fake_quantize", "qparams_of", "trained_qparams"]
 
 
 def is_fake_quantize(module: object) -> bool:
     """Whether a module is a fake-quantize with an observer inside, ours or another library's."""
     return hasattr(module, "fake_quant_enabled") and hasattr(module, "activation_post_process")
+
+
+def qparams_of(observer: Any, *, by_statistics: bool = False) -> QParams:
+    """The qparams that an observer has come to.
+
+    Args:
+        observer: an observer or fake-quantize.
+        by_statistics: of a fake-quantize, those that its statistics call for instead of those
+            that it trained with.
+    """
+    with warnings.catch_warnings():
+        # Of observers without data, which convert has already refused or warned of.
+        warnings.simplefilter("ignore")
+        found = observer.calculate_qparams() if by_statistics else trained_qparams(observer)
+        scale, zero_point = found
+    qscheme = getattr(observer, "qscheme", None)
+    is_float = qscheme == torch.per_channel_affine_float_qparams
+    group_size = getattr(observer, "group_size", None)
+    is_per_channel = qscheme in PER_CHANNEL and group_size is None
+    shape = (-1,) if group_size is None else tuple(scale.shape)
+    limits = None if observer.quant_min is not None else torch.iinfo(observer.dtype)
+    return QParams(
+        scale=scale.detach().to(torch.float32).reshape(shape),
+        zero_point=zero_point.detach()
+        .to(torch.float32 if is_float else torch.int32)
+        .reshape(shape),
+        quant_min=int(observer.quant_min if limits is None else limits.min),
+        quant_max=int(observer.quant_max if limits is None else limits.max),
+        dtype=observer.dtype,
+        axis=int(observer.ch_axis or 0) if is_per_channel else None,
+        group_size=group_size,
+    )
 
 
 def trained_qparams(observer: Any) -> tuple[Tensor, Tensor]:

@@ -342,7 +342,7 @@ def test_save_when_a_pass_is_not_ours_then_named(net, quantizer, images, tmp_pat
     def my_pass(gm):
         raise AssertionError
 
-    gm = pq.prepare_pt2e(torch.export.export(net, (images[0],)), quantizer(algorithms=(my_pass,)))
+    gm = pq.prepare_pt2e(torch.export.export(net, (images[0],)), quantizer(finishing=(my_pass,)))
     with pytest.raises(UnsupportedError, match="cannot hold the pass my_pass"):
         pq.save(gm, tmp_path / "x.ptq")
 

@@ -9,10 +9,10 @@ from pt2e_quant.flow.convert.joint_qparams import (
     qparams_by_observer,
     range_of,
 )
-from pt2e_quant.flow.convert.observed_qparams import qparams_of
 from pt2e_quant.observers.static.histogram import HistogramObserver
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.observers.static.moving_average import MovingAverageMinMaxObserver
+from pt2e_quant.observers.training.trained_qparams import qparams_of
 
 PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric)

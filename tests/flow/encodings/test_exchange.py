@@ -283,7 +283,7 @@ def test_export_when_scales_are_of_another_form_then_the_numbers_they_stand_for(
 
     def prepared(**form):
         quantizer = pq.backends.get("onnx").quantizer(recipe)
-        quantizer.balances_channels = False
+        quantizer.remove_algorithm("balance_channels")
         quantizer = quantizer.with_scales(form["scales"]) if form else quantizer
         return pq.prepare_pt2e(program, quantizer)
 

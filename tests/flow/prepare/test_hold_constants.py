@@ -20,11 +20,11 @@ from pt2e_quant.flow.prepare.prepare_pt2e import prepare_captured, prepare_pt2e
 from pt2e_quant.flow.prepare.prepared import observers_of, prepared_state
 from pt2e_quant.graph.op_table import OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.graph.show import show
 from pt2e_quant.observers.static.minmax import PerChannelMinMaxObserver
 from pt2e_quant.observers.weights.weight import WeightObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.pt2e import quantize_pt2e as drop_in
 
 
@@ -81,11 +81,6 @@ def test_prepare_when_weights_need_no_reader_then_no_node_observes_them(quantize
     assert len({id(c.observer) for c in prepared_state(gm).constants}) == 1
 
 
-@graph_pass()
-def does_nothing(gm):
-    return PassResult(changed=False)
-
-
 def with_callback(quantizer):
     quantizer.prepare_obs_or_fq_callback = lambda model, places: None
     return quantizer
@@ -94,7 +89,7 @@ def with_callback(quantizer):
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda make: make(algorithms=(does_nothing,)), id="an algorithm"),
+        pytest.param(lambda make: make(algorithms=[Gptq()]), id="an algorithm"),
         pytest.param(lambda make: with_callback(make()), id="a callback"),
     ],
 )

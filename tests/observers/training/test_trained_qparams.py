@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pt2e_quant.core.qparams import QParams, fake_quantize
-from pt2e_quant.flow.convert.observed_qparams import qparams_of
 from pt2e_quant.observers.static.derived import DerivedObserverOrFakeQuantize
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.static.moving_average import (
@@ -18,6 +17,7 @@ from pt2e_quant.observers.training.fused_fake_quantize import FusedMovingAvgObsF
 from pt2e_quant.observers.training.trained_qparams import (
     TrainedSource,
     is_fake_quantize,
+    qparams_of,
     trained_qparams,
 )
 

@@ -5,7 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pt2e_quant.passes.algorithms.balance_scales import EXPONENTS, Balance, Rounding, choose_balance
+from pt2e_quant.passes.algorithms.balance_channels import (
+    EXPONENTS,
+    Balance,
+    Rounding,
+    choose_balance,
+)
 from pt2e_quant.passes.algorithms.channel_sizes import POWER, ChannelSizes
 
 INT8 = Rounding(weight_steps=127.0, group_size=None, rounds_input=True, is_affine=True)

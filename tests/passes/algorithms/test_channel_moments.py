@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.algorithms.channel_moments import ChannelMoments
+from pt2e_quant.passes.algorithms.channel_moments import ChannelMoments, quadrature
 from pt2e_quant.passes.algorithms.channel_sizes import channel_sizes
-from pt2e_quant.passes.algorithms.moment_rules import quadrature
 from pt2e_quant.passes.cleanup.remove_dropout import remove_dropout
 
 WIDTH, HIDDEN = 32, 48

@@ -7,9 +7,10 @@ from torch import nn
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
-from pt2e_quant.flow.prepare.prepared import prepared_state
 from pt2e_quant.graph.show import show
-from pt2e_quant.passes.algorithms.scale_outputs import scale_outputs
+from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
+
+SCALE = ScaleOutputs()
 
 
 def samples(count: int = 8, seed: int = 0) -> list[torch.Tensor]:
@@ -42,10 +43,10 @@ class Wide(nn.Module):
         return y / self.even
 
 
-def test_scale_when_channels_differ_then_divided_before_and_multiplied_after(calibrated):
+def test_scale_when_channels_differ_then_divided_before_and_multiplied_after(calibrated, applied):
     model = Wide()
-    gm = calibrated(model, samples(), outputs=True)
-    assert scale_outputs(gm).changed
+    gm = calibrated(model, samples(), outputs=True, algorithms=[SCALE])
+    assert applied(gm, SCALE).changed
     assert show(gm) == dedent(
         """\
         activation_post_process_1: f32[32, 16] = call_module activation_post_process_1(linear.weight)
@@ -64,27 +65,28 @@ def test_scale_when_channels_differ_then_divided_before_and_multiplied_after(cal
 
 
 @pytest.mark.parametrize(("kind", "biases"), [("plain", False), ("plain", True), ("no bias", True)])
-def test_scaling_when_channels_are_outliers_then_15_db_on_unseen_data(calibrated, kind, biases):
+def test_scaling_when_channels_are_outliers_then_15_db_on_unseen_data(
+    calibrated, kind, biases, applied
+):
     model = Wide(kind)
     held = samples(16, seed=1)
 
     def quality(algorithms) -> float:
-        gm = calibrated(model, samples(), outputs=True, biases=biases)
-        prepared_state(gm).algorithms = algorithms
+        gm = calibrated(model, samples(), outputs=True, biases=biases, algorithms=algorithms)
         gm = convert_pt2e(gm)
         with torch.no_grad():
             return sqnr_db([model(x) for x in held], [gm(x) for x in held])
 
-    assert quality((scale_outputs,)) > quality(()) + 15
+    assert quality((SCALE,)) > quality(()) + 15
 
 
-def test_second_run_changes_nothing(calibrated):
-    gm = calibrated(Wide(), samples(), outputs=True)
-    assert scale_outputs(gm).changed
+def test_second_run_changes_nothing(calibrated, applied):
+    gm = calibrated(Wide(), samples(), outputs=True, algorithms=[SCALE])
+    assert applied(gm, SCALE).changed
     text = show(gm)
-    result = scale_outputs(gm)
+    result = applied(gm, SCALE)
     assert not result.changed
-    assert "it was scaled before" in {n.text for n in result.notes}
+    assert "scale_outputs was applied before" in {n.text for n in result.notes}
     assert show(gm) == text
     assert [f.op for f in provenance_of(gm).floats].count("aten.mul") == 1
 
@@ -96,14 +98,14 @@ def test_second_run_changes_nothing(calibrated):
         ("even channels", "no channel scale lowers the expected error enough"),
     ],
 )
-def test_pass_when_it_cannot_or_need_not_then_declines(calibrated, kind, reason):
-    gm = calibrated(Wide(kind), samples(), outputs=True)
-    result = scale_outputs(gm)
+def test_pass_when_it_cannot_or_need_not_then_declines(calibrated, kind, reason, applied):
+    gm = calibrated(Wide(kind), samples(), outputs=True, algorithms=[SCALE])
+    result = applied(gm, SCALE)
     assert result.notes[0].text == reason
     assert result.notes[0].skipped
 
 
-def test_pass_when_outputs_stay_float_then_finds_nothing(calibrated):
-    result = scale_outputs(calibrated(Wide(), samples()))
+def test_pass_when_outputs_stay_float_then_finds_nothing(calibrated, applied):
+    result = applied(calibrated(Wide(), samples(), algorithms=[SCALE]), SCALE)
     assert not result.changed
     assert result.notes == ()

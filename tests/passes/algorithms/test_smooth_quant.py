@@ -7,10 +7,14 @@ from torch import nn
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
-from pt2e_quant.flow.prepare.prepared import prepared_state
 from pt2e_quant.graph.show import show
+from pt2e_quant.observers.static.histogram import HistogramObserver
 from pt2e_quant.observers.static.minmax import MinMaxObserver
-from pt2e_quant.passes.algorithms.smooth_quant import smooth_quant
+from pt2e_quant.observers.static.mse import MSEObserver
+from pt2e_quant.observers.static.rounded_scale import RoundedScaleObserver
+from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
+
+SMOOTH = SmoothQuant()
 
 OUTLIERS = torch.ones(16).index_fill_(0, torch.tensor([3, 11]), 40.0)
 
@@ -40,17 +44,18 @@ class Scaled(nn.Module):
 
 
 class Normed(nn.Module):
-    """A linear right behind a layer norm with outlier weights: nothing else reads the norm."""
+    """A linear right behind a norm with outlier weights: nothing else reads the norm."""
 
-    def __init__(self, also: bool = False) -> None:
+    def __init__(self, also: bool = False, norm: type[nn.Module] = nn.LayerNorm) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.norm = nn.LayerNorm(16)
+        self.norm = norm(16)
         self.linear = nn.Linear(16, 8)
         self.also = also
         with torch.no_grad():
             self.norm.weight.mul_(OUTLIERS)
-            self.norm.bias.normal_()
+            if norm is nn.LayerNorm:
+                self.norm.bias.normal_()
             self.linear.weight.div_(OUTLIERS)
 
     def forward(self, x):
@@ -68,11 +73,11 @@ def plain_samples(count: int = 8, seed: int = 0) -> list[torch.Tensor]:
     return [torch.randn(1, 6, 16, generator=generator) for _ in range(count)]
 
 
-def test_scale_when_the_input_has_other_readers_then_a_multiplication(calibrated):
+def test_scale_when_the_input_has_other_readers_then_a_multiplication(calibrated, applied):
     model = Scaled(also=True)
-    gm = calibrated(model, samples())
+    gm = calibrated(model, samples(), algorithms=[SMOOTH])
     before = [t.clone() for t in model.state_dict().values()]
-    result = smooth_quant(gm)
+    result = applied(gm, SMOOTH)
     assert result.changed
     assert show(gm) == dedent(
         """\
@@ -94,11 +99,12 @@ def test_scale_when_the_input_has_other_readers_then_a_multiplication(calibrated
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
-def test_scale_when_the_norm_has_one_reader_then_folded_into_it(calibrated):
-    model = Normed()
-    gm = calibrated(model, plain_samples())
-    text = show(gm)
-    assert smooth_quant(gm).changed
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_scale_when_the_norm_has_one_reader_then_folded_into_it(calibrated, applied, norm):
+    model = Normed(norm=norm)
+    text = show(calibrated(model, plain_samples()))
+    gm = calibrated(model, plain_samples(), algorithms=[SMOOTH])
+    assert applied(gm, SMOOTH).changed
     assert show(gm) == text
     assert gm.norm.weight.max() < 20 < model.norm.weight.max()
     for x in plain_samples(seed=1):
@@ -111,9 +117,7 @@ def test_smoothing_when_channels_are_outliers_then_10_db_on_unseen_data(model, c
     held = make(16, seed=1)
     gm = calibrated(model, make())
     plain = quality(model, convert_pt2e(gm), held)
-    gm = calibrated(model, make())
-    state = prepared_state(gm)
-    state.algorithms = (smooth_quant,)
+    gm = calibrated(model, make(), algorithms=[SMOOTH])
     smooth = quality(model, convert_pt2e(gm), held)
     assert smooth > plain + 10
     record = next(r for r in provenance_of(gm).tensors if r.steps)
@@ -121,13 +125,13 @@ def test_smoothing_when_channels_are_outliers_then_10_db_on_unseen_data(model, c
     assert "smooth_quant" in provenance_of(gm).passes
 
 
-def test_second_run_changes_nothing(calibrated):
-    gm = calibrated(Scaled(readers=2), samples())
-    assert smooth_quant(gm).changed
+def test_second_run_changes_nothing(calibrated, applied):
+    gm = calibrated(Scaled(readers=2), samples(), algorithms=[SMOOTH])
+    assert applied(gm, SMOOTH).changed
     text = show(gm)
-    result = smooth_quant(gm)
+    result = applied(gm, SMOOTH)
     assert not result.changed
-    assert [n.text for n in result.notes] == ["it was scaled before"]
+    assert [n.text for n in result.notes] == ["smooth_quant was applied before"]
     assert show(gm) == text
 
 
@@ -156,26 +160,35 @@ class Other(nn.Module):
         ("chain", samples, {"outputs": True}, "linear is computed in integers"),
     ],
 )
-def test_pass_when_it_cannot_or_need_not_then_declines(calibrated, kind, make, options, reason):
-    gm = calibrated(Other(kind), make(), **options)
-    result = smooth_quant(gm)
+def test_pass_when_it_cannot_or_need_not_then_declines(
+    calibrated, kind, make, options, reason, applied
+):
+    gm = calibrated(Other(kind), make(), **options, algorithms=[SMOOTH])
+    result = applied(gm, SMOOTH)
     assert reason in {n.text for n in result.notes if n.skipped}
     assert all(n.skipped for n in result.notes)
     assert not result.changed
 
 
-def test_pass_when_observers_keep_no_channels_then_leaves_them(calibrated):
-    gm = calibrated(Scaled(), samples(), observer=MinMaxObserver)
-    result = smooth_quant(gm)
-    assert not result.changed
-    assert result.notes == ()
+@pytest.mark.parametrize("observer", [MinMaxObserver, HistogramObserver, MSEObserver])
+def test_smoothing_when_ranges_are_found_otherwise_then_10_db_too(calibrated, observer):
+    model, held = Scaled(), samples(16, seed=1)
+    plain = quality(model, convert_pt2e(calibrated(model, samples(), observer=observer)), held)
+    gm = calibrated(model, samples(), observer=observer, biases=True, algorithms=[SMOOTH])
+    assert quality(model, convert_pt2e(gm), held) > plain + 10
 
 
-def test_scale_when_in_half_precision_then_the_float_value_stays_bit_equal(calibrated):
+def test_pass_when_rounded_scales_are_asked_for_then_finds_nothing(calibrated, applied):
+    observer = RoundedScaleObserver.with_args(observer=MinMaxObserver)
+    gm = calibrated(Scaled(), samples(), observer=observer, algorithms=[SMOOTH])
+    assert applied(gm, SMOOTH).notes == ()
+
+
+def test_scale_when_in_half_precision_then_the_float_value_stays_bit_equal(calibrated, applied):
     model = Scaled(also=True).to(torch.bfloat16)
     data = [x.to(torch.bfloat16) for x in samples()]
-    gm = calibrated(model, data)
-    assert smooth_quant(gm).changed
+    gm = calibrated(model, data, algorithms=[SMOOTH])
+    assert applied(gm, SMOOTH).changed
     factor = getattr(gm.linears, "0").input_scale
     assert factor.dtype == torch.bfloat16
     assert factor.min() < 0.2
@@ -201,13 +214,15 @@ class Perceptron(nn.Module):
 
 
 @pytest.mark.parametrize("outputs", [False, True], ids=["float between", "integers between"])
-def test_scale_when_a_linear_makes_the_input_then_folded_into_its_rows(calibrated, outputs):
+def test_scale_when_a_linear_makes_the_input_then_folded_into_its_rows(
+    calibrated, outputs, applied
+):
     model, held = Perceptron(relu=not outputs), plain_samples(16, seed=1)
 
     def prepared():
-        gm = calibrated(model, plain_samples(), outputs=outputs, biases=True)
-        text = show(gm)
-        result = smooth_quant(gm)
+        text = show(calibrated(model, plain_samples(), outputs=outputs, biases=True))
+        gm = calibrated(model, plain_samples(), outputs=outputs, biases=True, algorithms=[SMOOTH])
+        result = applied(gm, SMOOTH)
         assert result.changed
         assert show(gm) == text
         return gm

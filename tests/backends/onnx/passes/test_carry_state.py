@@ -17,7 +17,6 @@ from pt2e_quant.backends.onnx.passes.carry_state import StateTensor, carry_state
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.flow.calibrate.sample import sqnr_db
-from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 
 BACKEND = pq.backends.get("onnx")
 WIDTH, ROOM = 64, 8
@@ -175,7 +174,7 @@ def test_lower_when_the_buffer_is_gone_then_refused():
 def test_state_when_caches_are_quantized_then_so_many_bytes_and_near_the_graph(bits, row):
     torch.manual_seed(0)
     quantizer = BACKEND.quantizer("w4_g32")
-    quantizer.finishing += (quantize_caches(bits, names="*cache"),)
+    quantizer.quantize_caches(bits, names="*cache")
     (x, at), *_ = calls()
     size = torch.export.Dim("t", max=ROOM)
     shapes = {"x": {1: size}, "at": {0: size}}

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.flow.calibrate.sample import sqnr_db
-from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 
 BACKEND = pq.backends.get("xnnpack")
 WIDTH, ROOM = 32, 256
@@ -38,7 +37,7 @@ def lowered(bits: int, *, is_empty: bool) -> tuple[torch.fx.GraphModule, Xnnpack
     ep = torch.export.export(Step(is_empty=is_empty).eval(), call, dynamic_shapes=shapes)
     quantizer = BACKEND.quantizer("int8_dynamic")
     if bits < 32:
-        quantizer.finishing += (quantize_caches(bits),)
+        quantizer.quantize_caches(bits)
     gm = pq.convert_pt2e(pq.prepare_pt2e(ep, quantizer))
     artifact = BACKEND.lower(gm, call)
     assert isinstance(artifact, XnnpackArtifact)

@@ -1,0 +1,192 @@
+"""What an algorithm of post-training quantization is, and how prepare and convert run it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import attribute, copy_trace
+from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.observers.statistics.base import Statistics
+from pt2e_quant.passes.algorithms.algorithm_graph import (
+    OUT,
+    AlgorithmGraph,
+    Declined,
+    Gathered,
+    unobserved,
+)
+
+__all__ = [
+    "APPLIED_KEY",
+    "OUT",
+    "Algorithm",
+    "Site",
+    "as_pass",
+    "insert_statistics",
+    "take_statistics",
+]
+
+APPLIED_KEY = "pt2e_quant.algorithms"
+"""The key of `node.meta` that holds the algorithms and slots done at an operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place that an algorithm works on.
+
+    Args:
+        graph: what it is in.
+        node: the operator.
+        slot: "input", "weight" or another operand by its name in the schema, or OUT.
+        plan: what `sites` found out before any site was changed; Declined if that is nothing.
+    """
+
+    graph: AlgorithmGraph
+    node: Node
+    slot: str
+    plan: Any = None
+
+    @property
+    def tensor(self) -> Node:
+        """What is watched: the operator's output where the slot is OUT, else its input."""
+        return self.node if self.slot == OUT else self.graph.source(self.node)
+
+
+class Algorithm(ABC):
+    """A method that changes weights, ranges or the graph of a model to be quantized.
+
+    A subclass is a frozen dataclass of its settings, under the names and with the defaults of its
+    paper. One that overrides `statistics` runs in convert, on the prepared and calibrated graph.
+    Any other runs in prepare, on the annotated graph without observers.
+
+    Attributes:
+        name: as `add_algorithm` and the command line name it, lower case with underscores.
+        paper: authors, year and where to find it.
+        fits: what it applies to, for the error where a graph has no such thing.
+        chooses_codes: it chooses the integers of weights. It runs after all that change the
+            weights themselves, and a model takes one such algorithm only.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    fits: ClassVar[str]
+    chooses_codes: ClassVar[bool] = False
+
+    @abstractmethod
+    def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
+        """The places that it applies to, at most one for each operator and slot."""
+
+    def statistics(self, site: Site) -> Statistics:
+        """A module that watches the site's tensor during calibration."""
+        raise NotImplementedError  # never asked where `needs_data` is False
+
+    @abstractmethod
+    def apply(self, site: Site, statistics: Statistics | None) -> str:
+        """Do it at a site; returns one line of what was done, for the record.
+
+        Args:
+            site: as `sites` gave it; sites before it have been changed already.
+            statistics: what was gathered, None if there was no data or none is needed.
+
+        Raises:
+            Declined: nothing is to be done here, with the reason. The graph is as it was.
+        """
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it gathers statistics during calibration."""
+        return type(self).statistics is not Algorithm.statistics
+
+
+def as_pass(algorithm: Algorithm, gathered: Gathered | None = None) -> GraphPass:
+    """The pass that applies an algorithm at all its sites, with a note for each.
+
+    Args:
+        algorithm: what to apply.
+        gathered: what `take_statistics` gave; algorithms that run after each other share it.
+    """
+
+    def edit(gm: GraphModule) -> PassResult:
+        graph = AlgorithmGraph(gm, {} if gathered is None else gathered)
+        notes = []
+        for site in list(algorithm.sites(graph)):
+            try:
+                notes.append(Note(site.node.name, _apply(algorithm, site)))
+            except Declined as reason:
+                notes.append(Note(site.node.name, str(reason), skipped=True))
+        return PassResult(graph.editor.finish(), tuple(notes))
+
+    return GraphPass(algorithm.name, edit)
+
+
+def _apply(algorithm: Algorithm, site: Site) -> str:
+    applied = site.node.meta.setdefault(APPLIED_KEY, [])
+    mark = f"{algorithm.name} {site.slot}"
+    if mark in applied:
+        raise Declined(f"{algorithm.name} was applied before")
+    if isinstance(site.plan, Declined):
+        raise site.plan
+    found = site.graph.gathered.get((algorithm.name, site.node, site.slot))
+    done = algorithm.apply(site, found if found is not None and found.seen else None)
+    applied.append(mark)
+    return done
+
+
+def _needs(
+    gm: GraphModule, algorithms: Sequence[Algorithm]
+) -> Iterator[tuple[tuple[str, Node, str], Node, Statistics]]:
+    """Key of each site whose algorithm needs data, the tensor to watch and what watches it."""
+    graph = AlgorithmGraph(gm, {})
+    for algorithm in algorithms:
+        if algorithm.needs_data:
+            for site in algorithm.sites(graph):
+                key = algorithm.name, site.node, site.slot
+                yield key, unobserved(site.tensor), algorithm.statistics(site)
+
+
+def insert_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> set[str]:
+    """Let a prepared graph gather what algorithms need; sites that need the same share it.
+
+    Returns:
+        The names of the algorithms that have sites in this graph.
+    """
+    there: dict[Node, list[Statistics]] = {}
+    editor, needs = Editor(gm), list(_needs(gm, algorithms))
+    for _, tensor, wanted in needs:
+        watching = there.setdefault(tensor, [])
+        if any(wanted.is_like(other) for other in watching):
+            continue
+        watching.append(wanted)
+        name = editor.unique_name("statistics")
+        gm.add_module(name, wanted)
+        after = tensor
+        while after.next.op == "placeholder":
+            after = after.next
+        with gm.graph.inserting_after(after):
+            node = gm.graph.create_node("call_module", name)
+        node.args = (tensor,)
+        node.meta["val"] = tensor.meta.get("val")
+        copy_trace(node, tensor)
+    return {key[0] for key, _, _ in needs}
+
+
+def take_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> Gathered:
+    """Take the statistics out of a graph again, by algorithm, operator and slot."""
+    there: dict[Node, list[Statistics]] = {}
+    for node in list(gm.graph.nodes):
+        module = attribute(gm, str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, Statistics):
+            there.setdefault(unobserved(node.all_input_nodes[0]), []).append(module)
+            gm.graph.erase_node(node)
+            gm.delete_submodule(str(node.target))
+    if not there:
+        return {}
+    return {
+        key: found
+        for key, tensor, wanted in _needs(gm, algorithms)
+        for found in there.get(tensor, ())
+        if found.is_like(wanted)
+    }

@@ -1,0 +1,65 @@
+"""Names to algorithms; third parties add theirs by the entry point group pt2e_quant.algorithms."""
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import entry_points
+
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
+from pt2e_quant.passes.algorithms.gptq import Gptq
+from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
+from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
+
+__all__ = ["algorithm_named", "combined", "names"]
+
+_GROUP = "pt2e_quant.algorithms"
+_OWN: dict[str, type[Algorithm]] = {
+    made.name: made for made in (BalanceChannels, Gptq, ScaleOutputs, SmoothQuant)
+}
+
+
+def names() -> tuple[str, ...]:
+    """The algorithms there are, sorted."""
+    return tuple(sorted({*_OWN, *(entry.name for entry in entry_points(group=_GROUP))}))
+
+
+def algorithm_named(given: str | Algorithm) -> Algorithm:
+    """The algorithm of a name, with the settings of its paper; an algorithm itself as it is.
+
+    Raises:
+        ConfigError: there is none; near names are offered.
+    """
+    if isinstance(given, Algorithm):
+        return given
+    found = _OWN.get(given)
+    if found is None:
+        for entry in entry_points(group=_GROUP, name=given):
+            found = entry.load()
+            break
+        else:
+            raise ConfigError(f'there is no algorithm "{given}": {near(given, names())}')
+    made: object = found()
+    if not isinstance(made, Algorithm):
+        raise ConfigError(f'the entry point of algorithm "{given}" makes no Algorithm: {made!r}')
+    return made
+
+
+def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tuple[Algorithm, ...]:
+    """Algorithms with others added, in the order they run.
+
+    One that is asked for replaces one of the same name. Those that choose the integers of weights
+    run last.
+
+    Raises:
+        ConfigError: a name is unknown, or two of them choose the integers of weights.
+    """
+    chosen = {algorithm.name: algorithm for algorithm in there}
+    chosen |= {made.name: made for made in map(algorithm_named, asked)}
+    rounding = [name for name, algorithm in chosen.items() if algorithm.chooses_codes]
+    if len(rounding) > 1:
+        raise ConfigError(
+            f"{' and '.join(rounding)} both choose the integers of weights: the second would undo "
+            "the first",
+            fix=f'keep one: algorithms=["{rounding[0]}"]',
+        )
+    return tuple(sorted(chosen.values(), key=lambda algorithm: algorithm.chooses_codes))

@@ -1,0 +1,202 @@
+"""What can take a factor per channel for a tensor: a norm, a constant, rows, a multiplication."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import Node
+
+from pt2e_quant.core.errors import module_path
+from pt2e_quant.core.provenance import FloatRecord, provenance_of
+from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+from pt2e_quant.graph.idioms.rms_norm import RMS_NORM
+from pt2e_quant.graph.ops import LINEAR, MUL, RELU, argument, aten, is_call
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, Declined
+
+__all__ = [
+    "Factors",
+    "Rows",
+    "divide_inputs",
+    "fold_target",
+    "linear_behind",
+    "multiply",
+    "rows_of",
+]
+
+_NORMS = (aten.layer_norm.default, *RMS_NORM)
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Constant factors and offsets of the operator that makes the tensor: they are divided."""
+
+    constants: tuple[Constant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A linear whose output channels are divided; a relu behind it takes no negative factor."""
+
+    weight: Constant
+    bias: Constant | None
+    keeps_sign: bool = False
+
+    def divide(self, factors: Tensor) -> None:
+        """Divide each output channel by its factor."""
+        self.weight.set(self.weight.value.double() / factors[:, None])
+        if self.bias is not None:
+            self.bias.set(self.bias.value.double() / factors)
+
+
+def linear_behind(source: Node) -> Node | None:
+    """The linear that computes a value, also through a relu: relu(y / s) * s is relu(y)."""
+    if is_call(source, RELU) and len(source.users) == 1:
+        source = source.all_input_nodes[0]
+    return source if is_call(source, LINEAR) else None
+
+
+def rows_of(graph: AlgorithmGraph, linear: Node, *, keeps_sign: bool = False) -> Rows:
+    """The rows of a linear, to be divided.
+
+    Raises:
+        Declined: its weight or its bias cannot be changed.
+    """
+    bias = graph.optional_constant(linear, "bias")
+    return Rows(graph.constant(linear, "weight"), bias, keeps_sign)
+
+
+def fold_target(
+    graph: AlgorithmGraph, source: Node, readers: Sequence[Node]
+) -> Factors | Rows | str:
+    """What takes the factors of a tensor without a new node, or why nothing does.
+
+    Args:
+        graph: what it is in.
+        source: the tensor.
+        readers: the nodes that read it divided: linears or their observers.
+    """
+    is_alone = set(source.users) == set(readers)
+    constants = _vectors(graph, source)
+    if constants:
+        return Factors(constants) if is_alone else f"{source.name} is read by others too"
+    linear = _linear_of(source)
+    if linear is None or linear.meta["val"].shape[-1] != source.meta["val"].shape[-1]:
+        return f"{source.name} is made by no norm, linear or product with a linear"
+    if not is_alone or len(linear.users) > 1:
+        return f"{linear.name} is read by others too"
+    try:
+        return rows_of(graph, linear, keeps_sign=is_call(source, RELU))
+    except Declined as reason:
+        return str(reason)
+
+
+def _linear_of(source: Node) -> Node | None:
+    """The linear whose rows take factors: itself, before a relu, or as a factor of a product."""
+    if is_call(source, MUL):
+        first, second = (argument(source, name) for name in ("other", "self"))
+        for node in (first, second):
+            if isinstance(node, Node) and is_call(node, LINEAR) and first is not second:
+                return node
+    if is_call(source, RELU):
+        source = source.all_input_nodes[0]
+    return source if is_call(source, LINEAR) else None
+
+
+def _vectors(graph: AlgorithmGraph, source: Node) -> tuple[Constant, ...]:
+    """The constants of a norm or product with one number a channel; empty if one is no such."""
+    if is_call(source, MUL):
+        names = [n for n in ("self", "other") if _is_constant(argument(source, n))]
+    elif is_call(source, _NORMS) and len(argument(source, "normalized_shape")) == 1:
+        is_centred = is_call(source, _NORMS[:1])
+        names = ["weight", *(["bias"] if is_centred and argument(source, "bias") else [])]
+    else:
+        return ()
+    width = source.meta["val"].shape[-1]
+    try:
+        found = tuple(graph.constant(source, name) for name in names)
+    except Declined:
+        return ()
+    return found if all(c.value.numel() == width == c.value.shape[-1] for c in found) else ()
+
+
+def _is_constant(operand: object) -> bool:
+    return isinstance(operand, Node) and operand.op == "get_attr"
+
+
+def divide_inputs(
+    graph: AlgorithmGraph,
+    target: Factors | Rows | str,
+    factors: Tensor,
+    *,
+    source: Node,
+    linears: Sequence[Node],
+    by: str,
+) -> None:
+    """Divide the channels of a tensor that linears read, and multiply their weights.
+
+    Args:
+        graph: what they are in.
+        target: what takes the factors; a multiplication of its own where `fold_target` gave a
+            reason.
+        factors: [C], not 0.
+        source: the tensor.
+        linears: its readers; their weights are constants to be changed.
+        by: the algorithm, for the record of what stays float.
+    """
+    weights = [graph.constant(linear, "weight") for linear in linears]
+    for weight in weights:
+        weight.set(weight.value.double() * factors)
+    if isinstance(target, Factors):
+        for constant in target.constants:
+            constant.set(constant.value.double() / factors)
+    elif isinstance(target, Rows):
+        target.divide(factors)
+    else:
+        operands = [argument(linear, "input") for linear in linears]
+        readers = [o if o is not source else r for o, r in zip(operands, linears, strict=True)]
+        multiply(
+            graph, source, 1 / factors, readers=readers, like=linears[0], name="input_scale", by=by
+        )
+    graph.scale_statistics(linears, 1 / factors)
+
+
+def multiply(
+    graph: AlgorithmGraph,
+    source: Node,
+    factors: Tensor,
+    *,
+    readers: Sequence[Node],
+    like: Node,
+    name: str,
+    by: str,
+) -> Node:
+    """Multiply what some readers of a tensor are given by factors, at run time and in float.
+
+    Args:
+        graph: what they are in.
+        source: the tensor.
+        factors: [C].
+        readers: the nodes that are to read the product.
+        like: whose module the multiplication belongs to.
+        name: of the constant.
+        by: the algorithm.
+    """
+    editor, owner, value = graph.editor, module_path(like), source.meta["val"]
+    held = factors.to(value.dtype)
+    factor = editor.constant(f"{owner}.{name}" if owner else name, held, like=like)
+    made = editor.call(aten.mul.Tensor, source, factor, like=like, after=source, val=value)
+    for reader in dict.fromkeys(readers):
+        reader.replace_input_with(source, made)
+        specs = getattr(reader.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})
+        if source in specs:  # before there are observers
+            specs[made] = specs.pop(source)
+    provenance_of(graph.gm).floats.append(
+        FloatRecord(
+            node=made.name,
+            op="aten.mul",
+            module=owner,
+            reason=f"{by} put it there, to give outlier channels their own steps",
+            size=held.numel() * held.element_size(),
+        )
+    )
+    return made

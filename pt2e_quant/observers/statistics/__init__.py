@@ -1,0 +1,1 @@
+"""What algorithms want to know of the tensors that calibration runs through."""

@@ -1,0 +1,45 @@
+"""What every statistics module is: it watches a tensor for an algorithm, and has no say in qparams.
+
+Observers find the qparams of the tensors that are quantized. Statistics are gathered beside them,
+also on tensors that stay float; prepare adds them and convert takes them out again.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+from torch import Tensor, nn
+
+__all__ = ["Statistics"]
+
+
+class Statistics(nn.Module, ABC):
+    """Gathers what an algorithm needs to know of one tensor during calibration."""
+
+    _is_impure = True
+    """Tells torch.fx to keep the call, whose result nothing reads."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Take x into the statistics; returns x itself."""
+
+    @property
+    @abstractmethod
+    def seen(self) -> bool:
+        """Whether any data has come in."""
+
+    @abstractmethod
+    def scaled(self, factors: Tensor) -> Self:
+        """The statistics that the tensor would have had with its channels multiplied.
+
+        Args:
+            factors: [C], not 0.
+        """
+
+    @property
+    def settings(self) -> object:
+        """Equal for modules of one class that gather the same from the same tensor."""
+        return None
+
+    def is_like(self, other: "Statistics") -> bool:
+        """Whether another module gathers the same, so that one does for both."""
+        return type(self) is type(other) and self.settings == other.settings
