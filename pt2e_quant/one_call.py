@@ -23,6 +23,7 @@ from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.report.worst_tensors import warn_if_low
+from pt2e_quant.passes.algorithms.algorithm import Algorithm
 
 __all__ = ["quantize"]
 
@@ -39,6 +40,7 @@ def quantize(
     backend: str | Backend,
     recipe: str = "int8",
     inputs: InputPick | None = None,
+    algorithms: Sequence[str | Algorithm] = (),
     search: str | None = None,
     pad_groups: bool = False,
     max_sizes: MaxSizes | None = None,
@@ -62,8 +64,8 @@ def quantize(
         recipe: a recipe of that backend.
         inputs: what of each calibration batch the model takes, as `calibrate` has it: `inputs=0`
             for a loader of (images, labels).
-        search: how the scales of weights are found, "min_max", "mse" or "hqq"; the recipe's own
-            by default.
+        algorithms: as `prepare_pt2e` takes them: `["gptq"]`. Most of them need calibration data.
+        search: how weights' scales are found, "min_max", "mse" or "hqq"; None as the recipe says.
         pad_groups: pad linears with zero columns where the recipe's groups do not divide their
             weights, instead of refusing them.
         max_sizes: the largest size of dynamic dimensions that the export has not bounded, by input
@@ -94,7 +96,7 @@ def quantize(
     if pad_groups:
         quantizer.pad_groups()
     program = _export(model, args, kwargs, dynamic_shapes)
-    prepared = prepare_pt2e(program, quantizer, strict=strict)
+    prepared = prepare_pt2e(program, quantizer, algorithms=algorithms, strict=strict)
     limit_graph(prepared, max_sizes or {})
     if calibration_data is not None:
         calibrate(prepared, calibration_data, inputs=inputs, progress=progress)

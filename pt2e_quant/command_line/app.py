@@ -31,6 +31,7 @@ from pt2e_quant.command_line.time_models import Timing, noise_leaves, time_in_tu
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.passes.algorithms.registry import OWN_NAMES
 
 __all__ = [
     "app",
@@ -157,6 +158,10 @@ def quantize(
             "repeatable. --inputs 0 for batches of (images, labels)."
         ),
     ] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(help=f"What else to do to weights: {', '.join(OWN_NAMES)}; repeatable."),
+    ] = None,
     search: Annotated[
         str | None, typer.Option(help="How scales of weights are found: min_max, mse, hqq.")
     ] = None,
@@ -214,6 +219,7 @@ def quantize(
             calibration_data=calibration_data,
             output=output,
             inputs=inputs or (),
+            algorithms=algorithm or (),
             search=search,
             batch_size=batch_size,
             max_batches=max_batches,

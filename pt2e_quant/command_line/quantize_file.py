@@ -65,6 +65,7 @@ class QuantizeOptions:
         calibration_data: a data file, or module:function; None for recipes that need none.
         output: the artifact's file; the model's name with the backend's suffix by default.
         inputs: keys or indices of what the model takes of each batch that a function gives.
+        algorithms: names of what is to be done to weights and ranges besides.
         search: how the scales of weights are found; the recipe's own by default.
         batch_size: of arrays whose first dimension is dynamic.
         max_batches: calibrate with so many at most.
@@ -85,6 +86,7 @@ class QuantizeOptions:
     calibration_data: str | None = None
     output: Path | None = None
     inputs: Sequence[str] = ()
+    algorithms: Sequence[str] = ()
     search: str | None = None
     batch_size: int | None = None
     max_batches: int | None = None
@@ -117,6 +119,8 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
     quantizer = backend.quantizer(options.recipe)
     for name in options.keep_float:
         quantizer.set_module_name(name, None)
+    for name in options.algorithms:
+        quantizer.add_algorithm(name)
     if options.search is not None:
         quantizer.with_search(options.search)
     if options.pad_groups:
@@ -181,7 +185,7 @@ def _convert(prepared: GraphModule, options: QuantizeOptions, *, progress: bool)
     try:
         return convert_pt2e(prepared, progress=progress)
     except CalibrationError as error:
-        if options.calibration_data is not None:
+        if options.calibration_data is not None or options.algorithms:
             raise
         raise CalibrationError(
             f'recipe "{options.recipe}" needs calibration data, and none was given',
