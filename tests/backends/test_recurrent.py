@@ -59,7 +59,7 @@ def converted(model, x, recipe, backend, state=()):
     program = torch.export.export(model, (x, *state), dynamic_shapes=shapes)
     prepared = pq.prepare_pt2e(program, target.quantizer(recipe))
     if recipe == "int8":
-        pq.calibrate(prepared, [(draw(model, 3), *state) for _ in range(4)], progress=False)
+        pq.calibrate(prepared, [(draw(model, 3), *state) for _ in range(32)], progress=False)
     return target, pq.convert_pt2e(prepared)
 
 
