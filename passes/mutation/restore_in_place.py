@@ -10,12 +10,15 @@ from pt2e_quant.graph.alias import aliased_argument
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import aten, is_in_place, out_of_place
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
-from pt2e_quant.passes.mutation.functionalize_activations import WAS_IN_PLACE
+from pt2e_quant.passes.mutation.functionalize_activations import (
+    WAS_IN_PLACE,
+    no_activation_writes,
+)
 
 __all__ = ["restore_in_place"]
 
 
-@graph_pass()
+@graph_pass(ends=(no_activation_writes,))
 def restore_in_place(gm: GraphModule) -> PassResult:
     """Undo `functionalize_activations` for operators whose input is a fresh result of no other use.
 

@@ -88,12 +88,16 @@ class Invariant:
 
 @dataclass(frozen=True, slots=True)
 class GraphPass:
-    """A pass: a function over a graph, and the properties it needs and gives."""
+    """A pass: a function over a graph, and the properties it needs, gives and ends.
+
+    One that ends a property undoes what an earlier pass gave; later passes cannot rely on it.
+    """
 
     name: str
     edit: Callable[[GraphModule], PassResult]
     needs: tuple[Invariant, ...] = ()
     gives: tuple[Invariant, ...] = ()
+    ends: tuple[Invariant, ...] = ()
 
     def __call__(self, gm: GraphModule) -> PassResult:
         """Run the pass alone; the graph module can be called afterwards."""
@@ -103,7 +107,7 @@ class GraphPass:
         """Pickle by the name of the module's own pass: its function's name now means the pass."""
         if getattr(sys.modules.get(self.edit.__module__), self.name, None) is self:
             return _load_pass, (self.edit.__module__, self.name)
-        return GraphPass, (self.name, self.edit, self.needs, self.gives)
+        return GraphPass, (self.name, self.edit, self.needs, self.gives, self.ends)
 
 
 def _load_pass(module: str, name: str) -> GraphPass:
@@ -122,12 +126,15 @@ class PassRecord:
 
 
 def graph_pass(
-    *, needs: tuple[Invariant, ...] = (), gives: tuple[Invariant, ...] = ()
+    *,
+    needs: tuple[Invariant, ...] = (),
+    gives: tuple[Invariant, ...] = (),
+    ends: tuple[Invariant, ...] = (),
 ) -> Callable[[Callable[[GraphModule], PassResult]], GraphPass]:
-    """Make a pass of a function, stating what must hold before it and what holds after."""
+    """Make a pass of a function, stating what holds before it, after it, and no longer."""
 
     def made(edit: Callable[[GraphModule], PassResult]) -> GraphPass:
-        return GraphPass(edit.__name__, edit, needs, gives)
+        return GraphPass(edit.__name__, edit, needs, gives, ends)
 
     return made
 
@@ -249,6 +256,8 @@ class _Watch:
 
     def after(self, entry: GraphPass, records: Sequence[PassRecord]) -> None:
         self.promised |= {i.name: i for i in (WELL_FORMED, HAS_VALUES, *entry.gives)}
+        for ended in entry.ends:
+            self.promised.pop(ended.name, None)
         for invariant in self.promised.values():
             broken = invariant.check(self.gm)
             if broken is not None:

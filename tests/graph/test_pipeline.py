@@ -90,20 +90,27 @@ def test_a_broken_promise_names_the_pass(gm):
         run_passes(gm, (liar,), verify=True)
 
 
-def test_a_later_pass_must_keep_earlier_promises(gm):
-    def insert(gm):
-        editor = Editor(gm)
-        node = next(n for n in gm.graph.nodes if n.op == "placeholder")
-        extra = editor.call(aten.relu.default, node, like=node, after=node)
-        editor.replace(node, extra, except_in=[extra])
-        return PassResult(changed=editor.finish())
+def insert_relu(gm):
+    editor = Editor(gm)
+    node = next(n for n in gm.graph.nodes if n.op == "placeholder")
+    extra = editor.call(aten.relu.default, node, like=node, after=node)
+    editor.replace(node, extra, except_in=[extra])
+    return PassResult(changed=editor.finish())
 
+
+def test_a_later_pass_must_keep_earlier_promises(gm):
     first = swap("first", aten.relu6.default, gives=(NO_RELU,))
-    second = GraphPass("second", insert)
+    second = GraphPass("second", insert_relu)
     with pytest.raises(
         InvariantError, match=r"second broke: no relu is left .* passes before it: first"
     ):
         run_passes(gm, (first, second), verify=True)
+
+
+def test_run_passes_when_a_pass_ends_a_promise_then_it_may_break_it(gm):
+    first = swap("first", aten.relu6.default, gives=(NO_RELU,))
+    second = GraphPass("second", insert_relu, ends=(NO_RELU,))
+    assert [record.changed for record in run_passes(gm, (first, second), verify=True)] == [True] * 2
 
 
 def test_an_unmet_need_is_refused_before_the_pass(gm):
