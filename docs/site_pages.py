@@ -46,6 +46,11 @@ REFERENCE = {
             "pt2e_quant.core.granularity",
         ),
     ),
+    "api/algorithms.md": (
+        "Algorithms",
+        "`pq.algorithms`: methods that make quantization cost less, and what one is made of.",
+        ("pt2e_quant.passes.algorithms",),
+    ),
     "api/reports.md": (
         "Reports and records",
         "What an artifact's `report` and `pq.provenance_of(graph)` hold.",
