@@ -65,11 +65,21 @@ def backend_page(backend: Backend) -> str:
         "| --- | --- |",
         *(f"| `{name}` | {text} |" for name, text in sorted(backend.recipes.items())),
         "",
-        "| entry | operators | quantized tensors | runs as | needs |",
-        "| --- | --- | --- | --- | --- |",
+        "| entry | kind | operators | quantized tensors | runs as | needs |",
+        "| --- | --- | --- | --- | --- | --- |",
         *(_row(row) for row in sorted(backend.table, key=lambda row: row.name)),
         "",
     ]
+    if backend.policy is not None:
+        lines += [
+            "The policy keeps in float what could run; `quantizer.allowing(name)` overrules it. A",
+            "light operator needs all of these:",
+            "",
+            "| preference | what it needs |",
+            "| --- | --- |",
+            *(f"| `{name}` | {p.text} |" for name, p in backend.policy.preferences.items()),
+            "",
+        ]
     if backend.table.reasons:
         lines += ["Left in float, and why:", "", "| operator | reason |", "| --- | --- |"]
         lines += [f"| `{op}` | {why} |" for op, why in sorted(backend.table.reasons.items())]
@@ -115,6 +125,7 @@ def _row(row: OpRow) -> str:
     needs = "; ".join([*(c.text for c in row.constraints), *([row.note] if row.note else [])])
     cells = (
         row.name,
+        row.kind.value,
         ", ".join(f"`{name}`" for name in operators),
         ", ".join(slots),
         row.lowers_to,

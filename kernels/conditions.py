@@ -13,17 +13,12 @@ __all__ = [
     "ADDS_UNSCALED",
     "BATCHED_1D",
     "BATCHED_2D",
-    "BETWEEN_INTEGERS",
-    "KEEP_FLOAT",
     "LIMITS_ARE_NUMBERS",
     "NO_INDICES",
     "QUANTIZED_RESULT",
     "REWRITTEN_RESULT",
     "rank_of",
 ]
-
-KEEP_FLOAT = "pt2e_quant.cpu.keep_float"
-"""Key of `node.meta` that marks an operator that moves data and gains nothing from integers."""
 
 
 def rank_of(node: object) -> int | None:
@@ -66,11 +61,6 @@ LIMITS_ARE_NUMBERS = Constraint(text="bounds that are numbers", holds=_limits_ar
 ADDS_UNSCALED = Constraint(text="alpha == 1", holds=_adds_unscaled)
 ADDS_EQUAL_SHAPES = Constraint(text="two computed tensors of one shape", holds=_adds_equal_shapes)
 NO_INDICES = Constraint(text="indices that nobody reads", holds=_no_indices)
-BETWEEN_INTEGERS = Constraint(
-    text="a convolution or linear before it and one behind it",
-    holds=lambda match: KEEP_FLOAT not in match.anchor.meta,
-    fix="leave it float: integers would only add a quantize and a dequantize",
-)
 QUANTIZED_RESULT = Constraint(
     text="a result that all its readers quantize alike",
     holds=lambda match: requantized(match.anchor) is not None,

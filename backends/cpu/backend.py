@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from pt2e_quant.backends.cpu.lower import LOWERING, SUFFIX
+from pt2e_quant.backends.cpu.policy import policy_of
 from pt2e_quant.backends.cpu.recipes import recipes_of
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.recurrent_ops import Rounding
 from pt2e_quant.kernels.kernel import Kernel
-from pt2e_quant.kernels.onednn.speed import whatever_measured
+from pt2e_quant.kernels.onednn.speed import SLOWER
 from pt2e_quant.kernels.recurrent_layer.cpu import recurrent_form
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
@@ -46,9 +47,7 @@ class CpuBackend(Backend):
         For what is to be small rather than fast, for one artifact on many machines, and for
         `compile()`, whose calls are faster than those that were measured. The report says which.
         """
-        registry: Registry = self.options["registry"]
-        kernels = (replace(k, row=whatever_measured(k.row)) for k in registry)
-        return self._on(Registry(registry.device, tuple(kernels)))
+        return replace(self, allowed=self.allowed | {SLOWER.name})
 
     def without_trials(self) -> "CpuBackend":
         """This backend with integer products taken as they are.
@@ -62,7 +61,13 @@ class CpuBackend(Backend):
     def _on(self, registry: Registry) -> "CpuBackend":
         table = table_of(registry)
         options = {**self.options, "registry": registry}
-        return replace(self, table=table, recipes=recipes_of(table), options=options)
+        return replace(
+            self,
+            table=table,
+            recipes=recipes_of(table),
+            policy=policy_of(table),
+            options=options,
+        )
 
 
 BACKEND = CpuBackend(
@@ -71,6 +76,7 @@ BACKEND = CpuBackend(
     table=table_of(REGISTRY),
     recipes=recipes_of(table_of(REGISTRY)),
     lowering=lambda: LOWERING,
+    policy=policy_of(table_of(REGISTRY)),
     options={"registry": REGISTRY},
     transforms=(products_as_linears,),
     recurrent=_recurrent_form,

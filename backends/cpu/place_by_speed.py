@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.cpu.placement import runs_in_integers
+from pt2e_quant.backends.cpu.policy import runs_in_integers
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.op_table import OpRow, OpTable
+from pt2e_quant.graph.op_table import ALLOWED_KEY, OpRow, OpTable
 from pt2e_quant.graph.ops import CONV1D, CONV2D, LINEAR, argument, is_call
 from pt2e_quant.graph.pattern import Match, find_matches, one_of
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
 from pt2e_quant.kernels.int8_conv2d.read_conv import even_padding, per_axis
 from pt2e_quant.kernels.onednn.post_ops import NO_POST_OP, post_op_of
-from pt2e_quant.kernels.onednn.speed import SLOWER_KEY, is_judged
+from pt2e_quant.kernels.onednn.speed import SLOWER, SLOWER_KEY, is_judged
 from pt2e_quant.kernels.product_trial.product import Operator, PostOpKind, Product
 from pt2e_quant.kernels.product_trial.time_product import Times
 from pt2e_quant.kernels.product_trial.verdicts import are_tried, times_of
@@ -77,7 +77,8 @@ def place_by_speed(table: OpTable) -> GraphPass:
     def edit(gm: GraphModule) -> PassResult:
         for node in gm.graph.nodes:
             node.meta.pop(SLOWER_KEY, None)
-        layers = _timed_layers(gm, table) if are_tried() else []
+        is_allowed = SLOWER.name in gm.meta.get(ALLOWED_KEY, ())
+        layers = _timed_layers(gm, table) if are_tried() and not is_allowed else []
         _leave_slower(layers)
         notes = []
         for layer in layers:

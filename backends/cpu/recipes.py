@@ -6,8 +6,9 @@ from functools import partial
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.cpu.place_by_speed import place_by_speed
-from pt2e_quant.backends.cpu.placement import place_movers
+from pt2e_quant.backends.cpu.policy import policy_of
 from pt2e_quant.backends.cpu.table import TABLE
+from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
@@ -56,8 +57,9 @@ _BEST = ObserverChoice(activation=PredictedRangeObserver)
 
 def recipes_of(table: OpTable) -> Recipes:
     """The recipes; static ones place the layers of an op table by their measured times."""
-    timed = (place_by_speed(table), place_movers)
-    free = partial(without_data, transforms=(place_movers,))
+    place = place_integer_regions(policy_of(table))
+    timed = (place_by_speed(table), place)
+    free = partial(without_data, transforms=(place,))
 
     def static(name: str, text: str, scheme: Scheme = INT8, *first: GraphPass) -> Recipe:
         return Recipe(

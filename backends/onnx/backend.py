@@ -3,6 +3,7 @@
 import torch
 
 from pt2e_quant.backends.onnx.passes.recurrent import recurrent_form
+from pt2e_quant.backends.onnx.policy import POLICY
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.backends.target.backend import Backend, Lowers
@@ -24,6 +25,7 @@ BACKEND = Backend(
     table=TABLE,
     recipes=RECIPES,
     lowering=_lowering,
+    policy=POLICY,
     recurrent=recurrent_form,
     computes_in=(torch.float32,),
 )

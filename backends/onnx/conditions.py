@@ -11,28 +11,18 @@ from pt2e_quant.graph.pattern import Match
 
 __all__ = [
     "BOTH_ARE_COMPUTED",
-    "FLOAT_INPUTS",
     "IS_A_CALL",
     "IS_GLOBAL_MEAN",
-    "IS_LIGHT",
-    "KEEP_FLOAT",
     "LIMITS_ARE_LITERALS",
     "NO_ALPHA",
     "NO_CEIL",
     "NO_DIVISOR",
     "PADS_WITH_A_NUMBER",
     "POOLS_TO_ONE",
-    "READ_IN_FLOAT",
     "RETURNS_NO_INDICES",
     "SUM_IS_OF_TENSORS",
     "WEIGHT_IS_A_MATRIX",
 ]
-
-
-KEEP_FLOAT = "pt2e_quant.onnx.keep_float"
-"""Key of `node.meta` with the reason why a light operator gains nothing from integers."""
-FLOAT_INPUTS = "an input is float"
-READ_IN_FLOAT = "all that reads it computes in float"
 
 
 def _rank(node: object) -> int | None:
@@ -127,16 +117,3 @@ IS_GLOBAL_MEAN = Constraint(text="the mean over all spatial axes", holds=_is_glo
 RETURNS_NO_INDICES = Constraint(text="indices that nobody reads", holds=_returns_no_indices)
 SUM_IS_OF_TENSORS = Constraint(text="two tensors", holds=_are_tensors)
 WEIGHT_IS_A_MATRIX = weight_is_a_matrix
-IS_LIGHT = (
-    Constraint(
-        text="inputs that are integers already",
-        holds=lambda match: match.anchor.meta.get(KEEP_FLOAT) != FLOAT_INPUTS,
-        fix="leave it float: in a float region integers would only add rounding",
-    ),
-    Constraint(
-        text="a reader that takes integers",
-        holds=lambda match: match.anchor.meta.get(KEEP_FLOAT) != READ_IN_FLOAT,
-        fix="leave it float: before a float operator integers would only add rounding",
-    ),
-)
-"""Set on operators that cost little: they are quantized only between others that are."""

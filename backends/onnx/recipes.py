@@ -6,7 +6,8 @@ from functools import partial
 from pt2e_quant.backends.onnx.code_rows import WEIGHT_FORMATS
 from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
 from pt2e_quant.backends.onnx.passes.shuffle_upsampling import shuffle_upsampling
-from pt2e_quant.backends.onnx.placement import place_light
+from pt2e_quant.backends.onnx.policy import POLICY
+from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import (
@@ -75,7 +76,12 @@ RECIPES = Recipes(
             text="static: uint8 activations per tensor, int8 weights per output channel",
             scheme=INT8,
             observers=ObserverChoice(activation=PredictedRangeObserver),
-            transforms=(*_ATTENTION, split_as_slices, shuffle_upsampling, place_light),
+            transforms=(
+                *_ATTENTION,
+                split_as_slices,
+                shuffle_upsampling,
+                place_integer_regions(POLICY),
+            ),
             algorithms=(SmoothQuant(),),
         ),
         _without_data(

@@ -13,7 +13,6 @@ from pt2e_quant.backends.onnx.conditions import (
     BOTH_ARE_COMPUTED,
     IS_A_CALL,
     IS_GLOBAL_MEAN,
-    IS_LIGHT,
     LIMITS_ARE_LITERALS,
     NO_ALPHA,
     NO_CEIL,
@@ -36,7 +35,7 @@ from pt2e_quant.core.schemes import (
     TensorScheme,
 )
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot
+from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, one_of
 from pt2e_quant.graph.sum_lengths import limit_sums
 
@@ -84,18 +83,24 @@ def _output(fixed: tuple[float, int] | None = None) -> Slot:
 
 
 def _with_clip(
-    name: str, find: tuple[Op, ...], slots: tuple[Slot, ...], lowers_to: str, *needs: Constraint
+    name: str,
+    find: tuple[Op, ...],
+    slots: tuple[Slot, ...],
+    lowers_to: str,
+    *needs: Constraint,
+    kind: OpKind = OpKind.HEAVY,
 ) -> tuple[OpRow, OpRow]:
     """A row, and one for the same followed by relu, relu6 or another clip."""
     clipped = tuple(op for alone in find for op in chain(alone, _CLIP_STEP))
     return (
-        OpRow(name=name, find=find, slots=slots, lowers_to=lowers_to, constraints=needs),
+        OpRow(name=name, find=find, slots=slots, lowers_to=lowers_to, constraints=needs, kind=kind),
         OpRow(
             name=f"{name}_clip",
             find=clipped,
             slots=slots,
             lowers_to=lowers_to,
             constraints=(*needs, LIMITS_ARE_LITERALS),
+            kind=kind,
             note="the clip costs nothing where the output's range lies inside it",
         ),
     )
@@ -110,7 +115,7 @@ def _moves(name: str, family: ops.Family, lowers_to: str, *needs: Constraint) ->
         share=(("x", OUT),),
         lowers_to=lowers_to,
         constraints=needs,
-        is_passive=True,
+        kind=OpKind.MOVES,
     )
 
 
@@ -122,7 +127,7 @@ def _merges(name: str, find: tuple[Op, ...], inputs: tuple[str, ...], lowers_to:
         slots=(*(_input(at) for at in inputs), _output()),
         share=((*inputs, OUT),),
         lowers_to=lowers_to,
-        is_passive=True,
+        kind=OpKind.MOVES,
     )
 
 
@@ -139,7 +144,8 @@ def _maps(
         find=(Op(family, X),),
         slots=(_input("x"), _output(fixed)),
         lowers_to=lowers_to,
-        constraints=(*IS_LIGHT, *needs),
+        constraints=needs,
+        kind=OpKind.LIGHT,
     )
 
 
@@ -184,17 +190,19 @@ _LINEAR_ROWS = (
     ),
 )
 _PAIR = (_input("x"), _input("y"), _output())
-SUM = (*IS_LIGHT, SUM_IS_OF_TENSORS, NO_ALPHA)
+_LIGHT = OpKind.LIGHT
+SUM = (SUM_IS_OF_TENSORS, NO_ALPHA)
 _ARITHMETIC_ROWS = (
-    *_with_clip("add", (Op(ops.ADD, X, Y),), _PAIR, "QLinearAdd", *SUM),
-    *_with_clip("sub", (Op(ops.SUB, X, Y),), _PAIR, "BitwiseNot, QLinearAdd", *SUM),
-    *_with_clip("mul", (Op(ops.MUL, X, Y),), _PAIR, "QLinearMul", *IS_LIGHT, SUM_IS_OF_TENSORS),
+    *_with_clip("add", (Op(ops.ADD, X, Y),), _PAIR, "QLinearAdd", *SUM, kind=_LIGHT),
+    *_with_clip("sub", (Op(ops.SUB, X, Y),), _PAIR, "BitwiseNot, QLinearAdd", *SUM, kind=_LIGHT),
+    *_with_clip("mul", (Op(ops.MUL, X, Y),), _PAIR, "QLinearMul", SUM_IS_OF_TENSORS, kind=_LIGHT),
     OpRow(
         name="matmul",
         find=(Op(one_of(ops.MATMUL, ops.BMM), X, Y, where=IS_A_CALL),),
         slots=_PAIR,
         lowers_to="QLinearMatMul",
-        constraints=(*IS_LIGHT, BOTH_ARE_COMPUTED),
+        constraints=(BOTH_ARE_COMPUTED,),
+        kind=OpKind.LIGHT,
         note="attention stays float: its inputs are results of linears",
     ),
     _maps("sigmoid", ops.SIGMOID, "QLinearSigmoid", fixed=SIGMOID_RANGE),

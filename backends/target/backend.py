@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, Verify, is_installed
 from pt2e_quant.backends.quiet import quiet_imports
+from pt2e_quant.backends.target.policy import Policy
 from pt2e_quant.backends.target.recipe import Recipes
 from pt2e_quant.core.errors import ConfigError, MissingExtraError, near
 from pt2e_quant.flow.annotate.recurrent_layers import RecurrentForm
@@ -52,6 +53,8 @@ class Backend:
         caution: what to know before relying on it, "experimental: …", shown wherever a user meets
             the backend; "" for a proven one.
         options: for `lower`, in place of the defaults of the lowering's own options.
+        policy: what stays float although the table could run it; None for nothing.
+        allowed: the names of its preferences that are overruled.
         transforms: passes that prepare runs before it annotates, before a recipe's own.
         finishing: see `TableQuantizer`, as the fields below.
         recurrent: how recurrent layers run in integers; None leaves them float.
@@ -68,6 +71,8 @@ class Backend:
     packages: tuple[str, ...] = ()
     caution: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    policy: Policy | None = None
+    allowed: frozenset[str] = frozenset()
     transforms: tuple[GraphPass, ...] = ()
     finishing: tuple[GraphPass, ...] = ()
     recurrent: RecurrentForm | None = None
@@ -93,7 +98,7 @@ class Backend:
         found = self.recipes.named(recipe)
         if found.here is not None:
             found = found.here(found)
-        return TableQuantizer(
+        made = TableQuantizer(
             self.table,
             found.scheme,
             observers=found.observers,
@@ -103,8 +108,10 @@ class Backend:
             finishing=self.finishing,
             recurrent=self.recurrent,
             computes_in=self.computes_in,
+            preferences=self.policy.preferences if self.policy is not None else None,
             float_bodies=self.float_bodies,
         )
+        return made.allowing(*self.allowed)
 
     def lower(
         self,

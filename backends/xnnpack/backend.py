@@ -3,10 +3,11 @@
 import torch
 
 from pt2e_quant.backends.target.backend import Backend, Lowers
+from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.xnnpack.passes.data_movement import unbind_as_selects
 from pt2e_quant.backends.xnnpack.passes.recurrent import recurrent_form
 from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
-from pt2e_quant.backends.xnnpack.placement import place_elementwise
+from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.passes.algorithms.round_biases_to_accumulator import round_biases_to_accumulator
@@ -30,12 +31,13 @@ BACKEND = Backend(
     table=TABLE,
     recipes=RECIPES,
     lowering=_lowering,
+    policy=POLICY,
     transforms=(
         split_as_slices,
         unbind_as_selects,
         products_as_linears,
         simplify_for_table,
-        place_elementwise,
+        place_integer_regions(POLICY),
         numbers_as_constants,
     ),
     # The delegate takes biases in float and rounds them to the accumulator's step itself.

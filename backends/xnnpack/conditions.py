@@ -11,27 +11,18 @@ from pt2e_quant.graph.pattern import Match
 
 __all__ = [
     "ADDS_UNSCALED",
-    "AFTER_LINEAR",
     "BATCHED_1D",
     "BATCHED_2D",
     "DIVIDES_PLAINLY",
     "EVEN_COLUMNS",
     "EVERY_LIMIT_IS_A_NUMBER",
-    "FEEDS_A_NORM",
-    "FLOAT_INPUTS",
     "GLOBAL_MEAN",
-    "KEEP_FLOAT",
-    "LIGHT",
     "NOT_DEPTHWISE",
     "NO_CEIL_IF_DYNAMIC",
-    "NO_LINEAR_BEFORE",
-    "NO_NORM_READS_IT",
     "ONE_GROUP",
     "ONE_IMAGE",
     "PADS_WITH_ZERO",
     "POOLS_TO_ONE",
-    "READ_AS_INTEGERS",
-    "READ_IN_FLOAT",
     "STRIDE_FITS_KERNEL",
     "TANH_IS_EXACT",
     "TENSOR_OPERANDS",
@@ -39,9 +30,6 @@ __all__ = [
     "WINDOW_IS_WHOLE",
     "pairs",
 ]
-
-KEEP_FLOAT = "pt2e_quant.xnnpack.keep_float"
-"""Key of `node.meta` with the reason why an elementwise operator gains nothing from integers."""
 
 
 def pairs(value: Any) -> list[int]:
@@ -173,23 +161,3 @@ DIVIDES_PLAINLY = Constraint(
     text="no rounding_mode", holds=lambda m: m.nodes["op"].kwargs.get("rounding_mode") is None
 )
 TANH_IS_EXACT = Constraint(text="approximate='none'", holds=_plain_gelu)
-FEEDS_A_NORM = "feeds a norm"
-FLOAT_INPUTS = "float inputs"
-READ_IN_FLOAT = "read in float"
-AFTER_LINEAR = "after a linear"
-
-
-def _unmarked(reason: str, text: str) -> Constraint:
-    return Constraint(text=text, holds=lambda m: m.anchor.meta.get(KEEP_FLOAT) != reason)
-
-
-NO_NORM_READS_IT = _unmarked(
-    FEEDS_A_NORM, "a sum that no normalization reads (its rounding would cost most)"
-)
-NO_LINEAR_BEFORE = _unmarked(
-    AFTER_LINEAR, "no linear before it (whose outlier channels are scaled in float)"
-)
-READ_AS_INTEGERS = _unmarked(READ_IN_FLOAT, "a reader that works in integers")
-INTEGER_INPUTS = _unmarked(FLOAT_INPUTS, "inputs that are integers already")
-LIGHT = (INTEGER_INPUTS, READ_AS_INTEGERS)
-"""Of operators that are quantized only inside an integer region; `placement` sets the marks."""

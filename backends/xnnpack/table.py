@@ -10,13 +10,9 @@ from pt2e_quant.backends.xnnpack.conditions import (
     ADDS_UNSCALED,
     EVERY_LIMIT_IS_A_NUMBER,
     GLOBAL_MEAN,
-    LIGHT,
     NO_CEIL_IF_DYNAMIC,
-    NO_LINEAR_BEFORE,
-    NO_NORM_READS_IT,
     PADS_WITH_ZERO,
     POOLS_TO_ONE,
-    READ_AS_INTEGERS,
     STRIDE_FITS_KERNEL,
     TANH_IS_EXACT,
     TENSOR_OPERANDS,
@@ -32,7 +28,7 @@ from pt2e_quant.backends.xnnpack.gemm_rows import (
 from pt2e_quant.backends.xnnpack.passes.recurrent import RECURRENT_ROW
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot
+from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, maybe, one_of
 from pt2e_quant.graph.sum_lengths import limit_sums
@@ -53,7 +49,8 @@ def _binary(name: str, family: Family, lowers_to: str, *needs: Constraint) -> Op
         name=name,
         find=chain(Op(family, X, Y, name="op"), maybe(CLIPS, "clip")),
         slots=(_IN, _IN2, _OUT),
-        constraints=(TENSOR_OPERANDS, EVERY_LIMIT_IS_A_NUMBER, *LIGHT, *needs),
+        constraints=(TENSOR_OPERANDS, EVERY_LIMIT_IS_A_NUMBER, *needs),
+        kind=OpKind.LIGHT,
         lowers_to=lowers_to,
         note="a number as operand is stored as an int8 constant; a clip after it is fused",
     )
@@ -71,7 +68,8 @@ def _unary(
         name=name,
         find=(Op(family, X, name="op"),),
         slots=(_IN, out),
-        constraints=(*LIGHT, *needs),
+        constraints=needs,
+        kind=OpKind.LIGHT,
         lowers_to=lowers_to,
     )
 
@@ -82,7 +80,8 @@ def _pool(name: str, family: Family, lowers_to: str, *needs: Constraint, shares:
         find=(Op(family, X, name="op"),),
         slots=(_IN, _OUT),
         share=(("x", OUT),) if shares else (),
-        constraints=(*LIGHT, *needs),
+        constraints=needs,
+        kind=OpKind.LIGHT,
         lowers_to=lowers_to,
     )
 
@@ -93,9 +92,9 @@ def _mover(name: str, family: Family, lowers_to: str, *needs: Constraint, note: 
         find=(Op(family, X, name="op"),),
         slots=(_IN, _OUT),
         share=(("x", OUT),),
-        constraints=(READ_AS_INTEGERS, *needs),
+        constraints=needs,
         lowers_to=lowers_to,
-        is_passive=True,
+        kind=OpKind.MOVES,
         note=note,
     )
 
@@ -106,16 +105,15 @@ def _join(name: str, family: Family, lowers_to: str) -> OpRow:
         find=(Op(family, Many("x"), name="op"),),
         slots=(_IN, _OUT),
         share=(("x", OUT),),
-        constraints=(READ_AS_INTEGERS,),
         lowers_to=lowers_to,
-        is_passive=True,
+        kind=OpKind.MOVES,
     )
 
 
 _OUTSIDE = "on the integers, outside the delegate"
 _BINARIES = (
-    _binary("add", ops.ADD, "Add", ADDS_UNSCALED, NO_NORM_READS_IT),
-    _binary("sub", ops.SUB, "Subtract", ADDS_UNSCALED, NO_NORM_READS_IT),
+    _binary("add", ops.ADD, "Add", ADDS_UNSCALED),
+    _binary("sub", ops.SUB, "Subtract", ADDS_UNSCALED),
     _binary("mul", ops.MUL, "Multiply"),
     _binary("div", ops.DIV, "Div"),
     _binary("minimum", ops.MINIMUM, "Minimum"),
@@ -125,17 +123,17 @@ _UNARIES = (
     _unary("abs", (aten.abs.default,), "Abs"),
     _unary("ceil", (aten.ceil.default,), "Ceiling"),
     _unary("clip", CLIPS, "Clamp"),
-    _unary("elu", ops.ELU, "ELU", NO_LINEAR_BEFORE),
+    _unary("elu", ops.ELU, "ELU"),
     _unary("exp", (aten.exp.default,), "Exp"),
     _unary("floor", (aten.floor.default,), "Floor"),
-    _unary("gelu", ops.GELU, "Gelu", TANH_IS_EXACT, NO_LINEAR_BEFORE),
-    _unary("hardswish", ops.HARDSWISH, "Hardswish", NO_LINEAR_BEFORE),
-    _unary("leaky_relu", ops.LEAKY_RELU, "LeakyReLU", NO_LINEAR_BEFORE),
+    _unary("gelu", ops.GELU, "Gelu", TANH_IS_EXACT),
+    _unary("hardswish", ops.HARDSWISH, "Hardswish"),
+    _unary("leaky_relu", ops.LEAKY_RELU, "LeakyReLU"),
     _unary("log", (aten.log.default,), "Log"),
     _unary("neg", (aten.neg.default,), "Negate"),
-    _unary("sigmoid", ops.SIGMOID, "Sigmoid", NO_LINEAR_BEFORE, fixed=(1 / 256, -128)),
+    _unary("sigmoid", ops.SIGMOID, "Sigmoid", fixed=(1 / 256, -128)),
     _unary("sqrt", (aten.sqrt.default,), "SquareRoot"),
-    _unary("tanh", ops.TANH, "Tanh", NO_LINEAR_BEFORE, fixed=(1 / 128, 0)),
+    _unary("tanh", ops.TANH, "Tanh", fixed=(1 / 128, 0)),
 )
 _POOLS = (
     _pool(
@@ -151,7 +149,6 @@ _POOLS = (
         ops.ADAPTIVE_AVG_POOL2D,
         "GlobalAvgPooling2d",
         POOLS_TO_ONE,
-        READ_AS_INTEGERS,
         shares=False,
     ),
     _pool("mean", ops.MEAN, "GlobalAvgPooling2d", GLOBAL_MEAN, shares=False),

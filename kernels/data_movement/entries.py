@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
+from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, Slot
 from pt2e_quant.graph.ops import Family
 from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
@@ -64,7 +64,7 @@ def _row(name: str, family: Family, x: Var | Many) -> OpRow:
         share=(("x", OUT),),
         constraints=(ONE_SCALE,),
         lowers_to="the same on int8",
-        is_passive=True,
+        kind=OpKind.MOVES,
     )
 
 

@@ -2,25 +2,24 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 
 import torch
 from torch.fx import Node
 
 from pt2e_quant.core.qdq import is_dequantize
-from pt2e_quant.graph.op_table import Constraint, OpRow
+from pt2e_quant.graph.op_table import Constraint, OpRow, Preference
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.measured import read_measured
 
 __all__ = [
     "SHAPE_CLASS_KEY",
+    "SLOWER",
     "SLOWER_KEY",
     "cpu_slug",
     "is_judged",
     "measured_here",
     "not_slower",
-    "whatever_measured",
 ]
 
 SHAPE_CLASS_KEY = "pt2e_quant.shape_class"
@@ -29,10 +28,11 @@ SHAPE_CLASS_KEY = "pt2e_quant.shape_class"
 SLOWER_KEY = "pt2e_quant.cpu.slower"
 """Key of an operator's `node.meta`: it was timed on this machine, and is slower in integers."""
 
-_TEXT = "a shape class that measured no slower than float here"
-_FIX = (
-    "leave it float, as layers so small gain nothing on this CPU, or quantize it all the same, "
-    'with backend pq.backends.get("cpu").allowing_slower() (--allow-slower)'
+SLOWER = Preference(
+    name="slower",
+    text="a shape class that measured no slower than float here",
+    fix="leave it float, as layers so small gain nothing on this CPU, or quantize it all the same, "
+    'with backend pq.backends.get("cpu").allowing_slower() (--allow-slower)',
 )
 
 _LEVELS = (
@@ -80,17 +80,12 @@ def not_slower(op: str, shape_class: Callable[[Match], str]) -> Constraint:
             return False
         return measured_here(op).get(shape_class(match), 1.0) >= 1.0
 
-    return Constraint(text=_TEXT, holds=holds, fix=_FIX, is_choice=True)
+    return Constraint(text=SLOWER.text, holds=holds, fix=SLOWER.fix, preference=SLOWER.name)
 
 
 def is_judged(row: OpRow) -> bool:
     """Whether a row has `not_slower`."""
-    return any(c.text == _TEXT for c in row.constraints)
-
-
-def whatever_measured(row: OpRow) -> OpRow:
-    """A row without `not_slower`."""
-    return replace(row, constraints=tuple(c for c in row.constraints if c.text != _TEXT))
+    return any(c.preference == SLOWER.name for c in row.constraints)
 
 
 def _is_quantized(match: Match) -> bool:

@@ -1,7 +1,8 @@
 """What a backend can run, as data: one row an operator, read by quantizer, lowering and docs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from torch.fx import Node
 
@@ -11,13 +12,57 @@ from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.graph.pattern import Match, Op, ties
 
-__all__ = ["OUT", "SOURCE_KEY", "Constraint", "OpRow", "OpTable", "Slot", "operator_name"]
+__all__ = [
+    "ALLOWED_KEY",
+    "KEEP_FLOAT_KEY",
+    "OUT",
+    "SOURCE_KEY",
+    "Constraint",
+    "OpKind",
+    "OpRow",
+    "OpTable",
+    "Preference",
+    "Slot",
+    "operator_name",
+]
 
 OUT = "out"
 """The slot name of a pattern's own result: the output of its anchor."""
 
 SOURCE_KEY = "pt2e_quant.source_operator"
 """Key of `node.meta`: the operator of the user's graph that a node was made of, for rules."""
+
+KEEP_FLOAT_KEY = "pt2e_quant.keep_float"
+"""Key of `node.meta`: (kind, name of the preference) where entries of that kind leave it float."""
+
+ALLOWED_KEY = "pt2e_quant.allowed"
+"""Key of `gm.meta`: the names of the preferences that the user overrules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Why operators that a backend could run in integers stay float.
+
+    Args:
+        name: for `quantizer.allowing(name)`.
+        text: what such an operator lacks.
+        fix: what to do where it lacks that.
+    """
+
+    name: str
+    text: str
+    fix: str = ""
+
+
+class OpKind(StrEnum):
+    """What an operator costs beside a quantize and a dequantize around it."""
+
+    HEAVY = "heavy"
+    """A product: integers pay wherever it stands."""
+    LIGHT = "light"
+    """Quantized only between others that are; see `backends.target.policy`."""
+    MOVES = "moves"
+    """Only moves data: quantized where its inputs already are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +104,15 @@ class Slot:
         if self.is_optional:
             return None
         raise ValueError(f'its {self.role} "{self.at}" takes {self._kinds(wanted)}, not {wanted}')
+
+    def suits(self, wanted: TensorScheme | None) -> bool:
+        """Whether a scheme, or None for float, is one that this slot accepts."""
+        alone = Scheme(name="", input=wanted, output=wanted, weight=wanted, bias=wanted)
+        try:
+            self.resolve(alone)
+        except ValueError:
+            return False
+        return True
 
     def _kinds(self, wanted: TensorScheme) -> str:
         """What it accepts; of many, those most like what was wanted."""
@@ -111,13 +165,14 @@ class Constraint:
         text: what is needed.
         holds: whether a match has it.
         fix: what to do where it has not.
-        is_choice: the backend could run it all the same; it is left float because that is better.
+        preference: the name of the preference that it states, where the backend could run it all
+            the same and float is better; "" for a limit of the backend.
     """
 
     text: str
     holds: Callable[[Match], bool]
     fix: str = ""
-    is_choice: bool = False
+    preference: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +186,7 @@ class OpRow:
         share: groups of slots that must have equal qparams.
         constraints: what must hold besides the pattern.
         lowers_to: the backend's own operator.
-        is_passive: only moves data; quantized where its inputs already are.
+        kind: what it costs.
         note: for the docs page.
     """
 
@@ -141,12 +196,13 @@ class OpRow:
     lowers_to: str
     share: tuple[tuple[str, ...], ...] = ()
     constraints: tuple[Constraint, ...] = ()
-    is_passive: bool = False
+    kind: OpKind = OpKind.HEAVY
     note: str = ""
 
-    def refusal(self, match: Match) -> Constraint | None:
-        """The first constraint that a match breaks."""
-        return next((c for c in self.constraints if not c.holds(match)), None)
+    def refusal(self, match: Match, allowed: Collection[str] = ()) -> Constraint | None:
+        """The first constraint that a match breaks, without preferences that are overruled."""
+        asked = (c for c in self.constraints if c.preference not in allowed or not c.preference)
+        return next((c for c in asked if not c.holds(match)), None)
 
     def slot(self, at: str) -> Slot:
         """The slot of a name.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Role, Scheme
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
-from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
+from pt2e_quant.graph.op_table import OUT, OpKind, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Many, Op, Var
 
 sys.path.append(str(Path(__file__).resolve().parent))  # tests are no package
@@ -44,7 +44,7 @@ TABLE = OpTable(
             Op(aten.max_pool2d.default, Var("x")),
             slots=_slots("x"),
             share=(("x", OUT),),
-            is_passive=True,
+            kind=OpKind.MOVES,
         ),
     ),
     reasons={"aten.tanh": "Toy's tanh is slower than float"},

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.xnnpack.conditions import KEEP_FLOAT
 from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.op_table import KEEP_FLOAT_KEY
 from pt2e_quant.graph.ops import ADD, DIV, MUL, SILU, SUB, argument, aten, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
@@ -54,7 +54,7 @@ def numbers_as_constants(gm: GraphModule) -> PassResult:
     editor = Editor(gm)
     notes = []
     for node in list(gm.graph.nodes):
-        if not is_call(node, (*ADD, *SUB, *MUL, *DIV)) or KEEP_FLOAT in node.meta:
+        if not is_call(node, (*ADD, *SUB, *MUL, *DIV)) or KEEP_FLOAT_KEY in node.meta:
             continue
         x, number = node.args[0], node.args[1]
         if not isinstance(x, Node) or not isinstance(number, (int, float)) or number == 0:

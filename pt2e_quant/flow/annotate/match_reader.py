@@ -1,6 +1,6 @@
 """Which matches of a table the rules ask for and the tensors allow, and why not the others."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,7 +14,16 @@ from pt2e_quant.flow.annotate.group_sizes import UndividedError, check_groups
 from pt2e_quant.flow.annotate.rules import RuleBook
 from pt2e_quant.graph.alias import WrittenPlaces
 from pt2e_quant.graph.masks import MaskInfo
-from pt2e_quant.graph.op_table import OpRow, OpTable, Slot, operator_name
+from pt2e_quant.graph.op_table import (
+    KEEP_FLOAT_KEY,
+    OUT,
+    Constraint,
+    OpRow,
+    OpTable,
+    Preference,
+    Slot,
+    operator_name,
+)
 from pt2e_quant.graph.pattern import Match
 
 __all__ = ["LEFT_KEY", "MatchReader", "Plan"]
@@ -33,17 +42,41 @@ class Plan:
     match: Match
     schemes: tuple[tuple[Slot, TensorScheme], ...]
 
+    def outputs(self) -> list[Node]:
+        """The values that it quantizes."""
+        places = (place for slot, _ in self.schemes for place in slot.places(self.match))
+        return [place for place in places if isinstance(place, Node)]
+
+    def has_inputs(self, quantized: Collection[Node]) -> bool:
+        """Whether all that it reads is among these values."""
+        sources = [
+            place[0]
+            for slot, _ in self.schemes
+            for place in slot.places(self.match)
+            if slot.at != OUT and not isinstance(place, Node)
+        ]
+        return bool(sources) and all(source in quantized for source in sources)
+
 
 class MatchReader:
     """Decides about matches, and remembers the reason for each node it turns down."""
 
     def __init__(
-        self, table: OpTable, book: RuleBook, masks: MaskInfo, written: WrittenPlaces
+        self,
+        table: OpTable,
+        book: RuleBook,
+        masks: MaskInfo,
+        written: WrittenPlaces,
+        *,
+        preferences: Mapping[str, Preference],
+        allowed: Collection[str],
     ) -> None:
         self.table = table
         self.book = book
         self.masks = masks.masks | masks.masked_scores
         self.written = written
+        self.preferences = preferences
+        self.allowed = allowed
         self.reasons: dict[Node, tuple[int, str, str]] = {}
         self.choices: set[Node] = set()
         self.resolved: dict[tuple[int, int], TensorScheme | None] = {}
@@ -65,10 +98,11 @@ class MatchReader:
                 fix = error.fix if isinstance(error, UndividedError) else ""
                 self.refuse(match, reason, len(found), fix)
                 return False
-        if (broken := row.refusal(match)) is not None:
+        broken = row.refusal(match, self.allowed) or self._preference(row, match)
+        if broken is not None:
             reason = f"{self.table.backend} {row.name} needs: {broken.text}"
             self.refuse(match, reason, len(found), broken.fix)
-            if broken.is_choice:
+            if isinstance(broken, Constraint) and broken.preference:
                 self.choices.update(match.covered)
             return False
         present = {at for at, (_, chosen) in found.items() if chosen is not None}
@@ -79,6 +113,11 @@ class MatchReader:
         )
         self.plans[row.name, match.anchor, match.covered] = Plan(row, match, schemes)
         return True
+
+    def _preference(self, row: OpRow, match: Match) -> Preference | None:
+        """What a pass before annotation kept this operator float for."""
+        kind, name = match.anchor.meta.get(KEEP_FLOAT_KEY, ("", ""))
+        return self.preferences.get(name) if kind == row.kind.value else None
 
     def _scheme_of(self, slot: Slot, match: Match, scheme: Scheme) -> TensorScheme | None:
         places = slot.places(match)

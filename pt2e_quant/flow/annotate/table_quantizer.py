@@ -1,7 +1,7 @@
 """The quantizer made from a backend's op table: one loop over matches writes the annotations."""
 
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -31,7 +31,7 @@ from pt2e_quant.flow.annotate.rules import ALL_ROLES, QuantRule, RuleBook, RuleK
 from pt2e_quant.flow.qat.train_ranges import for_training
 from pt2e_quant.graph.alias import WrittenPlaces
 from pt2e_quant.graph.masks import find_masks
-from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
+from pt2e_quant.graph.op_table import ALLOWED_KEY, OpKind, OpRow, OpTable, Preference, Slot
 from pt2e_quant.graph.pattern import Op, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
@@ -68,6 +68,7 @@ class TableQuantizer(Quantizer):
         recurrent: how a backend runs recurrent layers in integers; None leaves them float.
         computes_in: the float dtypes that the backend has kernels for: prepare lets the model
             compute in float32 instead of others (`compute_in_float32`). None leaves all.
+        preferences: by name, what keeps operators float that the table could run.
         float_bodies: why bodies of control flow stay float on this backend; "" if they do not.
     """
 
@@ -83,6 +84,7 @@ class TableQuantizer(Quantizer):
         finishing: Sequence[GraphPass] = (),
         recurrent: RecurrentForm | None = None,
         computes_in: Collection[torch.dtype] | None = None,
+        preferences: Mapping[str, Preference] | None = None,
         float_bodies: str = "",
     ) -> None:
         self.table = table
@@ -95,6 +97,8 @@ class TableQuantizer(Quantizer):
         self.finishing = tuple(finishing)
         self.recurrent = recurrent
         self.computes_in = computes_in
+        self.preferences = preferences or {}
+        self.allowed: frozenset[str] = frozenset()
         self.float_bodies = float_bodies
         self.pads_groups = False
         self.scales: ScaleFormat | None = None
@@ -194,6 +198,19 @@ class TableQuantizer(Quantizer):
         self.finishing += (quantize_caches(bits, names),)
         return self
 
+    def allowing(self, *names: str) -> "TableQuantizer":
+        """Quantize also what the backend keeps float for these; see `quantizer.preferences`.
+
+        Raises:
+            ConfigError: there is no such preference; near names are offered.
+        """
+        for name in names:
+            if name not in self.preferences:
+                known = near(name, self.preferences)
+                raise ConfigError(f'{self.table.backend} has no preference "{name}": {known}')
+        self.allowed |= set(names)
+        return self
+
     def pad_groups(self) -> "TableQuantizer":
         """Pad linears with zero columns where a scheme's groups do not divide their weights."""
         self.pads_groups = True
@@ -217,6 +234,7 @@ class TableQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Run the table's own passes."""
+        model.meta[ALLOWED_KEY] = self.allowed
         if self._leaves_float(model):
             return model
         if self.recurrent is not None:
@@ -240,7 +258,14 @@ class TableQuantizer(Quantizer):
             book.check_all_matched([*nodes, *(n for n in inner if _computes_float(n))])
         masks = find_masks(model)
         model.meta[MASKS_KEY] = masks
-        reader = MatchReader(self.table, book, masks, WrittenPlaces(model.graph))
+        reader = MatchReader(
+            self.table,
+            book,
+            masks,
+            WrittenPlaces(model.graph),
+            preferences=self.preferences,
+            allowed=self.allowed,
+        )
         matches = find_matches(model.graph, self._patterns(), reader.accept)
         if self._leaves_float(model):
             reader.leave(nodes, self.float_bodies)
@@ -250,12 +275,12 @@ class TableQuantizer(Quantizer):
         made: _Specs = {}
         for row, match in matches:
             plan = reader.plans[row.name, match.anchor, match.covered]
-            if row.is_passive and not _inputs_quantized(plan, quantized):
+            if row.kind is OpKind.MOVES and not plan.has_inputs(quantized):
                 reader.refuse(match, "it only moves data, and its input is float")
                 continue
             self._write(plan, book, made)
             done.update(match.covered)
-            quantized.update(_outputs(plan))
+            quantized.update(plan.outputs())
         provenance = provenance_of(model)
         provenance.quantizer = f"{self.table.backend} table"
         provenance.set_floats([reader.record(n) for n in nodes if n not in done])
@@ -276,7 +301,7 @@ class TableQuantizer(Quantizer):
         suited = {
             row.name
             for row in self.table
-            if all(any(_takes(s, offer) for offer in offered[s.role]) for s in row.slots)
+            if all(any(s.suits(offer) for offer in offered[s.role]) for s in row.slots)
         }
         patterns = self.table.patterns()
         served = {m.target for row, op in patterns if row.name in suited for m in op.members}
@@ -364,30 +389,6 @@ def _fixed_before(source: Node, spec: QuantizationSpecBase) -> FixedQParamsQuant
         return None
     takes = not spec.is_dynamic and spec.ch_axis is None
     return fixed if takes and all(getattr(fixed, n) == getattr(spec, n) for n in same) else None
-
-
-def _takes(slot: Slot, wanted: TensorScheme | None) -> bool:
-    alone = Scheme(name="", input=wanted, output=wanted, weight=wanted, bias=wanted)
-    try:
-        slot.resolve(alone)
-    except ValueError:
-        return False
-    return True
-
-
-def _outputs(plan: Plan) -> list[Node]:
-    places = (place for slot, _ in plan.schemes for place in slot.places(plan.match))
-    return [place for place in places if isinstance(place, Node)]
-
-
-def _inputs_quantized(plan: Plan, quantized: set[Node]) -> bool:
-    sources = [
-        place[0]
-        for slot, _ in plan.schemes
-        for place in slot.places(plan.match)
-        if slot.at != OUT and not isinstance(place, Node)
-    ]
-    return bool(sources) and all(source in quantized for source in sources)
 
 
 def _computes_float(node: Node) -> bool:

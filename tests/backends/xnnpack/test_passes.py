@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers, unbind_as_selects
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import spell_for_delegate
 from pt2e_quant.backends.xnnpack.passes.pooling import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.passes.refloat import refloat_leftovers, unfold_biases
 from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
-from pt2e_quant.backends.xnnpack.placement import place_elementwise
+from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph.pipeline import GraphPass, PassResult
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
@@ -157,7 +158,7 @@ def test_placement_when_light_operators_then_integers_only_between_integers(make
 
 def test_placement_when_run_twice_then_same_marks(make_noise):  # type: ignore[no-untyped-def]
     gm = captured(Residual(), make_noise((2, 6)))
-    assert place_elementwise(gm).notes == place_elementwise(gm).notes
+    assert place_integer_regions(POLICY)(gm).notes == place_integer_regions(POLICY)(gm).notes
 
 
 class Capped(nn.Module):
@@ -173,7 +174,7 @@ class Capped(nn.Module):
 
 def test_placement_when_logits_are_capped_then_tanh_is_float(make_noise):  # type: ignore[no-untyped-def]
     gm = captured(Capped(), make_noise((2, 6)))
-    reasons = {n.node: n.text for n in place_elementwise(gm).notes}
+    reasons = {n.node: n.text for n in place_integer_regions(POLICY)(gm).notes}
     assert "linear" in reasons["tanh"]
 
 

@@ -1,0 +1,124 @@
+"""Light operators: integers between integers, float elsewhere, always with the reason."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pt2e_quant.backends.onnx.backend import BACKEND
+from pt2e_quant.backends.onnx.policy import POLICY
+from pt2e_quant.backends.target.policy import FLOAT_INPUTS, READ_IN_FLOAT, place_integer_regions
+from pt2e_quant.backends.xnnpack.backend import BACKEND as XNNPACK
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.graph.op_table import KEEP_FLOAT_KEY
+
+PLACE = place_integer_regions(POLICY)
+
+
+class Mixed(nn.Module):
+    """A sum of two convolutions, one of linears, and a sum that only a norm reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.conv2 = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.fc, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        between = self.conv(x) + self.conv2(x)
+        linear = self.fc(x) + x
+        read = self.norm(self.conv(between) + between)
+        return between, linear, read
+
+
+def marks(model: nn.Module, *args: Tensor) -> dict[str, Any]:
+    gm: Any = torch.export.export(model.eval(), args).module()
+    PLACE(gm)
+    return {n.name: n.meta.get(KEEP_FLOAT_KEY) for n in gm.graph.nodes if n.name.startswith("add")}
+
+
+def test_place_integer_regions_when_inputs_or_readers_are_float_then_it_says_so() -> None:
+    assert marks(Mixed(), torch.randn(1, 4, 4, 4)) == {
+        "add": None,
+        "add_1": ("light", FLOAT_INPUTS.name),
+        "add_2": ("light", READ_IN_FLOAT.name),
+    }
+
+
+def test_place_integer_regions_when_a_view_stands_between_then_it_looks_through() -> None:
+    class Viewed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x).flatten(2)
+            return self.conv((y + y).reshape(x.shape))
+
+    assert marks(Viewed(), torch.randn(1, 4, 4, 4)) == {"add": None}
+
+
+def test_prepare_when_residual_sums_are_of_linears_then_their_reason_is_recorded() -> None:
+    ep = torch.export.export(Mixed().eval(), (torch.randn(1, 4, 4, 4),))
+    prepared = prepare_pt2e(ep, BACKEND.quantizer())
+    reasons = {r.node: r.reason for r in provenance_of(prepared).floats}
+    assert "inputs that are integers already" in reasons["add_1"]
+    assert "a reader that works in integers" in reasons["add_2"]
+    assert "add" not in reasons
+    assert "no integer LayerNormalization" in reasons["layer_norm"]
+
+
+def test_place_integer_regions_when_run_twice_then_marks_are_the_same() -> None:
+    gm: Any = torch.export.export(Mixed().eval(), (torch.randn(1, 4, 4, 4),)).module()
+    PLACE(gm)
+    first = {n.name: n.meta.get(KEEP_FLOAT_KEY) for n in gm.graph.nodes}
+    PLACE(gm)
+    assert first == {n.name: n.meta.get(KEEP_FLOAT_KEY) for n in gm.graph.nodes}
+
+
+def test_quantizer_when_a_preference_is_overruled_then_its_operators_are_quantized() -> None:
+    ep = torch.export.export(Mixed().eval(), (torch.randn(1, 4, 4, 4),))
+    prepared = prepare_pt2e(ep, BACKEND.quantizer().allowing("float_inputs", "read_in_float"))
+    left = {r.node for r in provenance_of(prepared).floats}
+    assert "layer_norm" in left
+    assert not left & {"add", "add_1", "add_2"}
+
+
+def test_quantizer_when_a_preference_is_unknown_then_near_names() -> None:
+    with pytest.raises(
+        ConfigError, match='no preference "float_input": did you mean "float_inputs"'
+    ):
+        BACKEND.quantizer().allowing("float_input")
+
+
+def test_xnnpack_when_norm_inputs_are_allowed_then_what_reads_them_is_placed_anew() -> None:
+    class Stream(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            total = self.a(x) + self.b(x)
+            return self.norm(total), self.a(torch.neg(total))
+
+    ep = torch.export.export(Stream().eval(), (torch.randn(2, 4),))
+    for names, left in (((), {"add", "neg"}), (("norm_inputs",), set())):
+        prepared = prepare_pt2e(ep, XNNPACK.quantizer().allowing(*names))
+        assert {r.node for r in provenance_of(prepared).floats} - {"layer_norm"} == left
+
+
+def test_prepare_when_a_sum_with_relu_stays_float_then_its_relu_moves_integers_alone() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            total = (self.a(x) + 0.0) + self.b(x)
+            return self.b(torch.relu(total))
+
+    ep = torch.export.export(Sum().eval(), (torch.randn(1, 4, 6),))
+    prepared = prepare_pt2e(ep, BACKEND.quantizer())
+    assert "relu" not in {r.node for r in provenance_of(prepared).floats}
