@@ -5,6 +5,7 @@ from typing import Any
 
 import onnx
 from executorch.exir._serialize._program import deserialize_pte_binary
+from executorch.exir.schema import Tensor as TensorOfPte
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -51,7 +52,9 @@ def _digest_pte(pte: bytes) -> str:
         if len(key) == 64
     )
     blobs = [bytes(d.data).hex() for d in file.program.backend_delegate_data]
-    own = [bytes(b.storage).hex() for b in file.program.constant_buffer]
+    values = (v.val for plan in plans for v in plan.values if isinstance(v.val, TensorOfPte))
+    held = sorted({v.data_buffer_idx for v in values})
+    own = [bytes(file.program.constant_buffer[at].storage).hex() for at in held]
     return digest_texts([*map(repr, plans), *constants, *blobs, *own])
 
 
