@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pt2e_quant.backends.compare_results import Results, is_float, name_results
 from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
@@ -20,7 +21,7 @@ from pt2e_quant.backends.trial_data import fresh_call
 from pt2e_quant.backends.trial_sizes import Sizes, Work, plan_sizes, sizes_of
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.one_thread import one_thread
-from pt2e_quant.core.qdq import required_attribute
+from pt2e_quant.core.qdq import QUANTIZE_OPS, required_attribute
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.input_ranges import input_ranges
@@ -70,22 +71,27 @@ class Trials:
         refusal = ""
         for leaves in variants:
             kept = state_of(self.gm)
+            watch = _NanWatch()
             try:
-                results = _run(self.gm, leaves, _plain_call(self.gm))
+                with watch:
+                    results = _run(self.gm, leaves, _plain_call(self.gm))
             except Exception as error:  # Whatever the graph raises: it does not take this call.
                 if not self.trials:
                     raise
-                refusal = refusal or f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                what = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                refusal = refusal or f"the graph itself stops there: {what}"
             else:
                 if self.trials and (other := other_rank(self.gm, results)):
-                    refusal = refusal or other
+                    refusal = refusal or f"the graph itself stops there: {other}"
+                elif self.trials and watch.has_seen:
+                    refusal = refusal or "the graph quantizes NaN there"
                 elif not self.trials or not any(_has_nan(value) for value in results.values()):
                     trial = Trial(label=label, leaves=tuple(leaves), results=results)
                     self.trials.append(trial)
                     return
             _restore(self.gm, kept)
         if refusal:
-            self.skipped.append(f"{label} is not checked: the graph itself stops there: {refusal}")
+            self.skipped.append(f"{label} is not checked: {refusal}")
 
     def noisy(self, at: int, draw: int, *, is_disturbed: bool) -> Results:
         """What the graph gives at one call with noise, in all calls before it if it has state."""
@@ -136,6 +142,22 @@ def _label(capture: Capture, leaves: Sequence[Any]) -> str:
         if isinstance(leaf, Tensor) or info.value is not None
     ]
     return ", ".join(shown[:4]) + (", …" if len(shown) > 4 else "")
+
+
+class _NanWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Sees whether a quantize reads NaN: each runtime makes another integer of it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.has_seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator; look at what it reads if it is a quantize."""
+        if func in QUANTIZE_OPS:
+            self.has_seen |= bool(args[0].isnan().any())
+        return func(*args, **(kwargs or {}))
 
 
 def _plain_call(gm: GraphModule) -> Callable[..., Any]:

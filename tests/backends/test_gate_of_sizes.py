@@ -1,5 +1,6 @@
 """The gate calls an artifact at several sizes, in several orders, with fresh data."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.gate import check_artifact
 from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.flow.calibrate.input_ranges import RANGES_KEY
 from pt2e_quant.flow.calibrate.sample import Sample
 
@@ -133,6 +135,26 @@ def test_gate_when_the_graph_itself_refuses_a_size_then_a_note(artifact_of):
     (note,) = {n for n in artifact.report.notes}
     assert note.startswith("the call with x [3, 6], at [1] is not checked: the graph itself stops")
     assert "IndexError" in note
+
+
+class Spread(nn.Module):
+    """Quantizes a standard deviation, which is NaN of one row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = QuantizePerTensor(x.std(0), 0.1, 0, -128, 127, torch.int8)
+        return DequantizePerTensor(q, 0.1, 0, -128, 127, torch.int8)
+
+
+def test_gate_when_the_graph_quantizes_nan_then_the_call_is_not_checked(artifact_of):
+    x = torch.randn(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of one row
+        gm = exported(Spread(), x, x={0: Dim("rows", min=1, max=8)})
+        # What a runtime makes of NaN is its own choice.
+        artifact = artifact_of(gm, lambda x: gm(x) if len(x) > 1 else torch.full((6,), -12.8))
+        check(artifact, gm, x)
+    (note,) = {n for n in artifact.report.notes}
+    assert note == "the call with x [1, 6] is not checked: the graph quantizes NaN there"
 
 
 def test_gate_when_two_dimensions_are_dynamic_then_each_is_small_while_the_other_is_large(
