@@ -78,11 +78,13 @@ class ProgramContents:
         delegates: the operators of each XNNPACK delegate, in order of call.
         kernels: ExecuTorch operators outside of the delegates, with how often they are called.
         input_sizes: the largest sizes of each tensor that it takes, in order.
+        overloads: of the kernels, as the runtime's registry names them ("aten::round.out").
     """
 
     delegates: tuple[tuple[DelegateOp, ...], ...]
     kernels: Counter[str]
     input_sizes: tuple[tuple[int, ...], ...] = ()
+    overloads: frozenset[str] = frozenset()
 
     def ops(self) -> list[DelegateOp]:
         """All delegates' operators."""
@@ -126,6 +128,7 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
     program = deserialize_pte_binary(pte).program
     plan = _plan(program, method)
     kernels: Counter[str] = Counter()
+    overloads: set[str] = set()
     called: list[int] = []
     for chain in plan.chains:
         for instruction in chain.instructions:
@@ -133,6 +136,7 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
             if isinstance(call, KernelCall):
                 op = plan.operators[call.op_index]
                 kernels[op.name.replace("::", ".")] += 1
+                overloads.add(f"{op.name}.{op.overload}".removesuffix("."))
             elif isinstance(call, DelegateCall):
                 called.append(call.delegate_index)
     payloads = [
@@ -143,6 +147,7 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
         delegates=tuple(_read_payload(p) for p in payloads),
         kernels=kernels,
         input_sizes=tuple(tuple(v.sizes) for v in inputs if isinstance(v, Tensor)),
+        overloads=frozenset(overloads),
     )
 
 

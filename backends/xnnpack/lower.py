@@ -55,8 +55,8 @@ from pt2e_quant.backends.xnnpack.passes.shared_inputs import gather_shared_input
 from pt2e_quant.backends.xnnpack.passes.split_biases import split_biases
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.sizes import (
+    PlanForDeclared,
     check_planned,
-    plan_for_declared,
     refuse_unbounded,
     start_small,
 )
@@ -169,7 +169,7 @@ def _emit(job: Job[Options]) -> Draft:
         pte = _to_pte(work, pack_metadata(capture, report.provenance, ()))
     artifact = XnnpackArtifact(pte, capture, report)
     with named_refusals(gm, lambda part: _try_part(part, options)):
-        refuse_missing_kernels(gm, artifact.contents().kernels)
+        refuse_missing_kernels(gm, artifact.contents().overloads)
         load_program(pte).load_method("forward")
     _describe(artifact)
     return Draft(artifact=artifact)
@@ -208,7 +208,7 @@ def _try_part(part: GraphModule, options: Options) -> None:
     run_passes(work, lowering_passes(portable_only=options.portable_only))
     constants = pack_metadata(capture_of(work), provenance_of(part), ())
     pte = _to_pte(work, constants)
-    refuse_missing_kernels(part, read_contents(pte).kernels)
+    refuse_missing_kernels(part, read_contents(pte).overloads)
     load_program(pte).load_method("forward")
 
 
@@ -246,11 +246,13 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         )
         edge = loop_recurrent(edge, work.meta[STEPS_KEY], constants)
         keep_contents(edge.exported_program())
-        plan_for_declared(edge.exported_program())
         # Buffers are written in place: the copies of a whole KV cache at each token are dropped.
         is_in_place = can_write_in_place(edge.exported_program())
-        in_place = ExecutorchBackendConfig(run_reinplace_pass=is_in_place)
-        return write_sum(share_constants(bytes(edge.to_executorch(in_place).buffer)))
+        config = ExecutorchBackendConfig(
+            run_reinplace_pass=is_in_place,
+            sym_shape_eval_pass=PlanForDeclared(edge.exported_program().range_constraints),
+        )
+        return write_sum(share_constants(bytes(edge.to_executorch(config).buffer)))
 
 
 def _describe(artifact: XnnpackArtifact) -> None:

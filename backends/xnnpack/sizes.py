@@ -5,16 +5,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from executorch.backends.xnnpack.operators import node_visitor
-from torch import SymInt, Tensor
-from torch.export import ExportedProgram
+from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
+from torch import SymInt
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.max_sizes import limit_sizes, unbounded_dims
 from pt2e_quant.core.size_expression import evaluate_size
 
-__all__ = ["check_planned", "plan_for_declared", "refuse_unbounded", "start_small"]
+__all__ = ["PlanForDeclared", "check_planned", "refuse_unbounded", "start_small"]
 
 Ranges = Mapping[Any, Any]
 """Of `ExportedProgram.range_constraints`: sympy symbols and their value ranges."""
@@ -50,18 +51,30 @@ def _lower(limits: Any) -> int:
     return int(limits.lower) if limits.lower > 2 else 1
 
 
-def plan_for_declared(program: ExportedProgram) -> None:
-    """Give symbols the ranges again that the program declares.
+class PlanForDeclared(ConstraintBasedSymShapeEvalPass):  # type: ignore[misc]  # no types
+    """Plan each tensor for the ranges that the program declares.
 
-    While ExecuTorch traces, torch's convolution asks whether the batch is below 16 to choose a
-    kernel of its own, and the answer for the example narrows the symbol: the tensors of later
-    operators are then planned for 15.
+    While ExecuTorch traces, also as late as where it writes the program, torch's convolution asks
+    whether the batch is below 16 to choose a kernel of its own, and the answer for the example
+    narrows the symbol: tensors are then planned for 15.
+
+    Args:
+        ranges: of the program.
     """
-    values = [node.meta.get("val") for node in program.graph.nodes]
-    sizes = [size for value in values if isinstance(value, Tensor) for size in value.shape]
-    for size in sizes:
-        if isinstance(size, SymInt):
-            size.node.shape_env.var_to_range.update(program.range_constraints)
+
+    def __init__(self, ranges: Ranges) -> None:
+        super().__init__()
+        self.ranges = dict(ranges)
+
+    def call(self, graph_module: GraphModule) -> Any:
+        """Put the declared ranges back, then take the largest size of each tensor."""
+        for module in graph_module.modules():
+            for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+                for spec in pytree.tree_leaves(node.meta.get("spec")):
+                    for size in getattr(spec, "shape", ()):
+                        if isinstance(size, SymInt):
+                            size.node.shape_env.var_to_range.update(self.ranges)
+        return super().call(graph_module)
 
 
 _LEAST_OFFER = 64

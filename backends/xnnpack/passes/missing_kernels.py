@@ -63,21 +63,19 @@ def refuse_loops(gm: GraphModule) -> None:
             )
 
 
-def refuse_missing_kernels(gm: GraphModule, kernels: Iterable[str]) -> None:
+def refuse_missing_kernels(gm: GraphModule, overloads: Iterable[str]) -> None:
     """Stop at operators outside of the delegate that the runtime at hand has no kernel for.
 
     Args:
         gm: the canonical graph, to name the line.
-        kernels: "namespace.operator" of the program's own calls.
+        overloads: "namespace::operator.overload" of the program's own calls.
 
     Raises:
         UnsupportedError: naming the first.
     """
-    known = {n.split(".")[0] for n in Runtime.get().operator_registry.operator_names}
-    for kernel in kernels:
-        name = kernel.replace(".", "::", 1)
-        if name not in known:
-            raise _no_kernel(gm, name)
+    known = set(Runtime.get().operator_registry.operator_names)
+    for name in sorted(set(overloads) - known):
+        raise _no_kernel(gm, name)
 
 
 @contextmanager
@@ -97,7 +95,10 @@ def no_out_variant_refused(gm: GraphModule) -> Iterator[None]:
 
 
 def _no_kernel(gm: GraphModule, name: str) -> UnsupportedError:
-    node = next((n for n in gm.graph.nodes if _name(n) == name), None)
+    """An error that names the operator, and the node if one alone calls it by that name."""
+    operator = name.split(".")[0]
+    called = [n for n in gm.graph.nodes if _name(n) == operator]
+    node = called[0] if len({n.target for n in called}) == 1 else None
     return UnsupportedError(f"ExecuTorch has no kernel for {name}", node=node, fix=_FIX)
 
 

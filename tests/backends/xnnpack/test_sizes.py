@@ -3,6 +3,8 @@
 `test_table.py` does the same for every row of the table with dynamic batches.
 """
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -203,3 +205,51 @@ def test_sum_when_two_dynamic_sizes_broadcast_then_every_size_runs():
     for rows, columns in ((1, 1), (16, 1), (1, 16), (16, 16), (5, 6)):
         for found, wanted in zip(artifact.run(x[:rows], y[:columns]), whole, strict=True):
             torch.testing.assert_close(found, wanted[:rows, :columns], rtol=1e-5, atol=1e-5)
+
+
+class Gate(nn.Module):
+    """A convolution of one pixel a channel, of which torch asks whether the batch is below 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(17, 1, 1), nn.Conv2d(1, 17, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * F.hardsigmoid(self.up(F.relu(self.down(x.mean((2, 3), keepdim=True)))))
+        return F.lp_pool2d(x, 2, 2).var(2)
+
+
+class Windows(nn.Module):
+    """The mean of each window of three by three, at any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        b, c, h, w = y.shape
+        return y.view(b, c, h // 3, 3, w // 3, 3).mean((3, 5))
+
+
+@pytest.mark.filterwarnings("ignore:no tensor of this graph")
+def test_batch_above_fifteen_when_a_pass_asks_for_it_then_planned_as_declared():
+    shapes = {"x": {0: Dim("s0", min=1, max=16)}}
+    artifact = pq.quantize(Gate().eval(), (torch.randn(6, 17, 5, 8),), dynamic_shapes=shapes, **W8)
+    assert artifact.run(torch.randn(16, 17, 5, 8)).shape == (16, 17, 4)
+
+
+@pytest.mark.filterwarnings("ignore:no tensor of this graph")
+def test_windows_when_sizes_are_found_by_torch_then_planned_for_the_largest():
+    shapes = {"x": {2: Dim.AUTO, 3: Dim.AUTO}}
+    artifact = pq.quantize(
+        Windows().eval(),
+        (torch.randn(2, 3, 24, 24),),
+        dynamic_shapes=shapes,
+        max_sizes={"x": {2: 48, 3: 48}},
+        **W8,
+    )
+    assert artifact.run(torch.randn(2, 3, 48, 48)).shape == (2, 8, 8, 8)
+
+
+W8: dict[str, Any] = {"backend": "xnnpack", "recipe": "w8", "strict": False, "progress": False}

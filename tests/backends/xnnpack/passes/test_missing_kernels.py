@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pt2e_quant as pq
+from pt2e_quant.backends.xnnpack.passes.missing_kernels import refuse_missing_kernels
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 
 
@@ -49,6 +50,17 @@ def test_lower_when_there_is_no_kernel_then_the_line_is_named(model, shape, name
     assert named in str(raised.value)
     assert raised.value.node_name is not None
     assert "source" in str(raised.value)
+
+
+def test_refuse_missing_kernels_when_another_overload_has_one_then_refused():
+    ep = torch.export.export(Behind(lambda x: torch.round(x, decimals=2)), (torch.ones(2, 8),))
+    gm = ep.module()
+    refuse_missing_kernels(gm, ["aten::round.out"])
+    with pytest.raises(
+        UnsupportedError, match=r"no kernel for aten::round\.decimals_out"
+    ) as raised:
+        refuse_missing_kernels(gm, ["aten::round.out", "aten::round.decimals_out"])
+    assert raised.value.node_name == "round_1"
 
 
 def test_run_when_the_runtime_stops_then_said_so(make_noise):
