@@ -11,6 +11,7 @@ from pt2e_quant.backends import registry
 from pt2e_quant.backends.cuda.backend import BACKEND
 from pt2e_quant.backends.cuda.choice import Measures
 from pt2e_quant.backends.cuda.cuda_graph import capture_call
+from pt2e_quant.backends.cuda.table import REGISTRY, table_of
 from pt2e_quant.core.errors import (
     ArtifactError,
     ConfigError,
@@ -25,6 +26,7 @@ from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.show import show
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.one_call import quantize
 
 ALLOWING = BACKEND.allowing_unmeasured()
@@ -120,8 +122,9 @@ def slower(kernel):
 
 def test_leaves_float_what_measured_slower_and_says_so():
     gm, _ = canonical()
-    table = type(BACKEND.registry)(Device.CUDA, tuple(slower(k) for k in BACKEND.registry))
-    backend = type(BACKEND)(table, allow_unmeasured=True)
+    slow = Registry(Device.CUDA, tuple(slower(kernel) for kernel in REGISTRY))
+    options = {"registry": slow, "allow_unmeasured": True}
+    backend = replace(BACKEND, table=table_of(slow), options=options)
     artifact = backend.lower(gm, strict=False)
     assert "int8_linear" not in artifact.report.integer_ops
     reasons = {float_region.reason for float_region in artifact.report.float_regions}
@@ -144,7 +147,7 @@ def test_a_kernel_of_the_users_own_wins_over_the_registrys():
 
 def own_kernel() -> Kernel:
     """The registry's linear, for one activation only: what is narrower goes first."""
-    base = BACKEND.registry.kernel("linear_activation")
+    base = REGISTRY.kernel("linear_activation")
     is_gelu = Constraint(
         text="gelu", holds=lambda match: match.anchor.target is torch.ops.aten.gelu.default
     )
