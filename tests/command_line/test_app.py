@@ -52,6 +52,12 @@ def test_quantize_when_a_search_is_asked_for_then_it_is_used(folder, plain_backe
     assert call(*QUANTIZE, "-q", "--search", "mse") == 0
 
 
+def test_quantize_when_an_algorithm_is_asked_for_then_it_is_used(folder, plain_backend, capsys):
+    assert call(*QUANTIZE, "-q", "--algorithm", "gptg") == 1
+    assert 'did you mean "gptq"' in capsys.readouterr().err
+    assert call(*QUANTIZE, "-q", "--algorithm", "gptq") == 0
+
+
 def test_quantize_when_every_pass_is_to_be_validated_then_the_backend_is_told(
     folder, plain_backend, monkeypatch
 ):
