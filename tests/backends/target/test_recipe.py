@@ -41,7 +41,7 @@ def test_family_when_listed_then_one_entry_that_takes_every_name_of_it():
 
 @pytest.mark.parametrize(
     ("backend", "name", "near"),
-    [("cpu", "int8_reduced", "int8_reduced"), ("onnx", "w5_g46", "w5_g32"), ("cpu", "it8", "int8")],
+    [("cpu", "int8-reduced", "int8_reduced"), ("onnx", "w5_g46", "w5_g32"), ("cpu", "it8", "int8")],
 )
 def test_name_when_unknown_then_near_names_or_the_nearest_recipe(backend, name, near):
     with pytest.raises(ConfigError, match=f'"{near}"'):
