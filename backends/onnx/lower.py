@@ -37,11 +37,19 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
+from pt2e_quant.passes.functions.write_functions import write_functions
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
 __all__ = ["LOWERING", "Options"]
 
 _PROTOBUF_LIMIT = 2**31 - 1
+
+_HAS = (
+    *("aten.__lshift__.Scalar", "aten.__rshift__.Scalar", "aten.angle.default"),
+    *("aten.erfc.default", "aten.exp2.default", "aten.ldexp.Tensor", "aten.logcumsumexp.default"),
+    *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),
+)
+"""Of the functions that can be written out, those that torch's exporter has ONNX for."""
 _IDIOMS = (*RMS_NORM_RULES, *MASK_RULES, *SHARED_HEADS_RULES)
 
 
@@ -67,7 +75,7 @@ def _emit(job: Job[Options]) -> Draft:
     flat, results = split_results(gm)
     run_passes(
         flat,
-        (decompose_caches(has_casts=True), name_squeezed_dims, split_left),
+        (decompose_caches(has_casts=True), write_functions(_HAS), name_squeezed_dims, split_left),
         validation=validation,
     )
     written = return_written(flat)

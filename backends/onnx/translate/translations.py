@@ -14,7 +14,6 @@ from onnxscript import opset21
 from torch.onnx._internal.exporter._torchlib.ops.hop import higher_order_scan
 
 from pt2e_quant.backends.onnx.translate.formats import format_translations
-from pt2e_quant.backends.onnx.translate.functions import function_translations
 from pt2e_quant.backends.onnx.translate.idioms import idiom_translations
 from pt2e_quant.backends.onnx.translate.per_token import per_token_translations
 from pt2e_quant.backends.onnx.translate.pools import pool_translations
@@ -51,7 +50,6 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         torch.ops.higher_order.map_impl: map_rows,
         **per_token_translations(),
         **format_translations(),
-        **function_translations(),
         **idiom_translations(),
         **pool_translations(),
         **recurrent_translations(),

@@ -1,7 +1,7 @@
 """Operators that ExecuTorch has no kernel for: write them out, or report the line."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,17 +9,14 @@ import torch
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.passes.scalar_to_tensor_pass import ScalarToTensorPass
 from executorch.runtime import Runtime
-from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassResult
 
-from pt2e_quant.backends.xnnpack.passes.written_functions import FUNCTIONS, Results
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.graph.ops import aten, is_call, is_getitem
+from pt2e_quant.graph.ops import aten, is_call
 from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
 
 __all__ = [
     "no_out_variant_refused",
@@ -29,6 +26,8 @@ __all__ = [
     "write_functions",
 ]
 
+_KERNELS = ("aten.atan2.default",)
+"""Of the functions that can be written out, those that ExecuTorch has kernels for."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")
 _FIX = "write it with other operators, or compute it outside of the model"
 
@@ -117,9 +116,11 @@ def write_functions(gm: GraphModule) -> PassResult:
     """
     changed = False
     for body in (m for m in gm.modules() if isinstance(m, GraphModule)):
-        for node in [n for n in body.graph.nodes if n.op == "call_function"]:
-            function = FUNCTIONS.get(_edge_name(node))
-            changed |= function is not None and _write(body, node, function)
+        names = {n: _edge_name(n) for n in body.graph.nodes if n.op == "call_function"}
+        calls = [n for n, name in names.items() if name in FUNCTIONS and name not in _KERNELS]
+        if any([write_out(body, node, names[node], _edge) for node in calls]):
+            body.recompile()
+            changed = True
     if not changed:
         return PassResult(gm, False)
     # The delegate takes no numbers as operands.
@@ -132,42 +133,6 @@ def _edge_name(node: Node) -> str:
     return str(operator) if operator is not None else ""
 
 
-def _write(gm: GraphModule, node: Node, function: Callable[..., Results]) -> bool:
-    """Put what a function traces to in a node's place; False where it cannot be written."""
-    inputs = list(dict.fromkeys(node.all_input_nodes))
-
-    def call(*values: Tensor) -> Results:
-        held = dict(zip(inputs, values, strict=True))
-        args: Any = map_arg(node.args, lambda n: held[n])
-        kwargs: Any = map_arg(node.kwargs, lambda n: held[n])
-        return function(*args, **kwargs)
-
-    table: Any = torch.export.default_decompositions()
-    values = [n.meta["val"] for n in inputs]
-    try:
-        with values[0].fake_mode:
-            traced = make_fx(call, decomposition_table=dict(table.items()))(*values)
-    except NotImplementedError:
-        return False
-    if not _gives_all(node, traced.graph.output_node().args[0]):
-        return False
-    made: dict[Node, Any] = {}
-    given = iter(inputs)
-    for inner in traced.graph.nodes:
-        if inner.op == "placeholder":
-            made[inner] = next(given)
-        elif inner.op == "call_function":
-            with gm.graph.inserting_before(node):
-                args: Any = map_arg(inner.args, lambda n: made[n])
-                kwargs: Any = map_arg(inner.kwargs, lambda n: made[n])
-                made[inner] = gm.graph.call_function(_edge(inner.target), args, kwargs)
-            made[inner].meta = {**node.meta, "val": inner.meta["val"]}
-    _replace(node, map_arg(traced.graph.output_node().args[0], lambda n: made[n]))
-    gm.graph.eliminate_dead_code()
-    gm.recompile()
-    return True
-
-
 def _edge(target: Any) -> Any:
     """The edge operator of an ATen overload: the copying one of a view."""
     if not isinstance(target, torch._ops.OpOverload):
@@ -175,19 +140,3 @@ def _edge(target: Any) -> Any:
     namespace = getattr(exir_ops.edge, target.namespace)
     name = f"{target._opname}_copy" if target.is_view else target._opname
     return getattr(getattr(namespace, name), target._overloadname)
-
-
-def _gives_all(node: Node, results: Any) -> bool:
-    """Whether a function gives every result of a node that is read."""
-    if isinstance(results, Node):
-        return True
-    read = [u for u in node.users if is_getitem(u) and u.users]
-    return all(u.args[1] < len(results) for u in read)  # type: ignore[operator]  # integers
-
-
-def _replace(node: Node, results: Any) -> None:
-    if isinstance(results, Node):
-        node.replace_all_uses_with(results)
-        return
-    for user in [u for u in node.users if is_getitem(u) and u.users]:
-        user.replace_all_uses_with(results[user.args[1]])

@@ -1,0 +1,1 @@
+"""Functions that a runtime lacks, written out with operators that it has."""

@@ -1,0 +1,221 @@
+"""Functions of single elements, in terms of operators that every runtime has."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "angle",
+    "atan2",
+    "copysign",
+    "digamma",
+    "dist",
+    "erfc",
+    "erfcx",
+    "erfinv",
+    "fmax",
+    "fmin",
+    "hypot",
+    "lgamma",
+    "ndtri",
+    "round_decimals",
+    "rrelu",
+    "scaled_bessel",
+    "shift_left",
+    "shift_right",
+    "signbit",
+]
+
+
+def _polynomial(x: Tensor, *coefficients: float) -> Tensor:
+    """By Horner's rule; the coefficient of the highest power first."""
+    total = x * coefficients[0] + coefficients[1]
+    for coefficient in coefficients[2:]:
+        total = total * x + coefficient
+    return total
+
+
+def signbit(x: Tensor) -> Tensor:
+    """Whether x is negative, -0.0 included: its reciprocal tells."""
+    if not x.is_floating_point():
+        return x < 0
+    return torch.logical_or(x < 0, torch.logical_and(x == 0, torch.reciprocal(x) < 0))
+
+
+def copysign(x: Tensor, y: Tensor) -> Tensor:
+    """|x| with the sign of y."""
+    size = x.abs()
+    return torch.where(signbit(y), -size, size)
+
+
+def atan2(y: Tensor, x: Tensor) -> Tensor:
+    """The angle of (x, y), of y's sign."""
+    tiny = torch.finfo(x.dtype).tiny
+    acute = torch.atan(y.abs() / x.abs().clamp(min=tiny))
+    return copysign(torch.where(signbit(x), math.pi - acute, acute), y)
+
+
+def rrelu(
+    x: Tensor,
+    lower: float = 0.125,
+    upper: float = 1.0 / 3.0,
+    training: bool = False,
+    generator: object = None,
+) -> Tensor:
+    """A leaky relu with the mean slope, as in evaluation."""
+    if training:
+        raise NotImplementedError("slopes that are drawn")
+    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+
+
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    """Scaled by the larger side, so that no square overflows."""
+    a, b = x.abs(), y.abs()
+    large, small = torch.maximum(a, b), torch.minimum(a, b)
+    ratio = small / large.clamp(min=torch.finfo(large.dtype).tiny)
+    return large * torch.sqrt(ratio * ratio + 1.0)
+
+
+def fmax(x: Tensor, y: Tensor) -> Tensor:
+    """The larger one, or the other of a NaN."""
+    if not x.is_floating_point() and not y.is_floating_point():
+        return torch.maximum(x, y)
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.maximum(x, y)))
+
+
+def fmin(x: Tensor, y: Tensor) -> Tensor:
+    """The smaller one, or the other of a NaN."""
+    if not x.is_floating_point() and not y.is_floating_point():
+        return torch.minimum(x, y)
+    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.minimum(x, y)))
+
+
+def dist(x: Tensor, y: Tensor, p: float = 2.0) -> Tensor:
+    """The p-norm of x - y."""
+    size = (x - y).abs()
+    if p == 0 or math.isinf(p):
+        count = (size != 0).to(size.dtype).sum()
+        return count if p == 0 else size.amax() if p > 0 else size.amin()
+    return torch.pow(torch.pow(size, p).sum(), 1.0 / p)
+
+
+def angle(x: Tensor) -> Tensor:
+    """0 or pi, of real numbers."""
+    if x.is_complex():
+        raise NotImplementedError("complex numbers")
+    return torch.where(x.isnan(), x, (x < 0).to(x.dtype) * math.pi)
+
+
+def round_decimals(x: Tensor, *, decimals: int) -> Tensor:
+    """To so many places behind the point, or before it."""
+    scale = 10.0 ** abs(decimals)
+    return torch.round(x * scale) / scale if decimals > 0 else torch.round(x / scale) * scale
+
+
+def erfcx(x: Tensor) -> Tensor:
+    """exp(x²) erfc(x) to 1.2e-7 of its value (Numerical Recipes, 6.2, erfcc)."""
+    z = x.abs()
+    t = torch.reciprocal(z * 0.5 + 1.0)
+    terms = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806)
+    size = t * torch.exp(_polynomial(t, *terms, 0.09678418, 0.37409196, 1.00002368, -1.26551223))
+    return torch.where(x < 0, torch.exp(x * x) * 2.0 - size, size)
+
+
+def erfc(x: Tensor) -> Tensor:
+    """1 - erf(x), without cancellation."""
+    size = erfcx(x.abs()) * torch.exp(-x * x)
+    return torch.where(x < 0, -size + 2.0, size)
+
+
+def erfinv(x: Tensor) -> Tensor:
+    """M. Giles, Approximating the erfinv function (GPU Computing Gems, 2010), single precision."""
+    w = -torch.log((-x + 1.0) * (x + 1.0))
+    near = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
+    far = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
+    inner = _polynomial(w - 2.5, *near, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
+    root = torch.sqrt(w.clamp(min=5.0)) - 3.0
+    outer = _polynomial(root, *far, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
+    found = torch.where(w < 5.0, inner, outer) * x
+    return torch.where(x.abs() == 1.0, x * math.inf, found)
+
+
+def ndtri(x: Tensor) -> Tensor:
+    """The inverse of the normal distribution function."""
+    return erfinv(x * 2.0 - 1.0) * math.sqrt(2.0)
+
+
+_BESSEL: Mapping[int, tuple[Sequence[float], Sequence[float]]] = {
+    0: (
+        (0.0045813, 0.0360768, 0.2659732, 1.2067492, 3.0899424, 3.5156229, 1.0),
+        (
+            *(0.00392377, -0.01647633, 0.02635537, -0.02057706, 0.00916281, -0.00157565),
+            *(0.00225319, 0.01328592, 0.39894228),
+        ),
+    ),
+    1: (
+        (0.00032411, 0.00301532, 0.02658733, 0.15084934, 0.51498869, 0.87890594, 0.5),
+        (
+            *(-0.00420059, 0.01787654, -0.02895312, 0.02282967, -0.01031555, 0.00163801),
+            *(-0.00362018, -0.03988024, 0.39894228),
+        ),
+    ),
+}
+"""Of I0 and I1 / x below 3.75, and beyond (Abramowitz and Stegun, 9.8.1 to 9.8.4)."""
+
+
+def scaled_bessel(x: Tensor, order: int) -> Tensor:
+    """exp(-|x|) times the modified Bessel function of the first kind, to 3e-7."""
+    size, (inner, outer) = x.abs(), _BESSEL[order]
+    t = size / 3.75
+    near = _polynomial(t * t, *inner) * torch.exp(-size)
+    large = size.clamp(min=3.75)
+    far = _polynomial(3.75 / large, *outer) * torch.rsqrt(large)
+    if order == 0:
+        return torch.where(size < 3.75, near, far)
+    return torch.where(size < 3.75, near * x, torch.where(x < 0, -far, far))
+
+
+def _stirling(x: Tensor) -> Tensor:
+    """Log Γ of numbers of at least 8."""
+    inverse = torch.reciprocal(x)
+    series = _polynomial(inverse * inverse, 1 / 1260, -1 / 360, 1 / 12) * inverse
+    return (x - 0.5) * torch.log(x) - x + series + 0.5 * math.log(2 * math.pi)
+
+
+def lgamma(x: Tensor) -> Tensor:
+    """By Stirling's series behind eight steps of Γ(x + 1) = x Γ(x), reflected below 0.5."""
+    turned = torch.where(x < 0.5, -x + 1.0, x)
+    product = turned
+    for step in range(1, 8):
+        product = product * (turned + float(step))
+    found = _stirling(turned + 8.0) - torch.log(product)
+    sine = torch.sin((x - x.floor()) * math.pi)
+    reflected = -found - torch.log(sine) + math.log(math.pi)
+    return torch.where(x < 0.5, reflected, found)
+
+
+def digamma(x: Tensor) -> Tensor:
+    """By its asymptotic series behind six steps of ψ(x + 1) = ψ(x) + 1 / x, reflected below 0.5."""
+    turned = torch.where(x < 0.5, -x + 1.0, x)
+    steps = torch.reciprocal(turned)
+    for step in range(1, 6):
+        steps = steps + torch.reciprocal(turned + float(step))
+    far = turned + 6.0
+    inverse = torch.reciprocal(far)
+    square = inverse * inverse
+    series = _polynomial(square, 1 / 240, -1 / 252, 1 / 120, -1 / 12) * square
+    found = torch.log(far) - inverse * 0.5 + series - steps
+    angle = (x - x.floor()) * math.pi
+    return torch.where(x < 0.5, found - math.pi * torch.cos(angle) / torch.sin(angle), found)
+
+
+def shift_left(x: Tensor, places: int) -> Tensor:
+    """X times a power of 2."""
+    return torch.mul(x, 2**places)
+
+
+def shift_right(x: Tensor, places: int) -> Tensor:
+    """X over a power of 2, rounded down."""
+    return torch.div(x, 2**places, rounding_mode="floor")

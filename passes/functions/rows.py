@@ -1,0 +1,201 @@
+"""Functions of rows (orders, scans, searches), in terms of operators that every runtime has."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Results",
+    "adaptive_max_pool2d",
+    "bucketize",
+    "cdist",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "kthvalue",
+    "logcumsumexp",
+    "median",
+    "median_of_all",
+    "mode",
+    "pdist",
+    "put",
+    "searchsorted",
+    "sort",
+]
+
+Results: TypeAlias = Tensor | tuple[Tensor, ...]
+"""What a function gives: one tensor, or the first of several."""
+
+_MOST_ROWS = 64
+"""Each row of a pairwise distance is an operator of its own."""
+
+
+def _known_size(x: Tensor, dim: int) -> int:
+    size = x.shape[dim] if x.dim() else 1
+    if not isinstance(size, int) or not x.dim():
+        raise NotImplementedError("a dynamic size, or none")
+    return size
+
+
+def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Along a dimension of known size."""
+    values, indices = torch.topk(x, _known_size(x, dim), dim, largest=descending, sorted=True)
+    return values, indices
+
+
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The k-th smallest values along a dimension, and where they stand."""
+    if not x.dim():
+        raise NotImplementedError("no dimension")
+    pair = torch.topk(x, k, dim, largest=False, sorted=True)
+    values, indices = (part.narrow(dim, k - 1, 1) for part in pair)
+    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
+
+
+def median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The lower of the two middle values along a dimension, and where it stands."""
+    values, indices = kthvalue(x, (_known_size(x, dim) + 1) // 2, dim, keepdim)
+    if x.is_floating_point():
+        values = torch.where(x.isnan().any(dim, keepdim), math.nan, values)
+    return values, indices
+
+
+def median_of_all(x: Tensor) -> Tensor:
+    """The lower of the two middle values."""
+    return median(x.reshape(-1), 0)[0]
+
+
+_Combine: TypeAlias = Callable[[Any, Any], Any]
+
+
+def _scan(parts: Sequence[Tensor], dim: int, combine: _Combine) -> tuple[Tensor, ...]:
+    """What stands at each place of a dimension, combined with all before it, by doubling steps."""
+    size, step = _known_size(parts[0], dim), 1
+    while step < size:
+        before = [p.narrow(dim, 0, size - step) for p in parts]
+        after = [p.narrow(dim, step, size - step) for p in parts]
+        rest = combine(before, after)
+        heads = [p.narrow(dim, 0, step) for p in parts]
+        parts = [torch.cat(pair, dim) for pair in zip(heads, rest, strict=True)]
+        step *= 2
+    return tuple(parts)
+
+
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The product of all up to each place."""
+    whole = torch.int64 if not x.is_floating_point() else x.dtype
+    return _scan([x.to(dtype or whole)], dim, lambda before, after: [before[0] * after[0]])[0]
+
+
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """The logarithm of the sum of exponentials of all up to each place."""
+
+    def combine(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
+        large, small = torch.maximum(before[0], after[0]), torch.minimum(before[0], after[0])
+        gap = torch.where(large == small, 0.0, small - large)  # also of infinities
+        return [large + torch.log1p(torch.exp(gap))]
+
+    return _scan([x], dim, combine)[0]
+
+
+def _extreme(x: Tensor, dim: int, takes: Callable[[Tensor, Tensor], Tensor]) -> Results:
+    """The extreme values up to each place, and where the last of each stands."""
+    size = _known_size(x, dim)
+    shape = [1] * x.dim()
+    shape[dim] = size
+    places = torch.zeros_like(x, dtype=torch.int64) + torch.arange(size).reshape(shape)
+
+    def combine(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
+        last = takes(after[0], before[0])
+        if x.is_floating_point():
+            last = torch.logical_or(last, after[0].isnan())
+            last = torch.logical_and(last, ~torch.logical_and(before[0].isnan(), ~after[0].isnan()))
+        return [torch.where(last, b, a) for a, b in zip(before, after, strict=True)]
+
+    return _scan([x, places], dim, combine)
+
+
+def cummax(x: Tensor, dim: int) -> Results:
+    """The largest up to each place, and where it stands."""
+    return _extreme(x, dim, torch.ge)
+
+
+def cummin(x: Tensor, dim: int) -> Results:
+    """The smallest up to each place, and where it stands."""
+    return _extreme(x, dim, torch.le)
+
+
+def searchsorted(
+    rows: Tensor,
+    x: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """How many of the sorted values are below each value."""
+    if sorter is not None:
+        raise NotImplementedError("a permutation of the sorted values")
+    others = rows if rows.dim() == 1 else rows.unsqueeze(-2)
+    value = x.unsqueeze(-1)
+    below = others <= value if right or side == "right" else others < value
+    return below.to(torch.int64).sum(-1).to(torch.int32 if out_int32 else torch.int64)
+
+
+def bucketize(
+    x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    """How many of the sorted boundaries are below each value."""
+    return searchsorted(boundaries, x, out_int32=out_int32, right=right)
+
+
+def adaptive_max_pool2d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor]:
+    """The greatest value of each window; not where it stands."""
+    for dim, count in zip((-2, -1), output_size, strict=True):
+        size = _known_size(x, dim)
+        ends = [(at * size // count, -(-(at + 1) * size // count)) for at in range(count)]
+        x = torch.cat([x.narrow(dim, a, b - a).amax(dim, keepdim=True) for a, b in ends], dim)
+    return (x,)
+
+
+def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor]:
+    """The least of the most frequent values; not where it stands."""
+    rows = x.movedim(dim, -1)
+    counts = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).to(torch.int64).sum(-1)
+    greatest = math.inf if x.is_floating_point() else torch.iinfo(x.dtype).max
+    often = torch.where(counts == counts.amax(-1, keepdim=True), rows, greatest)
+    found = often.amin(-1)
+    return (found.unsqueeze(dim) if keepdim else found,)
+
+
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """X with the values at places of the flat tensor replaced or added to."""
+    flat, places = x.reshape(-1), index.reshape(-1)
+    return torch.index_put(flat, (places,), source.reshape(-1), accumulate).reshape(x.shape)
+
+
+def cdist(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
+    """Distances of the rows of x[..., P, M] and y[..., R, M] in the p-norm."""
+    apart = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
+    if math.isinf(p):
+        return apart.amax(-1)
+    if p == 0:
+        return (apart != 0).to(apart.dtype).sum(-1)
+    if p == 1:
+        return apart.sum(-1)
+    if p == 2:
+        return torch.sqrt((apart * apart).sum(-1))
+    return torch.pow(torch.pow(apart, p).sum(-1), 1.0 / p)
+
+
+def pdist(x: Tensor, p: float = 2.0) -> Tensor:
+    """Distances of each row to those behind it."""
+    count = _known_size(x, 0)
+    if not 1 < count <= _MOST_ROWS:
+        raise NotImplementedError(f"a distance of 2 to {_MOST_ROWS} rows")
+    parts = [(x.narrow(0, at, 1), x.narrow(0, at + 1, count - at - 1)) for at in range(count - 1)]
+    return torch.cat([cdist(row, rest, p).squeeze(0) for row, rest in parts])

@@ -1,0 +1,164 @@
+"""Write functions that a runtime lacks with operators that it has."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+
+from pt2e_quant.accelerate.recompile import recompile
+from pt2e_quant.graph.ops import is_getitem
+from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.subgraphs import named_graphs
+from pt2e_quant.passes.functions import elementwise, rows
+
+__all__ = ["FUNCTIONS", "write_functions", "write_out"]
+
+FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
+    "aten.__lshift__.Scalar": elementwise.shift_left,
+    "aten.__rshift__.Scalar": elementwise.shift_right,
+    "aten.adaptive_max_pool2d.default": rows.adaptive_max_pool2d,
+    "aten.cdist.default": rows.cdist,
+    "aten.pdist.default": rows.pdist,
+    "aten.angle.default": elementwise.angle,
+    "aten.atan2.default": elementwise.atan2,
+    "aten.bucketize.Tensor": rows.bucketize,
+    "aten.copysign.Tensor": elementwise.copysign,
+    "aten.cummax.default": rows.cummax,
+    "aten.cummin.default": rows.cummin,
+    "aten.cumprod.default": rows.cumprod,
+    "aten.digamma.default": elementwise.digamma,
+    "aten.dist.default": elementwise.dist,
+    "aten.erfc.default": elementwise.erfc,
+    "aten.erfinv.default": elementwise.erfinv,
+    "aten.exp2.default": lambda x: torch.exp(x * math.log(2.0)),
+    "aten.fmax.default": elementwise.fmax,
+    "aten.fmin.default": elementwise.fmin,
+    "aten.hypot.default": elementwise.hypot,
+    "aten.i0.default": lambda x: elementwise.scaled_bessel(x, 0) * torch.exp(x.abs()),
+    "aten.kthvalue.default": rows.kthvalue,
+    "aten.ldexp.Tensor": lambda x, y: x * torch.pow(2.0, y),
+    "aten.lgamma.default": elementwise.lgamma,
+    "aten.logcumsumexp.default": rows.logcumsumexp,
+    "aten.median.default": rows.median_of_all,
+    "aten.median.dim": rows.median,
+    "aten.mode.default": rows.mode,
+    "aten.put.default": rows.put,
+    "aten.round.decimals": elementwise.round_decimals,
+    "aten.rrelu.default": elementwise.rrelu,
+    "aten.searchsorted.Tensor": rows.searchsorted,
+    "aten.signbit.default": elementwise.signbit,
+    "aten.sort.default": rows.sort,
+    "aten.sort.stable": lambda x, *, stable, dim=-1, descending=False: rows.sort(
+        x, dim, descending
+    ),
+    "aten.special_digamma.default": elementwise.digamma,
+    "aten.special_erfinv.default": elementwise.erfinv,
+    "aten.special_gammaln.default": elementwise.lgamma,
+    "aten.special_psi.default": elementwise.digamma,
+    "aten.special_erfcx.default": elementwise.erfcx,
+    "aten.special_i0e.default": lambda x: elementwise.scaled_bessel(x, 0),
+    "aten.special_i1.default": lambda x: elementwise.scaled_bessel(x, 1) * torch.exp(x.abs()),
+    "aten.special_i1e.default": lambda x: elementwise.scaled_bessel(x, 1),
+    "aten.special_modified_bessel_i0.default": lambda x: (
+        elementwise.scaled_bessel(x, 0) * torch.exp(x.abs())
+    ),
+    "aten.special_modified_bessel_i1.default": lambda x: (
+        elementwise.scaled_bessel(x, 1) * torch.exp(x.abs())
+    ),
+    "aten.special_ndtri.default": elementwise.ndtri,
+}
+"""By operator with its overload."""
+
+
+def write_functions(has: Collection[str]) -> GraphPass:
+    """A pass over a canonical graph and its bodies.
+
+    Before:  hypot(x, y)
+    After:   mul(maximum(abs(x), abs(y)), sqrt(…))
+
+    Args:
+        has: the functions that the runtime has itself.
+    """
+    wanted = FUNCTIONS.keys() - set(has)
+
+    def edit(gm: GraphModule) -> PassResult:
+        notes: list[Note] = []
+        for body in named_graphs(gm):
+            calls = [node for node in body.gm.graph.nodes if str(node.target) in wanted]
+            written = [node for node in calls if write_out(body.gm, node, str(node.target))]
+            notes += [Note(node.name, f"{node.target} is written out") for node in written]
+            if written:
+                recompile(body.gm)
+        return PassResult(bool(notes), tuple(notes))
+
+    return GraphPass("write_functions", edit)
+
+
+def write_out(
+    gm: GraphModule, node: Node, name: str, operator: Callable[[Any], Any] = lambda target: target
+) -> bool:
+    """Put what one of `FUNCTIONS` traces to in a node's place.
+
+    Args:
+        gm: the node's graph module, to be recompiled.
+        node: a call of the function.
+        name: the function's.
+        operator: what to call in place of an ATen overload.
+
+    Returns:
+        False where the function cannot be written, for example of a dynamic size.
+    """
+    function = FUNCTIONS[name]
+    inputs = list(dict.fromkeys(node.all_input_nodes))
+
+    def call(*values: Tensor) -> rows.Results:
+        held = dict(zip(inputs, values, strict=True))
+        args: Any = map_arg(node.args, lambda n: held[n])
+        kwargs: Any = map_arg(node.kwargs, lambda n: held[n])
+        return function(*args, **kwargs)
+
+    table: Any = torch.export.default_decompositions()
+    values = [n.meta["val"] for n in inputs]
+    try:
+        with next(v.fake_mode for v in values if isinstance(v, FakeTensor)):
+            traced = make_fx(call, decomposition_table=dict(table.items()))(*values)
+    except NotImplementedError:
+        return False
+    if not _gives_all(node, traced.graph.output_node().args[0]):
+        return False
+    made: dict[Node, Any] = {}
+    given = iter(inputs)
+    for inner in traced.graph.nodes:
+        if inner.op == "placeholder":
+            made[inner] = next(given)
+        elif inner.op == "call_function":
+            with gm.graph.inserting_before(node):
+                args: Any = map_arg(inner.args, lambda n: made[n])
+                kwargs: Any = map_arg(inner.kwargs, lambda n: made[n])
+                made[inner] = gm.graph.call_function(operator(inner.target), args, kwargs)
+            made[inner].meta = {**node.meta, "val": inner.meta["val"]}
+    _replace(node, map_arg(traced.graph.output_node().args[0], lambda n: made[n]))
+    gm.graph.eliminate_dead_code()
+    return True
+
+
+def _gives_all(node: Node, results: Any) -> bool:
+    """Whether a function gives every result of a node that is read, in its dtype."""
+    if isinstance(results, Node):
+        return bool(results.meta["val"].dtype == node.meta["val"].dtype)
+    read = [u for u in node.users if is_getitem(u) and u.users]
+    return all(u.args[1] < len(results) for u in read)  # type: ignore[operator]  # integers
+
+
+def _replace(node: Node, results: Any) -> None:
+    if isinstance(results, Node):
+        node.replace_all_uses_with(results)
+        return
+    for user in [u for u in node.users if is_getitem(u) and u.users]:
+        user.replace_all_uses_with(results[user.args[1]])

@@ -1,0 +1,87 @@
+"""Functions that a runtime lacks: written out they compute as ATen does, and only those named."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_functions
+
+X = torch.randn(64, 9, generator=torch.Generator().manual_seed(0)) * 3
+X[0, :3] = torch.tensor([0.0, -0.0, 1.0])
+Y = X.roll(1, 0)
+BOUND = 5e-6
+"""lgamma and digamma subtract numbers of about 20, a step of which is 2e-6 in float32."""
+EXACT = {
+    "aten.cdist.default": (X, Y, 3.0),
+    "aten.pdist.default": (X, 2.0),
+    "aten.angle.default": (X,),
+    "aten.atan2.default": (X, Y),
+    "aten.copysign.Tensor": (X, Y),
+    "aten.cummax.default": (X, 1),
+    "aten.cummin.default": (X, 1),
+    "aten.cumprod.default": (X, 1),
+    "aten.digamma.default": (torch.linspace(0.1, 20, 500),),
+    "aten.erfc.default": (torch.linspace(-3, 5, 500),),
+    "aten.erfinv.default": (torch.linspace(-1, 1, 501),),
+    "aten.exp2.default": (X,),
+    "aten.fmax.default": (X, Y),
+    "aten.fmin.default": (X, Y),
+    "aten.hypot.default": (X, Y),
+    "aten.i0.default": (X,),
+    "aten.lgamma.default": (torch.linspace(0.1, 20, 500),),
+    "aten.logcumsumexp.default": (X, 1),
+    "aten.median.default": (torch.where(X > 5, math.nan, X),),
+    "aten.median.dim": (X, 1),
+    "aten.put.default": (X, torch.tensor([3, 7]), torch.tensor([1.0, 2.0]), True),
+    "aten.rrelu.default": (X, 0.1, 0.5),
+    "aten.signbit.default": (X,),
+    "aten.special_erfcx.default": (torch.linspace(-3, 12, 500),),
+    "aten.special_i1e.default": (X,),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_function_when_written_out_then_as_near_as_float32_is(name):
+    args = EXACT[name]
+    wide = [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in args]
+    wanted, found = eval(f"torch.ops.{name}", {"torch": torch})(*wide), FUNCTIONS[name](*args)
+    pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+    for left, right in pairs:
+        torch.testing.assert_close(
+            left.double(), right.double(), rtol=2e-6, atol=BOUND, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("values", [X.round(), X.round().int()], ids=["floats", "integers"])
+def test_mode_when_written_out_then_the_least_of_the_most_frequent(values):
+    (found,) = FUNCTIONS["aten.mode.default"](values, 1, keepdim=True)
+    torch.testing.assert_close(found, values.mode(1, keepdim=True).values)
+
+
+def _graph(forward):
+    class Model(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return forward(x, y)
+
+    return torch.export.export(Model(), (X, Y)).module(check_guards=False)
+
+
+def _calls(gm):
+    return {str(node.target) for node in gm.graph.nodes if node.op == "call_function"}
+
+
+def test_write_functions_when_a_runtime_lacks_one_then_it_alone_is_written():
+    gm = _graph(lambda x, y: torch.hypot(x, y) + torch.fmax(x, y))
+    run_passes(gm, (write_functions(["aten.fmax.default"]),), verify=True, sample=((X, Y), {}))
+    assert "aten.hypot.default" not in _calls(gm)
+    assert {"aten.maximum.default", "aten.fmax.default"} <= _calls(gm)
+    assert not run_passes(gm, (write_functions(["aten.fmax.default"]),))[0].changed
+
+
+def test_write_functions_when_a_function_cannot_be_written_then_left():
+    gm = _graph(lambda x, y: torch.rrelu(x, 0.1, 0.5, True) + torch.hypot(x.double(), y))
+    assert run_passes(gm, (write_functions([]),))[0].changed
+    assert "aten.rrelu.default" in _calls(gm)
