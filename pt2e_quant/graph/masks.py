@@ -8,9 +8,10 @@ holds them leaves one quantization step for everything else.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.meta import attribute, constant_nodes
 from pt2e_quant.graph.ops import (
     ADD,
     ADDMM,
@@ -77,6 +78,7 @@ class _Flow:
 
     def __init__(self, gm: GraphModule) -> None:
         constants = constant_nodes(gm.graph)
+        self.gm = gm
         self.constants = constants
         self.computed: set[Node] = set()
         self.scores: set[Node] = set()
@@ -97,13 +99,22 @@ class _Flow:
         """Whether one operand of a sum or a choice is a mask and the other the scores.
 
         Scores come from a product; a mask does not. A constant counts as a mask only beside
-        scores that are a product of two activations: beside any other it may be a bias.
+        scores that are a product of two activations, or where it holds an infinity: beside any
+        other it may be a bias.
         """
         if not isinstance(value, Node) or not isinstance(other, Node):
             return False
+        if self._holds_infinity(value):
+            return True
         if value in self.computed or other not in self.computed:
             return False
         return value not in self.constants or other in self.scores
+
+    def _holds_infinity(self, value: Node) -> bool:
+        if value not in self.constants or value.op != "get_attr":
+            return False
+        tensor = attribute(self.gm, str(value.target))
+        return isinstance(tensor, Tensor) and bool(tensor.isneginf().any())
 
 
 class _Search:

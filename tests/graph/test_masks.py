@@ -174,3 +174,20 @@ def test_the_masks_of_bert(implementation):
     floats = [n for n in found.masks if n.meta["val"].is_floating_point()]
     assert floats
     assert not any("linear" in n.name or "layer_norm" in n.name for n in found.masks)
+
+
+class Unscored(nn.Module):
+    """A table beside scores that no product makes."""
+
+    def __init__(self, table) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+
+    def forward(self, x):
+        return (x + self.table).softmax(-1)
+
+
+@pytest.mark.parametrize("high", [-math.inf, -3.0])
+def test_constant_beside_an_input_when_it_holds_infinities_then_it_is_a_mask(high):
+    masks, scores, _ = masks_of(Unscored(torch.full((5, 8), high).triu(1)), Q)
+    assert (masks, scores) == (({"table"}, {"add"}) if math.isinf(high) else (set(), set()))
