@@ -15,7 +15,10 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, Family, argument, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["round_biases_to_accumulator"]
+__all__ = ["BIAS_BELOW", "round_biases_to_accumulator"]
+
+BIAS_BELOW = 2.0**30
+"""Half of int32's range, in steps; the rest is for the products that are added to a bias."""
 
 _GEMMS: Family = (*CONV, *CONV_TRANSPOSE, *LINEAR)
 
@@ -118,7 +121,15 @@ def _snapped(sites: Sequence[_Site]) -> list[Tensor | None]:
             # A tensor of no axis, which may meet one on another device.
             scale = site.weight_scale.reshape(-1) * torch.tensor(site.activation_scale)
             found[i] = fake_quantize(site.value, _steps(scale, 0 if site.is_along else None))
-    return [found.get(i) for i in range(len(sites))]
+    fits = (i for i, site in enumerate(sites) if i in found and _fits(site))
+    kept = {i: found[i] for i in fits}
+    return [kept.get(i) for i in range(len(sites))]
+
+
+def _fits(site: _Site) -> bool:
+    """Whether int32 holds a bias; behind inputs that are all 0 it does not, and is left alone."""
+    scale = site.weight_scale.to(site.value.device).double() * site.activation_scale
+    return bool((site.value.detach().double().abs() < BIAS_BELOW * scale.reshape(-1)).all())
 
 
 def _is_vector(site: _Site) -> bool:

@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.xnnpack.passes.kernel_forms import is_static_int8, operands
 from pt2e_quant.backends.xnnpack.passes.requantize_between import sole_quantize
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import HARDTANH, RELU, is_call
+from pt2e_quant.graph.ops import ADDMM, HARDTANH, RELU, argument, is_call
+from pt2e_quant.passes.algorithms.round_biases_to_accumulator import BIAS_BELOW
 
 __all__ = ["notes_of_scales", "why_beyond_scales", "why_no_product"]
 
@@ -31,7 +33,7 @@ _LIMITS_FUSED = ("relu.default", "hardtanh.default")
 
 
 def why_no_product(gm: GraphModule, node: Node) -> str | None:
-    """Why XNNPACK refuses a convolution or linear of static int8 for its scales; None if not.
+    """Why XNNPACK cannot run a convolution or linear of static int8 for its scales; None if it can.
 
     Args:
         gm: the graph's module, which holds the weight's scales.
@@ -50,11 +52,24 @@ def why_no_product(gm: GraphModule, node: Node) -> str | None:
     ratio = float(activation.args[1]) * float(held.max()) / float(quantize.args[1])  # type: ignore[arg-type]  # floats by schema
     # XNNPACK computes the ratio in float32.
     if ratio < _PRODUCT_BELOW * (1 - 1e-6):
-        return None
+        return _why_no_bias(gm, node, float(activation.args[1]) * held.double())  # type: ignore[arg-type]  # a float
     return (
         f"one step of its sums is {ratio:.3g} steps of its output, XNNPACK takes less than "
         f"{_PRODUCT_BELOW:.0f}"
     )
+
+
+def _why_no_bias(gm: GraphModule, node: Node, steps: Tensor) -> str | None:
+    """Why a bias is no int32 in the steps of a product's sums, as behind inputs that are all 0."""
+    bias = argument(node, "self" if is_call(node, ADDMM) else "bias")
+    value = constant_of(gm, bias) if isinstance(bias, Node) else None
+    if value is None or not value.is_floating_point():
+        return None
+    size = value.detach().double().abs()
+    most = float((size / (steps if steps.shape == size.shape else steps.min())).max())
+    if most < BIAS_BELOW:
+        return None
+    return f"its bias is {most:.3g} steps of its sums, of which int32 holds {BIAS_BELOW:.3g}"
 
 
 def why_beyond_scales(node: Node, name: str) -> str | None:

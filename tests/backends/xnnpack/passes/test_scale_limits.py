@@ -136,6 +136,28 @@ def test_layer_when_dead_behind_large_inputs_then_float_with_a_note(make_noise, 
     assert any("runs in float" in note for note in artifact.report.notes)
 
 
+class OfZeros(nn.Module):
+    """A layer that reads zeros alone: its bias is far beyond int32 in the steps of its sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+        with torch.no_grad():
+            self.conv.weight.fill_(1e-3)
+            self.conv.bias.fill_(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(torch.relu(x) - torch.relu(x)) + x
+
+
+def test_bias_when_beyond_int32_in_the_steps_of_its_sums_then_float_with_a_note(make_noise):
+    x = make_noise((1, 4, 5, 5))
+    artifact = pq.quantize(
+        OfZeros().eval(), (x,), calibration_data=[x], backend="xnnpack", progress=False
+    )
+    assert any("steps of its sums, of which int32 holds" in n for n in artifact.report.notes)
+
+
 def test_sum_when_its_result_is_tiny_then_float_with_a_note(every_row, quantize_with, make_noise):
     x = make_noise((2, 4, 6, 6))
     gm = quantize_with(Sum(), (x, -x + 1e-7), every_row())
