@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -15,7 +16,18 @@ from pt2e_quant.backends.trials import Trials
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.flow.calibrate.sample import Sample
-from pt2e_quant.graph.ops import VIEWS, is_call
+from pt2e_quant.graph.ops import (
+    CLAMP,
+    HARDTANH,
+    LEAKY_RELU,
+    RELU,
+    RELU6,
+    SIGMOID,
+    TANH,
+    VIEWS,
+    Family,
+    is_call,
+)
 from pt2e_quant.kernels.quantized_values import affine_of
 
 __all__ = [
@@ -53,6 +65,9 @@ mean square. A shift by a step, or rounding down in place of to the nearest, is 
 
 FRESH_MARGIN_DB = 3.0
 """The same for the calls behind the sample's: they are many, and each may be the one in 17."""
+
+_ELEMENTWISE: Family = (*(*VIEWS, *RELU, *RELU6, *HARDTANH, *CLAMP, *LEAKY_RELU, *SIGMOID, *TANH),)
+"""What may stand between the last quantize and a result, which it moves by a step alike."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +115,7 @@ class Judge:
             self._judge_integers(at, name, difference.wrong, where, shown, difference.total)
         ratio = difference.ratio_db
         bound, reason = self.bounds.get(name, FLOOR_DB), ""
-        if ratio < bound and self._is_one_rounding(name, expected, value):
+        if ratio < bound and self._is_one_rounding(at, name, expected, value):
             return
         if ratio < bound:
             margin = FRESH_MARGIN_DB if at else DRAW_MARGIN_DB
@@ -139,17 +154,21 @@ class Judge:
         text = f"{shown}{wrong} of {total} values differ, expected {allowed if most else 'none'}"
         raise _apart(where, text, self._last_node(name))
 
-    def _is_one_rounding(self, name: str, expected: Any, value: Any) -> bool:
-        """Whether a result that was quantized is off by one step in few enough values."""
+    def _is_one_rounding(self, at: int, name: str, expected: Any, value: Any) -> bool:
+        """Whether few enough of a result's values are off by one step of the quantize behind it."""
         node = self._leaf(name)
-        while isinstance(node, Node) and is_call(node, VIEWS):
+        while isinstance(node, Node) and is_call(node, _ELEMENTWISE):
             node = node.args[0]
         affine = affine_of(node) if isinstance(node, Node) and is_dequantize(node) else None
         if affine is None or compare(expected, value).problem:
             return False
-        steps = ((value.double() - expected.double()) / affine.scale).abs().round()
-        share = float((steps > 0).double().mean())
-        if float(steps.max()) > 1 or share > ROUNDED_SHARE:
+        wanted = expected.double()
+        moved = [self.trials.shifted(at, node, by)[name] for by in (affine.scale, -affine.scale)]
+        step = torch.stack([(result.double() - wanted).abs() for result in moved]).amax(0)
+        rounding = wanted.abs().max() * 2.0**-20
+        off = (value.double() - wanted).abs()
+        share = float((off > step / 2 + rounding).double().mean())
+        if bool((off > step * 1.01 + rounding).any()) or share > ROUNDED_SHARE:
             return False
         self._note(f"{name}: {share:.0%} of its values are a step from the graph's, none further")
         return True

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.ops import arguments
 
-__all__ = ["NoisyInterpreter", "run_with_rounding_noise"]
+__all__ = ["NoisyInterpreter", "ShiftedInterpreter", "run_with_rounding_noise"]
 
 aten = torch.ops.aten
 
@@ -95,6 +95,26 @@ class NoisyInterpreter(Interpreter):
         up = torch.rand(value.shape, generator=self.generator) < 0.5
         steps = torch.where(up, 1, -1) * moved
         return (value.long() + steps.to(value.device)).clamp(*bounds).to(value.dtype)
+
+
+class ShiftedInterpreter(Interpreter):
+    """Adds a number to one value.
+
+    Args:
+        gm: the graph.
+        place: the node whose value is shifted.
+        by: the number.
+    """
+
+    def __init__(self, gm: GraphModule, place: Node, by: float) -> None:
+        super().__init__(gm)
+        self.place = place
+        self.by = by
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node."""
+        value = super().run_node(n)
+        return value + self.by if n is self.place else value
 
 
 def _is_view(node: Node) -> bool:

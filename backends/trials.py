@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pt2e_quant.backends.compare_results import Results, is_float, name_results
-from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
+from pt2e_quant.backends.rounding_noise import ShiftedInterpreter, run_with_rounding_noise
 from pt2e_quant.backends.run_calls import state_results
 from pt2e_quant.backends.sample_run import copied_leaves
 from pt2e_quant.backends.trial_data import fresh_call
@@ -95,7 +95,16 @@ class Trials:
 
     def noisy(self, at: int, draw: int, *, is_disturbed: bool) -> Results:
         """What the graph gives at one call with noise, in all calls before it if it has state."""
-        call = partial(run_with_rounding_noise, self.gm, draw=draw, is_disturbed=is_disturbed)
+        return self._again(
+            at, partial(run_with_rounding_noise, self.gm, draw=draw, is_disturbed=is_disturbed)
+        )
+
+    def shifted(self, at: int, place: Node, by: float) -> Results:
+        """What the graph gives at one call if a number is added to the value of a node."""
+        run = ShiftedInterpreter(self.gm, place, by).run
+        return self._again(at, partial(run, enable_io_processing=False))
+
+    def _again(self, at: int, call: Callable[..., Any]) -> Results:
         first = 0 if capture_of(self.gm).mutated_buffers else at
         with _as_it_was(self.gm):
             found = [_run(self.gm, trial.leaves, call) for trial in self.trials[first : at + 1]]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import Interpreter
 
 import pt2e_quant as pq
 from pt2e_quant.backends.gate import check_artifact, choose_sample
@@ -15,18 +16,21 @@ ROWS = 64
 class _Scaled(nn.Module):
     """Calibrated with a row 12 times as large as others, which are few quantization steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, end) -> None:
         super().__init__()
+        self.end = end
         self.linear = nn.Linear(16, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).reshape(-1, 4, 4)
+        return self.end(self.linear(x)).reshape(-1, 4, 4)
 
 
-@pytest.fixture
-def graph(plain_backend):
+@pytest.fixture(
+    params=[nn.Identity(), nn.Tanh(), nn.LeakyReLU(0.5)], ids=["as is", "tanh", "leaky"]
+)
+def graph(request, plain_backend):
     torch.manual_seed(0)
-    model = _Scaled().eval()
+    model = _Scaled(request.param).eval()
     batches = [(torch.randn(ROWS, 16),) for _ in range(2)]
     batches[1][0][0] *= 12
     prepared = pq.prepare_pt2e(torch.export.export(model, batches[0]), plain_backend.quantizer())
@@ -34,15 +38,27 @@ def graph(plain_backend):
     return pq.convert_pt2e(prepared)
 
 
+class _Stepped(Interpreter):
+    """Moves a share of one value's elements."""
+
+    def __init__(self, gm, place, share, by) -> None:
+        super().__init__(gm)
+        self.place, self.share, self.by = place, share, by
+
+    def run_node(self, n):
+        value = super().run_node(n)
+        if n is not self.place:
+            return value
+        places = torch.arange(value.numel()).reshape(value.shape)
+        return value + (places % 100 < 100 * self.share) * self.by
+
+
 def _check(gm, artifact_of, share, steps):
     """The gate's verdict where a share of the result's values is so many steps off."""
     last = [n for n in gm.graph.nodes if "dequantize_per_tensor" in str(n.target)][-1]
-    scale = last.args[1]
 
     def call(x):
-        found = gm(x)
-        flat = torch.arange(found.numel()).reshape(found.shape)
-        return found + ((flat % 100) < 100 * share) * scale * steps
+        return _Stepped(gm, last, share, steps * last.args[1]).run(x, enable_io_processing=False)
 
     artifact = artifact_of(gm, call)
     check_artifact(artifact, gm, choose_sample(gm, None), margin_db=6.0)
