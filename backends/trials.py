@@ -154,7 +154,12 @@ def _label(capture: Capture, leaves: Sequence[Any]) -> str:
 
 
 class _NanWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Sees whether a quantize reads NaN: each runtime makes another integer of it."""
+    """Sees whether a quantize reads NaN: each runtime makes another integer of it.
+
+    Control flow runs its bodies outside of the mode: what they quantize is not seen.
+    """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's

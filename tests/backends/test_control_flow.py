@@ -1,5 +1,7 @@
 """Bodies of control flow are lowered and reported as the graph around them, on every runtime."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,12 +11,14 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import pt2e_quant as pq
 from pt2e_quant.backends.cpu.backend import BACKEND as CPU
+from pt2e_quant.backends.cpu.table import table_of
 from pt2e_quant.backends.cuda.backend import BACKEND as CUDA
 from pt2e_quant.backends.registry import get
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.graph.subgraphs import named_graphs
+from pt2e_quant.kernels.kernel import Device
 from pt2e_quant.kernels.registry import Registry
 
 
@@ -141,7 +145,8 @@ def test_body_on_the_cpu_when_saved_or_exported_then_it_runs_alike(kind, tmp_pat
 
 def test_weight_of_a_body_when_no_kernel_takes_it_then_refused_by_name_and_counted():
     """Before, it was dequantized in every call, under strict, and the report said 0."""
-    none = type(CPU)(Registry(CPU.registry.device, ()))
+    empty = Registry(Device.CPU, ())
+    none = replace(CPU, table=table_of(empty), options={**CPU.options, "registry": empty})
     data = batches(Cond)
     program = torch.export.export(make(Cond), (data[0],))
     prepared = pq.calibrate(pq.prepare_pt2e(program, CPU.quantizer()), data, progress=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.judge_results import CEILING_DB, DRAWS, FRESH_MARGIN_DB
+from pt2e_quant.backends.judge_results import CEILING_DB, DRAW_MARGIN_DB, DRAWS
 from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
 from pt2e_quant.backends.sample_run import run_on_sample
 from pt2e_quant.backends.trials import other_rank
@@ -132,7 +132,7 @@ def _leaf_complaint(
     bound = min(sqnr_db(floats[index], left) + MARGIN_DB, CEILING_DB)
     if ratio >= bound:
         return None
-    own = min(sqnr_db(left, draw[index]) for draw in expected.draws) - FRESH_MARGIN_DB
+    own = min(sqnr_db(left, draw[index]) for draw in expected.draws) - DRAW_MARGIN_DB
     if not math.isnan(ratio) and ratio >= own:
         return None
     return f"SQNR {ratio:.1f} dB, expected {min(bound, own):.1f} dB"

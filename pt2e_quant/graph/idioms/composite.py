@@ -1,6 +1,7 @@
 """How an idiom becomes one operator with a decomposition into ATen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.graph.pipeline import GraphPass, PassResult
 from pt2e_quant.graph.rewrite import Rule, rewrite
+from pt2e_quant.graph.subgraphs import named_graphs
 
 __all__ = ["compose_idioms", "define_composite"]
 
@@ -37,10 +39,16 @@ def compose_idioms(*rules: Rule) -> GraphPass:
     Before:  y = x * rsqrt(mean(x ** 2, -1) + eps)
     After:   y = pt2e_quant.rms_norm(x, [-1], eps)
 
-    The notes say which idioms were found, and why one that a pattern matched was declined.
+    Bodies of control flow are edited like the graph around them. The notes say which idioms were
+    found, and why one that a pattern matched was declined.
     """
 
     def edit(gm: GraphModule) -> PassResult:
-        return rewrite(gm, rules)
+        changed, notes = False, []
+        for graph in named_graphs(gm):
+            result = rewrite(graph.gm, rules)
+            changed |= result.changed
+            notes += [replace(note, node=graph.prefix + note.node) for note in result.notes]
+        return PassResult(changed=changed, notes=tuple(notes))
 
     return GraphPass("compose_idioms", edit)

@@ -127,3 +127,18 @@ def test_roots_when_norms_are_written_out_then_each_is_found_with_what_it_is_of(
     roots = find_roots(gm.graph)
     assert [node.name for node in roots.values()] == ["args_0", "args_0"]
     assert [n.name for n in gm.graph.nodes if is_normalized(n, roots)] == ["mul_2", "div"]
+
+
+def branches(x):
+    return torch.cond(x.sum() > 0, llama_norm, lambda x: x + 1, (x,))
+
+
+def test_compose_idioms_when_a_body_of_control_flow_has_one_then_it_composes_there():
+    gm = graph_of(branches, ROWS)
+    expected = gm(ROWS), gm(-ROWS)
+    result = compose_idioms(*RMS_NORM_RULES).edit(gm)
+    assert result.changed
+    assert [note.node.split("/")[0] for note in result.notes] == ["true_graph_0"]
+    assert "rms_norm" in gm.get_submodule("true_graph_0").code
+    for found, wanted in zip((gm(ROWS), gm(-ROWS)), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
