@@ -2,12 +2,14 @@
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch._ops import HigherOrderOperator
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.alias import region_operands, subgraph_of
 from pt2e_quant.graph.meta import constant_nodes, source_constant
 
@@ -15,6 +17,7 @@ __all__ = [
     "BODY_KEY",
     "Body",
     "NamedGraph",
+    "bfs_trace_with_node_process",
     "bodies",
     "constant_operands",
     "copy_bodies",
@@ -151,3 +154,16 @@ def copy_bodies(gm: GraphModule) -> None:
     for name, body in names.items():
         owner, _, leaf = name.rpartition(".")
         setattr(gm.get_submodule(owner), leaf, made[body])
+
+
+def bfs_trace_with_node_process(
+    model: ExportedProgram | GraphModule, node_op: Callable[[Node], None]
+) -> None:
+    """Call a function on every node but inputs and outputs, in control-flow bodies too."""
+    gm = model.graph_module if isinstance(model, ExportedProgram) else model
+    if not isinstance(gm, GraphModule):
+        raise ConfigError(f"a captured program is needed, found {type(model).__name__}")
+    for graph_module in (gm, *(body.gm for body in bodies(gm))):
+        for node in graph_module.graph.nodes:
+            if node.op not in ("output", "placeholder"):
+                node_op(node)

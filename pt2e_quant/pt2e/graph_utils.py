@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.passes.utils.source_matcher_utils import (
     SourcePartition,
@@ -19,8 +18,8 @@ from torch.fx.passes.utils.source_matcher_utils import (
 )
 from torch.nn import functional
 
-from pt2e_quant.core.errors import ArgumentError, ConfigError
-from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.core.errors import ArgumentError
+from pt2e_quant.graph.subgraphs import bfs_trace_with_node_process
 
 __all__ = [
     "bfs_trace_with_node_process",
@@ -101,19 +100,6 @@ def find_sequential_partitions(
 
 def _is_chain(members: Iterable[SourcePartition]) -> bool:
     return all(check_subgraphs_connected(first, second) for first, second in pairwise(members))
-
-
-def bfs_trace_with_node_process(
-    model: ExportedProgram | GraphModule, node_op: Callable[[Node], None]
-) -> None:
-    """Call a function on every node but inputs and outputs, in control-flow bodies too."""
-    gm = model.graph_module if isinstance(model, ExportedProgram) else model
-    if not isinstance(gm, GraphModule):
-        raise ConfigError(f"a captured program is needed, found {type(model).__name__}")
-    for graph_module in (gm, *(body.gm for body in bodies(gm))):
-        for node in graph_module.graph.nodes:
-            if node.op not in ("output", "placeholder"):
-                node_op(node)
 
 
 def collect_producer_nodes(node: Node) -> list[Node] | None:

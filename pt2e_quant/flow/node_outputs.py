@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.pt2e.graph_utils import bfs_trace_with_node_process
+from pt2e_quant.graph.subgraphs import bfs_trace_with_node_process
 
 __all__ = [
     "CUSTOM_KEY",

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow.node_outputs import QuantizationComparisonResult
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.pt2e import (
     CUSTOM_KEY,
@@ -14,7 +15,6 @@ from pt2e_quant.pt2e import (
     generate_numeric_debug_handle,
     prepare_for_propagation_comparison,
 )
-from pt2e_quant.pt2e.node_outputs import QuantizationComparisonResult
 from pt2e_quant.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from pt2e_quant.pt2e.quantizer import (
     QuantizationSpec,
