@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.export import export
 
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.ops import aten
 from pt2e_quant.pt2e.observer import (
@@ -225,6 +226,24 @@ def test_buffer_when_a_quantized_view_is_read_and_it_is_written_then_never_folde
     gm = converted(Reads(), (x,), spec)
     first, second = gm(x), gm(x)
     assert not torch.equal(first, second)
+
+
+class AddsIntoInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 1)
+
+    def forward(self, x, extra):
+        extra += self.conv(x)
+        return extra
+
+
+def test_input_when_an_annotated_operator_writes_it_then_quantized_as_in_torchao_and_noted():
+    inputs = torch.randn(1, 2, 3, 3), torch.randn(1, 2, 3, 3)
+    gm = converted(AddsIntoInput(), inputs, ByOperator([aten.conv2d.default, aten.add_.Tensor]))
+    add = next(n for n in gm.graph.nodes if n.target in (aten.add_.Tensor, aten.add.Tensor))
+    assert all("dequantize" in str(source.target) for source in add.all_input_nodes)
+    assert any("as torchao does" in note for note in provenance_of(gm).notes)
 
 
 class Reexports(ByOperator):

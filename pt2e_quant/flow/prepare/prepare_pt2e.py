@@ -332,7 +332,7 @@ def _insert_observers(
     found = gm.meta.pop(MASKS_KEY, None)
     # Putting batch norms back for training changes the graph that annotate saw.
     masks = find_masks(gm) if found is None or state.is_qat else found
-    _drop_unobservable(gm, groups, masks)
+    _drop_unobservable(gm, groups, masks, as_torchao=state.as_torchao)
     check_groups(groups)
     constants = constant_nodes(gm.graph)
     held: dict[int, nn.Module] = {}
@@ -353,8 +353,13 @@ def _insert_observers(
     inserter.run()
 
 
-def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo) -> None:
-    """Leave out places that hold no float data: integers, masks, destinations of buffer writes."""
+def _drop_unobservable(
+    gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo, *, as_torchao: bool
+) -> None:
+    """Leave out places that hold no float data: integers, masks, destinations of writes.
+
+    A graph as torchao's keeps q/dq in front of writes of inputs, and a note says what that loses.
+    """
     written = WrittenPlaces(gm.graph)
     notes = provenance_of(gm).notes
     for place in list(groups):
@@ -365,6 +370,11 @@ def _drop_unobservable(gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: 
             reason = "it is no floating-point tensor"
         elif source in masks.masks or source in masks.masked_scores:
             reason = "it carries an attention mask"
+        elif as_torchao and place in written.lost:
+            notes.append(
+                f"{source.name} is quantized as torchao does: the caller's input, which "
+                "this graph writes, stays as it was"
+            )
         elif found := written.why_not(place):
             reason = f"it {found}"
         if reason:
