@@ -13,7 +13,7 @@ from pt2e_quant.core.qdq import QdqKind, is_quantize, kind_of_qdq, read_qparams
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import aten
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
-from pt2e_quant.passes.reference.integer_operands import emitter, literal
+from pt2e_quant.passes.reference.read_sites import emitter, literal
 
 __all__ = ["decompose_qdq"]
 

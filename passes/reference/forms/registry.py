@@ -1,0 +1,25 @@
+"""Every integer form: the one table that the pass, the audit and training read."""
+
+from torch.fx import Node
+
+from pt2e_quant.graph.ops import Spelling, is_call
+from pt2e_quant.passes.reference.forms.arithmetic import ARITHMETIC_FORMS, REQUANTIZE
+from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
+from pt2e_quant.passes.reference.forms.site import IntegerForm
+
+__all__ = ["FORMS", "REQUANTIZE", "form_of"]
+
+FORMS: tuple[IntegerForm, ...] = (*PRODUCT_FORMS, *ARITHMETIC_FORMS)
+"""A new integer operator is a row here; no operator is in two of them."""
+
+_BY_TARGET = {
+    (member.target if isinstance(member, Spelling) else member): form
+    for form in FORMS
+    for member in form.operators
+}
+
+
+def form_of(node: Node) -> IntegerForm | None:
+    """The form of a call's operator, if it has one."""
+    found = _BY_TARGET.get(node.target) if node.op == "call_function" else None  # type: ignore[arg-type]  # a callable, by op
+    return found if found is not None and is_call(node, found.operators) else None

@@ -1,0 +1,176 @@
+"""One float operator between integers, as its integer form sees it.
+
+A form is written once. With `Site.call = compute` its values are tensors and it runs; with a caller
+that inserts nodes they are nodes and it builds the graph. The float operator itself is the form's
+float twin: `Site.target` on the dequantized operands gives the real result that the integers stand
+for, and its gradient is the straight-through gradient of the form.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.integer_ops.calls import Call, Value, compute
+from pt2e_quant.core.integer_ops.requantize import OutputRange
+from pt2e_quant.core.qparams import QParams, dequantize
+from pt2e_quant.graph.ops import Family
+
+__all__ = ["Declined", "IntegerForm", "Operand", "Output", "Site", "computed"]
+
+
+class Declined(UnsupportedError):
+    """Why a form cannot be written for a site; the site stays float."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand(Generic[Value]):
+    """A tensor that a form reads in integers.
+
+    Attributes:
+        value: holds the integers.
+        like: a tensor of its shape and dtype: the tensor itself, or the node's fake value.
+        qparams: what the integers mean; of a run-time operand the limits and dtype alone are.
+        is_constant: whether the integers are fixed.
+        run_time: scale and zero_point that are chosen at run time, shaped to broadcast.
+    """
+
+    value: Value
+    like: Tensor
+    qparams: QParams
+    is_constant: bool = False
+    run_time: tuple[Value, Value] | None = None
+
+    @property
+    def storage(self) -> torch.dtype:
+        """The dtype of the integers."""
+        return self.like.dtype
+
+    @property
+    def reach(self) -> int:
+        """The greatest abs(q - zero_point)."""
+        if self.run_time is not None:
+            return self.qparams.quant_max - self.qparams.quant_min
+        zero = self.qparams.zero_point
+        low, high = self.qparams.quant_min - zero, self.qparams.quant_max - zero
+        return int(torch.maximum(low.abs().max(), high.abs().max()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What the result of a form is quantized to.
+
+    Attributes:
+        qparams: of the quantize that ends the operator.
+        range: its integers, after the clamp that may stand before the quantize.
+    """
+
+    qparams: QParams
+    range: OutputRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site(Generic[Value]):
+    """One float operator whose quantized inputs are known.
+
+    Attributes:
+        call: how to compute.
+        hold: makes a constant a value; the text says what it is to the operator.
+        target: the float operator, the float twin of what a form writes.
+        arguments: all of its arguments by their names in the schema. A quantized tensor is an
+            Operand, a constant is a float tensor, any other tensor is a value.
+        output: what the result is quantized to; None if it stays float.
+        like: a tensor of the result's shape and float dtype.
+    """
+
+    call: Call[Value]
+    hold: Callable[[Tensor, str], Any]
+    target: Any
+    arguments: Mapping[str, Any]
+    output: Output | None
+    like: Tensor
+
+    def operand(self, name: str) -> Operand[Value]:
+        """The operand of an argument with static qparams.
+
+        Raises:
+            Declined: it is float, or its qparams are chosen at run time.
+        """
+        found = self.arguments[name]
+        if not isinstance(found, Operand):
+            raise Declined(f'its input "{name}" is float')
+        if found.run_time is not None:
+            raise Declined(f'the qparams of its input "{name}" are chosen at run time')
+        return found
+
+    def required_output(self) -> Output:
+        """The output, whose limits float32 must hold."""
+        assert self.output is not None
+        if not self.output.range.is_exact:
+            raise Declined("the output's integers are wider than float32 holds")
+        return self.output
+
+    def literal(self, values: Tensor, name: str) -> Any:
+        """One number as it is, several as a constant."""
+        return values.item() if values.numel() == 1 else self.hold(values, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntegerForm:
+    """The definition of float operators in integers.
+
+    Attributes:
+        name: what it is called in notes.
+        operators: the float operators that it defines.
+        write: the integers of the result, or its float values if the site has no output; raises
+            Declined where the site is none of its.
+        is_for_float: whether it also writes a result that stays float.
+    """
+
+    name: str
+    operators: Family
+    write: Callable[[Site[Any]], Any]
+    is_for_float: bool = False
+
+
+def computed(
+    form: IntegerForm, target: Any, arguments: Mapping[str, Any], output: Output | None
+) -> Tensor:
+    """What a form gives on tensors.
+
+    Args:
+        form: of the operator.
+        target: the float operator.
+        arguments: as in `Site`; the operands hold tensors.
+        output: what the result is quantized to.
+
+    Raises:
+        Declined: the form has no integers for these arguments.
+    """
+    site: Site[Tensor] = Site(
+        call=compute,
+        hold=lambda values, _: values,
+        target=target,
+        arguments=arguments,
+        output=output,
+        like=float_twin(target, arguments),
+    )
+    made: Tensor = form.write(site)
+    return made
+
+
+def float_twin(target: Any, arguments: Mapping[str, Any]) -> Tensor:
+    """The float operator on the dequantized operands."""
+    real: Tensor = target(**{name: _real(value) for name, value in arguments.items()})
+    return real
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, Operand):
+        return dequantize(value.value, value.qparams)
+    if isinstance(value, Sequence) and any(isinstance(v, Operand) for v in value):
+        return [_real(v) for v in value]
+    return value

@@ -1,0 +1,229 @@
+"""Read the operators of a q/dq graph that stand between integers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.integer_ops.calls import Call
+from pt2e_quant.core.integer_ops.requantize import output_range
+from pt2e_quant.core.qdq import (
+    STATIC_KINDS,
+    DequantizePerTensorDynamic,
+    QdqKind,
+    is_dequantize,
+    is_quantize,
+    kind_of_qdq,
+    read_qparams,
+)
+from pt2e_quant.core.qparams import QParams, dequantize
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import constant_nodes, constant_of
+from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, arguments, is_call
+from pt2e_quant.graph.pattern import one_of
+from pt2e_quant.passes.reference.forms.registry import REQUANTIZE, form_of
+from pt2e_quant.passes.reference.forms.site import IntegerForm, Operand, Output, Site
+
+__all__ = ["FoundSite", "Reader", "emitter", "find_sites", "literal"]
+
+_ACTIVATIONS = one_of(RELU, RELU6, HARDTANH, CLAMP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSite:
+    """A float operator that has an integer form.
+
+    Attributes:
+        form: of the operator.
+        op: the operator; a dequantize where a quantize follows it directly.
+        activation: a clamp between the operator and the quantize.
+        quantize: what ends it; None if the result stays float.
+    """
+
+    form: IntegerForm
+    op: Node
+    activation: Node | None = None
+    quantize: Node | None = None
+
+    @property
+    def anchor(self) -> Node:
+        """The node that the integers replace."""
+        return self.quantize or self.op
+
+    @property
+    def covered(self) -> list[Node]:
+        """The nodes that may be left without a reader."""
+        nodes = [n for n in (self.activation, self.op) if n is not None]
+        return [*nodes, *(i for n in nodes for i in n.all_input_nodes if is_dequantize(i))]
+
+
+def find_sites(gm: GraphModule) -> list[FoundSite]:
+    """The operators with a form that read integers, in graph order."""
+    found = (_found(node) for node in gm.graph.nodes)
+    return [site for site in found if site is not None]
+
+
+def _found(node: Node) -> FoundSite | None:
+    if is_quantize(node):
+        return _ending_in(node) if kind_of_qdq(node) is QdqKind.PER_TENSOR else None
+    form = form_of(node)
+    if form is None or not form.is_for_float or not _reads_integers(node):
+        return None
+    is_read_as_float = not all(_is_quantized_by(user) for user in node.users)
+    return FoundSite(form=form, op=node) if is_read_as_float else None
+
+
+def _ending_in(quantize: Node) -> FoundSite | None:
+    op = quantize.args[0]
+    assert isinstance(op, Node)
+    if kind_of_qdq(op) is QdqKind.PER_TENSOR:
+        return FoundSite(form=REQUANTIZE, op=op, quantize=quantize)
+    activation = None
+    if is_call(op, _ACTIVATIONS) and not is_dequantize(op.all_input_nodes[0]):
+        activation, op = op, op.all_input_nodes[0]
+    form = form_of(op)
+    if form is None or not _reads_integers(op):
+        return None
+    return FoundSite(form=form, op=op, activation=activation, quantize=quantize)
+
+
+def _reads_integers(node: Node) -> bool:
+    return any(is_dequantize(source) for source in node.all_input_nodes)
+
+
+def _is_quantized_by(user: Node) -> bool:
+    """Whether a reader is a quantize, or a clamp that only quantizes read."""
+    if is_call(user, _ACTIVATIONS):
+        return bool(user.users) and all(_is_static_quantize(n) for n in user.users)
+    return _is_static_quantize(user)
+
+
+def _is_static_quantize(node: Node) -> bool:
+    return is_quantize(node) and kind_of_qdq(node) is QdqKind.PER_TENSOR
+
+
+class Reader:
+    """Reads sites of one graph.
+
+    Args:
+        editor: of the graph; the forms of the sites insert their nodes through it.
+    """
+
+    def __init__(self, editor: Editor) -> None:
+        self.editor = editor
+        self.gm = editor.gm
+        self.constants = constant_nodes(editor.graph)
+
+    def site(self, found: FoundSite) -> Site[Node]:
+        """What the form of a found site works on."""
+        op, editor = found.op, self.editor
+        if found.form is REQUANTIZE:
+            given: dict[str, Any] = {"self": self.operand(op)}
+        else:
+            given = {name: self._value(value) for name, value in arguments(op).items()}
+        like = found.activation or op
+
+        def hold(values: Tensor, what: str) -> Node:
+            return editor.constant(f"{op.name}_{what}", values, like=op)
+
+        return Site(
+            call=emitter(editor, like if found.form is REQUANTIZE else op),
+            hold=hold,
+            target=op.target,
+            arguments=given,
+            output=self._output(found),
+            like=op.meta["val"],
+        )
+
+    def operand(self, node: Node) -> Operand[Node] | None:
+        """What a dequantize reads, None if its layout has no integer form."""
+        source = node.args[0]
+        assert isinstance(source, Node)
+        given: dict[str, Any] = {
+            "value": source,
+            "like": source.meta["val"],
+            "is_constant": self._is_constant(source),
+        }
+        if node.target is DequantizePerTensorDynamic:
+            return Operand(**given, **_run_time(node))
+        if kind_of_qdq(node) not in STATIC_KINDS or not self._has_constant_qparams(node):
+            return None
+        return Operand(**given, qparams=read_qparams(self.gm, node))
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._value(v) for v in value]
+        if not isinstance(value, Node):
+            return value
+        if is_dequantize(value):
+            return self._dequantized(value)
+        held = constant_of(self.gm, value) if value in self.constants else None
+        return value if held is None else held
+
+    def _dequantized(self, node: Node) -> Any:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        operand = self.operand(node)
+        if operand is None:
+            return node
+        if source.meta["val"].dtype is torch.int32 and operand.is_constant:
+            integers = constant_of(self.gm, source)  # a bias
+            return node if integers is None else dequantize(integers, operand.qparams)
+        return operand
+
+    def _output(self, found: FoundSite) -> Output | None:
+        if found.quantize is None:
+            return None
+        qparams = read_qparams(self.gm, found.quantize)
+        clamp = found.activation
+        if clamp is None and is_call(found.op, _ACTIVATIONS):
+            clamp = found.op
+        storage = found.quantize.meta["val"].dtype
+        return Output(qparams=qparams, range=output_range(qparams, storage, _bounds(clamp)))
+
+    def _is_constant(self, node: Node) -> bool:
+        """Whether integers are fixed: a constant, or (not folded) the quantize of one."""
+        return node in self.constants or (
+            is_quantize(node) and node.all_input_nodes[0] in self.constants
+        )
+
+    def _has_constant_qparams(self, node: Node) -> bool:
+        scale = node.args[1]
+        return not isinstance(scale, Node) or scale in self.constants
+
+
+def _run_time(node: Node) -> dict[str, Any]:
+    """The limits of a dequantize whose scale and zero point are chosen at run time."""
+    args: Any = node.args
+    nominal = QParams.per_tensor(1.0, 0, args[3], args[4], args[5])
+    return {"qparams": nominal, "run_time": (args[1], args[2])}
+
+
+def _bounds(activation: Node | None) -> tuple[float | None, float | None]:
+    if activation is None:
+        return None, None
+    if is_call(activation, RELU6):
+        return 0.0, 6.0
+    if is_call(activation, RELU):
+        return 0.0, None
+    found = arguments(activation)
+    names = ("min_val", "max_val") if is_call(activation, HARDTANH) else ("min", "max")
+    return found[names[0]], found[names[1]]
+
+
+def emitter(editor: Editor, like: Node) -> Call[Node]:
+    """Calls become nodes with the trace of another, before the match's anchor."""
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> Node:
+        return editor.call(target, *args, like=like, **kwargs)
+
+    return call
+
+
+def literal(editor: Editor, values: Tensor, name: str, like: Node) -> Any:
+    """One number as it is, several as a constant."""
+    if values.numel() == 1:
+        return values.item()
+    return editor.constant(name, values, like=like)
