@@ -179,8 +179,15 @@ class Backend:
         return self._told(self._lowers().load(path, **self._chosen(own)))
 
     def _lowers(self) -> Lowers:
-        with quiet_imports():
-            return self.lowering()
+        try:
+            with quiet_imports():
+                return self.lowering()
+        except ImportError as error:
+            # Found by the import system, but not importable: a broken or half-removed package.
+            package = (error.name or "").split(".")[0]
+            if package in self.packages:
+                raise MissingExtraError(self.extra, package) from error
+            raise
 
     def _told(self, artifact: Artifact) -> Artifact:
         if self.caution:
