@@ -202,9 +202,12 @@ def test_load_when_in_a_process_that_may_not_unpickle_then_works(small_file):
     """Nothing on the way to a program calls pickle: the module is taken away."""
     script = (
         "import torch, torch._dynamo, pt2e_quant as pq, pickle, sys\n"
+        "from pt2e_quant.graph.pickling import pickle_module\n"
+        "load = pq.load\n"
         "def refuse(*a, **k): raise SystemExit('unpickled')\n"
         "pickle.loads = pickle.load = pickle.Unpickler = torch.load = refuse\n"
-        "gm = pq.load(sys.argv[1])\n"
+        "pickle_module._Unpickler = refuse\n"
+        "gm = load(sys.argv[1])\n"
         "print(gm(torch.ones(2, 3))['y'].shape)\n"
     )
     done = subprocess.run(
