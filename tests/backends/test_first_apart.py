@@ -158,7 +158,7 @@ def test_refusal_when_a_backend_checks_by_itself_then_it_names_the_layer(
         negate_layer(broken, "left.1")
         return export_again(broken)
 
-    names = type(plain_backend).lower.__globals__
+    names = plain_backend.lowering().emit.__globals__
     monkeypatch.setitem(names, "export_again", export_wrongly)
     with pytest.raises(ArtifactError, match=r"module  left\.1"):
         plain_backend.lower(gm)

@@ -29,6 +29,7 @@ ONE = {
     "gelu": F.gelu,
     "hardswish": F.hardswish,
     "leaky_relu": F.leaky_relu,
+    "log": lambda x: torch.log(x.abs() + 0.5),
     "mean": lambda x: x.mean((2, 3)),
     "neg": torch.neg,
     "sigmoid": torch.sigmoid,
