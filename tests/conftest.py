@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends import registry
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.backends.cpu import lower, place_by_speed
+from pt2e_quant.backends.cpu import lower, place_by_speed, policy
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, Options
 from pt2e_quant.backends.target.recipe import Recipe, Recipes
@@ -30,7 +30,6 @@ from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.op_table import OUT, OpRow, OpTable, Slot
 from pt2e_quant.graph.pattern import Op, Var
-from pt2e_quant.kernels.onednn import speed
 from pt2e_quant.kernels.product_trial import verdicts
 from pt2e_quant.kernels.product_trial.run_here import run_here
 
@@ -80,7 +79,7 @@ def tried_here(monkeypatch):
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch):
     """Tiny shapes are lowered whatever was measured on this machine."""
-    monkeypatch.setattr(speed, "measured_here", lambda op: {})
+    monkeypatch.setattr(policy, "measured_here", lambda op: {})
     monkeypatch.setattr(place_by_speed, "times_of", lambda products: {})
 
 

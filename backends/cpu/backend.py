@@ -5,28 +5,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from pt2e_quant.backends.cpu.lower import LOWERING, SUFFIX
-from pt2e_quant.backends.cpu.policy import policy_of
+from pt2e_quant.backends.cpu.policy import SLOWER, policy_of, recurrent_form
 from pt2e_quant.backends.cpu.recipes import recipes_of
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.backends.target.backend import Backend
-from pt2e_quant.core.recurrent_ops import Rounding
 from pt2e_quant.kernels.kernel import Kernel
-from pt2e_quant.kernels.onednn.speed import SLOWER
-from pt2e_quant.kernels.recurrent_layer.cpu import recurrent_form
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
-from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes
 
 __all__ = ["BACKEND", "CpuBackend"]
-
-
-def _recurrent_form(sizes: LayerSizes, rounds_activations: bool) -> Rounding | str:
-    return recurrent_form(
-        sizes.cell,
-        sizes.hidden,
-        has_projection=sizes.has_projection,
-        rounds_activations=rounds_activations,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +34,7 @@ class CpuBackend(Backend):
         For what is to be small rather than fast, for one artifact on many machines, and for
         `compile()`, whose calls are faster than those that were measured. The report says which.
         """
-        return replace(self, allowed=self.allowed | {SLOWER.name})
+        return replace(self, allowed=self.allowed | {SLOWER})
 
     def without_trials(self) -> "CpuBackend":
         """This backend with integer products taken as they are.
@@ -59,14 +46,12 @@ class CpuBackend(Backend):
         return replace(self, options={**self.options, "tries": False})
 
     def _on(self, registry: Registry) -> "CpuBackend":
-        table = table_of(registry)
-        options = {**self.options, "registry": registry}
         return replace(
             self,
-            table=table,
-            recipes=recipes_of(table),
-            policy=policy_of(table),
-            options=options,
+            table=table_of(registry),
+            recipes=recipes_of(registry),
+            policy=policy_of(registry),
+            options={**self.options, "registry": registry},
         )
 
 
@@ -74,11 +59,11 @@ BACKEND = CpuBackend(
     name="cpu",
     suffix=SUFFIX,
     table=table_of(REGISTRY),
-    recipes=recipes_of(table_of(REGISTRY)),
+    recipes=recipes_of(REGISTRY),
     lowering=lambda: LOWERING,
-    policy=policy_of(table_of(REGISTRY)),
+    policy=policy_of(REGISTRY),
     options={"registry": REGISTRY},
     transforms=(products_as_linears,),
-    recurrent=_recurrent_form,
+    recurrent=recurrent_form,
     computes_in=(torch.float32,),
 )

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.cpu.policy import runs_in_integers
+from pt2e_quant.backends.cpu.policy import SLOWER, SLOWER_KEY, policy_of, timed_kernels
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.op_table import ALLOWED_KEY, OpRow, OpTable
+from pt2e_quant.graph.op_table import ALLOWED_KEY, OpRow
 from pt2e_quant.graph.ops import CONV1D, CONV2D, LINEAR, argument, is_call
 from pt2e_quant.graph.pattern import Match, find_matches, one_of
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
 from pt2e_quant.kernels.int8_conv2d.read_conv import even_padding, per_axis
 from pt2e_quant.kernels.onednn.post_ops import NO_POST_OP, post_op_of
-from pt2e_quant.kernels.onednn.speed import SLOWER, SLOWER_KEY, is_judged
 from pt2e_quant.kernels.product_trial.product import Operator, PostOpKind, Product
 from pt2e_quant.kernels.product_trial.time_product import Times
 from pt2e_quant.kernels.product_trial.verdicts import are_tried, times_of
+from pt2e_quant.kernels.registry import Registry
 
 __all__ = ["place_by_speed"]
 
@@ -64,7 +64,7 @@ class _Layer:
     is_integer: bool = True
 
 
-def place_by_speed(table: OpTable) -> GraphPass:
+def place_by_speed(registry: Registry) -> GraphPass:
     """A pass that marks products which are slower in integers on this machine.
 
     Each distinct product is timed once a machine, in a child process. Without times nothing is
@@ -77,8 +77,8 @@ def place_by_speed(table: OpTable) -> GraphPass:
     def edit(gm: GraphModule) -> PassResult:
         for node in gm.graph.nodes:
             node.meta.pop(SLOWER_KEY, None)
-        is_allowed = SLOWER.name in gm.meta.get(ALLOWED_KEY, ())
-        layers = _timed_layers(gm, table) if are_tried() and not is_allowed else []
+        is_allowed = SLOWER in gm.meta.get(ALLOWED_KEY, ())
+        layers = _timed_layers(gm, registry) if are_tried() and not is_allowed else []
         _leave_slower(layers)
         notes = []
         for layer in layers:
@@ -113,15 +113,18 @@ def _reason(layer: _Layer) -> str:
     )
 
 
-def _timed_layers(gm: GraphModule, table: OpTable) -> list[_Layer]:
+def _timed_layers(gm: GraphModule, registry: Registry) -> list[_Layer]:
     """Every product that would run in integers, where its times are known."""
+    policy = policy_of(registry)
 
     def is_product(row: OpRow, match: Match) -> bool:
         op = match.nodes.get("op")
         is_gemm = op is not None and is_call(op, _GEMMS)
-        return is_gemm and is_judged(row) and runs_in_integers(row, match)
+        return is_gemm and policy.takes(row, match)
 
-    matches = [match for _, match in find_matches(gm.graph, table.patterns(), is_product)]
+    kernels = timed_kernels(registry).values()
+    patterns = [(kernel.row, op) for kernel in kernels for op in kernel.row.find]
+    matches = [match for _, match in find_matches(gm.graph, patterns, is_product)]
     products = {match.anchor: _product(match) for match in matches}
     times = times_of({product for product in products.values() if product is not None})
     return [

@@ -7,16 +7,16 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.cpu.place_by_speed import place_by_speed
 from pt2e_quant.backends.cpu.policy import policy_of
-from pt2e_quant.backends.cpu.table import TABLE
+from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
-from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
 from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.narrow_attention import narrow_attention
@@ -55,10 +55,10 @@ def _reduced_if_saturating(recipe: Recipe) -> Recipe:
 _BEST = ObserverChoice(activation=PredictedRangeObserver)
 
 
-def recipes_of(table: OpTable) -> Recipes:
-    """The recipes; static ones place the layers of an op table by their measured times."""
-    place = place_integer_regions(policy_of(table))
-    timed = (place_by_speed(table), place)
+def recipes_of(registry: Registry) -> Recipes:
+    """The recipes; static ones place the layers of a registry's kernels by their measured times."""
+    place = place_integer_regions(policy_of(registry))
+    timed = (place_by_speed(registry), place)
     free = partial(without_data, transforms=(place,))
 
     def static(name: str, text: str, scheme: Scheme = INT8, *first: GraphPass) -> Recipe:
@@ -118,4 +118,4 @@ def recipes_of(table: OpTable) -> Recipes:
     )
 
 
-RECIPES = recipes_of(TABLE)
+RECIPES = recipes_of(REGISTRY)

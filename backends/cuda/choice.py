@@ -1,76 +1,19 @@
 """Which kernel a match gets, and why one gets none."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.backends.fuse_kernels import Decide
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.op_table import OUT
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.kernel import Kernel
-from pt2e_quant.kernels.launch import FP8_CAPABILITY
-from pt2e_quant.kernels.measured import Variant, measured_of
-from pt2e_quant.kernels.quantized_values import requantized, rewritten
+from pt2e_quant.kernels.quantized_values import requantized
 from pt2e_quant.kernels.read_scheme import slots_fit
 
-__all__ = ["Measures", "decide_by"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
-    """What is known of the speed of kernels on the device that a program is lowered for.
-
-    Args:
-        device: its name as `kernels.tiles.device_slug` writes it, "" where there is none.
-        allow_unmeasured: use a kernel whose shape class was not measured there.
-        capability: its compute capability, 90 for 9.0; the newest that matters by default.
-    """
-
-    device: str
-    allow_unmeasured: bool
-    capability: int = 100
-
-    @property
-    def has_fp8(self) -> bool:
-        """Whether the device has 8-bit floats: Ada and later."""
-        return self.capability >= FP8_CAPABILITY
-
-    def ratio(self, kernel: Kernel, match: Match) -> float | None:
-        """Speed over float of a match's shape class; None if not measured."""
-        shape_class = kernel.shape_class(match)
-        measured = measured_of(kernel.op, self.device, _variant(kernel, match))
-        return measured.get(shape_class, kernel.measured.get(shape_class))
-
-    def allows(self, op: str, variant: Variant = Variant.PLAIN) -> bool:
-        """Whether a fused operator that has no pattern of its own may be used.
-
-        It takes the place of several launches over the same bytes, for any shape.
-
-        Args:
-            op: the unit's folder.
-            variant: what it would write.
-        """
-        measured = measured_of(op, self.device, variant)
-        return min(measured.values()) >= 1.0 if measured else self.allow_unmeasured
-
-    def objection(self, kernel: Kernel, match: Match) -> str | None:
-        """Why a kernel is not used for a match as far as the device goes; None if it is."""
-        if self.capability < _lowest_capability(kernel, match):
-            return (
-                f"{kernel.op} needs compute capability 8.9 (Ada) or later for 8-bit floats, "
-                f"{self.device} has {self.capability / 10}"
-            )
-        ratio = self.ratio(kernel, match)
-        if ratio is None:
-            if self.allow_unmeasured:
-                return None
-            where = f"on {self.device}" if self.device else "on a GPU"
-            return f"{kernel.op} was not measured {where} for such a shape"
-        if ratio < 1.0:
-            return f"{kernel.op} measured {ratio:.2f} times as fast as float for such a shape"
-        return None
+__all__ = ["decide_by"]
 
 
 def decide_by(measures: Measures) -> Decide:
@@ -96,20 +39,6 @@ def _takes(
         return True
     refused.setdefault(match.anchor.name, reason)
     return False
-
-
-def _lowest_capability(kernel: Kernel, match: Match) -> int:
-    """Of a kernel, or of the 8-bit floats that it would write for a match."""
-    written = rewritten(match.anchor) if kernel.writes_e4m3 else None
-    if written is not None and written[0].dtype.is_floating_point:
-        return FP8_CAPABILITY
-    return kernel.lowest_capability
-
-
-def _variant(kernel: Kernel, match: Match) -> Variant:
-    """E4M3 where a kernel that all GPUs have would write 8-bit floats for a match."""
-    is_e4m3 = _lowest_capability(kernel, match) > kernel.lowest_capability
-    return Variant.E4M3 if is_e4m3 else Variant.PLAIN
 
 
 def _output_fits(kernel: Kernel, match: Match) -> bool:

@@ -5,7 +5,7 @@ from collections import Counter
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.cuda.choice import Measures
+from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY, REFUSED_KEY
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.flow.report.report import FloatRegion, Report

@@ -10,9 +10,10 @@ import torch
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
-from pt2e_quant.backends.cuda.choice import Measures, decide_by
+from pt2e_quant.backends.cuda.choice import decide_by
 from pt2e_quant.backends.cuda.describe import describe
 from pt2e_quant.backends.cuda.passes.widen_untaken_scales import widen_untaken_scales
+from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.backends.cuda.table import REGISTRY
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels

@@ -1,7 +1,5 @@
 """What ONNX Runtime keeps float although it could run it in integers."""
 
-from collections.abc import Collection
-
 from pt2e_quant.backends.onnx.table import STATIC_TABLE
 from pt2e_quant.backends.target.policy import Policy
 from pt2e_quant.core.schemes import Role
@@ -11,9 +9,9 @@ from pt2e_quant.graph.pattern import Match
 __all__ = ["POLICY"]
 
 
-def _runs(row: OpRow, match: Match, allowed: Collection[str]) -> bool:
+def _runs(row: OpRow, match: Match) -> bool:
     weights = [slot.at for slot in row.slots if slot.role is Role.WEIGHT]
-    return row.refusal(match, allowed) is None and all(match.is_constant(at) for at in weights)
+    return row.refusal(match) is None and all(match.is_constant(at) for at in weights)
 
 
 POLICY = Policy(rows=STATIC_TABLE.rows, runs=_runs)

@@ -38,29 +38,39 @@ class Policy:
 
     Args:
         rows: the op-table entries that integers flow between.
-        runs: whether an entry takes a match of a float graph, whatever is preferred; gets the
-            names of preferences that the user overrules.
+        runs: whether an entry takes a match of a float graph, whatever is preferred.
         at_output: whether an operator that only the program's output reads gains from integers.
         requantizes: whether products without an output slot can give integers too, because their
             readers' quantize is fused.
         marks_moves: whether data movement that is read in float stays float too.
         exceptions: further preferences, with the operators that they keep float.
-        others: preferences that are decided elsewhere, for `quantizer.allowing`.
+        of_matches: preferences that are known of a match alone (`Preference.keeps`).
     """
 
     rows: Sequence[OpRow]
-    runs: Callable[[OpRow, Match, Collection[str]], bool]
+    runs: Callable[[OpRow, Match], bool]
     at_output: Callable[[Node], bool] = lambda _: True
     requantizes: bool = False
     marks_moves: bool = False
     exceptions: tuple[tuple[Preference, "Callable[[Regions], Collection[Node]]"], ...] = ()
-    others: tuple[Preference, ...] = ()
+    of_matches: tuple[Preference, ...] = ()
 
     @property
     def preferences(self) -> Mapping[str, Preference]:
         """Every preference by name."""
         own = (preference for preference, _ in self.exceptions)
-        return {p.name: p for p in (FLOAT_INPUTS, READ_IN_FLOAT, *own, *self.others)}
+        return {p.name: p for p in (FLOAT_INPUTS, READ_IN_FLOAT, *own, *self.of_matches)}
+
+    def takes(self, row: OpRow, match: Match, allowed: Collection[str] = ()) -> bool:
+        """Whether an entry runs a match of a float graph, and no preference keeps it float.
+
+        Args:
+            row: the entry.
+            match: of its pattern.
+            allowed: the names of preferences that the user overrules.
+        """
+        asked = (p.keeps for p in self.of_matches if p.name not in allowed)
+        return self.runs(row, match) and not any(keeps and keeps(row, match) for keeps in asked)
 
 
 def place_integer_regions(policy: Policy) -> GraphPass:
@@ -103,8 +113,8 @@ class Regions:
         self.matches: dict[Node, tuple[OpRow, Match]] = {}
         self._anchor_of: dict[Node, Node] = {}
         patterns = [(row, op) for row in policy.rows for op in row.find]
-        runs = policy.runs
-        for row, match in find_matches(gm.graph, patterns, lambda r, m: runs(r, m, self.allowed)):
+        takes = policy.takes
+        for row, match in find_matches(gm.graph, patterns, lambda r, m: takes(r, m, self.allowed)):
             self.matches[match.anchor] = (row, match)
             self._anchor_of |= dict.fromkeys(match.covered, match.anchor)
         self.constants = constant_nodes(gm.graph)

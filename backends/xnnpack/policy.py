@@ -1,7 +1,5 @@
 """What XNNPACK keeps float although the delegate could run it in integers."""
 
-from collections.abc import Collection
-
 from torch.fx import Node
 
 from pt2e_quant.backends.target.policy import Policy, Regions
@@ -38,7 +36,7 @@ _AT_OUTPUT: Family = (
 """Operators that are quantized also where only the program's output reads them."""
 
 
-def _runs(row: OpRow, match: Match, _: Collection[str]) -> bool:
+def _runs(row: OpRow, match: Match) -> bool:
     # A number as operand becomes a tensor after placement, where it is worth one.
     return all(c.holds(match) for c in row.constraints if c is not TENSOR_OPERANDS)
 

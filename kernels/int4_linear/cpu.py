@@ -39,7 +39,7 @@ from pt2e_quant.kernels.onednn.limbs_site import (
     row_limbs,
 )
 from pt2e_quant.kernels.onednn.size_classes import expected_rows, rows_of, weight_elements
-from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
+from pt2e_quant.kernels.onednn.speed import measured_here
 from pt2e_quant.kernels.site import Site
 
 __all__ = ["KERNELS", "group_class", "row_class"]
@@ -136,7 +136,7 @@ _BY_ROW = tuple(w for w in WEIGHTS if w not in _GROUPED)
 
 KERNELS = (
     Kernel(
-        row=linear_row("linear_w4", _BY_ROW, CODE_ZERO_POINTS, not_slower(_OP, row_class)),
+        row=linear_row("linear_w4", _BY_ROW, CODE_ZERO_POINTS),
         device=Device.CPU,
         op=_OP,
         build=build_rows,
@@ -149,7 +149,6 @@ KERNELS = (
             "linear_w4_groups",
             _GROUPED,
             CODE_ZERO_POINTS,
-            not_slower(_OP, group_class),
             lowers_to="pt2e_quant::linear_of_int4, linear_of_limbs or linear_of_groups",
             note="up to 4 rows in bfloat16; else activations are rounded to 16 bits of a row's "
             "largest, weights to 16 bits of theirs",

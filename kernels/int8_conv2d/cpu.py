@@ -33,7 +33,7 @@ from pt2e_quant.kernels.onednn.site import (
     known_sizes,
     read_operands,
 )
-from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
+from pt2e_quant.kernels.onednn.speed import measured_here
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.site import Site
 
@@ -181,7 +181,6 @@ _NEEDS = (
     CONSTANT_BIAS,
     EVEN_PADDING,
     WINDOWS_MEET_IMAGE,
-    not_slower("int8_conv2d", shape_class),
 )
 _QCONV = "onednn.qconv_pointwise"
 

@@ -21,7 +21,7 @@ from pt2e_quant.kernels.onednn.site import (
     read_operands,
 )
 from pt2e_quant.kernels.onednn.size_classes import expected_rows, weight_elements
-from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
+from pt2e_quant.kernels.onednn.speed import measured_here
 from pt2e_quant.kernels.site import Site
 
 __all__ = ["KERNELS", "class_of", "shape_class"]
@@ -89,7 +89,7 @@ def node_cost(node: Node) -> Cost:
     )
 
 
-_NEEDS = (SUMS_FIT, CONSTANT_BIAS, not_slower("int8_linear", shape_class))
+_NEEDS = (SUMS_FIT, CONSTANT_BIAS)
 
 KERNELS = tuple(
     Kernel(

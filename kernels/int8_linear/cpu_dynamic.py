@@ -14,7 +14,7 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import PackLinear
 from pt2e_quant.kernels.onednn.size_classes import expected_rows, sizes_of, weight_elements
-from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here, not_slower
+from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here
 from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.site import Site
 
@@ -92,6 +92,5 @@ KERNELS = tuple(
         unit.PER_TOKEN,
         "pt2e_quant::int8_linear_rows",
         _WEIGHTS,
-        not_slower("int8_linear", shape_class),
     )
 )

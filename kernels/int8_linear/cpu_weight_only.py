@@ -14,7 +14,7 @@ from pt2e_quant.kernels.onednn.limbs_site import (
     row_limbs,
 )
 from pt2e_quant.kernels.onednn.size_classes import expected_rows, weight_elements
-from pt2e_quant.kernels.onednn.speed import measured_here, not_slower
+from pt2e_quant.kernels.onednn.speed import measured_here
 from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.site import Site
 
@@ -36,7 +36,7 @@ def build(site: Site) -> Node:
 
 KERNELS = (
     Kernel(
-        row=linear_row("linear_w8", (INT8_WEIGHT,), not_slower("int8_linear", shape_class)),
+        row=linear_row("linear_w8", (INT8_WEIGHT,)),
         device=Device.CPU,
         op="int8_linear",
         build=build,

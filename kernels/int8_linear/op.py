@@ -161,7 +161,6 @@ def linear_rows(
     x: TensorScheme,
     lowers_to: str,
     weights: tuple[TensorScheme, ...] = (WEIGHT,),
-    *needs: Constraint,
 ) -> tuple[OpRow, ...]:
     """Linears on activations of one scheme: alone, with an activation, with a sum.
 
@@ -170,7 +169,6 @@ def linear_rows(
         x: the activations' scheme.
         lowers_to: the fused operator.
         weights: their schemes.
-        needs: constraints besides those of every such row.
     """
     return gemm_rows(
         name,
@@ -180,7 +178,7 @@ def linear_rows(
         activations=ACTIVATIONS,
         # The other summand is a transformer's residual stream, which rounding would wear out.
         residual=(),
-        constraints=(*_COMMON, *needs),
+        constraints=_COMMON,
         sum_constraints=(ADDS_UNSCALED, ADDS_EQUAL_SHAPES),
         lowers_to=lowers_to,
     )

@@ -1,39 +1,21 @@
 """How fast integer operators measured against float on a CPU like this one."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 import torch
-from torch.fx import Node
 
-from pt2e_quant.core.qdq import is_dequantize
-from pt2e_quant.graph.op_table import Constraint, OpRow, Preference
-from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.measured import read_measured
 
 __all__ = [
     "SHAPE_CLASS_KEY",
-    "SLOWER",
-    "SLOWER_KEY",
     "cpu_slug",
-    "is_judged",
     "measured_here",
-    "not_slower",
 ]
 
 SHAPE_CLASS_KEY = "pt2e_quant.shape_class"
 """Key of a fused call's `node.meta`: the class of sizes that its measured ratio is kept by."""
-
-SLOWER_KEY = "pt2e_quant.cpu.slower"
-"""Key of an operator's `node.meta`: it was timed on this machine, and is slower in integers."""
-
-SLOWER = Preference(
-    name="slower",
-    text="a shape class that measured no slower than float here",
-    fix="leave it float, as layers so small gain nothing on this CPU, or quantize it all the same, "
-    'with backend pq.backends.get("cpu").allowing_slower() (--allow-slower)',
-)
 
 _LEVELS = (
     ("amx", "amx_int8", "AVX512_CORE_AMX"),
@@ -64,30 +46,3 @@ def cpu_slug() -> str:
 def measured_here(op: str) -> Mapping[str, float]:
     """Shape class to speed over float on a CPU like this; empty if none was measured."""
     return read_measured(op, cpu_slug())
-
-
-def not_slower(op: str, shape_class: Callable[[Match], str]) -> Constraint:
-    """That a match's shape class did not measure below float on a CPU like this one.
-
-    A class that was not measured passes. So does what is quantized already: the float operator
-    would have its weight dequantized in every call.
-    """
-
-    def holds(match: Match) -> bool:
-        if _is_quantized(match):
-            return True
-        if SLOWER_KEY in match.nodes["op"].meta:
-            return False
-        return measured_here(op).get(shape_class(match), 1.0) >= 1.0
-
-    return Constraint(text=SLOWER.text, holds=holds, fix=SLOWER.fix, preference=SLOWER.name)
-
-
-def is_judged(row: OpRow) -> bool:
-    """Whether a row has `not_slower`."""
-    return any(c.preference == SLOWER.name for c in row.constraints)
-
-
-def _is_quantized(match: Match) -> bool:
-    operands = match["x"], match.values.get("w")
-    return any(isinstance(node, Node) and is_dequantize(node) for node in operands)

@@ -5,7 +5,6 @@ from operator import getitem
 import torch
 from torch.fx import Node
 
-from pt2e_quant.core.recurrent_ops import Cell, Rounding, gate_count
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.recurrent_pattern import recurrent_row
@@ -16,42 +15,19 @@ from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.recurrent_layer.op import RecurrentLayerInt8, cost
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "has_integer_layers", "recurrent_form"]
+__all__ = ["KERNELS", "has_integer_layers"]
 
 _ROW = recurrent_row(
     "aten.quantized_lstm, aten.quantized_gru; aten.lstm, gru, rnn on weights decoded at load",
-    "x and the hidden state are rounded to uint8 at run time, also in static recipes; a layer "
-    "that measured slower so than in float has int8 weights in the file alone, decoded once, when "
-    "the module is made: every RNN, and LSTMs of less than 2^18 recurrent weights",
+    "x and the hidden state are rounded to uint8 at run time, also in static recipes; an RNN, "
+    "a layer with a projection, and an LSTM that the policy keeps float have int8 weights in the "
+    "file alone, decoded once, when the module is made",
 )
-
-_LEAST_LSTM = 2**18
-"""Recurrent weights from which on torch's integer LSTM measured faster than oneDNN's float one: at
-256 hidden values 1.0 to 1.5 times on one thread, at 512 1.6 to 3; at 128 0.7 times."""
 
 
 def has_integer_layers() -> bool:
     """Whether torch multiplies a recurrent layer's integers exactly on this machine."""
     return onednn_is_exact() and "fbgemm" in torch.backends.quantized.supported_engines
-
-
-def recurrent_form(
-    cell: Cell, hidden: int, *, has_projection: bool, rounds_activations: bool
-) -> Rounding:
-    """How a layer's operands are rounded where that measured no slower than float.
-
-    Args:
-        cell: its kind.
-        hidden: its hidden values.
-        has_projection: whether its hidden state is projected.
-        rounds_activations: whether the scheme does.
-    """
-    if not rounds_activations or has_projection or not has_integer_layers():
-        return Rounding.NONE
-    if cell is Cell.GRU:
-        return Rounding.PER_TENSOR
-    is_large = gate_count(cell) * hidden**2 >= _LEAST_LSTM
-    return Rounding.PER_TENSOR if cell is Cell.LSTM and is_large else Rounding.NONE
 
 
 def _class(match: Match) -> str:
@@ -112,7 +88,7 @@ KERNELS = (
         op="recurrent_layer",
         build=build,
         shape_class=_class,
-        # What measured slower is not rounded, and runs as the float layer does.
+        # What a backend's policy finds slower is not rounded, and runs as the float layer does.
         measured={"any": 1.0},
         cost=_cost,
     ),

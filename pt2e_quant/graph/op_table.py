@@ -1,6 +1,6 @@
 """What a backend can run, as data: one row an operator, read by quantizer, lowering and docs."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -47,11 +47,14 @@ class Preference:
         name: for `quantizer.allowing(name)`.
         text: what such an operator lacks.
         fix: what to do where it lacks that.
+        keeps: whether an entry's match stays float, where that is known of the match alone; else
+            a pass before annotation marks the operators (`KEEP_FLOAT_KEY`).
     """
 
     name: str
     text: str
     fix: str = ""
+    keeps: "Callable[[OpRow, Match], bool] | None" = None
 
 
 class OpKind(StrEnum):
@@ -165,14 +168,11 @@ class Constraint:
         text: what is needed.
         holds: whether a match has it.
         fix: what to do where it has not.
-        preference: the name of the preference that it states, where the backend could run it all
-            the same and float is better; "" for a limit of the backend.
     """
 
     text: str
     holds: Callable[[Match], bool]
     fix: str = ""
-    preference: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +199,9 @@ class OpRow:
     kind: OpKind = OpKind.HEAVY
     note: str = ""
 
-    def refusal(self, match: Match, allowed: Collection[str] = ()) -> Constraint | None:
-        """The first constraint that a match breaks, without preferences that are overruled."""
-        asked = (c for c in self.constraints if c.preference not in allowed or not c.preference)
-        return next((c for c in asked if not c.holds(match)), None)
+    def refusal(self, match: Match) -> Constraint | None:
+        """The first constraint that a match breaks."""
+        return next((c for c in self.constraints if not c.holds(match)), None)
 
     def slot(self, at: str) -> Slot:
         """The slot of a name.

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from pt2e_quant.__main__ import main
+from pt2e_quant.backends.cpu import policy
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.recipe import ALIASES
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.core.errors import Pt2eQuantWarning
-from pt2e_quant.kernels.onednn import speed
 
 
 def call(*arguments):
@@ -87,7 +87,7 @@ def test_quantize_for_a_gpu_needs_a_word_for_kernels_nobody_measured(folder, cap
 def test_quantize_for_a_cpu_where_layers_measured_slower_needs_a_word(
     folder, plain_backend, capsys, monkeypatch
 ):
-    monkeypatch.setattr(speed, "measured_here", lambda op: SimpleNamespace(get=lambda *_: 0.5))
+    monkeypatch.setattr(policy, "measured_here", lambda op: SimpleNamespace(get=lambda *_: 0.5))
     asked = [("cpu" if word == "plain" else word) for word in QUANTIZE]
     with pytest.warns(Pt2eQuantWarning, match="--allow-slower"):
         assert call(*asked, "-q") == 0

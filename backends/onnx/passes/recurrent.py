@@ -1,5 +1,7 @@
 """What ONNX Runtime has for recurrent layers."""
 
+from collections.abc import Collection
+
 from torch.fx import Node
 
 from pt2e_quant.core.recurrent_ops import Cell, Rounding
@@ -18,7 +20,9 @@ RECURRENT_ROW = recurrent_row(
 )
 
 
-def recurrent_form(sizes: LayerSizes, rounds_activations: bool) -> Rounding | str:
+def recurrent_form(
+    sizes: LayerSizes, rounds_activations: bool, _: Collection[str]
+) -> Rounding | str:
     """How a layer's operands are rounded, or why it stays float."""
     if sizes.has_projection:
         return _NO_PROJECTION

@@ -1,5 +1,6 @@
 """Recurrent layers in a `.pte`: one product of all inputs, and a loop over the steps."""
 
+from collections.abc import Collection
 from operator import getitem
 from typing import Any
 
@@ -68,7 +69,9 @@ RecurrentSteps = torch.ops.pt2e_quant.recurrent_steps.default
 """
 
 
-def recurrent_form(sizes: LayerSizes, rounds_activations: bool) -> Rounding | str:
+def recurrent_form(
+    sizes: LayerSizes, rounds_activations: bool, _: Collection[str]
+) -> Rounding | str:
     """How a layer's operands are rounded."""
     return Rounding.PER_ROW if rounds_activations else Rounding.NONE
 

@@ -17,7 +17,6 @@ from pt2e_quant.graph.masks import MaskInfo
 from pt2e_quant.graph.op_table import (
     KEEP_FLOAT_KEY,
     OUT,
-    Constraint,
     OpRow,
     OpTable,
     Preference,
@@ -98,11 +97,11 @@ class MatchReader:
                 fix = error.fix if isinstance(error, UndividedError) else ""
                 self.refuse(match, reason, len(found), fix)
                 return False
-        broken = row.refusal(match, self.allowed) or self._preference(row, match)
+        broken = row.refusal(match) or self._preference(row, match)
         if broken is not None:
             reason = f"{self.table.backend} {row.name} needs: {broken.text}"
             self.refuse(match, reason, len(found), broken.fix)
-            if isinstance(broken, Constraint) and broken.preference:
+            if isinstance(broken, Preference) and broken.keeps is not None:
                 self.choices.update(match.covered)
             return False
         present = {at for at, (_, chosen) in found.items() if chosen is not None}
@@ -115,7 +114,11 @@ class MatchReader:
         return True
 
     def _preference(self, row: OpRow, match: Match) -> Preference | None:
-        """What a pass before annotation kept this operator float for."""
+        """What keeps this match float, or its operator as a pass before annotation found."""
+        for name, preference in self.preferences.items():
+            if name not in self.allowed and preference.keeps is not None:
+                if preference.keeps(row, match):
+                    return preference
         kind, name = match.anchor.meta.get(KEEP_FLOAT_KEY, ("", ""))
         return self.preferences.get(name) if kind == row.kind.value else None
 

@@ -1,6 +1,6 @@
 """Which recurrent operators of a graph are split into layers with integer weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from torch.fx import GraphModule, Node
@@ -9,15 +9,16 @@ from pt2e_quant.core.recurrent_ops import Rounding
 from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.flow.annotate.match_reader import LEFT_KEY
 from pt2e_quant.flow.annotate.rules import RuleBook
+from pt2e_quant.graph.op_table import ALLOWED_KEY
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.recurrent.split_cells import split_cells
 from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes, split_recurrent
 
 __all__ = ["RecurrentForm", "place_recurrent"]
 
-RecurrentForm: TypeAlias = Callable[[LayerSizes, bool], Rounding | str]
-"""Of a layer, and whether the scheme rounds activations: how a backend rounds its operands at run
-time, or why it has no integer form of it."""
+RecurrentForm: TypeAlias = Callable[[LayerSizes, bool, Collection[str]], Rounding | str]
+"""Of a layer, whether the scheme rounds activations, and the names of preferences that the user
+overrules: how a backend rounds its operands at run time, or why it has no integer form of it."""
 
 
 def place_recurrent(gm: GraphModule, book: RuleBook, form: RecurrentForm) -> None:
@@ -35,7 +36,7 @@ def place_recurrent(gm: GraphModule, book: RuleBook, form: RecurrentForm) -> Non
             return "a rule leaves its weights float"
         if not scheme.weight.fits(INT8_WEIGHT):
             return f"recurrent layers take {INT8_WEIGHT} for weights, not {scheme.weight}"
-        return form(sizes, scheme.input is not None)
+        return form(sizes, scheme.input is not None, gm.meta.get(ALLOWED_KEY, ()))
 
     records = run_passes(
         gm,

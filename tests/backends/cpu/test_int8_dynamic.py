@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.backends import get
-from pt2e_quant.backends.cpu import describe
+from pt2e_quant.backends.cpu import describe, policy
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
@@ -16,7 +16,6 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.pattern import find_matches
 from pt2e_quant.kernels.int8_linear import cpu_dynamic
-from pt2e_quant.kernels.onednn import speed
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 from tests.small_models import MODELS
 
@@ -163,7 +162,7 @@ def test_shape_class_of_symbolic_rows_is_that_of_the_example(make_noise):
 def test_class_when_slower_than_float_then_float_and_a_warning_says_what_to_do(
     make_noise, monkeypatch
 ):
-    monkeypatch.setattr(speed, "measured_here", lambda op: {AS_EXPORTED: 0.8})
+    monkeypatch.setattr(policy, "measured_here", lambda op: {AS_EXPORTED: 0.8})
     with pytest.warns(Pt2eQuantWarning, match="measured no slower than float") as told:
         _, artifact = lowered_net(make_noise)
     assert 'pq.backends.get("cpu").allowing_slower()' in str(told[0].message)
@@ -173,7 +172,7 @@ def test_class_when_slower_than_float_then_float_and_a_warning_says_what_to_do(
 def test_class_when_slower_but_allowed_then_fused_and_the_report_says_how_slow(
     make_noise, monkeypatch
 ):
-    for module in (speed, describe):
+    for module in (policy, describe):
         monkeypatch.setattr(module, "measured_here", lambda op: {AS_EXPORTED: 0.8})
     _, artifact = lowered_net(make_noise, CPU.allowing_slower())
     assert artifact.report.integer_ops[ROWS] == 2
@@ -182,7 +181,7 @@ def test_class_when_slower_but_allowed_then_fused_and_the_report_says_how_slow(
 
 def test_one_slow_row_when_many_are_fast_then_many_are_quantized(make_noise, monkeypatch):
     slow, fast = (cpu_dynamic.class_of(rows, 48 * 32) for rows in (1, 64))
-    monkeypatch.setattr(speed, "measured_here", lambda op: {slow: 0.5, fast: 1.2})
+    monkeypatch.setattr(policy, "measured_here", lambda op: {slow: 0.5, fast: 1.2})
     assert CPU.lower(converted(nn.Linear(32, 48), (make_noise(64, 32),))).report.integer_ops[ROWS]
     with pytest.warns(Pt2eQuantWarning, match="measured no slower than float"):
         converted(nn.Linear(32, 48), (make_noise(1, 32),))

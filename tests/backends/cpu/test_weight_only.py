@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pt2e_quant.backends import get
+from pt2e_quant.backends.cpu import policy
 from pt2e_quant.backends.cpu.table import TABLE
 from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
@@ -19,7 +20,7 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.kernels.grouped_weight import read_grouped_weight
 from pt2e_quant.kernels.int4_linear import few_rows_op
-from pt2e_quant.kernels.onednn import limbs_op, limbs_site, speed
+from pt2e_quant.kernels.onednn import limbs_op, limbs_site
 from tests.small_models import MODELS
 
 CPU = get("cpu")
@@ -196,7 +197,7 @@ def test_run_when_a_profiler_watches_then_a_range_for_each_linear():
 
 def test_class_when_slower_than_float_then_it_stays_float_with_the_reason(monkeypatch):
     slow = {limbs_site.class_of("rows", 3, 64 * 96): 0.8}
-    monkeypatch.setattr(speed, "measured_here", lambda op: slow)
+    monkeypatch.setattr(policy, "measured_here", lambda op: slow)
     with pytest.warns(Pt2eQuantWarning, match="measured no slower than float"):
         _, artifact = lowered_net("w8", 3, 64)
     assert not [op for op in artifact.report.integer_ops if "limbs" in op]
@@ -205,7 +206,7 @@ def test_class_when_slower_than_float_then_it_stays_float_with_the_reason(monkey
 def test_class_when_slower_but_quantized_already_then_fused(monkeypatch):
     gm, _ = lowered_net("w8", 3, 64)
     slow = {limbs_site.class_of("rows", 3, 64 * 96): 0.8}
-    monkeypatch.setattr(speed, "measured_here", lambda op: slow)
+    monkeypatch.setattr(policy, "measured_here", lambda op: slow)
     assert CPU.lower(gm).report.integer_ops == {DIGITS: 2}
 
 

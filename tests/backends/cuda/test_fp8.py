@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pt2e_quant.backends.cuda.choice import Measures
 from pt2e_quant.backends.cuda.lower import lower_graph
+from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.backends.cuda.table import REGISTRY, TABLE
 from pt2e_quant.backends.fuse_kernels import REFUSED_KEY
 from pt2e_quant.core.scheme_names import scheme_named

@@ -9,8 +9,8 @@ from torch import nn
 
 from pt2e_quant.backends import registry
 from pt2e_quant.backends.cuda.backend import BACKEND
-from pt2e_quant.backends.cuda.choice import Measures
 from pt2e_quant.backends.cuda.cuda_graph import capture_call
+from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.backends.cuda.table import REGISTRY, table_of
 from pt2e_quant.core.errors import (
     ArtifactError,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pt2e_quant.backends.cuda.backend import BACKEND
-from pt2e_quant.backends.cuda.choice import Measures
+from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.flow.calibrate.calibrate import calibrate
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
