@@ -9,6 +9,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cut_graph import cut_behind, operators, values_to_compare
+from pt2e_quant.backends.rounding_noise import DRAWS, bound_with_flips, run_with_flipped_steps
 from pt2e_quant.backends.sample_run import copied_leaves, run_graph, run_on_sample
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
@@ -73,15 +75,16 @@ def find_first_apart(
     search = _Search(gm, sample, lower_part, bound_db)
     if len(pytree.tree_leaves(gm.graph.output_node().args[0])) > 1:
         return search.run_from_one_result(end)
-    return search.run(end, _Verdict(sqnr_db(*pair), pair[1]))
+    return search.run(end, _Verdict(sqnr_db(*pair), pair[1], agrees=False))
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """How far a cut program's value is from the graph's, and the value it gave."""
+    """How far a cut program's value is from the graph's, that value, and whether it is near."""
 
     ratio_db: float
     value: Any
+    agrees: bool
 
 
 class _Search:
@@ -109,7 +112,7 @@ class _Search:
         verdict = self._verdict(end)
         if verdict is None:
             return None
-        if self._agrees(verdict):
+        if verdict.agrees:
             return FirstApart(
                 text=f"{end.name} is apart, but not where the program ends with it: "
                 "no single operator is",
@@ -140,7 +143,7 @@ class _Search:
             is_open &= ~self.bit[node]
             if verdict is None:
                 continue
-            if self._agrees(verdict):
+            if verdict.agrees:
                 is_open &= ~self.before[node]
             else:
                 bad = node
@@ -175,7 +178,7 @@ class _Search:
             if verdict is None:
                 inner.add(node)
                 todo += self.sources[node]
-            elif self._agrees(verdict):
+            elif verdict.agrees:
                 borders[node] = verdict.value
             else:
                 return inner, borders, node
@@ -200,10 +203,14 @@ class _Search:
             except Exception:  # Whatever a runtime raises: there is no program that ends here.
                 return None
         value = found.clone() if isinstance(found, Tensor) else found
-        return _Verdict(sqnr_db(expected, [value]), value)
+        ratio = sqnr_db(expected, [value])
+        agrees = ratio >= self.bound_db or ratio >= self._bound_with_flips(part, expected, ratio)
+        return _Verdict(ratio, value, agrees)
 
-    def _agrees(self, verdict: _Verdict) -> bool:
-        return verdict.ratio_db >= self.bound_db
+    def _bound_with_flips(self, part: GraphModule, expected: list[Any], ratio: float) -> float:
+        calls = (partial(run_with_flipped_steps, part, draw=draw) for draw in range(DRAWS))
+        flips = (sqnr_db(expected, run_on_sample(part, self.sample, call)) for call in calls)
+        return bound_with_flips(self.bound_db, ratio, flips)
 
     def _tell(
         self, end: Node, bad: Node, inner: set[Node], borders: Mapping[Node, Any]

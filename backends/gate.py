@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.compare_results import Results, compare, is_float
 from pt2e_quant.backends.first_apart import LowerPart
-from pt2e_quant.backends.judge_results import CEILING_DB, DRAW_MARGIN_DB, DRAWS, FLOOR_DB, Judge
+from pt2e_quant.backends.judge_results import CEILING_DB, DRAW_MARGIN_DB, FLOOR_DB, Judge
 from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.new_process import run_in_new_process
 from pt2e_quant.backends.registry import names
@@ -22,7 +22,6 @@ from pt2e_quant.flow.calibrate.sample import Sample, sample_of
 
 __all__ = [
     "CEILING_DB",
-    "DRAWS",
     "DRAW_MARGIN_DB",
     "FLOOR_DB",
     "check_artifact",
@@ -95,8 +94,8 @@ def check_artifact(
         ArtifactError: the artifact stops at a call; or a float result is further from the canonical
             graph's than SQNR(canonical, float) + margin_db (at most CEILING_DB), or than FLOOR_DB
             if the float result is unknown, and DRAW_MARGIN_DB further than each of DRAWS runs of
-            the graph with rounding noise; or more elements of another result differ than in any
-            of DRAWS runs whose sums and quantized values are disturbed as runtimes may.
+            the graph with rounding noise, and than its steps explain; or more elements of another
+            result differ than in any of DRAWS runs whose steps flip as other runtimes' may.
     """
     trials = Trials(gm, sample, artifact.capture)
     report, first = artifact.report, trials.trials[0]

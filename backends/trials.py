@@ -14,7 +14,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pt2e_quant.backends.compare_results import Results, is_float, name_results
-from pt2e_quant.backends.rounding_noise import ShiftedInterpreter, run_with_rounding_noise
+from pt2e_quant.backends.rounding_noise import (
+    ShiftedInterpreter,
+    run_with_flipped_steps,
+    run_with_rounding_noise,
+)
 from pt2e_quant.backends.run_calls import state_results
 from pt2e_quant.backends.sample_run import copied_leaves
 from pt2e_quant.backends.trial_data import fresh_call
@@ -93,11 +97,13 @@ class Trials:
         if refusal:
             self.skipped.append(f"{label} is not checked: {refusal}")
 
-    def noisy(self, at: int, draw: int, *, is_disturbed: bool) -> Results:
+    def noisy(self, at: int, draw: int) -> Results:
         """What the graph gives at one call with noise, in all calls before it if it has state."""
-        return self._again(
-            at, partial(run_with_rounding_noise, self.gm, draw=draw, is_disturbed=is_disturbed)
-        )
+        return self._again(at, partial(run_with_rounding_noise, self.gm, draw=draw))
+
+    def flipped(self, at: int, draw: int) -> Results:
+        """The same with flipped steps."""
+        return self._again(at, partial(run_with_flipped_steps, self.gm, draw=draw))
 
     def shifted(self, at: int, place: Node, by: float) -> Results:
         """What the graph gives at one call if a number is added to the value of a node."""

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.compare_results import compare
 from pt2e_quant.backends.gate import choose_sample
-from pt2e_quant.backends.judge_results import CEILING_DB, DRAWS, FLOOR_DB
-from pt2e_quant.backends.rounding_noise import NoisyInterpreter
+from pt2e_quant.backends.judge_results import CEILING_DB, FLOOR_DB
+from pt2e_quant.backends.rounding_noise import DRAWS, NoisyInterpreter
 from pt2e_quant.backends.sample_run import copied_leaves
 from pt2e_quant.backends.trial_data import extreme_calls, fresh_call
 from pt2e_quant.backends.trial_sizes import sizes_of
@@ -131,7 +131,7 @@ class _NoisyRecorder(NoisyInterpreter):
     """The same with rounding noise."""
 
     def __init__(self, gm: GraphModule, draw: int) -> None:
-        super().__init__(gm, draw, is_disturbed=False)
+        super().__init__(gm, draw)
         self.values: Values = {}
 
     def run_node(self, n: Node) -> Any:

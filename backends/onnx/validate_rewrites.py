@@ -18,10 +18,11 @@ from onnx_ir.passes import common
 from torch.fx import Graph, Node
 
 from pt2e_quant.backends.compare_results import compare
-from pt2e_quant.backends.judge_results import CEILING_DB, DRAWS
+from pt2e_quant.backends.judge_results import CEILING_DB
 from pt2e_quant.backends.onnx.metadata import taken_inputs
 from pt2e_quant.backends.onnx.runtime import SessionCall, open_session
 from pt2e_quant.backends.onnx.values import make_constant
+from pt2e_quant.backends.rounding_noise import DRAWS
 from pt2e_quant.backends.sample_run import copied_leaves
 from pt2e_quant.backends.validate_passes import (
     MARGIN_DB,

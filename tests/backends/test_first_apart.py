@@ -299,3 +299,30 @@ def test_cut_graph_ends_at_the_value_and_leaves_the_graph_as_it_was(canonical):
         assert torch.equal(found, taken[value.name])
         assert capture_of(part).out_spec.num_leaves == 1
     assert str(gm.graph) == before
+
+
+class Floored(nn.Module):
+    """A linear behind the floor of another's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.floor(self.first(x) * 4))
+
+
+def test_refusal_when_steps_flip_in_front_of_the_fault_then_they_are_not_blamed(
+    canonical, plain_backend
+):
+    gm = canonical(Floored(), (256, 16))
+
+    def fault(part: GraphModule) -> None:
+        put(layers(part)["first"], aten.mul.Tensor, 1.004)
+        if "second" in layers(part):
+            put(layers(part)["second"], aten.neg.default)
+        part.recompile()
+
+    error = Faulty(plain_backend, fault).refusal(gm)
+    assert error.node_name == "linear_1", str(error)

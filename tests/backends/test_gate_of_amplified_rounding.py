@@ -11,8 +11,8 @@ import torch.ao.quantization.fx._decomposed  # registers the operators
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from pt2e_quant.backends.gate import DRAWS, check_artifact
-from pt2e_quant.backends.rounding_noise import run_with_rounding_noise
+from pt2e_quant.backends.gate import check_artifact
+from pt2e_quant.backends.rounding_noise import DRAWS, run_with_rounding_noise
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.flow.calibrate.sample import Sample
