@@ -16,7 +16,7 @@
 - Algorithms of post-training quantization: the files of `algorithms`.
 - Files: `save` and `load`, `export_encodings` and `import_encodings`.
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
-  `to_integer_reference`.
+  `integer_reference`.
 - Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
 
 Importing the package registers its operators with torch and nothing more: a name is imported from
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from pt2e_quant.flow.calibrate.sample import sqnr_db as sqnr_db
     from pt2e_quant.flow.causal_lm import export_causal_lm as export_causal_lm
     from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e as convert_pt2e
-    from pt2e_quant.flow.convert.to_integer_reference import (
-        to_integer_reference as to_integer_reference,
+    from pt2e_quant.flow.convert.integer_reference import (
+        integer_reference as integer_reference,
     )
     from pt2e_quant.flow.encodings.export_file import export_encodings as export_encodings
     from pt2e_quant.flow.encodings.import_file import import_encodings as import_encodings
@@ -168,7 +168,7 @@ _FILES = {
     "Report": "pt2e_quant.flow.report.report",
     "provenance_of": "pt2e_quant.core.provenance",
     "sqnr_db": "pt2e_quant.flow.calibrate.sample",
-    "to_integer_reference": "pt2e_quant.flow.convert.to_integer_reference",
+    "integer_reference": "pt2e_quant.flow.convert.integer_reference",
     "verify_canonical": "pt2e_quant.core.canonical",
     # errors
     "Pt2eQuantError": "pt2e_quant.core.errors",

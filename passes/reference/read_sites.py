@@ -24,7 +24,7 @@ from pt2e_quant.graph.meta import constant_nodes, constant_of
 from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, arguments, is_call
 from pt2e_quant.graph.pattern import one_of
 from pt2e_quant.passes.reference.forms.registry import REQUANTIZE, form_of
-from pt2e_quant.passes.reference.forms.site import IntegerForm, Operand, Output, Site
+from pt2e_quant.passes.reference.forms.site import Arithmetic, IntegerForm, Operand, Output, Site
 
 __all__ = ["FoundSite", "Reader", "emitter", "find_sites", "literal"]
 
@@ -109,10 +109,12 @@ class Reader:
 
     Args:
         editor: of the graph; the forms of the sites insert their nodes through it.
+        arithmetic: of all sites.
     """
 
-    def __init__(self, editor: Editor) -> None:
+    def __init__(self, editor: Editor, arithmetic: Arithmetic) -> None:
         self.editor = editor
+        self.arithmetic = arithmetic
         self.gm = editor.gm
         self.constants = constant_nodes(editor.graph)
 
@@ -135,6 +137,7 @@ class Reader:
             arguments=given,
             output=self._output(found),
             like=op.meta["val"],
+            arithmetic=self.arithmetic,
         )
 
     def operand(self, node: Node) -> Operand[Node] | None:

@@ -2,7 +2,7 @@
 
 What a backend computes in integers is defined in these terms, so a result here is what a kernel
 must give to the last bit. int32 accumulators are widened to int64, where nothing overflows.
-Requantization by a float32 factor is in `core.integer_ops.requantize`.
+What a target does with an accumulator is in `core.integer_ops.requantize`.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.integer_ops.profiles import Requantization
 
 __all__ = [
     "Multiplier",
@@ -19,7 +20,6 @@ __all__ = [
     "longest_inner_axis",
     "multiplier_of",
     "requantize_fixed",
-    "requantize_scale",
     "saturate",
     "shift_right",
     "zero_point_correction",
@@ -110,14 +110,6 @@ def multiplier_of(factors: Tensor) -> Multiplier:
     return Multiplier(value=torch.where(vanishes, 0, value), shift=torch.where(vanishes, 0, shift))
 
 
-def _along(values: Tensor, axis: int | None, like: Tensor) -> Tensor:
-    if axis is None:
-        return values
-    shape = [1] * like.dim()
-    shape[axis] = values.numel()
-    return values.reshape(shape)
-
-
 def requantize_fixed(
     accumulator: Tensor,
     multiplier: Multiplier,
@@ -125,36 +117,44 @@ def requantize_fixed(
     zero_point: int,
     quant_min: int,
     quant_max: int,
-    rounding: Rounding = Rounding.HALF_UP,
-    axis: int | None = None,
+    kind: Requantization = Requantization.SINGLE,
 ) -> Tensor:
-    """Integers of the output scale by multiplier and shift, as NPUs do: one rounding, no float.
+    """Integers of the output scale by multiplier and shift, as NPUs do: no float.
+
+    - SINGLE: TOSA's apply_scale_32 with single rounding, and TFLite built with
+      TFLITE_SINGLE_ROUNDING.
+    - TOSA_DOUBLE: TOSA's apply_scale_32 with double rounding.
+    - GEMMLOWP: TFLite's MultiplyByQuantizedMultiplier. gemmlowp rounds the high half of the doubled
+      product with ties up (SaturatingRoundingDoublingHighMul) and the shift that is left with ties
+      away from zero (RoundingDivideByPOT).
 
     Args:
         accumulator: integers within int32.
-        multiplier: one factor, or one for each index of axis.
+        multiplier: factors that broadcast against it.
         zero_point: of the output.
         quant_min: least output.
         quant_max: greatest output.
-        rounding: of the shift.
-        axis: the axis that the factors run along.
+        kind: where the results are rounded.
 
     Returns:
         int64, shaped like accumulator.
     """
-    value = _along(multiplier.value, axis, accumulator)
-    shift = _along(multiplier.shift, axis, accumulator)
-    scaled = shift_right(accumulator.to(torch.int64) * value, shift, rounding)
+    total, value, shift = accumulator.to(torch.int64), multiplier.value, multiplier.shift
+    match kind:
+        case Requantization.SINGLE:
+            scaled = shift_right(total * value, shift, Rounding.HALF_UP)
+        case Requantization.TOSA_DOUBLE:
+            nudge = torch.where(total >= 0, 1 << 30, -(1 << 30)) * (shift > 31)
+            scaled = shift_right(total * value + nudge, shift, Rounding.HALF_UP)
+        case Requantization.GEMMLOWP:
+            left = (_MULTIPLIER_BITS - shift).clamp(min=0)
+            right = (shift - _MULTIPLIER_BITS).clamp(min=0)
+            shifted = saturate(total << left, -(1 << 31), (1 << 31) - 1)
+            high = shift_right(shifted * value, _MULTIPLIER_BITS, Rounding.HALF_UP)
+            scaled = shift_right(high, right, Rounding.HALF_AWAY)
+        case _:
+            raise ConfigError(f'"{kind}" multiplies in float, not by multiplier and shift')
     return saturate(scaled + zero_point, quant_min, quant_max)
-
-
-def requantize_scale(input_scale: Tensor, weight_scale: Tensor, output_scale: Tensor) -> Tensor:
-    """The float32 factor from accumulator to output: (input * weight) / output, in that order.
-
-    The order of the two roundings is that of XNNPACK (operators/convolution-nhwc.c) and of ONNX
-    Runtime (QLinearConv, QLinearMatMul).
-    """
-    return (input_scale * weight_scale) / output_scale
 
 
 def zero_point_correction(

@@ -5,5 +5,14 @@ A program that `torch.export.save` wrote can then be read wherever this package 
 
 from pt2e_quant.core import cache_ops, qdq, recurrent_ops, snapshot_op, unpack_op
 from pt2e_quant.core.formats import format_ops
+from pt2e_quant.core.integer_ops import requantize
 
-__all__ = ["cache_ops", "format_ops", "qdq", "recurrent_ops", "snapshot_op", "unpack_op"]
+__all__ = [
+    "cache_ops",
+    "format_ops",
+    "qdq",
+    "recurrent_ops",
+    "requantize",
+    "snapshot_op",
+    "unpack_op",
+]

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from pt2e_quant.core.canonical import Form
 from pt2e_quant.core.errors import ArgumentError, Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.flow.convert import convert_pt2e as strict_convert
-from pt2e_quant.flow.convert.to_integer_reference import to_integer_reference
+from pt2e_quant.flow.convert.integer_reference import integer_reference
 from pt2e_quant.flow.prepare import prepare_pt2e as strict_prepare
 from pt2e_quant.flow.prepare.prepared import prepared_graphs, prepared_state
 from pt2e_quant.flow.qat import prepare_qat_pt2e as strict_prepare_qat
@@ -103,7 +103,7 @@ def convert_pt2e(
     Args:
         model: of `prepare_pt2e`, with data run through it.
         use_reference_representation: integer arithmetic in the place of q/dq; see
-            `flow.to_integer_reference`.
+            `flow.convert.integer_reference`.
         fold_quantize: store weights as integers, one per element also below 8 bits.
         strict: refuse when an observer saw no data, instead of a warning.
 
@@ -119,5 +119,5 @@ def convert_pt2e(
     # Not packed: scripts and backends written for torchao's PT2E look for int8 constants.
     converted = strict_convert.convert_pt2e(model, fold_quantize=fold_quantize, pack=False)
     if use_reference_representation:
-        to_integer_reference(converted, Form.CANONICAL if fold_quantize else Form.UNFOLDED)
+        integer_reference(converted, form=Form.CANONICAL if fold_quantize else Form.UNFOLDED)
     return converted

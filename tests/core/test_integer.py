@@ -1,7 +1,6 @@
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,11 +12,11 @@ from pt2e_quant.core.integer import (
     longest_inner_axis,
     multiplier_of,
     requantize_fixed,
-    requantize_scale,
     saturate,
     shift_right,
     zero_point_correction,
 )
+from pt2e_quant.core.integer_ops.profiles import Requantization
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 ACCUMULATORS = st.lists(
@@ -72,7 +71,7 @@ def test_multiplier_when_too_small_to_matter_then_zero():
     multiplier = multiplier_of(torch.tensor([0.0, 1e-12]))
     assert multiplier.value.tolist() == [0, 0]
     x = torch.tensor([-(2**31), 2**31 - 1]).reshape(2, 1)
-    q = requantize_fixed(x, multiplier, zero_point=5, quant_min=-128, quant_max=127, axis=1)
+    q = requantize_fixed(x, multiplier, zero_point=5, quant_min=-128, quant_max=127)
     assert q.tolist() == [[5, 5], [5, 5]]
 
 
@@ -82,14 +81,70 @@ def test_multiplier_when_out_of_range_then_refuses(factor):
         multiplier_of(torch.tensor([factor]))
 
 
+# Plain-integer transcriptions of the specifications, one number at a time.
+
+
+def tosa(value: int, multiplier: int, shift: int, *, double_round: bool) -> int:
+    """TOSA 1.0, apply_scale_32."""
+    round_ = 1 << (shift - 1)
+    if double_round and shift > 31:
+        round_ += 1 << 30 if value >= 0 else -(1 << 30)
+    return (value * multiplier + round_) >> shift
+
+
+def truncated(a: int, b: int) -> int:
+    """C's division."""
+    return abs(a) // abs(b) * (1 if (a >= 0) == (b >= 0) else -1)
+
+
+def tflite(value: int, multiplier: int, shift: int) -> int:
+    """MultiplyByQuantizedMultiplier of kernels/internal/common.cc; the shift is to the left."""
+    left, right = max(shift, 0), max(-shift, 0)
+    x = max(-(2**31), min(2**31 - 1, value * (1 << left)))
+    product = x * multiplier
+    nudge = (1 << 30) if product >= 0 else 1 - (1 << 30)
+    high = truncated(product + nudge, 1 << 31)
+    mask = (1 << right) - 1
+    remainder = high & mask
+    threshold = (mask >> 1) + (1 if high < 0 else 0)
+    return (high >> right) + (1 if remainder > threshold else 0)
+
+
+def one(value: int, multiplier: int, shift: int, kind: Requantization) -> int:
+    if kind is Requantization.GEMMLOWP:
+        return tflite(value, multiplier, 31 - shift)
+    return tosa(value, multiplier, shift, double_round=kind is Requantization.TOSA_DOUBLE)
+
+
+FIXED = [kind for kind in Requantization if kind.is_fixed]
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_requantize_fixed_when_100_000_cases_then_equals_the_specification(kind):
+    generator = torch.Generator().manual_seed(0)
+    count = 100_000
+    wide = torch.randint(-(2**31), 2**31, (count,), generator=generator)
+    # Few bits as well as many, so that ties come up.
+    values = wide >> torch.randint(0, 31, (count,), generator=generator)
+    exponents = torch.randint(-31, 12, (count,), generator=generator).double()
+    mantissas = torch.rand(count, generator=generator, dtype=torch.float64) / 2 + 0.5
+    mantissas[::4] = (mantissas[::4] * 8).round() / 8
+    factors = multiplier_of(mantissas * 2.0**exponents)
+    found = requantize_fixed(
+        values, factors, zero_point=0, quant_min=-(2**62), quant_max=2**62, kind=kind
+    )
+    cases = zip(values.tolist(), factors.value.tolist(), factors.shift.tolist(), strict=True)
+    assert found.tolist() == [one(*case, kind) for case in cases]
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     values=ACCUMULATORS,
-    factor=st.floats(1e-9, 1e3),
+    factor=st.floats(1e-9, 1e3) | st.sampled_from([0.5, 0.25, 0.125]),
     output=OUTPUTS,
-    rounding=st.sampled_from(list(Rounding)),
+    kind=st.sampled_from(FIXED),
 )
-def test_requantize_fixed_when_any_int32_then_equals_python(values, factor, output, rounding):
+def test_requantize_fixed_when_any_int32_then_equals_python(values, factor, output, kind):
     zero_point, quant_min, quant_max = output
     multiplier = multiplier_of(torch.tensor([factor]))
     result = requantize_fixed(
@@ -98,27 +153,28 @@ def test_requantize_fixed_when_any_int32_then_equals_python(values, factor, outp
         zero_point=zero_point,
         quant_min=quant_min,
         quant_max=quant_max,
-        rounding=rounding,
+        kind=kind,
     )
-    real = Fraction(multiplier.value.item(), 1 << multiplier.shift.item())
-    expected = [
-        max(quant_min, min(quant_max, rounded(v * real, rounding) + zero_point)) for v in values
-    ]
+    real = multiplier.value.item(), multiplier.shift.item()
+    expected = [max(quant_min, min(quant_max, one(v, *real, kind) + zero_point)) for v in values]
     assert result.tolist() == expected
+
+
+def test_requantize_fixed_when_the_kind_is_of_floats_then_refuses():
+    multiplier = multiplier_of(torch.tensor([0.5]))
+    limits = {"zero_point": 0, "quant_min": -8, "quant_max": 7}
+    with pytest.raises(ConfigError, match="multiplies in float"):
+        requantize_fixed(torch.tensor([1]), multiplier, kind=Requantization.FLOAT32, **limits)
 
 
 def test_requantize_fixed_when_per_channel_then_each_has_its_factor():
     x = torch.tensor([[10, 10], [20, 20]], dtype=torch.int32)
-    multiplier = multiplier_of(torch.tensor([0.5, 2.0]))
+    factors = torch.tensor([0.5, 2.0])
     output = {"zero_point": 1, "quant_min": -128, "quant_max": 127}
-    assert requantize_fixed(x, multiplier, axis=1, **output).tolist() == [[6, 21], [11, 41]]
-    assert requantize_fixed(x, multiplier, axis=0, **output).tolist() == [[6, 6], [41, 41]]
-
-
-def test_requantize_scale_when_made_then_multiplied_before_divided():
-    a, b, c = (torch.tensor([v]) for v in (0.1, 0.3, 0.7))
-    expected = np.float32(np.float32(np.float32(0.1) * np.float32(0.3)) / np.float32(0.7))
-    assert requantize_scale(a, b, c).item() == expected
+    found = requantize_fixed(x, multiplier_of(factors), **output)
+    assert found.tolist() == [[6, 21], [11, 41]]
+    found = requantize_fixed(x, multiplier_of(factors[:, None]), **output)
+    assert found.tolist() == [[6, 6], [41, 41]]
 
 
 @settings(deadline=None, max_examples=100)

@@ -9,11 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pt2e_quant.core.integer import Rounding, shift_right
+from pt2e_quant.core.integer import Multiplier, Rounding, requantize_fixed, shift_right
 from pt2e_quant.core.integer_ops.calls import compute, widen
 from pt2e_quant.core.integer_ops.products import Window, convolve, multiply_rows
+from pt2e_quant.core.integer_ops.profiles import Requantization
 from pt2e_quant.core.integer_ops.quantize import dequantize, quantize
-from pt2e_quant.core.integer_ops.requantize import OutputRange, output_range, requantize
+from pt2e_quant.core.integer_ops.requantize import (
+    Factor,
+    OutputRange,
+    factor_of,
+    output_range,
+    requantize,
+)
 from pt2e_quant.core.integer_ops.sums import add, add_up, common_shift
 from pt2e_quant.core.qparams import QParams
 
@@ -55,8 +62,55 @@ def test_requantize_when_any_int32_then_rounded_where_stated(data, dtype, factor
     accumulator = torch.cat([accumulator, near])
     for scale in (torch.tensor(factor), torch.tensor(0.5), torch.tensor(3e38)):
         expected = [_requantized(v, float(scale), out) for v in accumulator.tolist()]
-        assert requantize(compute, accumulator, scale, out).tolist() == expected
-        assert requantize(compute, accumulator, float(scale), out).tolist() == expected
+        for value in (scale, float(scale)):
+            factor = Factor(kind=Requantization.FLOAT32, values=(value,))
+            assert requantize(compute, accumulator, factor, out).tolist() == expected
+
+
+def test_factor_when_made_then_multiplied_before_divided():
+    scales = [torch.tensor([v]) for v in (0.1, 0.3)]
+    (found,) = factor_of(Requantization.FLOAT32, scales, torch.tensor([0.7])).values
+    assert found.item() == np.float32(
+        np.float32(np.float32(0.1) * np.float32(0.3)) / np.float32(0.7)
+    )
+    product, inverse = factor_of(Requantization.TWO_FACTORS, scales, torch.tensor([0.7])).values
+    assert product.item() == np.float32(np.float32(0.1) * np.float32(0.3))
+    assert inverse.item() == np.float32(1.0) / np.float32(0.7)
+    value, shift = factor_of(Requantization.SINGLE, scales, torch.tensor([0.7]), divisor=49).values
+    real = float(np.float32(0.1)) * float(np.float32(0.3)) / (float(np.float32(0.7)) * 49)
+    assert abs(int(value) / 2 ** int(shift) - real) <= real * 2**-31
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), SCALES, SEEDS)
+def test_requantize_by_two_factors_when_any_int32_then_onednn_s_order(data, scale, seed):
+    low, high = LIMITS[torch.int8]
+    zero = zero_point(data.draw, torch.int8)
+    out = OutputRange(zero_point=zero, low=low, high=high, storage=torch.int8)
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.randint(-(2**20), 2**20, (64,), generator=generator).to(torch.int32)
+    first, second = np.float32(scale), np.float32(1.0) / np.float32(0.3)
+    kind = Requantization.TWO_FACTORS
+    factor = Factor(kind=kind, values=(float(first), float(second)))
+    expected = []
+    for value in total.tolist():
+        real = np.float32(np.float32(np.float32(value) * first) * second)
+        real = np.float32(real + np.float32(zero))
+        expected.append(min(max(int(np.rint(np.clip(real, -1e9, 1e9))), low), high))
+    assert requantize(compute, total, factor, out).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Requantization if kind.is_fixed])
+def test_requantize_by_multiplier_when_any_int32_then_the_definition(kind):
+    total = torch.arange(-1000, 1000, 7, dtype=torch.int32).reshape(2, -1)
+    scales = [torch.tensor([0.02]), torch.tensor([0.5, 0.01])[:, None]]
+    factor = factor_of(kind, scales, torch.tensor([0.04]))
+    out = OutputRange(zero_point=3, low=-128, high=127, storage=torch.int8)
+    found = requantize(compute, total, factor, out)
+    multiplier = Multiplier(value=factor.values[0], shift=factor.values[1])
+    limits = {"zero_point": 3, "quant_min": -128, "quant_max": 127}
+    assert found.dtype is torch.int8
+    assert torch.equal(found.long(), requantize_fixed(total, multiplier, kind=kind, **limits))
 
 
 def _requantized(value: int, factor: float, out: OutputRange) -> int:

@@ -4,9 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pt2e_quant.core.integer_ops.calls import widen
-from pt2e_quant.core.integer_ops.requantize import requantize
-from pt2e_quant.core.integer_ops.sums import add, add_up, common_shift
+import torch
+
+from pt2e_quant.core.integer_ops.calls import cast, widen
+from pt2e_quant.core.integer_ops.profiles import Addition
+from pt2e_quant.core.integer_ops.quantize import dequantize, quantize
+from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requantize
+from pt2e_quant.core.integer_ops.sums import add, add_by_ratios, add_up, common_shift
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL2D,
@@ -22,6 +26,7 @@ from pt2e_quant.graph.ops import (
     SELECT,
     SLICE,
     SQUEEZE,
+    SUB,
     UNSQUEEZE,
     aten,
 )
@@ -49,19 +54,41 @@ def rescaled(site: Site[Any], x: Operand[Any], integers: Any, output: Output) ->
         if (out.low, out.high) == limits:
             return integers
         return site.call(aten.clamp.default, integers, out.low, out.high)
-    factor = float((x.qparams.scale / output.qparams.scale).item())
     wide = widen(site.call, integers, x.qparams.zero_point_int, x.storage)
-    return requantize(site.call, wide, factor, out)
+    return site.requantized(wide, (x.qparams.scale,), output=output)
 
 
 def _add(site: Site[Any]) -> Any:
-    x, y, output = site.operand("self"), site.operand("other"), site.required_output()
-    if site.arguments["alpha"] != 1:
-        raise Declined("add scales its second summand")
+    return _sum(site, site.arguments["alpha"])
+
+
+def _subtract(site: Site[Any]) -> Any:
+    return _sum(site, -site.arguments["alpha"])
+
+
+def _sum(site: Site[Any], alpha: float) -> Any:
+    """The sum x + alpha * y by the profile's arithmetic."""
+    x, y = site.operand("self"), site.operand("other")
     if max(x.storage.itemsize, y.storage.itemsize) > 2:
         raise Declined("summands are wider than 16 bits")
-    scale = output.qparams.scale_float
-    factors = common_shift(x.qparams.scale_float / scale, y.qparams.scale_float / scale)
+    scale = site.required_output().qparams.scale
+    zero_points = x.qparams.zero_point_int, y.qparams.zero_point_int
+    match site.arithmetic.profile.addition:
+        case Addition.RESCALED:
+            return _sum_of_rescaled(site, x, y, alpha)
+        case Addition.REAL:
+            return _sum_of_reals(site, x, y, alpha)
+        case Addition.FLOAT_RATIOS:
+            ratios = float(x.qparams.scale / scale), alpha * float(y.qparams.scale / scale)
+            values = x.value, y.value
+            out = site.required_output().range
+            return add_by_ratios(site.call, *values, ratios, out, zero_points=zero_points)
+        case Addition.MULTIPLIERS_OF_21_BITS:
+            first, second = (float(v.qparams.scale / scale) for v in (x, y))
+            factors = common_shift(first, alpha * second, bits=21)
+        case _:
+            first, second = (v.qparams.scale_float / float(scale) for v in (x, y))
+            factors = common_shift(first, alpha * second)
     if factors is None:
         raise Declined("the summands' scales are far above the output's")
     return add(
@@ -69,9 +96,46 @@ def _add(site: Site[Any]) -> Any:
         x.value,
         y.value,
         factors,
-        output.range,
-        zero_points=(x.qparams.zero_point_int, y.qparams.zero_point_int),
+        site.required_output().range,
+        zero_points=zero_points,
         storages=(x.storage, y.storage),
+    )
+
+
+def _sum_of_rescaled(site: Site[Any], x: Operand[Any], y: Operand[Any], alpha: float) -> Any:
+    """Both in steps of twice the greater scale / 2**20, as TFLite's reference/add.h has it."""
+    left_shift = 20 if max(x.storage.itemsize, y.storage.itemsize) == 1 else 15
+    scales = x.qparams.scale.double(), y.qparams.scale.double() * abs(alpha)
+    twice = 2.0 * torch.maximum(*scales)
+    kind, call = site.arithmetic.profile.requantization, site.call
+    wide = OutputRange(zero_point=0, low=-_INT32 - 1, high=_INT32, storage=torch.int32)
+    parts = []
+    for operand, scale in zip((x, y), scales, strict=True):
+        steps = widen(call, operand.value, operand.qparams.zero_point_int, operand.storage)
+        shifted = call(aten.mul.Tensor, cast(call, steps, torch.int32), 1 << left_shift)
+        factor = factor_of(kind, (scale,), twice).held(site.hold)
+        parts.append(requantize(call, shifted, factor, wide))
+    combine = aten.add.Tensor if alpha > 0 else aten.sub.Tensor
+    total = call(combine, *parts)
+    return site.requantized(total, (twice / (1 << left_shift),))
+
+
+def _sum_of_reals(site: Site[Any], x: Operand[Any], y: Operand[Any], alpha: float) -> Any:
+    """Both dequantized, added in float32, quantized."""
+    real = [
+        dequantize(site.call, v.value, v.qparams.scale_float, v.qparams.zero_point_int)
+        for v in (x, y)
+    ]
+    total = site.call(aten.add.Tensor, *real, alpha=alpha)
+    output = site.required_output()
+    out = output.range
+    return quantize(
+        site.call,
+        total,
+        1.0 / output.qparams.scale_float,
+        out.zero_point,
+        limits=(out.low, out.high),
+        storage=out.storage,
     )
 
 
@@ -97,7 +161,7 @@ def _global_average(site: Site[Any]) -> Any:
 
 
 def _average(site: Site[Any], dims: Sequence[int], *, keepdim: bool) -> Any:
-    x, output = site.operand("self"), site.required_output()
+    x = site.operand("self")
     sizes = [x.like.shape[d] for d in dims]
     if not all(isinstance(size, int) for size in sizes):
         raise Declined("averages over a dynamic dimension")
@@ -106,8 +170,7 @@ def _average(site: Site[Any], dims: Sequence[int], *, keepdim: bool) -> Any:
         raise Declined("the sum may not fit in int32")
     zero = x.qparams.zero_point_int
     total = add_up(site.call, x.value, dims, keepdim=keepdim, zero_point=zero, storage=x.storage)
-    factor = float((x.qparams.scale / (output.qparams.scale * count)).item())
-    return requantize(site.call, total, factor, output.range)
+    return site.requantized(total, (x.qparams.scale,), divisor=count)
 
 
 def _move(site: Site[Any]) -> Any:
@@ -137,6 +200,7 @@ REQUANTIZE = IntegerForm(name="requantize", operators=(), write=_clamp)
 
 ARITHMETIC_FORMS = (
     IntegerForm(name="add", operators=ADD, write=_add),
+    IntegerForm(name="sub", operators=SUB, write=_subtract),
     IntegerForm(name="max_pool2d", operators=MAX_POOL2D, write=_max_pool),
     IntegerForm(name="average", operators=MEAN, write=_mean),
     IntegerForm(name="global average", operators=ADAPTIVE_AVG_POOL2D, write=_global_average),

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.integer import requantize_scale
 from pt2e_quant.core.integer_ops.calls import cast
 from pt2e_quant.core.integer_ops.products import Window, convolve, multiply_rows
-from pt2e_quant.core.integer_ops.requantize import requantize
 from pt2e_quant.graph.ops import CONV, LINEAR, aten
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
 
@@ -36,16 +34,15 @@ def _product(site: Site[Any], window: Window | None) -> Any:
     scale = x.qparams.scale * weight.qparams.scale
     bias = _bias(site, scale)
     _check_sum(x, weight, 0 if bias is None else int(bias.abs().max()))
-    output = None if site.output is None else site.required_output()
+    if site.output is not None:
+        site.required_output()  # declines before anything is held
     held = None
     if bias is not None:
         held = site.hold(bias.to(torch.int32).reshape(channels), "bias_q")
     total = _accumulate(site, x, weight, window, x.qparams.zero_point_int, held)
-    if output is None:
+    if site.output is None:
         return _as_float(site, total, _per_channel(scale, channels))
-    factor = requantize_scale(x.qparams.scale, weight.qparams.scale, output.qparams.scale)
-    held_factor = site.literal(_per_channel(factor, channels), "factor")
-    return requantize(site.call, total, held_factor, output.range)
+    return site.requantized(total, (x.qparams.scale, _per_channel(weight.qparams.scale, channels)))
 
 
 def _weight(site: Site[Any]) -> Operand[Any]:

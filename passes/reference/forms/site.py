@@ -15,15 +15,42 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.integer_ops.calls import Call, Value, compute
-from pt2e_quant.core.integer_ops.requantize import OutputRange
+from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile
+from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requantize
 from pt2e_quant.core.qparams import QParams, dequantize
 from pt2e_quant.graph.ops import Family
 
-__all__ = ["Declined", "IntegerForm", "Operand", "Output", "Site", "computed"]
+__all__ = [
+    "DEFAULT_ARITHMETIC",
+    "Arithmetic",
+    "Declined",
+    "IntegerForm",
+    "Operand",
+    "Output",
+    "Site",
+    "computed",
+    "float_twin",
+]
 
 
 class Declined(UnsupportedError):
     """Why a form cannot be written for a site; the site stays float."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What all sites of a graph are computed with.
+
+    Attributes:
+        profile: how the target rounds.
+        accumulator_bits: 32, or 64 where sums may be longer than int32 holds.
+    """
+
+    profile: Profile = DEFAULT
+    accumulator_bits: int = 32
+
+
+DEFAULT_ARITHMETIC = Arithmetic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +111,7 @@ class Site(Generic[Value]):
             Operand, a constant is a float tensor, any other tensor is a value.
         output: what the result is quantized to; None if it stays float.
         like: a tensor of the result's shape and float dtype.
+        arithmetic: the target's.
     """
 
     call: Call[Value]
@@ -92,6 +120,7 @@ class Site(Generic[Value]):
     arguments: Mapping[str, Any]
     output: Output | None
     like: Tensor
+    arithmetic: Arithmetic = DEFAULT_ARITHMETIC
 
     def operand(self, name: str) -> Operand[Value]:
         """The operand of an argument with static qparams.
@@ -112,6 +141,28 @@ class Site(Generic[Value]):
         if not self.output.range.is_exact:
             raise Declined("the output's integers are wider than float32 holds")
         return self.output
+
+    def requantized(
+        self,
+        total: Any,
+        scales: Sequence[Tensor],
+        *,
+        divisor: int = 1,
+        output: Output | None = None,
+    ) -> Any:
+        """An accumulator in steps of scales[0] * scales[1] * … as integers of the output.
+
+        Args:
+            total: int32, or int64.
+            scales: float32, shaped to broadcast against it.
+            divisor: by which it is divided too.
+            output: the site's own by default.
+        """
+        to = output or self.required_output()
+        factor = factor_of(
+            self.arithmetic.profile.requantization, scales, to.qparams.scale, divisor
+        )
+        return requantize(self.call, total, factor.held(self.hold), to.range)
 
     def literal(self, values: Tensor, name: str) -> Any:
         """One number as it is, several as a constant."""
@@ -137,7 +188,11 @@ class IntegerForm:
 
 
 def computed(
-    form: IntegerForm, target: Any, arguments: Mapping[str, Any], output: Output | None
+    form: IntegerForm,
+    target: Any,
+    arguments: Mapping[str, Any],
+    output: Output | None,
+    arithmetic: Arithmetic = DEFAULT_ARITHMETIC,
 ) -> Tensor:
     """What a form gives on tensors.
 
@@ -146,6 +201,7 @@ def computed(
         target: the float operator.
         arguments: as in `Site`; the operands hold tensors.
         output: what the result is quantized to.
+        arithmetic: the target's.
 
     Raises:
         Declined: the form has no integers for these arguments.
@@ -157,6 +213,7 @@ def computed(
         arguments=arguments,
         output=output,
         like=float_twin(target, arguments),
+        arithmetic=arithmetic,
     )
     made: Tensor = form.write(site)
     return made

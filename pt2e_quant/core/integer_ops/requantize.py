@@ -1,14 +1,20 @@
 """Accumulators to integers of the output's scale."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, Generic
 
 import torch
+from torch import Tensor
 
+from pt2e_quant.core.integer import Multiplier, multiplier_of, requantize_fixed
 from pt2e_quant.core.integer_ops.calls import Call, Value, cast
+from pt2e_quant.core.integer_ops.define import define_integer_op
+from pt2e_quant.core.integer_ops.profiles import Requantization
 from pt2e_quant.core.qparams import QParams
 
-__all__ = ["OutputRange", "output_range", "requantize"]
+__all__ = ["Factor", "OutputRange", "Rescale", "factor_of", "output_range", "requantize"]
 
 _aten: Any = torch.ops.aten
 _EXACT = 1 << 24
@@ -61,25 +67,118 @@ def _quantized(real: float | None, qp: QParams) -> int | None:
     return int(min(max(step, qp.quant_min), qp.quant_max))
 
 
-def requantize(
-    call: Call[Value], accumulator: Value, factor: float | Value, out: OutputRange
-) -> Value:
-    """Integers of the output's scale: clamp(round(accumulator * factor) + zero_point, low, high).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor(Generic[Value]):
+    """What takes an accumulator to the steps of an output.
 
-    The accumulator is rounded to float32, the product is rounded to float32, the result to the
-    nearest integer with ties to even, as XNNPACK and ONNX Runtime do. They saturate after adding
-    the zero_point; clamping before is the same.
+    Attributes:
+        kind: how it is applied.
+        values: one float32 factor; two that follow each other; or multiplier and shift (int64).
+            Each is a number, or broadcasts against the accumulator.
+    """
+
+    kind: Requantization
+    values: tuple[Any, ...]
+
+    def held(self, hold: Callable[[Tensor, str], Any]) -> "Factor[Any]":
+        """The same with its tensors made values; one number stays a number in float."""
+        names = ("multiplier", "shift") if self.kind.is_fixed else ("factor", "inverse")
+        values = (
+            value.item() if value.numel() == 1 and not self.kind.is_fixed else hold(value, name)
+            for value, name in zip(self.values, names, strict=False)
+        )
+        return Factor(kind=self.kind, values=tuple(values))
+
+
+def factor_of(
+    kind: Requantization, scales: Sequence[Tensor], output_scale: Tensor, divisor: int = 1
+) -> Factor[Tensor]:
+    """The factor scales[0] * scales[1] * … / (output_scale * divisor).
+
+    FLOAT32 rounds each product and the quotient to float32 in that order, as XNNPACK
+    (operators/convolution-nhwc.c) and ONNX Runtime (QLinearConv, QLinearMatMul) do. TWO_FACTORS
+    keeps the product and the inverse of the output scale apart, as oneDNN does. The fixed ones take
+    the quotient in float64, as TFLite does (PopulateConvolutionQuantizationParams).
+    """
+    if kind.is_fixed:
+        real = _product([s.double() for s in scales]) / (output_scale.double() * divisor)
+        found = multiplier_of(real)
+        return Factor(kind=kind, values=(found.value, found.shift))
+    product = _product(scales)
+    if kind is Requantization.TWO_FACTORS:
+        return Factor(kind=kind, values=(product, 1.0 / (output_scale * divisor)))
+    return Factor(kind=kind, values=(product / (output_scale * divisor),))
+
+
+def _product(factors: Sequence[Tensor]) -> Tensor:
+    """The product, from left to right."""
+    return reduce(torch.mul, factors)
+
+
+def requantize(
+    call: Call[Value], accumulator: Value, factor: Factor[Any], out: OutputRange
+) -> Value:
+    """Integers of the output's scale: clamp(rounded(accumulator * factor) + zero_point, low, high).
+
+    In float, the accumulator is rounded to float32, each product is rounded to float32, the result
+    to the nearest integer with ties to even. Runtimes saturate after adding the zero_point;
+    clamping before is the same.
 
     Args:
         call: how to compute.
-        accumulator: int32.
-        factor: float32 that broadcasts against it, (input scale * weight scale) / output scale.
+        accumulator: int32, or int64.
+        factor: by which.
         out: must be exact.
     """
-    product = call(_aten.mul.Tensor, cast(call, accumulator, torch.float32), factor)
+    if factor.kind.is_fixed:
+        limits = out.zero_point, out.low, out.high
+        return call(Rescale, accumulator, *factor.values, *limits, out.storage, str(factor.kind))
+    product = cast(call, accumulator, torch.float32)
+    for value in factor.values:
+        product = call(_aten.mul.Tensor, product, value)
+    if factor.kind is Requantization.TWO_FACTORS:  # the zero_point is added before rounding
+        if out.zero_point:
+            product = call(_aten.add.Tensor, product, float(out.zero_point))
+        rounded = call(_aten.round.default, product)
+        return cast(call, call(_aten.clamp.default, rounded, out.low, out.high), out.storage)
     rounded = call(_aten.round.default, product)
     low, high = out.low - out.zero_point, out.high - out.zero_point
     steps = cast(call, call(_aten.clamp.default, rounded, low, high), torch.int32)
     if out.zero_point:
         steps = call(_aten.add.Tensor, steps, out.zero_point)
     return cast(call, steps, out.storage)
+
+
+def _rescale(
+    total: Tensor,
+    multiplier: Tensor,
+    shift: Tensor,
+    zero_point: int,
+    low: int,
+    high: int,
+    dtype: torch.dtype,
+    kind: str,
+) -> Tensor:
+    """`core.integer.requantize_fixed` as an operator of a graph."""
+    made = requantize_fixed(
+        total,
+        Multiplier(value=multiplier, shift=shift),
+        zero_point=zero_point,
+        quant_min=low,
+        quant_max=high,
+        kind=Requantization(kind),
+    )
+    return made.to(dtype)
+
+
+def _fake_rescale(total: Tensor, multiplier: Tensor, *rest: Any) -> Tensor:
+    return (total * multiplier).to(rest[4])
+
+
+Rescale = define_integer_op(
+    "integer_rescale(Tensor total, Tensor multiplier, Tensor shift, int zero_point, int low, "
+    "int high, ScalarType dtype, str kind) -> Tensor",
+    _rescale,
+    _fake_rescale,
+)
+"""Multiplier and shift, by tensors."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pt2e_quant.core.integer_ops.calls import Call, Value, cast, out_dtype, widen
+from pt2e_quant.core.integer_ops.define import define_integer_op
 from pt2e_quant.core.integer_ops.requantize import OutputRange
 
-__all__ = ["CommonShift", "add", "add_up", "common_shift"]
+__all__ = ["CommonShift", "add", "add_by_ratios", "add_up", "common_shift", "divided"]
 
 _aten: Any = torch.ops.aten
 _BITS = 31
@@ -20,11 +22,11 @@ _MAX_SHIFT = 61
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonShift:
-    """Two positive factors as multiplier * 2**-shift with one shift.
+    """Two factors as multiplier * 2**-shift with one shift.
 
     Args:
-        first: 0 .. 2**31 - 1.
-        second: 0 .. 2**31 - 1.
+        first: its size is at most 2**31 - 1.
+        second: likewise.
         shift: 1 .. 61.
     """
 
@@ -33,19 +35,31 @@ class CommonShift:
     shift: int
 
 
-def common_shift(first: float, second: float) -> CommonShift | None:
-    """The factors with the greater one exact to 31 bits; None if one is 2**30 or more.
+def common_shift(first: float, second: float, bits: int = _BITS) -> CommonShift | None:
+    """The factors with the greater one exact to so many bits; None if one is 2**30 or more.
+
+    With 31 bits they are rounded to the nearest, ties up. With 21 it is XNNPACK's
+    xnn_init_qs8_add_minmax_scalar_params: ties to even.
 
     >>> common_shift(0.5, 0.25)
     CommonShift(first=1073741824, second=536870912, shift=31)
     """
-    _, exponent = math.frexp(max(first, second))
-    shift = min(_BITS - exponent, _MAX_SHIFT)
-    if shift < 1 or not math.isfinite(first + second):
+    size = max(abs(first), abs(second))
+    if not math.isfinite(size):
         return None
-    top = (1 << _BITS) - 1
-    scaled = (min(math.floor(f * 2.0**shift + 0.5), top) for f in (first, second))
-    return CommonShift(first=next(scaled), second=next(scaled), shift=shift)
+    shift = min(bits - math.frexp(size)[1], _MAX_SHIFT)
+    if shift < 1:
+        return None
+    top = (1 << bits) - 1 if bits == _BITS else 1 << bits
+    scaled = (_nearest(abs(f) * 2.0**shift, bits) for f in (first, second))
+    values = [
+        min(v, top) * (-1 if f < 0 else 1) for v, f in zip(scaled, (first, second), strict=True)
+    ]
+    return CommonShift(first=values[0], second=values[1], shift=shift)
+
+
+def _nearest(value: float, bits: int) -> int:
+    return math.floor(value + 0.5) if bits == _BITS else round(value)
 
 
 def add(
@@ -64,7 +78,7 @@ def add(
         call: how to compute.
         x: integers of 8 or 16 bits.
         y: integers that broadcast against x.
-        factors: x's scale and y's over the output's.
+        factors: x's scale and y's over the output's; y's is negative for a difference.
         out: of the result; low is its zero_point where a relu follows.
         zero_points: of x and y.
         storages: dtypes of x and y.
@@ -82,6 +96,38 @@ def add(
     return cast(call, call(_aten.clamp.default, steps, out.low, out.high), out.storage)
 
 
+def add_by_ratios(
+    call: Call[Value],
+    x: Value,
+    y: Value,
+    ratios: tuple[float, float],
+    out: OutputRange,
+    *,
+    zero_points: tuple[int, int],
+) -> Value:
+    """The sum as ONNX Runtime has it: two fused multiply-adds in float32, half to even.
+
+    A fused multiply-add rounds once: its product and sum are taken in float64 here.
+
+    Args:
+        call: how to compute.
+        x: integers of 8 bits.
+        y: integers that broadcast against x.
+        ratios: x's scale and y's over the output's, in float32; y's is negative for a difference.
+        out: of the result.
+        zero_points: of x and y.
+    """
+    first, second = (torch.tensor(r, dtype=torch.float32) for r in ratios)
+    fixed = float(out.zero_point - (first * zero_points[0] + second * zero_points[1]))
+    total: Any = fixed
+    for value, ratio in ((y, second), (x, first)):
+        product = call(_aten.mul.Tensor, cast(call, value, torch.float64), float(ratio))
+        total = cast(call, call(_aten.add.Tensor, product, total), torch.float32)
+        total = cast(call, total, torch.float64)
+    rounded = call(_aten.round.default, total)
+    return cast(call, call(_aten.clamp.default, rounded, out.low, out.high), out.storage)
+
+
 def add_up(
     call: Call[Value],
     x: Value,
@@ -94,3 +140,32 @@ def add_up(
     """The sum of (x - zero_point) over dims in int32, which a requantize makes an average."""
     wide = cast(call, widen(call, x, zero_point, storage), torch.int32)
     return call(_aten.sum.dim_IntList, wide, list(dims), keepdim, dtype=torch.int32)
+
+
+def _divide(total: Tensor, count: Tensor) -> Tensor:
+    """Total / count with ties away from zero (TFLite, reference_integer_ops::AveragePool)."""
+    half = torch.where(total > 0, count // 2, -(count // 2))
+    return torch.div(total + half, count, rounding_mode="trunc")
+
+
+def _fake_divide(total: Tensor, count: Tensor) -> Tensor:
+    return total + count
+
+
+Divide = define_integer_op(
+    "integer_divide(Tensor total, Tensor count) -> Tensor", _divide, _fake_divide
+)
+"""A sum over its count of terms, in integers."""
+
+
+def divided(call: Call[Value], total: Value, count: Value, out: OutputRange) -> Value:
+    """The average of integers of the output's own scale.
+
+    Args:
+        call: how to compute.
+        total: int32 sum of the integers as they are stored, zero_point and all.
+        count: int32 terms of each sum, broadcasts against it.
+        out: of the result.
+    """
+    average = call(Divide, total, count)
+    return cast(call, call(_aten.clamp.default, average, out.low, out.high), out.storage)

@@ -14,7 +14,7 @@ from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.flow.calibrate.calibrate import calibrate
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
-from pt2e_quant.flow.convert.to_integer_reference import to_integer_reference
+from pt2e_quant.flow.convert.integer_reference import integer_reference
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.pt2e import quantize_pt2e as ours
@@ -33,7 +33,7 @@ def converted(net, quantizer, images, **options):
 
 def test_a_net_in_integers_is_its_qdq_graph_within_a_step(net, quantizer, images, batch_dim):
     quantized = converted(net, quantizer, images, dynamic_shapes=batch_dim)
-    reference = to_integer_reference(copy.deepcopy(quantized))
+    reference = integer_reference(copy.deepcopy(quantized))
     assert products(reference) == 3
     assert not [n for n in reference.graph.nodes if is_qdq(n)]
     step = provenance_of(quantized).tensor("linear").scale[0]
@@ -47,7 +47,7 @@ def test_the_form_is_verified_and_weights_stay_integers(net, quantizer, images):
     quantized = converted(net, quantizer, images)
     with pytest.raises(InvariantError, match="not in reference form: a q/dq that integer"):
         verify_canonical(quantized, form=Form.REFERENCE)
-    reference = to_integer_reference(quantized)
+    reference = integer_reference(quantized)
     verify_canonical(reference, form=Form.REFERENCE)
     state = reference.state_dict()
     assert {n for n, v in state.items() if v.dtype is torch.int8} == {
@@ -62,7 +62,7 @@ def test_the_form_is_verified_and_weights_stay_integers(net, quantizer, images):
 def test_a_graph_that_was_not_converted_is_refused(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     with pytest.raises(InvariantError, match="canonical form"):
-        to_integer_reference(prepared)
+        integer_reference(prepared)
 
 
 class Branches(nn.Module):
@@ -78,7 +78,7 @@ def test_bodies_of_control_flow_are_written_too(quantizer):
     batches = [(torch.ones(2, 4),), (-torch.ones(2, 4),)]
     prepared = prepare_pt2e(export(Branches().eval(), batches[0]), quantizer())
     quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
-    reference = to_integer_reference(copy.deepcopy(quantized))
+    reference = integer_reference(copy.deepcopy(quantized))
     assert not [n for b in bodies(reference) for n in b.gm.graph.nodes if is_qdq(n)]
     for batch in batches:
         torch.testing.assert_close(reference(*batch), quantized(*batch), rtol=0, atol=1e-6)

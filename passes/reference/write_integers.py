@@ -3,16 +3,15 @@
 from torch.fx import GraphModule
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
-from pt2e_quant.passes.reference.forms.site import Declined
+from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.passes.reference.forms.site import DEFAULT_ARITHMETIC, Arithmetic, Declined
 from pt2e_quant.passes.reference.read_sites import FoundSite, Reader, find_sites
 
-__all__ = ["integer_reference"]
+__all__ = ["write_integers"]
 
 
-@graph_pass()
-def integer_reference(gm: GraphModule) -> PassResult:
-    """Compute in integers what stands between dequantizes and a quantize.
+def write_integers(arithmetic: Arithmetic = DEFAULT_ARITHMETIC) -> GraphPass:
+    """The pass that computes in integers what stands between dequantizes and a quantize.
 
     Before:  quantize(relu(conv2d(dequantize(x), dequantize(w), b)))
     After:   total = out_dtype(convolution, int32, x.to(int16) - x_zero, w.to(int16)) + b_q
@@ -20,13 +19,17 @@ def integer_reference(gm: GraphModule) -> PassResult:
 
     The definitions are the forms of `passes.reference.forms`. Where one declines, the q/dq stay.
     """
-    sites = find_sites(gm)
-    if not sites:
-        return PassResult(changed=False)
-    editor = Editor(gm)
-    reader = Reader(editor)
-    notes = tuple(_write(reader, site) for site in sites)
-    return PassResult(changed=editor.finish(), notes=notes)
+
+    def edit(gm: GraphModule) -> PassResult:
+        sites = find_sites(gm)
+        if not sites:
+            return PassResult(changed=False)
+        editor = Editor(gm)
+        reader = Reader(editor, arithmetic)
+        notes = tuple(_write(reader, site) for site in sites)
+        return PassResult(changed=editor.finish(), notes=notes)
+
+    return GraphPass("integer_reference", edit)
 
 
 def _write(reader: Reader, found: FoundSite) -> Note:

@@ -1,0 +1,158 @@
+"""How a target rounds: one profile a runtime, as data.
+
+The integers of a product or a sum are the same everywhere. Runtimes differ in how they bring them
+to the scale of the output, and each source below is the file that a profile was written from.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pt2e_quant.core.errors import ConfigError, near
+
+__all__ = [
+    "DEFAULT",
+    "PROFILES",
+    "Addition",
+    "Averaging",
+    "Profile",
+    "Requantization",
+    "profile_named",
+]
+
+
+class Requantization(StrEnum):
+    """How an accumulator becomes an integer of the output's scale."""
+
+    FLOAT32 = "float32"
+    """clamp(half_even(float32(total) * ((x * w) / y)) + zero); each step rounds to float32."""
+    TWO_FACTORS = "two_factors"
+    """clamp(half_even(float32(total) * (x * w) * (1 / y) + zero)); each step rounds to float32."""
+    SINGLE = "single"
+    """(total * multiplier + 2**(shift - 1)) >> shift: one rounding, ties up."""
+    GEMMLOWP = "gemmlowp"
+    """High half of the doubled product, ties up; then a shift, ties away from zero."""
+    TOSA_DOUBLE = "tosa_double"
+    """SINGLE with half of 2**31 added before, away from zero, where the shift is above 31."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it multiplies by an integer of 31 bits and shifts."""
+        return self not in (Requantization.FLOAT32, Requantization.TWO_FACTORS)
+
+
+class Addition(StrEnum):
+    """How two tensors of different scales are added."""
+
+    EXACT = "exact"
+    """31-bit multipliers with one shift, one rounding, ties up."""
+    MULTIPLIERS_OF_21_BITS = "multipliers_of_21_bits"
+    """The same with 21 bits, from float32 ratios rounded to even."""
+    FLOAT_RATIOS = "float_ratios"
+    """float32: fma(x, x_ratio, fma(y, y_ratio, constant)); half to even."""
+    REAL = "real"
+    """float32: both dequantized, added, quantized."""
+    RESCALED = "rescaled"
+    """Both to 2**20 / (2 * the greater scale) by the target's requantization, then the sum."""
+
+
+class Averaging(StrEnum):
+    """How a sum over a window becomes its average."""
+
+    REQUANTIZED = "requantized"
+    """Requantized by scale / (output scale * count)."""
+    DIVIDED = "divided"
+    """Integers divided by count, ties away from zero; input and output have one scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The arithmetic of one target.
+
+    Attributes:
+        name: of the target.
+        requantization: of products, averages and changes of scale.
+        addition: of add and sub.
+        averaging: of windowed averages whose scale does not change.
+        source: where the arithmetic was read.
+    """
+
+    name: str
+    requantization: Requantization
+    addition: Addition
+    averaging: Averaging
+    source: str
+
+
+DEFAULT = Profile(
+    name="default",
+    requantization=Requantization.FLOAT32,
+    addition=Addition.EXACT,
+    averaging=Averaging.REQUANTIZED,
+    source="docs/integer_reference.md",
+)
+"""float32 factors, and sums that are rounded once."""
+
+_ALL = (
+    DEFAULT,
+    Profile(
+        name="xnnpack",
+        requantization=Requantization.FLOAT32,
+        addition=Addition.MULTIPLIERS_OF_21_BITS,
+        averaging=Averaging.REQUANTIZED,
+        source="XNNPACK src/operators/convolution-nhwc.c, src/microparams-init.c "
+        "(xnn_init_qs8_conv_minmax_fp32_scalar_params, xnn_init_qs8_add_minmax_scalar_params)",
+    ),
+    Profile(
+        name="onnxruntime_x86",
+        requantization=Requantization.FLOAT32,
+        addition=Addition.FLOAT_RATIOS,
+        averaging=Averaging.REQUANTIZED,
+        source="ONNX Runtime onnxruntime/core/mlas/lib/quantize.cpp (MlasRequantizeOutput), "
+        "core/mlas/lib/intrinsics/avx2/qladd_avx2.cpp (MlasQLinearAddKernelAvx2Helper)",
+    ),
+    Profile(
+        name="onednn",
+        requantization=Requantization.TWO_FACTORS,
+        addition=Addition.REAL,
+        averaging=Averaging.REQUANTIZED,
+        source="oneDNN doc/programming_model/quantization (attributes: scales, zero points)",
+    ),
+    Profile(
+        name="tflite",
+        requantization=Requantization.GEMMLOWP,
+        addition=Addition.RESCALED,
+        averaging=Averaging.DIVIDED,
+        source="TensorFlow Lite kernels/internal/common.cc (MultiplyByQuantizedMultiplier), "
+        "gemmlowp fixedpoint/fixedpoint.h, kernels/internal/reference/{add,pooling}.h",
+    ),
+    Profile(
+        name="tosa",
+        requantization=Requantization.SINGLE,
+        addition=Addition.RESCALED,
+        averaging=Averaging.DIVIDED,
+        source="TOSA 1.0 specification, 1.8.2 apply_scale_32 (SINGLE_ROUND)",
+    ),
+    Profile(
+        name="tosa_double",
+        requantization=Requantization.TOSA_DOUBLE,
+        addition=Addition.RESCALED,
+        averaging=Averaging.DIVIDED,
+        source="TOSA 1.0 specification, 1.8.2 apply_scale_32 (DOUBLE_ROUND)",
+    ),
+)
+
+PROFILES = {profile.name: profile for profile in _ALL}
+"""Every profile by name."""
+
+
+def profile_named(profile: Profile | str) -> Profile:
+    """The profile of a name; a profile is returned as it is.
+
+    Raises:
+        ConfigError: no profile has that name.
+    """
+    if isinstance(profile, Profile):
+        return profile
+    if profile not in PROFILES:
+        raise ConfigError(f'no rounding profile is named "{profile}"', fix=near(profile, PROFILES))
+    return PROFILES[profile]
