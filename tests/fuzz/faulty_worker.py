@@ -12,6 +12,8 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
         os.abort()
     if request["do"] == "hang":
         time.sleep(600)
+    if request["do"] == "wait":
+        time.sleep(1.5)
     return {"done": request["do"]}
 
 

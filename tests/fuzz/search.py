@@ -20,7 +20,7 @@ from tests.fuzz.shrink import failure_class, shrink
 
 __all__ = ["FAILURES", "Result", "run_source", "search"]
 
-LIMIT_S = 240.0
+LIMIT_S = 150.0
 FAILURES = ("wrong", "crash", "hang", "raw", "unneeded", "unplaced")
 
 

@@ -96,6 +96,7 @@ def test_answerer_when_its_process_dies_or_hangs_then_says_so_and_answers_the_ne
     with pytest.raises(Died, match="exit status -6"):
         answerer.ask({"do": "abort"}, limit_s=60)
     with pytest.raises(Hung):
-        answerer.ask({"do": "hang"}, limit_s=2)
+        answerer.ask({"do": "hang"}, limit_s=0.5)
     assert answerer.ask({"do": "answer"}, limit_s=60) == {"done": "answer"}
+    assert answerer.ask({"do": "wait"}, limit_s=1) == {"done": "wait"}  # it had no CPU time
     answerer.close()

@@ -23,11 +23,13 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +58,13 @@ ROUNDING_DB = 20.0
 LARGEST_SIZE = 64
 """Of a dimension without bounds where the backend needs one."""
 LOAD_LIMIT_S = 90.0
+_SEARCHES = (
+    ("pt2e_quant.backends.gate", "first_refused"),
+    ("pt2e_quant.backends.judge_results", "find_first_apart"),
+    ("pt2e_quant.backends.name_refused", "first_refused"),
+    ("pt2e_quant.backends.onnx.lower", "first_refused"),
+)
+"""Where the node of a refusal is looked for."""
 
 
 @dataclass(kw_only=True)
@@ -310,12 +319,23 @@ def _refusal(module: ModuleType, model: nn.Module, recipe: str, first: Pt2eQuant
     name, detail = type(first).__name__, str(first)
     for remedy, leave in remedies:
         try:
-            _attempt(module, model, recipe, False, leave)
+            with _unnamed():
+                _attempt(module, model, recipe, False, leave)
         except Exception:  # It is no remedy; what was raised first is what is reported.
             continue
         return _Finished("unneeded", "quantize", name, f"{detail}\n  remedy  {remedy}")
     is_placed = first.fix is not None and (node is not None or 'input "' in detail)
     return _Finished("refused" if is_placed else "unplaced", "quantize", name, detail)
+
+
+@contextmanager
+def _unnamed() -> Iterator[None]:
+    """Do not lower parts of a graph to name the node of a refusal: nobody reads it."""
+    with ExitStack() as stack:
+        for module, search in _SEARCHES:
+            if module in sys.modules:
+                stack.enter_context(mock.patch(f"{module}.{search}", return_value=None))
+        yield
 
 
 def _changed(model: nn.Module, fresh: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.graph.ops import aten, is_call
+from pt2e_quant.graph.ops import CONV3D, aten, is_call
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
 
@@ -39,7 +39,7 @@ def refuse_volumes(gm: GraphModule) -> None:
         UnsupportedError: naming the first.
     """
     for node in gm.graph.nodes:
-        if is_call(node, (aten.conv3d.default, aten.conv_transpose3d.input)):
+        if is_call(node, (*CONV3D, aten.conv_transpose3d.input)):
             raise UnsupportedError(
                 "neither XNNPACK nor ExecuTorch convolves volumes", node=node, fix=_FIX
             )

@@ -6,6 +6,7 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.volumes import conv3d_as_conv2d
+from pt2e_quant.graph.ops import CONV3D, is_call
 from pt2e_quant.graph.pipeline import run_passes
 
 CONVS = {
@@ -13,22 +14,29 @@ CONVS = {
     "strided": nn.Conv3d(4, 6, (3, 3, 2), stride=(2, 1, 2), padding=(1, 1, 0), groups=2),
     "dilated": nn.Conv3d(3, 4, (2, 3, 3), dilation=(2, 1, 1), padding=1, bias=False),
     "flat": nn.Conv3d(3, 4, (1, 3, 3)),
+    "same": nn.Conv3d(2, 8, 3, padding="same"),
+    "same, even": nn.Conv3d(2, 8, (2, 4, 3), padding="same", dilation=(3, 1, 2)),
+    "valid": nn.Conv3d(2, 8, 3, padding="valid"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("batch", [(2,), ()], ids=["batch", "one"])
 @pytest.mark.parametrize("what", CONVS)
 @torch.no_grad()
-def test_conv3d_as_conv2d_when_written_then_the_values_are_the_same(what, make_noise):
+def test_conv3d_as_conv2d_when_written_then_the_values_are_the_same(what, batch, make_noise):
     conv = CONVS[what].eval()
-    x = make_noise((2, conv.in_channels, 7, 8, 9))
+    x = make_noise((*batch, conv.in_channels, 7, 8, 9))
     gm = torch.export.export(conv, (x,)).module()
     run_passes(gm, (conv3d_as_conv2d,))
-    assert not any(n.target is torch.ops.aten.conv3d.default for n in gm.graph.nodes)
+    assert not any(is_call(n, CONV3D) for n in gm.graph.nodes)
     torch.testing.assert_close(gm(x), conv(x), atol=1e-5, rtol=1e-5)
 
 
-def test_conv3d_when_unbatched_then_left(make_noise):
-    gm = torch.export.export(CONVS["plain"].eval(), (make_noise((2, 7, 8, 9)),)).module()
+def test_conv3d_when_sizes_are_dynamic_then_left(make_noise):
+    sizes = ({2: torch.export.Dim("depth", min=4, max=16)},)
+    x = make_noise((1, 2, 7, 8, 9))
+    gm = torch.export.export(CONVS["plain"].eval(), (x,), dynamic_shapes=sizes).module()
     (record,) = run_passes(gm, (conv3d_as_conv2d,))
     assert not record.notes
 
