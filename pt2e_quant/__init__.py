@@ -2,7 +2,8 @@
 
 - One call, from a model to an artifact: `quantize`.
 - Step by step: `prepare`, `calibrate`, `convert`, then a backend's `lower`; `prepare_qat` and
-  `QatSchedule` to train. `prepare_pt2e`, `prepare_qat_pt2e` and `convert_pt2e` are the same
+  `QatSchedule` to train; `set_numerics`, `numerics_of` and `Numerics` to train through integers,
+  `out_dtype` with a gradient. `prepare_pt2e`, `prepare_qat_pt2e` and `convert_pt2e` are the same
   functions under the names that PT2E gives them. `export_causal_lm` exports a language model.
 - Backends: `backends.get("xnnpack")` and its like make `Backend`s, which name recipes, make
   quantizers and lower to `Artifact`s.
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pt2e_quant.core.granularity import PerGroup as PerGroup
     from pt2e_quant.core.granularity import PerTensor as PerTensor
     from pt2e_quant.core.granularity import PerToken as PerToken
+    from pt2e_quant.core.integer_ops.trained_out_dtype import out_dtype as out_dtype
     from pt2e_quant.core.provenance import Provenance as Provenance
     from pt2e_quant.core.provenance import provenance_of as provenance_of
     from pt2e_quant.core.scheme_names import scheme_named as scheme_named
@@ -68,6 +70,9 @@ if TYPE_CHECKING:
     from pt2e_quant.flow.encodings.export_file import export_encodings as export_encodings
     from pt2e_quant.flow.encodings.import_file import import_encodings as import_encodings
     from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e as prepare_pt2e
+    from pt2e_quant.flow.qat.numerics import Numerics as Numerics
+    from pt2e_quant.flow.qat.numerics import numerics_of as numerics_of
+    from pt2e_quant.flow.qat.numerics import set_numerics as set_numerics
     from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e as prepare_qat_pt2e
     from pt2e_quant.flow.qat.qat_schedule import QatSchedule as QatSchedule
     from pt2e_quant.flow.report.report import Report as Report
@@ -118,6 +123,10 @@ _FILES = {
     "prepare_qat": "pt2e_quant.flow.qat.prepare_qat_pt2e",
     "prepare_qat_pt2e": "pt2e_quant.flow.qat.prepare_qat_pt2e",
     "QatSchedule": "pt2e_quant.flow.qat.qat_schedule",
+    "Numerics": "pt2e_quant.flow.qat.numerics",
+    "numerics_of": "pt2e_quant.flow.qat.numerics",
+    "set_numerics": "pt2e_quant.flow.qat.numerics",
+    "out_dtype": "pt2e_quant.core.integer_ops.trained_out_dtype",
     # backends
     "Artifact": "pt2e_quant.backends.artifact",
     "Backend": "pt2e_quant.backends.target.backend",

@@ -58,6 +58,12 @@ class FoundSite:
         nodes = [n for n in (self.activation, self.op) if n is not None]
         return [*nodes, *(i for n in nodes for i in n.all_input_nodes if is_dequantize(i))]
 
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """Real bounds that a clamp sets to the result."""
+        is_clamp = self.activation is None and is_call(self.op, _ACTIVATIONS)
+        return _bounds(self.op if is_clamp else self.activation)
+
 
 def find_sites(gm: GraphModule) -> list[FoundSite]:
     """The operators with a form that read integers, in graph order."""
@@ -180,11 +186,8 @@ class Reader:
         if found.quantize is None:
             return None
         qparams = read_qparams(self.gm, found.quantize)
-        clamp = found.activation
-        if clamp is None and is_call(found.op, _ACTIVATIONS):
-            clamp = found.op
         storage = found.quantize.meta["val"].dtype
-        return Output(qparams=qparams, range=output_range(qparams, storage, _bounds(clamp)))
+        return Output(qparams=qparams, range=output_range(qparams, storage, found.bounds))
 
     def _is_constant(self, node: Node) -> bool:
         """Whether integers are fixed: a constant, or (not folded) the quantize of one."""

@@ -88,11 +88,12 @@ class Multiplier:
     shift: Tensor
 
 
-def multiplier_of(factors: Tensor) -> Multiplier:
-    """The nearest multiplier and shift of each factor, 31 bits exact; ties go up.
+def multiplier_of(factors: Tensor, bits: int = _MULTIPLIER_BITS) -> Multiplier:
+    """The nearest multiplier and shift of each factor; ties go up.
 
     Args:
         factors: floats of any shape, at least 0 and below 2**31.
+        bits: how many the multiplier has, 1 .. 31; the others of its 31 are 0.
 
     Raises:
         ConfigError: if a factor is out of that range.
@@ -101,7 +102,8 @@ def multiplier_of(factors: Tensor) -> Multiplier:
     if not bool(((real >= 0) & (real < float(1 << _MULTIPLIER_BITS))).all()):
         raise ConfigError("a requantization factor must be at least 0 and below 2**31")
     fraction, exponent = torch.frexp(real)
-    value = torch.floor(fraction * float(1 << _MULTIPLIER_BITS) + 0.5).to(torch.int64)
+    value = torch.floor(fraction * float(1 << bits) + 0.5).to(torch.int64)
+    value = value << (_MULTIPLIER_BITS - bits)
     overflows = value == 1 << _MULTIPLIER_BITS
     value = torch.where(overflows, value >> 1, value)
     shift = _MULTIPLIER_BITS - (exponent.to(torch.int64) + overflows)

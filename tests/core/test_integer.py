@@ -67,6 +67,20 @@ def test_multiplier_when_made_then_nearest_in_31_bits(factors):
         assert abs(Fraction(value, 1 << shift) - Fraction(factor)) * (1 << shift) <= Fraction(1, 2)
 
 
+@pytest.mark.parametrize("bits", [1, 3, 8, 16])
+def test_multiplier_when_of_few_bits_then_nearest_of_those(bits):
+    factors = [0.0003, 0.3, 0.74, 0.999, 1.0, 5.5]
+    multiplier = multiplier_of(torch.tensor(factors, dtype=torch.float64), bits)
+    for factor, value, shift in zip(
+        factors, multiplier.value.tolist(), multiplier.shift.tolist(), strict=True
+    ):
+        unit = 1 << (31 - bits)
+        assert value % unit == 0
+        assert 2**30 <= value < 2**31
+        real = Fraction(value, 1 << shift)
+        assert abs(real - Fraction(factor)) * (1 << shift) <= Fraction(unit, 2)
+
+
 def test_multiplier_when_too_small_to_matter_then_zero():
     multiplier = multiplier_of(torch.tensor([0.0, 1e-12]))
     assert multiplier.value.tolist() == [0, 0]

@@ -107,13 +107,14 @@ def _sum_of_rescaled(site: Site[Any], x: Operand[Any], y: Operand[Any], alpha: f
     left_shift = 20 if max(x.storage.itemsize, y.storage.itemsize) == 1 else 15
     scales = x.qparams.scale.double(), y.qparams.scale.double() * abs(alpha)
     twice = 2.0 * torch.maximum(*scales)
-    kind, call = site.arithmetic.profile.requantization, site.call
+    profile, call = site.arithmetic.profile, site.call
     wide = OutputRange(zero_point=0, low=-_INT32 - 1, high=_INT32, storage=torch.int32)
     parts = []
     for operand, scale in zip((x, y), scales, strict=True):
         steps = widen(call, operand.value, operand.qparams.zero_point_int, operand.storage)
         shifted = call(aten.mul.Tensor, cast(call, steps, torch.int32), 1 << left_shift)
-        factor = factor_of(kind, (scale,), twice).held(site.hold)
+        kind, bits = profile.requantization, profile.multiplier_bits
+        factor = factor_of(kind, (scale,), twice, bits=bits).held(site.hold)
         parts.append(requantize(call, shifted, factor, wide))
     combine = aten.add.Tensor if alpha > 0 else aten.sub.Tensor
     total = call(combine, *parts)

@@ -160,7 +160,11 @@ class Site(Generic[Value]):
         """
         to = output or self.required_output()
         factor = factor_of(
-            self.arithmetic.profile.requantization, scales, to.qparams.scale, divisor
+            self.arithmetic.profile.requantization,
+            scales,
+            to.qparams.scale,
+            divisor,
+            bits=self.arithmetic.profile.multiplier_bits,
         )
         return requantize(self.call, total, factor.held(self.hold), to.range)
 

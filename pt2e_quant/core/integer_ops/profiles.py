@@ -74,6 +74,10 @@ class Profile:
         addition: of add and sub.
         averaging: of windowed averages whose scale does not change.
         source: where the arithmetic was read.
+        multiplier_bits: of a requantization by multiplier and shift, 1 (a shift alone) .. 31.
+
+    Raises:
+        ConfigError: multipliers have other bits.
     """
 
     name: str
@@ -81,6 +85,11 @@ class Profile:
     addition: Addition
     averaging: Averaging
     source: str
+    multiplier_bits: int = 31
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.multiplier_bits <= 31:
+            raise ConfigError(f"multipliers have 1 .. 31 bits, found {self.multiplier_bits}")
 
 
 DEFAULT = Profile(

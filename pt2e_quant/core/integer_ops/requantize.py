@@ -91,18 +91,24 @@ class Factor(Generic[Value]):
 
 
 def factor_of(
-    kind: Requantization, scales: Sequence[Tensor], output_scale: Tensor, divisor: int = 1
+    kind: Requantization,
+    scales: Sequence[Tensor],
+    output_scale: Tensor,
+    divisor: int = 1,
+    *,
+    bits: int = 31,
 ) -> Factor[Tensor]:
     """The factor scales[0] * scales[1] * … / (output_scale * divisor).
 
     FLOAT32 rounds each product and the quotient to float32 in that order, as XNNPACK
     (operators/convolution-nhwc.c) and ONNX Runtime (QLinearConv, QLinearMatMul) do. TWO_FACTORS
     keeps the product and the inverse of the output scale apart, as oneDNN does. The fixed ones take
-    the quotient in float64, as TFLite does (PopulateConvolutionQuantizationParams).
+    the quotient in float64, as TFLite does (PopulateConvolutionQuantizationParams), by a multiplier
+    of so many bits.
     """
     if kind.is_fixed:
         real = _product([s.double() for s in scales]) / (output_scale.double() * divisor)
-        found = multiplier_of(real)
+        found = multiplier_of(real, bits)
         return Factor(kind=kind, values=(found.value, found.shift))
     product = _product(scales)
     if kind is Requantization.TWO_FACTORS:

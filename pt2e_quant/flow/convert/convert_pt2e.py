@@ -70,12 +70,18 @@ from pt2e_quant.passes.cleanup.lift_constants import lift_constants
 from pt2e_quant.passes.cleanup.remove_dropout import remove_dropout
 from pt2e_quant.passes.mutation.restore_in_place import restore_in_place
 from pt2e_quant.passes.qdq.port_metadata import port_metadata
+from pt2e_quant.passes.reference.integer_forward import drop_integer_forwards
 from pt2e_quant.passes.weights.pack_weights import pack_weights
 from pt2e_quant.passes.weights.store_weights import store_weights
 
 __all__ = ["convert_pt2e"]
 
-END_OF_TRAINING = (fold_trained_batch_norm, fold_expanded_conv_bn, remove_dropout)
+END_OF_TRAINING = (
+    drop_integer_forwards,
+    fold_trained_batch_norm,
+    fold_expanded_conv_bn,
+    remove_dropout,
+)
 """What a trained graph goes through to be one for inference."""
 
 

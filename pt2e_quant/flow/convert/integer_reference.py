@@ -1,10 +1,15 @@
 """A converted graph in exact integer arithmetic: the `reference` form."""
 
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_iter, tree_map_only
 
 from pt2e_quant.accelerate.pause_gc import pause_gc
 from pt2e_quant.core.canonical import Form, verify_canonical
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile, profile_named
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
@@ -39,7 +44,8 @@ def integer_reference(
         form: what the graph is in.
 
     Returns:
-        The same module, in reference form, verified.
+        The same module, in reference form, verified, and in `eval()`. Integers have no gradient:
+        where one is asked for, of an input that requires it or after `train()`, backward says so.
 
     Raises:
         InvariantError: the graph is not in that form.
@@ -57,6 +63,8 @@ def integer_reference(
             notes += [f"{n.node}: {n.text}" for r in records for n in r.notes if n.skipped]
     for graph in graphs:
         verify_canonical(graph, form=Form.REFERENCE)
+    nn.Module.train(gm, False)
+    refuse_gradients(gm)
     return gm
 
 
@@ -64,3 +72,47 @@ def _passes(arithmetic: Arithmetic) -> tuple[GraphPass, ...]:
     """From canonical form to reference form, in this order."""
     integers = write_integers(arithmetic)
     return duplicate_dequantize, integers, decompose_qdq, drop_dead_constants
+
+
+def refuse_gradients(gm: GraphModule) -> None:
+    """Let a graph, and its deep copies, say that it has no gradient; once a graph."""
+    if mark_results not in gm._forward_hooks.values():
+        gm.register_forward_hook(mark_results, with_kwargs=True)
+        gm._register_deepcopy_hook(refuse_gradients)
+
+
+def mark_results(
+    gm: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
+) -> Any:
+    """A forward hook: results whose backward pass raises, if a gradient is asked for."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return outputs
+    given = [v for v in tree_iter((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad]
+    if not given and not gm.training:
+        return outputs
+    cause = given[0] if given else torch.empty(0, requires_grad=True)
+
+    def marked(value: Tensor) -> Tensor:
+        if value.requires_grad or not value.is_floating_point():
+            return value
+        made: Tensor = _NoGradient.apply(value, cause)  # type: ignore[no-untyped-call]  # torch's
+        return made
+
+    return tree_map_only(Tensor, marked, outputs)
+
+
+class _NoGradient(torch.autograd.Function):
+    """A value whose gradient with respect to something else is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, cause: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
+        raise UnsupportedError(
+            "the integer reference has no gradient: what it computes in integers is constant to "
+            "autograd",
+            fix='train before convert: pq.prepare_qat_pt2e(program, quantizer, numerics="integer") '
+            "computes the same integers and has a straight-through gradient",
+        )

@@ -10,8 +10,10 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from pt2e_quant.core.errors import AnnotationError, Pt2eQuantWarning
+from pt2e_quant.core.integer_ops.profiles import Profile
 from pt2e_quant.flow.prepare.prepare_pt2e import captured, prepare_captured
 from pt2e_quant.flow.prepare.prepared import observers_of, prepared_graphs
+from pt2e_quant.flow.qat.numerics import Numerics, set_numerics
 from pt2e_quant.flow.qat.train_mode import has_training_operators, set_training_flags
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.observers.training.fake_quantize import FakeQuantize
@@ -27,6 +29,8 @@ def prepare_qat_pt2e(
     *,
     strict: bool = True,
     as_torchao: bool = False,
+    numerics: Numerics | str = Numerics.FAKE_QUANT,
+    profile: Profile | str | None = None,
 ) -> GraphModule:
     """Annotate a captured graph and insert fake-quantizes, for training.
 
@@ -42,6 +46,9 @@ def prepare_qat_pt2e(
         strict: refuse when nothing was annotated; otherwise warn, here and in convert.
         as_torchao: the form of torchao's PT2E instead: the quantizer sees batch norms, those behind
             convs become operators, and convert takes its qparams from the statistics.
+        numerics: "integer" lets the forward pass compute in the target's integers wherever an
+            operator has an integer form; see `set_numerics`.
+        profile: how the target rounds, likewise.
 
     Returns:
         A graph module to train, with the model's own call signature.
@@ -62,6 +69,8 @@ def prepare_qat_pt2e(
     prepared = prepare_captured(gm, chosen, strict=strict, is_qat=True, as_torchao=as_torchao)
     _check_trained(prepared, type(quantizer).__name__, strict)
     _start_channels(prepared)
+    if numerics != Numerics.FAKE_QUANT or profile is not None:
+        set_numerics(prepared, numerics, profile=profile)
     prepared.train(trains)
     return prepared
 

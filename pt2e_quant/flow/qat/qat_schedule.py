@@ -1,10 +1,11 @@
-"""When observers stop, batch norms freeze and ranges are learned, by the number of steps taken."""
+"""When observers stop, batch norms freeze, ranges are learned and integers start, by step."""
 
 from typing import Any
 
 from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow.qat.numerics import numerics_switches, start_integers
 from pt2e_quant.observers.training.fake_quantize import disable_observer
 from pt2e_quant.observers.training.learnable_fake_quantize import enable_range_learning
 from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
@@ -25,6 +26,8 @@ class QatSchedule:
         freeze_bn_after: steps after which batch norms keep their statistics; None never.
         learn_ranges_after: steps after which LearnableFakeQuantize trains its scale; None never.
             At least one, for its first values; make the optimizer after that step.
+        integer_after: steps after which the forward pass is in integers, see `set_numerics`; None
+            never. Freeze batch norms by then: until they are, what they follow trains in float.
 
     Raises:
         ConfigError: a number of steps is negative, or ranges are to be learned from no data.
@@ -37,8 +40,9 @@ class QatSchedule:
         freeze_observers_after: int | None = None,
         freeze_bn_after: int | None = None,
         learn_ranges_after: int | None = None,
+        integer_after: int | None = None,
     ) -> None:
-        for steps in (freeze_observers_after, freeze_bn_after):
+        for steps in (freeze_observers_after, freeze_bn_after, integer_after):
             if steps is not None and steps < 0:
                 raise ConfigError(f"a number of steps cannot be {steps}")
         if learn_ranges_after is not None and learn_ranges_after < 1:
@@ -48,7 +52,11 @@ class QatSchedule:
             (freeze_observers_after, disable_observer),
             (freeze_bn_after, freeze_bn_stats),
             (learn_ranges_after, enable_range_learning),
+            (integer_after, start_integers),
         )
+        if integer_after is not None:
+            # Now, before the graph is compiled: what is due later only switches.
+            numerics_switches(model, inserts=True)
         self.steps = 0
         self._apply(self.steps)
 

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 
-__all__ = ["TrainedSource", "is_fake_quantize", "qparams_of", "trained_qparams"]
+__all__ = [
+    "TrainedSource",
+    "is_fake_quantize",
+    "live_qparams",
+    "qparams_of",
+    "trained_qparams",
+]
 
 
 def is_fake_quantize(module: object) -> bool:
@@ -68,6 +74,18 @@ def trained_qparams(observer: Any) -> tuple[Tensor, Tensor]:
     if "FusedMovingAvgObsFakeQuantize" in _class_names(observer):
         return _fused_qparams(observer)
     return observer.scale, observer.zero_point
+
+
+def live_qparams(fake_quantize: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(scale, zero_point, flag) of the last forward pass; the flag is 1 where it quantized.
+
+    Tensors only, and nothing is computed from statistics: for use while a graph runs.
+    """
+    scale, zero_point = fake_quantize.scale, fake_quantize.zero_point
+    if isinstance(zero_point, nn.Parameter):
+        limits = fake_quantize.quant_min, fake_quantize.quant_max
+        zero_point = zero_point.detach().round().clamp(*limits)
+    return scale.detach(), zero_point, fake_quantize.fake_quant_enabled
 
 
 def _class_names(module: object) -> Iterator[str]:

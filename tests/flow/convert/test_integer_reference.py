@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 from pt2e_quant.core.canonical import Form, verify_canonical
-from pt2e_quant.core.errors import ConfigError, InvariantError
+from pt2e_quant.core.errors import ConfigError, InvariantError, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.flow.calibrate.calibrate import calibrate
@@ -57,6 +57,23 @@ def test_the_form_is_verified_and_weights_stay_integers(net, quantizer, images):
         if node.op == "call_function":
             assert "val" in node.meta, node
             assert node.meta.get("nn_module_stack"), node
+
+
+def test_reference_when_asked_for_a_gradient_then_it_says_that_it_has_none(net, quantizer, images):
+    reference = integer_reference(converted(net, quantizer, images))
+    for gm in (reference, copy.deepcopy(reference)):
+        plain = gm(images[0])["logits"]
+        assert not plain.requires_grad
+        x = images[0].clone().requires_grad_()
+        found = gm(x)["logits"]
+        assert torch.equal(found, plain)
+        with pytest.raises(UnsupportedError, match=r"no gradient[\s\S]*numerics=\"integer\""):
+            found.sum().backward()
+        gm.train()
+        with pytest.raises(UnsupportedError, match="no gradient"):
+            gm(images[0])["logits"].sum().backward()
+        with torch.no_grad():
+            assert not gm(x)["logits"].requires_grad
 
 
 def test_a_graph_that_was_not_converted_is_refused(net, quantizer, images):

@@ -1,0 +1,307 @@
+"""Regions of a prepared graph that have an integer form, and what they give on tensors.
+
+A region is plain data, written as text: the operator of its forward pass takes that text, so that
+copies, pickles and compiled graphs hold no state of their own.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from pt2e_quant.core.integer_ops.calls import out_dtype
+from pt2e_quant.core.integer_ops.profiles import (
+    DEFAULT,
+    Addition,
+    Averaging,
+    Profile,
+    Requantization,
+)
+from pt2e_quant.core.integer_ops.requantize import output_range
+from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.core.qparams import QParams
+from pt2e_quant.graph.ops import arguments
+from pt2e_quant.passes.reference.forms.registry import FORMS, REQUANTIZE
+from pt2e_quant.passes.reference.forms.site import Arithmetic, Declined, Operand, Output, Site
+from pt2e_quant.passes.reference.read_sites import FoundSite, find_sites
+from pt2e_quant.passes.reference.reference_template import ReferenceTemplate, TrainedTensor
+
+__all__ = ["FoundRegion", "Region", "find_regions", "region_of", "with_profile"]
+
+_FORMS = {form.name: form for form in (*FORMS, REQUANTIZE)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRegion:
+    """A region and where it is in the prepared graph; all by names of nodes.
+
+    Args:
+        name: of its operator.
+        text: the region.
+        end: the node of its result in real units.
+        inputs: what it reads: fake-quantized tensors first, then others.
+        observers: the fake-quantizes of what it reads, then of its result.
+        norms: targets of the batch norms that are folded into it.
+        rounded: for each of the others, the target of what convert rounds it by, None if nothing.
+    """
+
+    name: str
+    text: str
+    end: str
+    inputs: tuple[str, ...]
+    observers: tuple[str, ...]
+    norms: tuple[str, ...]
+    rounded: tuple[str | None, ...]
+
+
+def find_regions(template: ReferenceTemplate) -> list[FoundRegion]:
+    """Every operator of a template that has an integer form, in graph order."""
+    found = (_Writer(template, site).region() for site in find_sites(template.gm))
+    return [region for region in found if region is not None]
+
+
+class _Writer:
+    """Writes one site as text."""
+
+    def __init__(self, template: ReferenceTemplate, site: FoundSite) -> None:
+        self.template = template
+        self.site = site
+        self.tensors: list[TrainedTensor] = []
+        self.others: list[Node] = []
+
+    def region(self) -> FoundRegion | None:
+        """The region, None if it reads what training cannot hand to it."""
+        site, tensors = self.site, self.template.tensors
+        given = {"self": site.op} if site.form is REQUANTIZE else arguments(site.op)
+        try:
+            written = {name: self._written(value) for name, value in given.items()}
+        except _NoRegionError:
+            return None
+        output = None if site.quantize is None else tensors.get(site.quantize)
+        if site.quantize is not None and output is None:
+            return None
+        row = {
+            "form": site.form.name,
+            "target": [] if site.form is REQUANTIZE else _path(site.op.target),
+            "arguments": written,
+            "operands": [_row(tensor) for tensor in self.tensors],
+            "output": None if output is None else _row(output),
+            "bounds": site.bounds,
+            "profile": asdict(DEFAULT),
+        }
+        end = self.template.sources[site.op] if output is None else output.observer
+        ends = [] if output is None else [output.observer]
+        named = [tensor.observer for tensor in self.tensors]
+        return FoundRegion(
+            name=end if site.form is REQUANTIZE else site.op.name,
+            text=json.dumps(row),
+            end=end,
+            inputs=(*named, *(self.template.sources[node] for node in self.others)),
+            observers=(*named, *ends),
+            norms=tuple(n for node, n in self.template.norms.items() if node is site.op),
+            rounded=tuple(self.template.rounded.get(node) for node in self.others),
+        )
+
+    def _written(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._written(v) for v in value]
+        if isinstance(value, Node):
+            return self._written_node(value)
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise _NoRegionError
+
+    def _written_node(self, node: Node) -> dict[str, int]:
+        source = node.args[0] if is_dequantize(node) else None
+        if isinstance(source, Node):
+            tensor = self.template.tensors.get(source)
+            if tensor is None:
+                raise _NoRegionError
+            if tensor not in self.tensors:
+                self.tensors.append(tensor)
+            return {"operand": self.tensors.index(tensor)}
+        value = node.meta.get("val")
+        is_constant = node.op == "get_attr"
+        # The integer reference declines float values that are computed at run time.
+        if not isinstance(value, Tensor) or (value.is_floating_point() and not is_constant):
+            raise _NoRegionError
+        if node not in self.others:
+            self.others.append(node)
+        return {"other": self.others.index(node)}
+
+
+class _NoRegionError(Exception):
+    """A site reads what a region cannot: a symbolic size, float values of run time."""
+
+
+def _path(target: Any) -> list[str]:
+    return [*target._schema.name.split("::"), target._overloadname]
+
+
+def _row(tensor: TrainedTensor) -> dict[str, Any]:
+    return {
+        "limits": list(tensor.limits),
+        "dtype": str(tensor.storage).removeprefix("torch."),
+        "axis": tensor.axis,
+        "is_constant": tensor.codes.op == "get_attr",
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Integers:
+    """How the integers of one tensor lie."""
+
+    limits: tuple[int, int]
+    dtype: torch.dtype
+    axis: int | None
+    is_constant: bool
+
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> "_Integers":
+        return _Integers(
+            limits=tuple(row["limits"]),
+            dtype=getattr(torch, row["dtype"]),
+            axis=row["axis"],
+            is_constant=row["is_constant"],
+        )
+
+    def qparams(self, scale: Tensor, zero_point: Tensor) -> QParams:
+        return QParams(
+            scale=scale.float().reshape(-1),
+            zero_point=zero_point.to(torch.int32).reshape(-1),
+            quant_min=self.limits[0],
+            quant_max=self.limits[1],
+            dtype=self.dtype,
+            axis=self.axis,
+        )
+
+    def operand(self, value: Tensor, scale: Tensor, zero_point: Tensor) -> Operand[Tensor]:
+        """The integers that a fake-quantized value stands for."""
+        qparams = self.qparams(scale, zero_point)
+        shape = [1] * value.dim()
+        if self.axis is not None:
+            shape[self.axis] = -1
+        scale, zero = (v.reshape(shape) for v in (qparams.scale, qparams.zero_point))
+        # Exact: a multiple of the scale, whose quotient is within rounding of an integer.
+        steps = value.float().div(scale).round_().add_(zero).clamp_(*self.limits)
+        codes = steps.to(self.dtype)
+        return Operand(value=codes, like=codes, qparams=qparams, is_constant=self.is_constant)
+
+
+class Region:
+    """A region on tensors.
+
+    Args:
+        text: as FoundRegion has it.
+    """
+
+    def __init__(self, text: str) -> None:
+        row = json.loads(text)
+        self.form = _FORMS[row["form"]]
+        target: Any = torch.ops if row["target"] else None
+        for part in row["target"]:
+            target = getattr(target, part)
+        self.target = target
+        self.arguments: dict[str, Any] = row["arguments"]
+        self.operands = [_Integers.of(operand) for operand in row["operands"]]
+        self.output = None if row["output"] is None else _Integers.of(row["output"])
+        self.bounds = tuple(row["bounds"])
+        self.arithmetic = Arithmetic(_profile_of(row["profile"]))
+
+    def compute(
+        self, estimate: Tensor, values: Sequence[Tensor], qparams: Sequence[Tensor]
+    ) -> Tensor | None:
+        """The exact result in real units, None where the form declines.
+
+        Args:
+            estimate: the result of the float operators.
+            values: of the region's inputs.
+            qparams: scale, zero_point and whether it quantizes, of each of its observers.
+        """
+        triples = [qparams[i : i + 3] for i in range(0, len(qparams), 3)]
+        if not all(bool(enabled.all()) for _, _, enabled in triples):
+            return None
+        operands = [
+            kind.operand(value, scale, zero)
+            for kind, value, (scale, zero, _) in zip(self.operands, values, triples, strict=False)
+        ]
+        others = values[len(operands) :]
+        output = None
+        if self.output is not None:
+            output = _output(self.output.qparams(*triples[-1][:2]), self.output, self.bounds)
+        site: Site[Tensor] = Site(
+            call=compute_exactly,
+            hold=lambda tensor, _: tensor,
+            target=self.target,
+            arguments={n: _given(v, operands, others) for n, v in self.arguments.items()},
+            output=output,
+            like=estimate,
+            arithmetic=self.arithmetic,
+        )
+        try:
+            made: Tensor = self.form.write(site)
+        except Declined:
+            return None
+        if output is None:
+            return made
+        return made.float().sub_(output.qparams.zero_point).mul_(output.qparams.scale)
+
+
+def _output(qparams: QParams, kind: _Integers, bounds: Any) -> Output:
+    return Output(qparams=qparams, range=output_range(qparams, kind.dtype, bounds))
+
+
+def _given(value: Any, operands: Sequence[Operand[Tensor]], others: Sequence[Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_given(v, operands, others) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "operand" in value:
+        return operands[value["operand"]]
+    return others[value["other"]] if "other" in value else getattr(torch, value["dtype"])
+
+
+region_of = lru_cache(maxsize=None)(Region)
+"""The region of a text, read once."""
+
+
+def with_profile(text: str, profile: Profile) -> str:
+    """A region by the rounding of another target."""
+    return json.dumps(json.loads(text) | {"profile": asdict(profile)})
+
+
+def _profile_of(row: Mapping[str, Any]) -> Profile:
+    kinds: dict[str, Any] = {
+        "requantization": Requantization(row["requantization"]),
+        "addition": Addition(row["addition"]),
+        "averaging": Averaging(row["averaging"]),
+    }
+    return Profile(**{**row, **kinds})
+
+
+_EXACT = {torch.float32: 1 << 24, torch.float64: 1 << 53}
+
+
+def compute_exactly(target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call on tensors; sums of products by float kernels where these hold every partial sum."""
+    if target is not out_dtype or args[0] is torch.ops.aten.mul.Tensor:
+        return target(*args, **kwargs)
+    op, dtype, left, right, *rest = args
+    terms = right.numel() // max(1, right.shape[0])
+    most = terms * _reach(left) * _reach(right)
+    real = torch.float32 if most <= _EXACT[torch.float32] else torch.float64
+    return op(left.to(real), right.to(real), *rest).to(dtype)
+
+
+def _reach(x: Tensor) -> int:
+    if x.numel() == 0:
+        return 0
+    low, high = torch.aminmax(x)
+    return max(abs(int(low)), abs(int(high)))

@@ -1,0 +1,156 @@
+"""In which arithmetic a prepared graph trains: fake-quantized float, or the target's integers."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.fx import GraphModule
+
+from pt2e_quant.accelerate.recompile import recompile
+from pt2e_quant.core.errors import ConfigError, module_path, near
+from pt2e_quant.core.integer_ops.profiles import Profile, profile_named
+from pt2e_quant.flow.prepare.prepared import PREPARED_KEY, prepared_state
+from pt2e_quant.passes.reference.integer_forward import IntegerForward, insert_integer_forwards
+from pt2e_quant.passes.reference.integer_regions import with_profile
+
+__all__ = ["Numerics", "numerics_of", "numerics_switches", "set_numerics", "start_integers"]
+
+
+class Numerics(StrEnum):
+    """How the forward pass of training computes a quantized operator."""
+
+    FAKE_QUANT = "fake_quant"
+    """In float, between fake-quantizes."""
+    INTEGER = "integer"
+    """In exact integers, as the integer reference of the converted graph; gradients are those of
+    the float operator at the same values."""
+
+
+def set_numerics(
+    model: nn.Module,
+    numerics: Numerics | str,
+    *,
+    nodes: Iterable[str] | None = None,
+    profile: Profile | str | None = None,
+) -> tuple[str, ...]:
+    """Let operators of a prepared graph train in integers, or in fake-quantized float.
+
+    Convert gives the same graph in either case. An operator without an integer form trains in
+    float; so does one with a batch norm behind it until that keeps its statistics
+    (`freeze_bn_stats`, `QatSchedule(freeze_bn_after=…)`), and in `eval()` it does.
+
+    Args:
+        model: of `prepare_qat_pt2e`, or a module around it (DistributedDataParallel, compiled).
+        numerics: "integer" or "fake_quant".
+        nodes: names of nodes, or paths of the modules they come from, with wildcards; all if
+            None.
+        profile: how the target rounds, or its name, as `integer_reference` takes it; None keeps
+            what the operators have, at first that function's default.
+
+    Returns:
+        The names of the operators whose arithmetic is now that.
+
+    Raises:
+        ConfigError: the model was not prepared for training, a name stands for no operator that
+            has an integer form, no operator has one, or no profile has that name.
+    """
+    chosen = _numerics_named(numerics)
+    if nodes is None and profile is None and chosen is Numerics.FAKE_QUANT:
+        found = {name: module for name, module, _ in numerics_switches(model)}
+    else:
+        found = _chosen(model, nodes)
+    target = None if profile is None else profile_named(profile)
+    for module in found.values():
+        module.is_on = chosen is Numerics.INTEGER
+        if target is not None:
+            module.region = with_profile(module.region, target)
+    return tuple(found)
+
+
+def numerics_of(model: nn.Module) -> dict[str, Numerics]:
+    """The arithmetic of each operator that has been given one with `set_numerics`, by its name.
+
+    Args:
+        model: of `prepare_qat_pt2e`, or a module around it.
+    """
+    return {
+        name: Numerics.INTEGER if module.is_on else Numerics.FAKE_QUANT
+        for name, module, _ in numerics_switches(model)
+    }
+
+
+def start_integers(mod: nn.Module) -> None:
+    """Let an operator train in integers; for `model.apply`, other modules stay as they are."""
+    if isinstance(mod, IntegerForward):
+        mod.is_on = True
+
+
+def _numerics_named(name: str) -> Numerics:
+    if name not in set(Numerics):
+        raise ConfigError(
+            f'numerics "{name}" is unknown: {near(name, [n.value for n in Numerics])}'
+        )
+    return Numerics(name)
+
+
+def _chosen(model: nn.Module, nodes: Iterable[str] | None) -> dict[str, IntegerForward]:
+    known = numerics_switches(model, inserts=True)
+    if nodes is None:
+        return {name: module for name, module, _ in known}
+    found: dict[str, IntegerForward] = {}
+    for pattern in [nodes] if isinstance(nodes, str) else nodes:
+        matched = {
+            name: module
+            for name, module, path in known
+            if fnmatchcase(name, pattern) or (path and fnmatchcase(path, pattern))
+        }
+        if not matched:
+            names = [n for name, _, path in known for n in (name, path)]
+            raise ConfigError(
+                f'"{pattern}" is no operator with an integer form: {near(pattern, names)}'
+            )
+        found |= matched
+    return found
+
+
+def numerics_switches(
+    model: nn.Module, *, inserts: bool = False
+) -> list[tuple[str, IntegerForward, str]]:
+    """Name, switch and module path of each operator with an integer form, in graph order.
+
+    Args:
+        model: of `prepare_qat_pt2e`, or a module around it.
+        inserts: put the switches into a graph that has none yet, all of them off.
+
+    Raises:
+        ConfigError: the model was not prepared for training, or it is to have switches and no
+            operator has an integer form.
+    """
+    gm = _prepared(model)
+    if inserts and not any(isinstance(m, IntegerForward) for m in gm.children()):
+        if not insert_integer_forwards(gm):
+            raise ConfigError(
+                "no operator of this graph has an integer form",
+                fix="quantize operators with static, per-tensor activations",
+            )
+        recompile(gm)
+    called = ((n, gm.get_submodule(str(n.target))) for n in gm.graph.nodes if n.op == "call_module")
+    return [(m.name, m, module_path(n)) for n, m in called if isinstance(m, IntegerForward)]
+
+
+def _prepared(model: nn.Module) -> GraphModule:
+    """The prepared graph in a module.
+
+    Raises:
+        ConfigError: there is none, or it is not for training through integers.
+    """
+    for module in model.modules():
+        if isinstance(module, GraphModule) and PREPARED_KEY in module.meta:
+            state = prepared_state(module)
+            if state.is_qat and not state.as_torchao:
+                return module
+    raise ConfigError(
+        "there is no graph here that was prepared for training",
+        fix="prepared = pq.prepare_qat_pt2e(torch.export.export(model, inputs), quantizer)",
+    )

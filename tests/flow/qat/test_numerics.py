@@ -1,0 +1,364 @@
+"""Training through the target's integers: exact forward, straight-through gradient."""
+
+import copy
+import io
+import os
+import socket
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.integer_ops.profiles import PROFILES
+from pt2e_quant.flow.qat.numerics import Numerics
+from pt2e_quant.observers.training.fake_quantize import disable_fake_quant, disable_observer
+from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
+from pt2e_quant.passes.reference.integer_forward import IntegerForward
+
+X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    """A conv with a batch norm, a residual add, a pool, and a linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.stem(x)))
+        y = torch.relu(self.conv(y) + y)
+        return self.head(self.pool(y).flatten(1))
+
+
+def prepared_of(numerics="fake_quant", recipe="int8"):
+    torch.manual_seed(0)
+    batch = {0: torch.export.Dim("batch", min=2, max=64)}
+    ep = torch.export.export(Net().train(), (X,), dynamic_shapes=(batch,))
+    quantizer = pq.backends.get("xnnpack").quantizer(recipe)
+    return pq.prepare_qat_pt2e(ep, quantizer, numerics=numerics)
+
+
+def train(model, steps, rate=0.05):
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (model(X) - Y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def gradients(model, forward):
+    model.zero_grad()
+    (forward(X) - Y).square().mean().backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_exact(prepared, profile="default", x=X):
+    prepared.eval().apply(disable_observer)
+    expected = prepared(x)
+    reference = pq.integer_reference(pq.convert_pt2e(prepared), profile)
+    assert torch.equal(reference(x), expected)
+
+
+def test_integers_when_trained_then_convert_gives_the_training_forward():
+    prepared = prepared_of("integer")
+    losses = train(prepared, 6)
+    assert losses[-1] < losses[0]
+    prepared.apply(disable_observer).apply(freeze_bn_stats)
+    train(prepared, 3)
+    in_training = prepared(X)
+    reference = pq.integer_reference(pq.convert_pt2e(copy.deepcopy(prepared)))
+    assert torch.equal(reference(X), in_training)
+    assert in_training.requires_grad
+    assert_exact(prepared)
+
+
+def test_gradient_when_integers_then_that_of_the_float_operator():
+    one = prepared_of()
+    train(one, 3)
+    one.eval().apply(disable_observer)
+    two = copy.deepcopy(one)
+    # The last operator alone: all before it is the same, and so is the gradient of a sum.
+    assert pq.set_numerics(two, "integer", nodes=["head"]) == ("linear",)
+    for model in (one, two):
+        model.zero_grad()
+        model(X).sum().backward()
+    for (name, p), (_, q) in zip(one.named_parameters(), two.named_parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad), name
+        assert bool(p.grad.abs().sum() > 0), name
+
+
+COARSE = replace(PROFILES["tosa"], name="coarse", multiplier_bits=3)
+
+
+@pytest.mark.parametrize("profile", [*PROFILES, COARSE], ids=str)
+def test_profile_when_trained_with_then_the_reference_of_it_is_equal(profile):
+    prepared = prepared_of("integer")
+    train(prepared, 3)
+    default = copy.deepcopy(prepared).eval().apply(disable_observer)(X)
+    pq.set_numerics(prepared, "integer", profile=profile)
+    found = copy.deepcopy(prepared).eval().apply(disable_observer)(X)
+    # Others round alike nearly everywhere.
+    assert profile is not COARSE or not torch.equal(found, default)
+    assert_exact(prepared, profile)
+
+
+def test_numerics_when_set_by_node_and_by_module_then_only_those_change():
+    prepared = prepared_of()
+    assert pq.numerics_of(prepared) == {}
+    assert pq.set_numerics(prepared, "integer", nodes=["add"]) == ("add",)
+    assert pq.set_numerics(prepared, "integer", nodes=["he*"]) == ("linear",)
+    found = pq.numerics_of(prepared)
+    assert found["add"] is found["linear"] is Numerics.INTEGER
+    assert found["conv2d"] is found["conv2d_1"] is Numerics.FAKE_QUANT
+    pq.set_numerics(prepared, "fake_quant")
+    assert set(pq.numerics_of(prepared).values()) == {Numerics.FAKE_QUANT}
+
+
+def test_numerics_when_unknown_then_near_names_are_offered():
+    prepared = prepared_of()
+    with pytest.raises(ConfigError, match='did you mean "integer"'):
+        pq.set_numerics(prepared, "integers")
+    with pytest.raises(ConfigError, match=r'"cnv2d" is no operator.*did you mean "conv2d"'):
+        pq.set_numerics(prepared, "integer", nodes=["cnv2d"])
+    with pytest.raises(ConfigError, match="no graph here that was prepared for training"):
+        pq.set_numerics(nn.Linear(2, 2), "integer")
+
+
+def test_graph_when_nothing_is_quantized_to_integers_then_refused():
+    class Product(nn.Module):
+        def forward(self, x):
+            return torch.sin(x @ x)
+
+    ep = torch.export.export(Product(), (torch.randn(4, 4),))
+    with pytest.warns(pq.Pt2eQuantWarning):
+        prepared = pq.prepare_qat_pt2e(
+            ep, pq.backends.get("xnnpack").quantizer("int8"), strict=False
+        )
+    with pytest.raises(ConfigError, match="no operator of this graph has an integer form"):
+        pq.set_numerics(prepared, "integer")
+
+
+def test_integers_when_switched_off_then_as_if_never_on():
+    plain, switched = prepared_of(), prepared_of("integer")
+    pq.set_numerics(switched, "fake_quant")
+    assert train(plain, 3) == train(switched, 3)
+
+
+def test_batch_norm_when_its_statistics_move_then_its_conv_waits():
+    prepared = prepared_of("integer")
+    train(prepared, 1)
+    switches = {m.name: m for m in prepared.modules() if isinstance(m, IntegerForward)}
+    assert not switches["conv2d"].is_integer
+    assert switches["conv2d_1"].is_integer
+    prepared.apply(freeze_bn_stats)
+    assert switches["conv2d"].is_integer
+
+
+def test_fake_quantize_when_off_then_the_float_result_passes():
+    prepared = prepared_of("integer")
+    train(prepared, 2)
+    prepared.eval().apply(disable_observer).apply(disable_fake_quant)
+    expected = copy.deepcopy(prepared)
+    pq.set_numerics(expected, "fake_quant")
+    assert torch.equal(prepared(X), expected(X))
+
+
+def test_schedule_when_due_then_integers_start():
+    prepared = prepared_of()
+    schedule = pq.QatSchedule(
+        prepared, freeze_observers_after=2, freeze_bn_after=2, integer_after=3
+    )
+    seen = []
+    for _ in range(4):
+        train(prepared, 1)
+        schedule.step()
+        seen.append(set(pq.numerics_of(prepared).values()))
+    assert seen == [{Numerics.FAKE_QUANT}] * 2 + [{Numerics.INTEGER}] * 2
+    resumed = prepared_of()
+    pq.QatSchedule(resumed, integer_after=3).load_state_dict(schedule.state_dict())
+    assert set(pq.numerics_of(resumed).values()) == {Numerics.INTEGER}
+    assert_exact(prepared)
+
+
+class PerTensor(pq.Quantizer):
+    """int8 convs and linears by one spec; biases in the steps of the accumulator."""
+
+    def __init__(self, fake_quantize, has_biases=False):
+        self.spec = pq.QuantizationSpec(
+            torch.int8,
+            fake_quantize,
+            quant_min=-128,
+            quant_max=127,
+            qscheme=torch.per_tensor_affine,
+        )
+        self.has_biases = has_biases
+
+    def annotate(self, model):
+        for node in model.graph.nodes:
+            if str(node.target) not in ("aten.linear.default", "aten.conv2d.default"):
+                continue
+            x, weight, *rest = node.args
+            specs = {x: self.spec, weight: self.spec}
+            if self.has_biases and rest and rest[0] is not None:
+                specs[rest[0]] = pq.DerivedQuantizationSpec(
+                    derived_from=[(x, node), (weight, node)],
+                    derive_qparams_fn=bias_qparams,
+                    dtype=torch.int32,
+                    quant_min=-(2**31),
+                    quant_max=2**31 - 1,
+                    qscheme=torch.per_tensor_symmetric,
+                )
+            node.meta["quantization_annotation"] = pq.QuantizationAnnotation(
+                specs, self.spec, _annotated=True
+            )
+        return model
+
+    def validate(self, model):
+        pass
+
+
+def bias_qparams(observers):
+    scales = [o.calculate_qparams()[0] for o in observers]
+    return scales[0] * scales[1], torch.zeros(1, dtype=torch.int32)
+
+
+def test_learned_ranges_when_integers_then_scales_train_and_the_result_is_exact():
+    learns = pq.LearnableFakeQuantize.with_args(observer=pq.LSQObserver, use_grad_scaling=True)
+    torch.manual_seed(0)
+    ep = torch.export.export(Net().train(), (X,))
+    prepared = pq.prepare_qat_pt2e(ep, PerTensor(learns), numerics="integer")
+    prepared(X)
+    prepared.apply(freeze_bn_stats)
+    pq.QatSchedule(prepared, learn_ranges_after=1).step()
+    before = {n: p.detach().clone() for n, p in prepared.named_parameters() if "scale" in n}
+    train(prepared, 3)
+    after = dict(prepared.named_parameters())
+    assert before
+    assert any(not torch.equal(v, after[n]) for n, v in before.items())
+    assert_exact(prepared)
+
+
+def test_biases_when_their_qparams_are_derived_then_the_result_is_exact():
+    torch.manual_seed(0)
+    model = Net().eval()
+    with torch.no_grad():
+        # Large in steps of the accumulator: rounded once as convert does, and once more for sums.
+        model.conv.bias.mul_(100)
+        model.head.bias.mul_(100)
+    ep = torch.export.export(model.train(), (X,))
+    quantizer = PerTensor(pq.FakeQuantize, has_biases=True)
+    prepared = pq.prepare_qat_pt2e(ep, quantizer, numerics="integer")
+    train(prepared, 3)
+    assert sum(any(m.rounded) for m in prepared.modules() if isinstance(m, IntegerForward)) == 3
+    assert_exact(prepared)
+
+
+def test_copies_when_made_or_pickled_or_saved_then_they_train_alike(tmp_path):
+    prepared = prepared_of("integer")
+    train(prepared, 2)
+    prepared.apply(disable_observer).apply(freeze_bn_stats)
+    stream = io.BytesIO()
+    torch.save(prepared, stream)
+    stream.seek(0)
+    pq.save(prepared, tmp_path / "checkpoint.ptq")
+    copies = [
+        copy.deepcopy(prepared),
+        torch.load(stream, weights_only=False),
+        pq.load(tmp_path / "checkpoint.ptq"),
+    ]
+    expected = train(prepared, 2)
+    for made in copies:
+        assert pq.numerics_of(made) == pq.numerics_of(prepared)
+        assert train(made, 2) == expected
+        assert_exact(made)
+
+
+def test_checkpointing_when_activations_are_recomputed_then_gradients_are_equal():
+    prepared = prepared_of("integer")
+    train(prepared, 2)
+    prepared.apply(disable_observer).apply(freeze_bn_stats)
+    expected = gradients(prepared, prepared)
+    found = gradients(prepared, lambda x: checkpoint(prepared, x, use_reentrant=False))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[n], expected[n]) for n in expected)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_compiled_when_trained_in_integers_then_as_in_eager():
+    torch._dynamo.reset()
+    eager, inner = prepared_of(), prepared_of()
+    for model in (eager, inner):
+        train(model, 2)
+        model.apply(disable_observer).apply(freeze_bn_stats)
+        pq.set_numerics(model, "integer", nodes=["conv2d"])
+    inner.load_state_dict(eager.state_dict())
+    compiled = torch.compile(inner, backend="aot_eager")
+    torch.testing.assert_close(train(compiled, 1), train(eager, 1), rtol=1e-5, atol=1e-6)
+    pq.set_numerics(compiled, "integer")
+    pq.set_numerics(eager, "integer")
+    inner.load_state_dict(eager.state_dict())
+    torch.testing.assert_close(compiled(X), eager(X), rtol=0, atol=1e-6)
+    torch.testing.assert_close(train(compiled, 2), train(eager, 2), rtol=1e-4, atol=1e-6)
+    assert_exact(inner)
+
+
+def _rank(rank, port, queue):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    prepared = prepared_of()
+    model = DistributedDataParallel(prepared)
+    pq.set_numerics(model, "integer")
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step in range(3):
+        if step == 1:
+            model.apply(disable_observer).apply(freeze_bn_stats)
+        optimizer.zero_grad()
+        part = slice(4 * rank, 4 * rank + 4)
+        (model(X[part]) - Y[part]).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    model(X)  # sends rank 0's buffers
+    values = [p.double().sum().item() for p in prepared.parameters()]
+    output = prepared(X)
+    reference = pq.integer_reference(pq.convert_pt2e(prepared))
+    queue.put((rank, values, torch.equal(output, reference(X))))
+    torch.distributed.destroy_process_group()
+
+
+def test_data_parallel_when_two_ranks_train_in_integers_then_they_agree():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    ranks = [context.Process(target=_rank, args=(r, port, queue)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    try:
+        found = sorted(queue.get(timeout=240) for _ in ranks)
+    finally:
+        for process in ranks:
+            process.join(timeout=20)
+            process.kill()
+    (_, first, exact_0), (_, second, exact_1) = found
+    assert first == second
+    assert exact_0
+    assert exact_1
