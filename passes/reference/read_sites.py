@@ -155,7 +155,8 @@ class Reader:
             "like": source.meta["val"],
             "is_constant": self._is_constant(source),
         }
-        if node.target is DequantizePerTensorDynamic:
+        is_per_token = kind_of_qdq(node) is QdqKind.PER_TOKEN
+        if node.target is DequantizePerTensorDynamic or is_per_token:
             return Operand(**given, **_run_time(node))
         if kind_of_qdq(node) not in STATIC_KINDS or not self._has_constant_qparams(node):
             return None

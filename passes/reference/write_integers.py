@@ -4,7 +4,12 @@ from torch.fx import GraphModule
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
-from pt2e_quant.passes.reference.forms.site import DEFAULT_ARITHMETIC, Arithmetic, Declined
+from pt2e_quant.passes.reference.forms.site import (
+    DEFAULT_ARITHMETIC,
+    Arithmetic,
+    Declined,
+    Overflow,
+)
 from pt2e_quant.passes.reference.read_sites import FoundSite, Reader, find_sites
 
 __all__ = ["write_integers"]
@@ -36,8 +41,12 @@ def _write(reader: Reader, found: FoundSite) -> Note:
     editor, anchor = reader.editor, found.anchor
     mark = editor.mark()
     editor.cursor = anchor
+    site = reader.site(found)
     try:
-        made = found.form.write(reader.site(found))
+        made = found.form.write(site)
+    except Overflow as overflow:
+        fix = "accumulator_bits=64, or a scheme of fewer bits for this node"
+        raise Overflow(overflow.what, node=found.op, fix=fix) from overflow
     except Declined as declined:
         editor.roll_back(mark)
         return Note(anchor.name, declined.what, skipped=True)
@@ -45,4 +54,4 @@ def _write(reader: Reader, found: FoundSite) -> Note:
         editor.cursor = None
     editor.replace(anchor, made)
     editor.discard(found.covered)
-    return Note(anchor.name, found.form.name)
+    return Note(anchor.name, "; ".join((found.form.name, *site.remarks)))

@@ -1,61 +1,24 @@
-"""Forms of sums, averages, clamps and of what only moves integers."""
+"""Forms of sums and products of two tensors."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pt2e_quant.core.integer_ops.calls import cast, widen
+from pt2e_quant.core.integer_ops.calls import cast, out_dtype, widen
 from pt2e_quant.core.integer_ops.profiles import Addition
 from pt2e_quant.core.integer_ops.quantize import dequantize, quantize
 from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requantize
-from pt2e_quant.core.integer_ops.sums import add, add_by_ratios, add_up, common_shift
+from pt2e_quant.core.integer_ops.sums import add, add_by_ratios, common_shift
 from pt2e_quant.core.qparams import QParams
-from pt2e_quant.graph.ops import (
-    ADAPTIVE_AVG_POOL2D,
-    ADD,
-    CAT,
-    CLAMP,
-    HARDTANH,
-    MAX_POOL2D,
-    MEAN,
-    PERMUTE,
-    RELU,
-    RESHAPE,
-    SELECT,
-    SLICE,
-    SQUEEZE,
-    SUB,
-    UNSQUEEZE,
-    aten,
-)
-from pt2e_quant.graph.pattern import one_of
-from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Output, Site
+from pt2e_quant.core.qparams import quantize as quantize_values
+from pt2e_quant.graph.ops import ADD, MUL, SUB, aten
+from pt2e_quant.passes.reference.forms.functions import table
+from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
 
-__all__ = ["ARITHMETIC_FORMS", "REQUANTIZE", "rescaled"]
+__all__ = ["ARITHMETIC_FORMS"]
 
 _INT32 = (1 << 31) - 1
-
-
-def _is_same(a: QParams, b: QParams) -> bool:
-    return (
-        a.scale_float == b.scale_float
-        and a.zero_point_int == b.zero_point_int
-        and (a.quant_min, a.quant_max, a.dtype) == (b.quant_min, b.quant_max, b.dtype)
-    )
-
-
-def rescaled(site: Site[Any], x: Operand[Any], integers: Any, output: Output) -> Any:
-    """Integers of x's scale in the output's; untouched where both are the same."""
-    out = output.range
-    if _is_same(x.qparams, output.qparams):
-        limits = output.qparams.quant_min, output.qparams.quant_max
-        if (out.low, out.high) == limits:
-            return integers
-        return site.call(aten.clamp.default, integers, out.low, out.high)
-    wide = widen(site.call, integers, x.qparams.zero_point_int, x.storage)
-    return site.requantized(wide, (x.qparams.scale,), output=output)
 
 
 def _add(site: Site[Any]) -> Any:
@@ -68,7 +31,9 @@ def _subtract(site: Site[Any]) -> Any:
 
 def _sum(site: Site[Any], alpha: float) -> Any:
     """The sum x + alpha * y by the profile's arithmetic."""
-    x, y = site.operand("self"), site.operand("other")
+    if _is_of_one_tensor(site):
+        return table(site)
+    x, y = _pair(site)
     if max(x.storage.itemsize, y.storage.itemsize) > 2:
         raise Declined("summands are wider than 16 bits")
     scale = site.required_output().qparams.scale
@@ -140,73 +105,51 @@ def _sum_of_reals(site: Site[Any], x: Operand[Any], y: Operand[Any], alpha: floa
     )
 
 
-def _max_pool(site: Site[Any]) -> Any:
-    x, output = site.operand("self"), site.required_output()
-    # Padding is the least integer, as -inf is the least real number.
-    rest = [value for name, value in site.arguments.items() if name != "self"]
-    pooled = site.call(aten.max_pool2d.default, x.value, *rest)
-    return rescaled(site, x, pooled, output)
+def _multiply(site: Site[Any]) -> Any:
+    """The product of both differences, then one factor of both scales."""
+    if _is_of_one_tensor(site):
+        return table(site)
+    x, y = _pair(site)
+    site.required_output()
+    is_narrow = x.storage.itemsize + y.storage.itemsize <= 3  # 9 and 17 bits, or fewer
+    dtype = torch.int32 if is_narrow else torch.int64
+    call = site.call
+    left, right = (widen(call, v.value, v.qparams.zero_point_int, v.storage) for v in (x, y))
+    if x.storage.itemsize != y.storage.itemsize:  # out_dtype promotes nothing
+        left, right = (cast(call, v, torch.int32) for v in (left, right))
+    total = call(out_dtype, aten.mul.Tensor, dtype, left, right)
+    scales = x.qparams.scale, y.qparams.scale
+    return site.requantized(total, scales, reach=x.reach * y.reach)
 
 
-def _mean(site: Site[Any]) -> Any:
-    dims = site.arguments["dim"]
-    if site.arguments["dtype"] is not None or not dims:
-        raise Declined("mean over no named dimension, or in another dtype")
-    return _average(site, dims, keepdim=bool(site.arguments["keepdim"]))
+def _is_of_one_tensor(site: Site[Any]) -> bool:
+    """Whether one of two arguments is a number, so that the other alone is mapped."""
+    return any(isinstance(site.arguments[name], (int, float)) for name in ("self", "other"))
 
 
-def _global_average(site: Site[Any]) -> Any:
-    if list(site.arguments["output_size"]) != [1, 1]:
-        raise Declined("averages over windows")
-    return _average(site, [-2, -1], keepdim=True)
+def _pair(site: Site[Any]) -> tuple[Operand[Any], Operand[Any]]:
+    """Both arguments in integers; a float constant becomes 16 bits of its own range."""
+    x, y = (_operand_or_constant(site, name) for name in ("self", "other"))
+    return x, y
 
 
-def _average(site: Site[Any], dims: Sequence[int], *, keepdim: bool) -> Any:
-    x = site.operand("self")
-    sizes = [x.like.shape[d] for d in dims]
-    if not all(isinstance(size, int) for size in sizes):
-        raise Declined("averages over a dynamic dimension")
-    count = math.prod(sizes)
-    if count * x.reach > _INT32:
-        raise Declined("the sum may not fit in int32")
-    zero = x.qparams.zero_point_int
-    total = add_up(site.call, x.value, dims, keepdim=keepdim, zero_point=zero, storage=x.storage)
-    return site.requantized(total, (x.qparams.scale,), divisor=count)
+def _operand_or_constant(site: Site[Any], name: str) -> Operand[Any]:
+    value = site.arguments[name]
+    if not isinstance(value, torch.Tensor):
+        return site.operand(name)
+    real = value.detach().float()
+    greatest = float(real.abs().max()) if real.numel() else 0.0
+    if not math.isfinite(greatest):
+        raise Declined(f'its constant "{name}" is not finite')
+    qparams = QParams.per_tensor(max(greatest, 1e-30) / 32767, 0, -32768, 32767, torch.int16)
+    integers = quantize_values(real, qparams)
+    held = site.hold(integers, f"{name}_q")
+    return Operand(value=held, like=integers, qparams=qparams, is_constant=True)
 
-
-def _move(site: Site[Any]) -> Any:
-    x, output = site.operand("self"), site.required_output()
-    rest = [value for name, value in site.arguments.items() if name != "self"]
-    return rescaled(site, x, site.call(site.target, x.value, *rest), output)
-
-
-def _clamp(site: Site[Any]) -> Any:
-    """A clamp alone: its bounds are in the output's range."""
-    x = site.operand("self")
-    return rescaled(site, x, x.value, site.required_output())
-
-
-def _cat(site: Site[Any]) -> Any:
-    output, items = site.required_output(), site.arguments["tensors"]
-    if not all(isinstance(item, Operand) and item.run_time is None for item in items):
-        raise Declined("not every input is integers")
-    parts = [rescaled(site, item, item.value, output) for item in items]
-    return site.call(site.target, parts, site.arguments["dim"])
-
-
-_MOVES = one_of(RESHAPE, PERMUTE, UNSQUEEZE, SQUEEZE, SLICE, SELECT)
-
-REQUANTIZE = IntegerForm(name="requantize", operators=(), write=_clamp)
-"""A dequantize that a quantize follows."""
 
 ARITHMETIC_FORMS = (
     IntegerForm(name="add", operators=ADD, write=_add),
     IntegerForm(name="sub", operators=SUB, write=_subtract),
-    IntegerForm(name="max_pool2d", operators=MAX_POOL2D, write=_max_pool),
-    IntegerForm(name="average", operators=MEAN, write=_mean),
-    IntegerForm(name="global average", operators=ADAPTIVE_AVG_POOL2D, write=_global_average),
-    IntegerForm(name="move", operators=_MOVES, write=_move),
-    IntegerForm(name="clamp", operators=one_of(RELU, HARDTANH, CLAMP), write=_clamp),
-    IntegerForm(name="cat", operators=CAT, write=_cat),
+    IntegerForm(name="mul", operators=MUL, write=_multiply),
 )
-"""Operators without weights."""
+"""Sums and products of two tensors."""

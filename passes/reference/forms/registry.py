@@ -3,13 +3,22 @@
 from torch.fx import Node
 
 from pt2e_quant.graph.ops import Spelling, is_call
-from pt2e_quant.passes.reference.forms.arithmetic import ARITHMETIC_FORMS, REQUANTIZE
+from pt2e_quant.passes.reference.forms.arithmetic import ARITHMETIC_FORMS
+from pt2e_quant.passes.reference.forms.functions import FUNCTION_FORMS, TABLE, is_pointwise
+from pt2e_quant.passes.reference.forms.moves import MOVE_FORMS, REQUANTIZE
+from pt2e_quant.passes.reference.forms.pools import POOL_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.site import IntegerForm
 
 __all__ = ["FORMS", "REQUANTIZE", "form_of"]
 
-FORMS: tuple[IntegerForm, ...] = (*PRODUCT_FORMS, *ARITHMETIC_FORMS)
+FORMS: tuple[IntegerForm, ...] = (
+    *PRODUCT_FORMS,
+    *ARITHMETIC_FORMS,
+    *POOL_FORMS,
+    *FUNCTION_FORMS,
+    *MOVE_FORMS,
+)
 """A new integer operator is a row here; no operator is in two of them."""
 
 _BY_TARGET = {
@@ -21,5 +30,9 @@ _BY_TARGET = {
 
 def form_of(node: Node) -> IntegerForm | None:
     """The form of a call's operator, if it has one."""
-    found = _BY_TARGET.get(node.target) if node.op == "call_function" else None  # type: ignore[arg-type]  # a callable, by op
-    return found if found is not None and is_call(node, found.operators) else None
+    if node.op != "call_function":
+        return None
+    found = _BY_TARGET.get(node.target)  # type: ignore[arg-type]  # a callable, by op
+    if found is None:
+        return TABLE if is_pointwise(node.target) else None
+    return found if is_call(node, found.operators) else None

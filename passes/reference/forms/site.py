@@ -7,7 +7,7 @@ for, and its gradient is the straight-through gradient of the form.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import torch
@@ -18,7 +18,7 @@ from pt2e_quant.core.integer_ops.calls import Call, Value, compute
 from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile
 from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requantize
 from pt2e_quant.core.qparams import QParams, dequantize
-from pt2e_quant.graph.ops import Family
+from pt2e_quant.graph.ops import Family, aten
 
 __all__ = [
     "DEFAULT_ARITHMETIC",
@@ -27,6 +27,7 @@ __all__ = [
     "IntegerForm",
     "Operand",
     "Output",
+    "Overflow",
     "Site",
     "computed",
     "float_twin",
@@ -35,6 +36,10 @@ __all__ = [
 
 class Declined(UnsupportedError):
     """Why a form cannot be written for a site; the site stays float."""
+
+
+class Overflow(UnsupportedError):
+    """A sum that may not fit in its accumulator; whoever has the node adds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class Site(Generic[Value]):
         output: what the result is quantized to; None if it stays float.
         like: a tensor of the result's shape and float dtype.
         arithmetic: the target's.
+        remarks: what a form has to say of the site, such as the error of a table.
     """
 
     call: Call[Value]
@@ -121,6 +127,7 @@ class Site(Generic[Value]):
     output: Output | None
     like: Tensor
     arithmetic: Arithmetic = DEFAULT_ARITHMETIC
+    remarks: list[str] = field(default_factory=list)
 
     def operand(self, name: str) -> Operand[Value]:
         """The operand of an argument with static qparams.
@@ -147,7 +154,8 @@ class Site(Generic[Value]):
         total: Any,
         scales: Sequence[Tensor],
         *,
-        divisor: int = 1,
+        divisor: int | Tensor = 1,
+        reach: int = 0,
         output: Output | None = None,
     ) -> Any:
         """An accumulator in steps of scales[0] * scales[1] * … as integers of the output.
@@ -155,17 +163,20 @@ class Site(Generic[Value]):
         Args:
             total: int32, or int64.
             scales: float32, shaped to broadcast against it.
-            divisor: by which it is divided too.
+            divisor: by which it is divided too; a float32 tensor broadcasts.
+            reach: the greatest size of the accumulator, where it may be beyond int32: multipliers
+                of 31 bits take its upper 31 bits then.
             output: the site's own by default.
         """
         to = output or self.required_output()
-        factor = factor_of(
-            self.arithmetic.profile.requantization,
-            scales,
-            to.qparams.scale,
-            divisor,
-            bits=self.arithmetic.profile.multiplier_bits,
-        )
+        profile = self.arithmetic.profile
+        kind, bits = profile.requantization, profile.multiplier_bits
+        beyond = reach.bit_length() - 31
+        if kind.is_fixed and beyond > 0:
+            half = self.call(aten.add.Tensor, total, 1 << (beyond - 1))
+            total = self.call(aten.bitwise_right_shift.Tensor_Scalar, half, beyond)
+            scales = (*scales, torch.tensor([2.0**beyond]))
+        factor = factor_of(kind, scales, to.qparams.scale, divisor, bits=bits)
         return requantize(self.call, total, factor.held(self.hold), to.range)
 
     def literal(self, values: Tensor, name: str) -> Any:

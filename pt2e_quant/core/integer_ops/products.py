@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from pt2e_quant.core.integer_ops.calls import Call, Value, cast, out_dtype, widen
+from pt2e_quant.core.integer_ops.calls import Call, Value, out_dtype, widen
+from pt2e_quant.core.integer_ops.windows import Convolution, Matmul
 
 __all__ = ["Window", "convolve", "multiply_rows"]
 
@@ -15,12 +16,16 @@ _aten: Any = torch.ops.aten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """How a convolution moves: one number for each spatial dimension."""
+    """How a convolution moves: one number for each spatial dimension.
+
+    With an output_padding it is a transposed one.
+    """
 
     stride: Sequence[int]
     padding: Sequence[int]
     dilation: Sequence[int]
     groups: int = 1
+    output_padding: Sequence[int] | None = None
 
 
 def multiply_rows(
@@ -33,6 +38,7 @@ def multiply_rows(
     weight_zero_point: int | Value,
     x_storage: torch.dtype,
     weight_storage: torch.dtype,
+    bits: int = 32,
 ) -> Value:
     """sum_k (x - x_zero_point) * (weight - weight_zero_point) + bias, exact in int32.
 
@@ -45,13 +51,17 @@ def multiply_rows(
         weight_zero_point: one integer, or [N, 1].
         x_storage: dtype of x.
         weight_storage: dtype of weight.
+        bits: of the accumulator, 32 or 64.
 
     Returns:
-        int32[..., N]. K must be at most `core.integer.longest_inner_axis`.
+        int32[..., N] or int64. K must be at most `core.integer.longest_inner_axis` for 32 bits.
     """
     left = widen(call, x, x_zero_point, x_storage)
     right = widen(call, weight, weight_zero_point, weight_storage)
-    total = call(out_dtype, _aten.linear.default, torch.int32, left, right, None)
+    if bits == 64:
+        total = call(Matmul, left, call(_aten.t.default, right), bits)
+    else:
+        total = call(out_dtype, _aten.linear.default, torch.int32, left, right, None)
     return total if bias is None else call(_aten.add.Tensor, total, bias)
 
 
@@ -66,6 +76,7 @@ def convolve(
     weight_zero_point: int | Value,
     x_storage: torch.dtype,
     weight_storage: torch.dtype,
+    bits: int = 32,
 ) -> Value:
     """The convolution of (x - x_zero_point) and (weight - weight_zero_point), exact in int32.
 
@@ -81,19 +92,22 @@ def convolve(
         weight_zero_point: one integer, or one for each output channel, shaped to broadcast.
         x_storage: dtype of x.
         weight_storage: dtype of weight.
+        bits: of the accumulator, 32 or 64.
 
     Returns:
-        int32[N, O, *spatial].
+        int32[N, O, *spatial], or int64.
     """
     left = widen(call, x, x_zero_point, x_storage)
     right = widen(call, weight, weight_zero_point, weight_storage)
     rank = len(window.stride)
-    moved = (window.stride, window.padding, window.dilation)
-    rest = (None, *(list(m) for m in moved), False, [0] * rank, window.groups)
-    if rank < 3 and all(d == 1 for d in window.dilation):
+    moved = [list(m) for m in (window.stride, window.padding, window.dilation)]
+    is_plain = rank < 3 and all(d == 1 for d in window.dilation) and bits == 32
+    if is_plain and window.output_padding is None:
+        rest = (None, *moved, False, [0] * rank, window.groups)
         total = call(out_dtype, _aten.convolution.default, torch.int32, left, right, *rest)
-    else:
-        # torch has no integer kernel for these. A float64 holds such sums exactly.
-        real = (cast(call, left, torch.float64), cast(call, right, torch.float64))
-        total = cast(call, call(_aten.convolution.default, *real, *rest), torch.int32)
+    else:  # torch has no integer kernel for these
+        padded = [0] * rank if window.output_padding is None else list(window.output_padding)
+        is_transposed = window.output_padding is not None
+        rest = (*moved, is_transposed, padded, window.groups, bits)
+        total = call(Convolution, left, right, *rest)
     return total if bias is None else call(_aten.add.Tensor, total, bias)

@@ -94,7 +94,7 @@ def factor_of(
     kind: Requantization,
     scales: Sequence[Tensor],
     output_scale: Tensor,
-    divisor: int = 1,
+    divisor: int | Tensor = 1,
     *,
     bits: int = 31,
 ) -> Factor[Tensor]:

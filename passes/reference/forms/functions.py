@@ -1,0 +1,182 @@
+"""Forms of functions: tables for what maps one integer, softmax and norms."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from pt2e_quant.core.integer_ops.norms import Norm, Softmax, norm_factors, softmax_factors
+from pt2e_quant.core.integer_ops.tables import Interpolate, LookUp, interpolated_table, table_of
+from pt2e_quant.core.qparams import dequantize, quantize
+from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, RmsNorm
+from pt2e_quant.graph.ops import GROUP_NORM, HARDSWISH, LAYER_NORM, SOFTMAX, aten, parameters
+from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
+
+__all__ = ["FUNCTION_FORMS", "TABLE", "is_pointwise", "table"]
+
+
+def is_pointwise(target: Any) -> bool:
+    """Whether an operator computes each value from the values at its place."""
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def table(site: Site[Any]) -> Any:
+    """Any function of one quantized tensor and of numbers.
+
+    Of 8 bits it is a table of 256 entries that gives what the q/dq graph gives. Of 16 bits it is
+    a line between neighbours of 513 entries; the greatest error is in the note.
+    """
+    names = [name for name, value in site.arguments.items() if isinstance(value, Operand)]
+    others = [value for name, value in site.arguments.items() if name not in names]
+    if len(names) != 1 or not all(_is_number(value) for value in others):
+        raise Declined("it is a function of more than one tensor")
+    x, output = site.operand(names[0]), site.required_output()
+    if x.storage.itemsize > 2:
+        raise Declined("its input is wider than 16 bits")
+
+    def function(real: Tensor) -> Tensor:
+        result: Tensor = site.target(**_by_schema(site.target, {**site.arguments, names[0]: real}))
+        return result
+
+    out, low = output.range, torch.iinfo(x.storage).min
+    if x.storage.itemsize == 1:
+        entries = table_of(function, x.qparams, output.qparams, out)
+        return site.call(LookUp, x.value, site.hold(entries.to(out.storage), "table"), low)
+    entries = interpolated_table(function, x.qparams, output.qparams)
+    limits = out.zero_point, out.low, out.high, out.storage
+    _state_error(site, function, x, entries)
+    return site.call(Interpolate, x.value, site.hold(entries, "table"), low, *limits)
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, (Operand, Tensor)) and not hasattr(value, "meta")
+
+
+def _by_schema(target: OpOverload, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    given = {p.name for p in parameters(target)}
+    return {name: value for name, value in arguments.items() if name in given}
+
+
+def _state_error(site: Site[Any], function: Any, x: Operand[Any], entries: Tensor) -> None:
+    output = site.required_output()
+    limits = torch.iinfo(x.storage)
+    every = torch.arange(limits.min, limits.max + 1).to(x.storage)
+    out = output.range
+    found = Interpolate(every, entries, limits.min, out.zero_point, out.low, out.high, out.storage)
+    real = function(dequantize(every, x.qparams)).nan_to_num(0.0)
+    expected = quantize(real, output.qparams).clamp(out.low, out.high)
+    used = (every >= x.qparams.quant_min) & (every <= x.qparams.quant_max)
+    error = ((found.long() - expected.long()).abs() * used).max()
+    site.remarks.append(f"a table of 513 entries, at most {int(error)} steps from the function")
+
+
+def _softmax(site: Site[Any]) -> Any:
+    name = "self" if "self" in site.arguments else "input"
+    x, output = site.operand(name), site.required_output()
+    factors = softmax_factors(x.qparams.scale_float, output.qparams.scale_float)
+    if not 0 <= factors[3] <= 30 or factors[0] * (x.reach * 2) >= 1 << 62:
+        raise Declined("the scales of its input and output are too far apart")
+    out = output.range
+    limits = out.zero_point, out.low, out.high, out.storage
+    return site.call(Softmax, x.value, site.arguments["dim"], *factors, *limits)
+
+
+def _layer_norm(site: Site[Any]) -> Any:
+    count = len(site.arguments["normalized_shape"])
+    dims = list(range(-count, 0))
+    return _norm(site, dims, site.arguments["weight"], site.arguments["bias"], is_centred=True)
+
+
+def _rms_norm(site: Site[Any]) -> Any:
+    given = site.arguments
+    if "normalized_shape" in given:
+        dims = list(range(-len(given["normalized_shape"]), 0))
+    else:
+        dims = list(given["dims"])
+    return _norm(site, dims, given.get("weight"), None, is_centred=False)
+
+
+def _norm(site: Site[Any], dims: list[int], weight: Any, bias: Any, *, is_centred: bool) -> Any:
+    x = site.operand("input" if "input" in site.arguments else "x")
+    return _normalized(site, x, x.value, x.like.shape, dims, weight, bias, is_centred=is_centred)
+
+
+def _group_norm(site: Site[Any]) -> Any:
+    """The groups of a group norm as one more dimension."""
+    x, groups = site.operand("input"), site.arguments["num_groups"]
+    N, C, *spatial = x.like.shape
+    shape = [N, groups, C // groups, *spatial]
+    per_channel = [1, groups, C // groups, *[1] * len(spatial)]
+    weight, bias = (
+        v.reshape(per_channel) if isinstance(v, Tensor) else v
+        for v in (site.arguments["weight"], site.arguments["bias"])
+    )
+    grouped = site.call(aten.reshape.default, x.value, shape)
+    dims = list(range(2 - len(shape), 0))
+    made = _normalized(site, x, grouped, shape, dims, weight, bias, is_centred=True)
+    return site.call(aten.reshape.default, made, list(x.like.shape))
+
+
+def _normalized(
+    site: Site[Any],
+    x: Operand[Any],
+    value: Any,
+    shape: Any,
+    dims: list[int],
+    weight: Any,
+    bias: Any,
+    *,
+    is_centred: bool,
+) -> Any:
+    output = site.required_output()
+    sizes = [shape[d] for d in dims]
+    if not all(isinstance(size, int) for size in sizes):
+        raise Declined("it normalises a dynamic dimension")
+    for given in (weight, bias):
+        if given is not None and not isinstance(given, Tensor):
+            raise Declined("its weight or bias is no float constant of this graph")
+    eps = site.arguments.get("eps")
+    factors = norm_factors(
+        torch.ones(1, dtype=torch.float64) if weight is None else weight.detach().double(),
+        torch.zeros(1, dtype=torch.float64) if bias is None else bias.detach().double(),
+        count=math.prod(sizes),
+        reach=x.reach,
+        input_scale=x.qparams.scale_float,
+        output_scale=output.qparams.scale_float,
+        eps=torch.finfo(torch.float32).eps if eps is None else float(eps),
+        is_centred=is_centred,
+    )
+    if factors is None:
+        raise Declined("its scales, eps and length are out of reach of 64-bit integers")
+    out = output.range
+    return site.call(
+        Norm,
+        value,
+        site.hold(factors.gain, "gain"),
+        site.hold(factors.offset, "offset"),
+        dims,
+        None if is_centred else x.qparams.zero_point_int,
+        [factors.centred_shift, factors.root_shift, factors.fraction],
+        factors.epsilon,
+        out.zero_point,
+        out.low,
+        out.high,
+        out.storage,
+    )
+
+
+TABLE = IntegerForm(name="table", operators=HARDSWISH, write=table)
+"""Pointwise functions of one tensor, whatever their operator."""
+
+FUNCTION_FORMS = (
+    TABLE,
+    IntegerForm(name="log_sigmoid", operators=(aten.log_sigmoid.default,), write=table),
+    IntegerForm(name="softmax", operators=SOFTMAX, write=_softmax),
+    IntegerForm(name="layer norm", operators=LAYER_NORM[:1], write=_layer_norm),
+    IntegerForm(name="group norm", operators=GROUP_NORM, write=_group_norm),
+    IntegerForm(name="RMS norm", operators=(*RMS_NORM, RmsNorm), write=_rms_norm),
+)
+"""Functions of a tensor."""

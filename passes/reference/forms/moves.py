@@ -1,0 +1,188 @@
+"""Forms of what only moves, clamps or chooses integers."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.integer_ops.calls import widen
+from pt2e_quant.core.qparams import QParams, quantize
+from pt2e_quant.graph.ops import (
+    CAT,
+    CLAMP,
+    EXPAND,
+    HARDTANH,
+    IDENTITIES,
+    MASKED_FILL,
+    MAXIMUM,
+    MINIMUM,
+    PAD,
+    PERMUTE,
+    RELU,
+    RELU6,
+    RESHAPE,
+    SELECT,
+    SLICE,
+    SQUEEZE,
+    STACK,
+    UNSQUEEZE,
+    aten,
+)
+from pt2e_quant.graph.pattern import one_of
+from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Output, Site
+
+__all__ = ["MOVE_FORMS", "REQUANTIZE", "is_same_scale", "rescaled"]
+
+
+def _is_same(a: QParams, b: QParams) -> bool:
+    return (
+        a.scale_float == b.scale_float
+        and a.zero_point_int == b.zero_point_int
+        and (a.quant_min, a.quant_max, a.dtype) == (b.quant_min, b.quant_max, b.dtype)
+    )
+
+
+def is_same_scale(x: Operand[Any], output: Output) -> bool:
+    """Whether integers of x mean the same as integers of the output."""
+    return _is_same(x.qparams, output.qparams)
+
+
+def rescaled(site: Site[Any], x: Operand[Any], integers: Any, output: Output) -> Any:
+    """Integers of x's scale in the output's; untouched where both are the same."""
+    out = output.range
+    if is_same_scale(x, output):
+        limits = output.qparams.quant_min, output.qparams.quant_max
+        if (out.low, out.high) == limits:
+            return integers
+        return site.call(aten.clamp.default, integers, out.low, out.high)
+    wide = widen(site.call, integers, x.qparams.zero_point_int, x.storage)
+    return site.requantized(wide, (x.qparams.scale,), output=output)
+
+
+def _move(site: Site[Any]) -> Any:
+    x, output = site.operand("self"), site.required_output()
+    rest = {name: value for name, value in site.arguments.items() if name != "self"}
+    if any(isinstance(value, Operand) for value in rest.values()):
+        raise Declined("it reads the shape of another quantized tensor")
+    return rescaled(site, x, site.call(site.target, x.value, **rest), output)
+
+
+def _clamp(site: Site[Any]) -> Any:
+    """A clamp alone: its bounds are in the output's range."""
+    x = site.operand("self")
+    return rescaled(site, x, x.value, site.required_output())
+
+
+def _join(site: Site[Any]) -> Any:
+    output, items = site.required_output(), site.arguments["tensors"]
+    if not all(isinstance(item, Operand) and item.run_time is None for item in items):
+        raise Declined("not every input is integers")
+    parts = [rescaled(site, item, item.value, output) for item in items]
+    return site.call(site.target, parts, site.arguments["dim"])
+
+
+def _choose(site: Site[Any]) -> Any:
+    """maximum, minimum: of integers of the output's scale."""
+    output = site.required_output()
+    x, y = (rescaled(site, v, v.value, output) for v in map(site.operand, ("self", "other")))
+    return site.call(site.target, x, y)
+
+
+def _where(site: Site[Any]) -> Any:
+    output = site.required_output()
+    x, y = (rescaled(site, v, v.value, output) for v in map(site.operand, ("self", "other")))
+    return site.call(site.target, site.arguments["condition"], x, y)
+
+
+def _masked_fill(site: Site[Any]) -> Any:
+    x, output = site.operand("self"), site.required_output()
+    value = site.arguments["value"]
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, (int, float)):
+        raise Declined("it fills with a number that is computed at run time")
+    filler = _quantized(float(value), output)
+    integers = rescaled(site, x, x.value, output)
+    return site.call(aten.masked_fill.Scalar, integers, site.arguments["mask"], filler)
+
+
+def _quantized(real: float, output: Output) -> int:
+    limit = 3.0e38
+    value = torch.tensor([min(max(real, -limit), limit)])
+    return int(quantize(value, output.qparams).clamp(output.range.low, output.range.high).item())
+
+
+def _pad(site: Site[Any]) -> Any:
+    x, output, given = site.operand("self"), site.required_output(), site.arguments
+    if given.get("mode", "constant") != "constant":
+        return _gather(site)
+    filler = _quantized(float(given["value"] or 0.0), output)
+    integers = rescaled(site, x, x.value, output)
+    return site.call(aten.constant_pad_nd.default, integers, given["pad"], filler)
+
+
+def _gather(site: Site[Any]) -> Any:
+    """A move of the values of each channel that torch has no integer kernel for, by indices."""
+    x, output = (
+        site.operand("input" if "input" in site.arguments else "self"),
+        site.required_output(),
+    )
+    leading, spatial = x.like.shape[:2], x.like.shape[2:]
+    after = site.like.shape[2:]
+    if not all(isinstance(size, int) for size in (*spatial, *after)):
+        raise Declined("it moves values along a dynamic dimension")
+    places = torch.arange(math.prod(spatial), dtype=torch.float64).reshape(1, 1, *spatial)
+    arguments = {
+        name: places if isinstance(value, Operand) else value
+        for name, value in site.arguments.items()
+    }
+    index = site.hold(site.target(**arguments).flatten().to(torch.int64), "places")
+    flat = site.call(aten.reshape.default, x.value, [*leading, -1])
+    moved = site.call(aten.index_select.default, flat, -1, index)
+    return rescaled(site, x, site.call(aten.reshape.default, moved, [*leading, *after]), output)
+
+
+_MOVES = one_of(
+    RESHAPE,
+    PERMUTE,
+    UNSQUEEZE,
+    SQUEEZE,
+    SLICE,
+    SELECT,
+    EXPAND,
+    IDENTITIES,
+    (
+        aten.flip.default,
+        aten.repeat.default,
+        aten.tile.default,
+        aten.index_select.default,
+        aten.gather.default,
+        aten.amax.default,
+        aten.amin.default,
+        aten.pixel_shuffle.default,
+        aten.pixel_unshuffle.default,
+        aten.channel_shuffle.default,
+        aten.roll.default,
+    ),
+)
+_NEAREST = (
+    aten.upsample_nearest1d.vec,
+    aten.upsample_nearest2d.vec,
+    aten.upsample_nearest3d.vec,
+)
+
+REQUANTIZE = IntegerForm(name="requantize", operators=(), write=_clamp)
+"""A dequantize that a quantize follows."""
+
+MOVE_FORMS = (
+    IntegerForm(name="move", operators=_MOVES, write=_move),
+    IntegerForm(name="clamp", operators=one_of(RELU, RELU6, HARDTANH, CLAMP), write=_clamp),
+    IntegerForm(name="join", operators=one_of(CAT, STACK), write=_join),
+    IntegerForm(name="choose", operators=one_of(MAXIMUM, MINIMUM), write=_choose),
+    IntegerForm(name="where", operators=(aten.where.self,), write=_where),
+    IntegerForm(name="masked_fill", operators=MASKED_FILL, write=_masked_fill),
+    IntegerForm(name="pad", operators=PAD, write=_pad),
+    IntegerForm(name="nearest", operators=_NEAREST, write=_gather),
+)
+"""Operators that move integers, or choose among them."""

@@ -1,0 +1,224 @@
+"""Softmax and norms in integers, by the method of I-BERT (Kim et al., 2021, arXiv:2101.01321)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.integer import Rounding, shift_right
+from pt2e_quant.core.integer_ops.define import define_integer_op
+
+__all__ = [
+    "Norm",
+    "NormFactors",
+    "Softmax",
+    "integer_exp",
+    "norm_factors",
+    "softmax_factors",
+    "square_root",
+]
+
+_FRACTION = 14
+"""Bits below 1.0 of an exponent's argument."""
+_LN2 = round(math.log(2) * (1 << _FRACTION))
+_B = round(1.353 * (1 << _FRACTION))
+_C = round(0.344 / 0.3585 * (1 << (2 * _FRACTION)))
+_MOST_HALVINGS = 31
+
+
+def integer_exp(distance: Tensor) -> Tensor:
+    """exp(-distance) in units of exp(0) = 2.8 * 2**28: I-BERT's Algorithm 2.
+
+    exp(-t) = 2**-z * exp(p) with -ln 2 < p <= 0, and exp(p) = 0.3585 (p + 1.353)**2 + 0.344, at
+    most 0.0022 from it. The unit 0.3585 * 2**-28 divides out in a softmax.
+
+    Args:
+        distance: int64, at least 0, in 2**-14.
+
+    Returns:
+        int64, below 2**30.
+    """
+    halvings = (distance // _LN2).clamp(max=_MOST_HALVINGS)
+    p = (halvings * _LN2 - distance).clamp(min=-_LN2)
+    return ((p + _B) ** 2 + _C) >> halvings
+
+
+def softmax_factors(input_scale: float, output_scale: float) -> tuple[int, int, int, int]:
+    """Multiplier and shift of a softmax's input, then those of its output.
+
+    >>> softmax_factors(0.5, 1 / 256)
+    (1073741824, 17, 524288, 11)
+    """
+    fraction, exponent = math.frexp(input_scale * (1 << _FRACTION))
+    multiplier, shift = round(fraction * (1 << 31)), 31 - exponent
+    out_fraction, out_exponent = math.frexp(1.0 / output_scale)
+    out = round(out_fraction * (1 << _OUT_BITS)), _OUT_BITS - out_exponent
+    while shift < 0:
+        multiplier, shift = multiplier * 2, shift + 1
+    return multiplier, min(shift, 62), *out
+
+
+_OUT_BITS = 20
+
+
+def _softmax(
+    x: Tensor,
+    dim: int,
+    multiplier: int,
+    shift: int,
+    out_multiplier: int,
+    out_shift: int,
+    zero_point: int,
+    low: int,
+    high: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    wide = x.long()
+    steps = wide.amax(dim, keepdim=True) - wide
+    distance = shift_right(steps * multiplier, shift, Rounding.HALF_UP)
+    exps = integer_exp(distance)
+    total = exps.sum(dim, keepdim=True) << out_shift
+    # Twice the quotient and a half, so that the division rounds to the nearest.
+    y = torch.div(2 * exps * out_multiplier + total, 2 * total, rounding_mode="floor")
+    return (y + zero_point).clamp(low, high).to(dtype)
+
+
+def _fake_softmax(x: Tensor, *rest: object) -> Tensor:
+    dtype = rest[-1]
+    assert isinstance(dtype, torch.dtype)
+    return torch.empty_like(x, dtype=dtype)
+
+
+Softmax = define_integer_op(
+    "integer_softmax(Tensor x, int dim, int multiplier, int shift, int out_multiplier, "
+    "int out_shift, int zero_point, int low, int high, ScalarType dtype) -> Tensor",
+    _softmax,
+    _fake_softmax,
+)
+"""Softmax of integers; at most 0.0016 and one rounding from the real one."""
+
+
+def square_root(x: Tensor) -> Tensor:
+    """floor(sqrt(x)), exact for every int64 of at least 0 (what I-BERT's Algorithm 4 ends in)."""
+    root = x.double().sqrt().long().clamp(max=3037000499)
+    root = root - (root * root > x).long()
+    return root + ((root + 1).clamp(max=3037000499) ** 2 <= x).long() * (root < 3037000499)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormFactors:
+    """The integers of one layer norm or RMS norm.
+
+    Attributes:
+        centred_shift: by which the centred integers are shifted left (right if negative).
+        epsilon: what is added to the sum of their squares.
+        root_shift: by which that sum is shifted before the root: 2 * root_shift bits.
+        fraction: bits below an output step of gain and offset.
+        gain: int64; the weight * sqrt(n) / output scale.
+        offset: int64; the bias / output scale.
+    """
+
+    centred_shift: int
+    epsilon: int
+    root_shift: int
+    fraction: int
+    gain: Tensor
+    offset: Tensor
+
+
+_CENTRED_BITS = 22
+_SUM_BITS = 61
+
+
+def norm_factors(
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    count: int,
+    reach: int,
+    input_scale: float,
+    output_scale: float,
+    eps: float,
+    is_centred: bool,
+) -> NormFactors | None:
+    """The factors for int64 arithmetic, None if its range is too small for them.
+
+    Args:
+        weight: float64, shaped to broadcast against the input.
+        bias: likewise.
+        count: how many values are normalised together, n.
+        reach: the greatest abs(x - zero_point).
+        input_scale: of x.
+        output_scale: of the result.
+        eps: of the norm, in real units.
+        is_centred: whether the mean is taken off.
+    """
+    unit = count if is_centred else 1
+    centred_shift = _CENTRED_BITS - math.ceil(math.log2(2 * reach * unit + 1))
+    epsilon = eps * unit**2 * count / input_scale**2 * 2.0 ** (2 * centred_shift)
+    most = count * 2.0 ** (2 * _CENTRED_BITS) + epsilon
+    root_shift = (_SUM_BITS - math.ceil(math.log2(most))) // 2
+    gain, offset = (v.double() / output_scale for v in (weight * math.sqrt(count), bias))
+    gain_bits = _SUM_BITS - _CENTRED_BITS - root_shift - 1
+    greatest = max(float(gain.abs().max()), 2.0**-60)
+    fraction = min(gain_bits - math.ceil(math.log2(greatest)), 30)
+    if root_shift < 0 or fraction < 1 or float(offset.abs().max()) * 2.0**fraction > 2.0**60:
+        return None
+    scaled = ((v * 2.0**fraction).round().to(torch.int64) for v in (gain, offset))
+    return NormFactors(
+        centred_shift=centred_shift,
+        epsilon=max(round(epsilon), 1),
+        root_shift=root_shift,
+        fraction=fraction,
+        gain=next(scaled),
+        offset=next(scaled),
+    )
+
+
+def _norm(
+    x: Tensor,
+    gain: Tensor,
+    offset: Tensor,
+    dims: Sequence[int],
+    input_zero_point: int | None,
+    shifts: Sequence[int],
+    epsilon: int,
+    zero_point: int,
+    low: int,
+    high: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    centred_shift, root_shift, fraction = shifts
+    axes = list(dims)
+    wide = x.long()
+    if input_zero_point is None:
+        count = math.prod(x.shape[d] for d in axes)
+        centred = wide * count - wide.sum(axes, keepdim=True)
+    else:
+        centred = wide - input_zero_point
+    if centred_shift >= 0:
+        centred = centred << centred_shift
+    else:
+        centred = shift_right(centred, -centred_shift, Rounding.HALF_UP)
+    squares = (centred * centred).sum(axes, keepdim=True) + epsilon
+    root = square_root(squares << (2 * root_shift))
+    scaled = torch.div((centred << root_shift) * gain + (root >> 1), root, rounding_mode="floor")
+    steps = shift_right(scaled + offset, fraction, Rounding.HALF_UP)
+    return (steps + zero_point).clamp(low, high).to(dtype)
+
+
+def _fake_norm(x: Tensor, *rest: object) -> Tensor:
+    dtype = rest[-1]
+    assert isinstance(dtype, torch.dtype)
+    return torch.empty_like(x, dtype=dtype)
+
+
+Norm = define_integer_op(
+    "integer_norm(Tensor x, Tensor gain, Tensor offset, int[] dims, int? input_zero_point, "
+    "int[] shifts, int epsilon, int zero_point, int low, int high, ScalarType dtype) -> Tensor",
+    _norm,
+    _fake_norm,
+)
+"""(x - mean) / sqrt(var + eps) * weight + bias; without the mean where a zero_point is given."""

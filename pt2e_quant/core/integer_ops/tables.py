@@ -1,0 +1,103 @@
+"""Functions of one integer by look-up: exact for 8 bits, interpolated for 16."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.integer_ops.define import define_integer_op
+from pt2e_quant.core.integer_ops.requantize import OutputRange
+from pt2e_quant.core.qparams import QParams, dequantize, quantize
+
+__all__ = ["Interpolate", "LookUp", "interpolated_table", "table_of"]
+
+_STEP = 1 << 7
+"""Inputs between two entries of an interpolated table: 65,536 / 512."""
+_FRACTION = 7
+"""Bits below an output step in its entries."""
+_FAR = 1 << 23
+"""Entries are clamped here, far outside of every 16-bit output."""
+
+
+def _look_up(x: Tensor, table: Tensor, low: int) -> Tensor:
+    return table[x.long() - low]
+
+
+def _fake_look_up(x: Tensor, table: Tensor, low: int) -> Tensor:
+    return torch.empty_like(x, dtype=table.dtype)
+
+
+LookUp = define_integer_op(
+    "integer_table(Tensor x, Tensor table, int low) -> Tensor", _look_up, _fake_look_up
+)
+"""table[x - low]."""
+
+
+def _interpolate(
+    x: Tensor,
+    table: Tensor,
+    input_low: int,
+    zero_point: int,
+    low: int,
+    high: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    place = x.long() - input_low
+    index, rest = place // _STEP, place % _STEP
+    below, above = table.long()[index], table.long()[index + 1]
+    steps = below * _STEP + (above - below) * rest
+    shift = 2 * _FRACTION
+    rounded = (steps + (1 << (shift - 1))) >> shift
+    return (rounded + zero_point).clamp(low, high).to(dtype)
+
+
+def _fake_interpolate(x: Tensor, *rest: object) -> Tensor:
+    dtype = rest[-1]
+    assert isinstance(dtype, torch.dtype)
+    return torch.empty_like(x, dtype=dtype)
+
+
+Interpolate = define_integer_op(
+    "integer_interpolate(Tensor x, Tensor table, int input_low, int zero_point, int low, int high, "
+    "ScalarType dtype) -> Tensor",
+    _interpolate,
+    _fake_interpolate,
+)
+"""A line between neighbours of 513 entries, as TOSA's TABLE and TFLite's LUTLookup have it."""
+
+
+def _integers(qp: QParams) -> Tensor:
+    limits = torch.iinfo(qp.dtype)
+    return torch.arange(limits.min, limits.max + 1).to(qp.dtype)
+
+
+def table_of(
+    function: Callable[[Tensor], Tensor], x: QParams, y: QParams, out: OutputRange
+) -> Tensor:
+    """quantize(function(dequantize(q))) for every 8-bit q: what the q/dq graph gives, exactly.
+
+    Args:
+        function: of float32.
+        x: of the input.
+        y: of the output.
+        out: the output's integers.
+    """
+    real = function(dequantize(_integers(x), x))
+    return quantize(real, y).clamp(out.low, out.high)
+
+
+def interpolated_table(function: Callable[[Tensor], Tensor], x: QParams, y: QParams) -> Tensor:
+    """The 513 entries of a function of 16 bits: int32, in 1/128 of an output step.
+
+    A NaN becomes the zero_point, an infinity the limit.
+
+    Args:
+        function: of float32.
+        x: of the input.
+        y: of the output.
+    """
+    low = torch.iinfo(x.dtype).min
+    places = low + _STEP * torch.arange(513, dtype=torch.float64)
+    real = function(((places - x.zero_point_int) * x.scale_float).float())
+    steps = real.double() / y.scale_float * (1 << _FRACTION)
+    return torch.nan_to_num(steps, nan=0.0).round().clamp(-_FAR * 128, _FAR * 128).to(torch.int32)
