@@ -17,8 +17,11 @@ from pt2e_quant.core.qdq import (
     read_qparams,
 )
 from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.op_table import Constraint
 
 __all__ = [
+    "QUANTIZED_RESULT",
+    "REWRITTEN_RESULT",
     "Affine",
     "PackedSource",
     "affine_of",
@@ -114,3 +117,13 @@ def read_weight(gm: GraphModule, node: object) -> PackedSource | None:
     if bool(qparams.zero_point.any()):
         return None
     return PackedSource(integers.contiguous(), qparams.scale.float().contiguous())
+
+
+QUANTIZED_RESULT = Constraint(
+    text="a result that all its readers quantize alike",
+    holds=lambda match: requantized(match.anchor) is not None,
+)
+REWRITTEN_RESULT = Constraint(
+    text="a result that all its readers quantize alike, to integers or 8-bit floats",
+    holds=lambda match: rewritten(match.anchor) is not None,
+)

@@ -7,22 +7,9 @@ Runtime optimized; `tests/backends/onnx/test_table.py` does so again.
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from pt2e_quant.backends.onnx.code_rows import CODE_ROWS
-from pt2e_quant.backends.onnx.conditions import (
-    BOTH_ARE_COMPUTED,
-    IS_A_CALL,
-    IS_GLOBAL_MEAN,
-    LIMITS_ARE_LITERALS,
-    NO_ALPHA,
-    NO_CEIL,
-    NO_DIVISOR,
-    PADS_WITH_A_NUMBER,
-    POOLS_TO_ONE,
-    RETURNS_NO_INDICES,
-    SUM_IS_OF_TENSORS,
-    WEIGHT_IS_A_MATRIX,
-)
 from pt2e_quant.backends.onnx.low_bit_rows import LOW_BIT_ROWS
 from pt2e_quant.backends.onnx.passes.recurrent import RECURRENT_ROW
 from pt2e_quant.core.granularity import PerChannel
@@ -35,8 +22,17 @@ from pt2e_quant.core.schemes import (
     TensorScheme,
 )
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import (
+    ADDS_UNSCALED,
+    GLOBAL_MEAN,
+    LIMITS_ARE_LITERALS,
+    NO_INDICES,
+    POOLS_TO_ONE,
+    TENSOR_OPERANDS,
+    rank_of,
+)
 from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, OpTable, Slot
-from pt2e_quant.graph.pattern import Many, Op, Var, chain, one_of
+from pt2e_quant.graph.pattern import Many, Match, Op, Var, chain, one_of
 from pt2e_quant.graph.sum_lengths import limit_sums
 
 __all__ = ["STATIC_TABLE", "TABLE"]
@@ -53,6 +49,39 @@ COLUMNS = TensorScheme(
     quant_max=127,
 )
 SIGMOID_RANGE = (1 / 256, 0)
+
+
+def _has_matrix_weight(node: Node) -> bool:
+    """Whether the right operand has two dimensions, as a linear layer's weight."""
+    return len(node.args) > 1 and rank_of(node.args[1]) == 2
+
+
+def _is_call(node: Node) -> bool:
+    """Always true: its being there sets this pattern apart from that of a constant weight."""
+    return node.op == "call_function"
+
+
+def _pads_with_a_number(match: Match) -> bool:
+    found = ops.arguments(match.anchor)
+    if found.get("mode", "constant") not in ("constant", "reflect", "replicate"):
+        return False
+    value = found.get("value")
+    return value is None or isinstance(value, (int, float))
+
+
+BOTH_ARE_COMPUTED = Constraint(
+    text="two computed tensors",
+    holds=lambda match: not match.is_constant("x") and not match.is_constant("y"),
+)
+# QLinearAveragePool divides the last windows of `ceil_mode` by too much.
+NO_CEIL = Constraint(
+    text="no ceil_mode", holds=lambda match: not ops.argument(match.anchor, "ceil_mode")
+)
+NO_DIVISOR = Constraint(
+    text="no divisor_override",
+    holds=lambda match: ops.argument(match.anchor, "divisor_override") is None,
+)
+PADS_WITH_A_NUMBER = Constraint(text="constant, reflect or replicate", holds=_pads_with_a_number)
 
 
 def _input(at: str) -> Slot:
@@ -174,11 +203,11 @@ _LINEAR_ROWS = (
         find=(Op(ops.ADDMM, B, X, W),),
         slots=(_input("x"), _weight("w", COLUMNS), _bias()),
         lowers_to="QGemm",
-        constraints=(NO_ALPHA,),
+        constraints=(ADDS_UNSCALED,),
     ),
     OpRow(
         name="mm",
-        find=(Op(one_of(ops.MM, ops.MATMUL), X, W, where=WEIGHT_IS_A_MATRIX),),
+        find=(Op(one_of(ops.MM, ops.MATMUL), X, W, where=_has_matrix_weight),),
         slots=(_input("x"), _weight("w", COLUMNS)),
         lowers_to="MatMulIntegerToFloat",
     ),
@@ -191,14 +220,14 @@ _LINEAR_ROWS = (
 )
 _PAIR = (_input("x"), _input("y"), _output())
 _LIGHT = OpKind.LIGHT
-SUM = (SUM_IS_OF_TENSORS, NO_ALPHA)
+SUM = (TENSOR_OPERANDS, ADDS_UNSCALED)
 _ARITHMETIC_ROWS = (
     *_with_clip("add", (Op(ops.ADD, X, Y),), _PAIR, "QLinearAdd", *SUM, kind=_LIGHT),
     *_with_clip("sub", (Op(ops.SUB, X, Y),), _PAIR, "BitwiseNot, QLinearAdd", *SUM, kind=_LIGHT),
-    *_with_clip("mul", (Op(ops.MUL, X, Y),), _PAIR, "QLinearMul", SUM_IS_OF_TENSORS, kind=_LIGHT),
+    *_with_clip("mul", (Op(ops.MUL, X, Y),), _PAIR, "QLinearMul", TENSOR_OPERANDS, kind=_LIGHT),
     OpRow(
         name="matmul",
-        find=(Op(one_of(ops.MATMUL, ops.BMM), X, Y, where=IS_A_CALL),),
+        find=(Op(one_of(ops.MATMUL, ops.BMM), X, Y, where=_is_call),),
         slots=_PAIR,
         lowers_to="QLinearMatMul",
         constraints=(BOTH_ARE_COMPUTED,),
@@ -218,7 +247,7 @@ _ARITHMETIC_ROWS = (
         "QLinearGlobalAveragePool",
         POOLS_TO_ONE,
     ),
-    _maps("mean", ops.MEAN, "QLinearGlobalAveragePool", IS_GLOBAL_MEAN),
+    _maps("mean", ops.MEAN, "QLinearGlobalAveragePool", GLOBAL_MEAN),
 )
 _MOVING_ROWS = (
     _moves("clip", CLIPS, "Clip (uint8)", LIMITS_ARE_LITERALS),
@@ -226,7 +255,7 @@ _MOVING_ROWS = (
         "max_pool",
         one_of(ops.MAX_POOL1D, ops.MAX_POOL2D, ops.MAX_POOL3D),
         "MaxPool (uint8)",
-        RETURNS_NO_INDICES,
+        NO_INDICES,
     ),
     _moves("amax", (aten.amax.default,), "ReduceMax (uint8)"),
     _moves("amin", (aten.amin.default,), "ReduceMin (uint8)"),

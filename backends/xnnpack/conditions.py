@@ -5,27 +5,22 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
+from pt2e_quant.graph.conditions import rank_of
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import argument
 from pt2e_quant.graph.pattern import Match
 
 __all__ = [
-    "ADDS_UNSCALED",
-    "BATCHED_1D",
-    "BATCHED_2D",
     "DIVIDES_PLAINLY",
     "EVEN_COLUMNS",
-    "EVERY_LIMIT_IS_A_NUMBER",
-    "GLOBAL_MEAN",
     "NOT_DEPTHWISE",
     "NO_CEIL_IF_DYNAMIC",
+    "ONE_DYNAMIC_SIZE",
     "ONE_GROUP",
     "ONE_IMAGE",
     "PADS_WITH_ZERO",
-    "POOLS_TO_ONE",
     "STRIDE_FITS_KERNEL",
     "TANH_IS_EXACT",
-    "TENSOR_OPERANDS",
     "WEIGHT_IS_MATRIX",
     "WINDOW_IS_WHOLE",
     "pairs",
@@ -38,21 +33,8 @@ def pairs(value: Any) -> list[int]:
     return values * 2 if len(values) == 1 else values
 
 
-def _rank(m: Match, name: str) -> int:
-    value = m[name].meta["val"] if isinstance(m[name], Node) else None
-    return value.dim() if isinstance(value, Tensor) else -1
-
-
 def _is_dynamic(node: Node) -> bool:
     return any(not isinstance(s, int) for s in node.meta["val"].shape)
-
-
-def _adds_unscaled(m: Match) -> bool:
-    return bool(m.arg("op", "alpha") == 1)
-
-
-def _tensor_operands(m: Match) -> bool:
-    return all(isinstance(m[v], Node) for v in ("x", "y"))
 
 
 def _one_group(m: Match) -> bool:
@@ -66,27 +48,13 @@ def _no_ceil(m: Match) -> bool:
 def _stride_fits(m: Match) -> bool:
     kernel = pairs(m.arg("op", "kernel_size"))
     stride = pairs(m.arg("op", "stride") or kernel)
-    return all(s <= k for s, k in zip(stride, kernel, strict=True)) and _rank(m, "x") == 4
-
-
-def _pools_to_one(m: Match) -> bool:
-    return pairs(m.arg("op", "output_size")) == [1, 1] and _rank(m, "x") == 4
-
-
-def _global_mean(m: Match) -> bool:
-    dims = m.arg("op", "dim") or ()
-    return (
-        _rank(m, "x") == 4
-        and sorted(d % 4 for d in dims) == [2, 3]
-        and m.arg("op", "dtype") is None
-        and sum(not isinstance(s, int) for s in m.anchor.meta["val"].shape) <= 1
-    )
+    return all(s <= k for s, k in zip(stride, kernel, strict=True)) and rank_of(m["x"]) == 4
 
 
 def _window_is_whole(m: Match) -> bool:
     padded = any(pairs(m.arg("op", "padding")))
     return (
-        _rank(m, "x") == 4
+        rank_of(m["x"]) == 4
         and not m.arg("op", "ceil_mode")
         and (m.arg("op", "count_include_pad") or not padded)
         and isinstance(m["x"].meta["val"].shape[1], int)
@@ -109,14 +77,6 @@ def _names(node: Node) -> set[str]:
     return {a.name for a in schema.arguments} if schema is not None else set()
 
 
-def _limits(m: Match) -> bool:
-    op = m.nodes.get("clip")
-    if op is None:
-        return True
-    values = [argument(op, n) for n in ("min", "max", "min_val", "max_val") if n in _names(op)]
-    return all(v is None or isinstance(v, (int, float)) for v in values)
-
-
 def _plain_gelu(m: Match) -> bool:
     return bool(m.arg("op", "approximate") == "none")
 
@@ -127,7 +87,7 @@ def _even_columns(m: Match) -> bool:
 
 
 def _one_image(m: Match) -> bool:
-    return _rank(m, "x") == 4 and m["x"].meta["val"].shape[0] == 1
+    return rank_of(m["x"]) == 4 and m["x"].meta["val"].shape[0] == 1
 
 
 def _not_depthwise(m: Match) -> bool:
@@ -139,24 +99,21 @@ ONE_IMAGE = Constraint(
     text="a batch of 1 (the delegate gives each image a scale of its own)", holds=_one_image
 )
 NOT_DEPTHWISE = Constraint(text="no depthwise convolution", holds=_not_depthwise)
-ADDS_UNSCALED = Constraint(text="alpha == 1", holds=_adds_unscaled)
-TENSOR_OPERANDS = Constraint(text="two tensor operands", holds=_tensor_operands)
 ONE_GROUP = Constraint(text="groups == 1 with one scale per output channel", holds=_one_group)
-BATCHED_1D = Constraint(text="a batched input (N, C, L)", holds=lambda m: _rank(m, "x") == 3)
-BATCHED_2D = Constraint(text="a batched input (N, C, H, W)", holds=lambda m: _rank(m, "x") == 4)
-WEIGHT_IS_MATRIX = Constraint(text="a weight (N, K)", holds=lambda m: _rank(m, "w") == 2)
+WEIGHT_IS_MATRIX = Constraint(text="a weight (N, K)", holds=lambda m: rank_of(m["w"]) == 2)
 NO_CEIL_IF_DYNAMIC = Constraint(text="no ceil_mode with dynamic shapes", holds=_no_ceil)
 STRIDE_FITS_KERNEL = Constraint(
     text="a batched input, and a stride no larger than the kernel", holds=_stride_fits
 )
-POOLS_TO_ONE = Constraint(text="an output of one element per channel", holds=_pools_to_one)
-GLOBAL_MEAN = Constraint(text="the mean over the last two of four dimensions", holds=_global_mean)
 WINDOW_IS_WHOLE = Constraint(
     text="windows that all count the same number of elements, and a known channel count",
     holds=_window_is_whole,
 )
+ONE_DYNAMIC_SIZE = Constraint(
+    text="at most one dynamic size",
+    holds=lambda m: sum(not isinstance(s, int) for s in m.anchor.meta["val"].shape) <= 1,
+)
 PADS_WITH_ZERO = Constraint(text="constant padding with 0", holds=_pads_with_zero)
-EVERY_LIMIT_IS_A_NUMBER = Constraint(text="limits that are numbers", holds=_limits)
 DIVIDES_PLAINLY = Constraint(
     text="no rounding_mode", holds=lambda m: m.nodes["op"].kwargs.get("rounding_mode") is None
 )

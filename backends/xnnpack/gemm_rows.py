@@ -5,10 +5,7 @@ from dataclasses import replace
 import torch
 
 from pt2e_quant.backends.xnnpack.conditions import (
-    BATCHED_1D,
-    BATCHED_2D,
     EVEN_COLUMNS,
-    EVERY_LIMIT_IS_A_NUMBER,
     NOT_DEPTHWISE,
     ONE_GROUP,
     ONE_IMAGE,
@@ -25,6 +22,7 @@ from pt2e_quant.core.schemes import (
     TensorScheme,
 )
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import BATCHED_1D, BATCHED_2D, LIMITS_ARE_LITERALS
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Op, Var, chain, maybe, one_of
@@ -83,7 +81,7 @@ def _static(
         name=name,
         find=chain(Op(family, _X, _W, _B, name="op"), maybe(CLIPS, "clip")),
         slots=(_IN, weight, _OUT),
-        constraints=(*needs, EVERY_LIMIT_IS_A_NUMBER),
+        constraints=(*needs, LIMITS_ARE_LITERALS),
         lowers_to=lowers_to,
         note="relu, relu6, hardtanh and clamp after it are fused",
     )

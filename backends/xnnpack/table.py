@@ -7,15 +7,11 @@ sizes, with static and with dynamic shapes, and reads the delegate's contents.
 from collections.abc import Iterable
 
 from pt2e_quant.backends.xnnpack.conditions import (
-    ADDS_UNSCALED,
-    EVERY_LIMIT_IS_A_NUMBER,
-    GLOBAL_MEAN,
     NO_CEIL_IF_DYNAMIC,
+    ONE_DYNAMIC_SIZE,
     PADS_WITH_ZERO,
-    POOLS_TO_ONE,
     STRIDE_FITS_KERNEL,
     TANH_IS_EXACT,
-    TENSOR_OPERANDS,
     WINDOW_IS_WHOLE,
 )
 from pt2e_quant.backends.xnnpack.gemm_rows import (
@@ -28,6 +24,14 @@ from pt2e_quant.backends.xnnpack.gemm_rows import (
 from pt2e_quant.backends.xnnpack.passes.recurrent import RECURRENT_ROW
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import (
+    ADDS_UNSCALED,
+    BATCHED_2D,
+    GLOBAL_MEAN,
+    LIMITS_ARE_LITERALS,
+    POOLS_TO_ONE,
+    TENSOR_OPERANDS,
+)
 from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, maybe, one_of
@@ -49,7 +53,7 @@ def _binary(name: str, family: Family, lowers_to: str, *needs: Constraint) -> Op
         name=name,
         find=chain(Op(family, X, Y, name="op"), maybe(CLIPS, "clip")),
         slots=(_IN, _IN2, _OUT),
-        constraints=(TENSOR_OPERANDS, EVERY_LIMIT_IS_A_NUMBER, *needs),
+        constraints=(TENSOR_OPERANDS, LIMITS_ARE_LITERALS, *needs),
         kind=OpKind.LIGHT,
         lowers_to=lowers_to,
         note="a number as operand is stored as an int8 constant; a clip after it is fused",
@@ -149,9 +153,18 @@ _POOLS = (
         ops.ADAPTIVE_AVG_POOL2D,
         "GlobalAvgPooling2d",
         POOLS_TO_ONE,
+        BATCHED_2D,
         shares=False,
     ),
-    _pool("mean", ops.MEAN, "GlobalAvgPooling2d", GLOBAL_MEAN, shares=False),
+    _pool(
+        "mean",
+        ops.MEAN,
+        "GlobalAvgPooling2d",
+        BATCHED_2D,
+        GLOBAL_MEAN,
+        ONE_DYNAMIC_SIZE,
+        shares=False,
+    ),
     _pool("avg_pool2d", ops.AVG_POOL2D, "DepthwiseConv2d", WINDOW_IS_WHOLE, shares=False),
 )
 _MOVERS = (

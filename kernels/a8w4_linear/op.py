@@ -10,11 +10,11 @@ from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerToken
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.a8w4_linear import reference
 from pt2e_quant.kernels.a8w4_linear.pack import half_of, pack_halves, weight_sums
 from pt2e_quant.kernels.a8w4_linear.tile_class import tile_class
-from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments

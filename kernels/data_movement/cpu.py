@@ -8,10 +8,10 @@ from torch.fx import Node
 
 from pt2e_quant.core.schemes import UINT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import NO_INDICES
 from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, Slot
 from pt2e_quant.graph.ops import Family, arguments
 from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
-from pt2e_quant.kernels.conditions import NO_INDICES
 from pt2e_quant.kernels.data_movement.entries import ONE_SCALE, build, node_cost
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.onednn.site import channels_last

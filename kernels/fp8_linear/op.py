@@ -10,7 +10,7 @@ from pt2e_quant.core.formats.number_formats import FP8_E4M3
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerTensor, PerToken
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
-from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
+from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments

@@ -9,10 +9,10 @@ from torch.fx import Node
 
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import ADDS_UNSCALED, FLOAT_OPERANDS, LIMITS_ARE_NUMBERS, rank_of
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
-from pt2e_quant.graph.ops import Family, arguments, is_call
+from pt2e_quant.graph.ops import Family, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var, chain, maybe
-from pt2e_quant.kernels.conditions import LIMITS_ARE_NUMBERS, QUANTIZED_RESULT, rank_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import OUTPUT_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, operand_of, output_arguments
@@ -20,7 +20,7 @@ from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.int8_add import reference
 from pt2e_quant.kernels.int8_add.broadcast import result_like
 from pt2e_quant.kernels.kernel import Device, Kernel
-from pt2e_quant.kernels.quantized_values import affine_of
+from pt2e_quant.kernels.quantized_values import QUANTIZED_RESULT, affine_of
 from pt2e_quant.kernels.shape_classes import by_elements
 from pt2e_quant.kernels.site import Site
 
@@ -55,22 +55,11 @@ def cost(x: Tensor, y: Tensor, out: Tensor) -> Cost:
     return Cost(bytes=moved_bytes(x, y, out), operations=10 * out.numel())
 
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("add", ops.ADD),
     ("sub", ops.SUB),
     ("mul", ops.MUL),
 )
-
-
-def _is_unscaled(match: Match) -> bool:
-    return bool(arguments(match.nodes["op"]).get("alpha", 1) == 1)
-
-
-def _takes_tensors(match: Match) -> bool:
-    """Whether both operands are float tensors, as far as the graph says."""
-    values = [n.meta.get("val") if isinstance(n, Node) else None for n in _operands(match)]
-    return all(isinstance(v, Tensor) and v.dtype in _FLOATS for v in values)
 
 
 def _is_image(match: Match) -> bool:
@@ -81,10 +70,8 @@ def _is_image(match: Match) -> bool:
     return affine_of(match["x"]) is not None or rank_of(match.nodes["op"]) == 4
 
 
-UNSCALED = Constraint(text="alpha == 1", holds=_is_unscaled)
-TWO_TENSORS = Constraint(text="two float tensors", holds=_takes_tensors)
 OF_IMAGES = Constraint(
-    text="N, C, H, W inputs",
+    text="integers that go in, or an N, C, H, W result",
     holds=_is_image,
     fix="leave it float: it is bound by memory, and its range would round a residual stream",
 )
@@ -123,7 +110,7 @@ def node_cost(node: Node) -> Cost:
 def _rows(name: str, family: Family) -> tuple[OpRow, ...]:
     """The first operand in int8, the second alone, or neither and an int8 result."""
     found = chain(Op(family, Var("x"), Var("y"), name="op"), maybe(ACTIVATIONS, "activation"))
-    common = (UNSCALED, TWO_TENSORS, LIMITS_ARE_NUMBERS)
+    common = (ADDS_UNSCALED, FLOAT_OPERANDS, LIMITS_ARE_NUMBERS)
     integers = (INT8_ACTIVATION,)
     x, y = (Slot(at=at, role=Role.INPUT, accepts=integers) for at in ("x", "y"))
     float_x, float_y = (Slot(at=at, role=Role.INPUT, accepts=()) for at in ("x", "y"))

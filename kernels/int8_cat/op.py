@@ -9,10 +9,10 @@ from torch.fx import Node
 
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import rank_of
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import argument
 from pt2e_quant.graph.pattern import Many, Match, Op
-from pt2e_quant.kernels.conditions import rank_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import OUTPUT_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import operand_of, output_arguments
@@ -68,7 +68,7 @@ def _of_images(match: Match) -> bool:
     return all(affine_of(x) is not None for x in match["x"]) or rank_of(match.anchor) == 4
 
 
-OF_IMAGES = Constraint(text="N, C, H, W inputs", holds=_of_images)
+OF_IMAGES = Constraint(text="integers that go in, or N, C, H, W images", holds=_of_images)
 
 
 def _dim(match: Match) -> int:

@@ -8,9 +8,9 @@ from torch.fx import Node
 
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import BATCHED_1D, BATCHED_2D, CONSTANT_BIAS
 from pt2e_quant.graph.ops import CONV1D, CONV2D, argument, is_call
 from pt2e_quant.graph.pattern import Match, one_of
-from pt2e_quant.kernels.conditions import BATCHED_1D, BATCHED_2D
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.int8_conv2d.read_conv import (
     EVEN_PADDING,
@@ -24,7 +24,6 @@ from pt2e_quant.kernels.onednn.operators import ConvSum, PackConv, QConv
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
 from pt2e_quant.kernels.onednn.rows import gemm_row, sum_row
 from pt2e_quant.kernels.onednn.site import (
-    CONSTANT_BIAS,
     FLOAT,
     Operands,
     Result,

@@ -10,16 +10,17 @@ from torch.fx import Node
 from pt2e_quant.core.granularity import PerChannel
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.op_table import Constraint
-from pt2e_quant.graph.ops import CONV1D, Family, argument, aten, is_call
-from pt2e_quant.graph.pattern import Match
-from pt2e_quant.kernels.conditions import (
+from pt2e_quant.graph.conditions import (
     ADDS_EQUAL_SHAPES,
     ADDS_UNSCALED,
     BATCHED_1D,
     BATCHED_2D,
+    CONSTANT_BIAS,
     LIMITS_ARE_NUMBERS,
 )
+from pt2e_quant.graph.op_table import Constraint
+from pt2e_quant.graph.ops import CONV1D, Family, argument, aten, is_call
+from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
@@ -177,15 +178,11 @@ def node_cost(node: Node) -> Cost:
     return cost(x, weight, call.meta["val"])
 
 
-def _is_constant_bias(match: Match) -> bool:
-    return match.values.get("b") is None or match.is_constant("b")
-
-
 _COMMON = (
     SUMS_FIT,
     EVEN_PADDING,
     LIMITS_ARE_NUMBERS,
-    Constraint(text="a constant bias", holds=_is_constant_bias),
+    CONSTANT_BIAS,
 )
 _FAMILIES: tuple[tuple[str, Family, Constraint], ...] = (
     ("conv1d", ops.CONV1D, BATCHED_1D),

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import CONSTANT_BIAS
 from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.int8_linear.op import SUMS_FIT
@@ -13,7 +14,6 @@ from pt2e_quant.kernels.onednn.operators import LinearSum, PackLinear, QLinear, 
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
 from pt2e_quant.kernels.onednn.rows import gemm_row, sum_row
 from pt2e_quant.kernels.onednn.site import (
-    CONSTANT_BIAS,
     FLOAT,
     Result,
     finish,

@@ -10,10 +10,15 @@ from torch.fx import Node
 from pt2e_quant.core.granularity import PerChannel, PerTensor, PerToken
 from pt2e_quant.core.schemes import INT8_ACTIVATION, TensorScheme
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import (
+    ADDS_EQUAL_SHAPES,
+    ADDS_UNSCALED,
+    CONSTANT_BIAS,
+    LIMITS_ARE_NUMBERS,
+)
 from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.sum_lengths import LONGEST_SUM
-from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
@@ -144,15 +149,10 @@ def node_cost(node: Node) -> Cost:
     return cost(x, weight, node.meta["val"])
 
 
-def _is_constant_bias(match: Match) -> bool:
-    bias = match.values.get("b")
-    return bias is None or match.is_constant("b")
-
-
 _COMMON = (
     SUMS_FIT,
     LIMITS_ARE_NUMBERS,
-    Constraint(text="a constant bias", holds=_is_constant_bias),
+    CONSTANT_BIAS,
 )
 
 

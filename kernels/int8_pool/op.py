@@ -10,10 +10,10 @@ from torch.fx import Node
 
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import BATCHED_2D, GLOBAL_MEAN, NO_INDICES
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
-from pt2e_quant.graph.ops import Family, argument, arguments, aten, is_call
+from pt2e_quant.graph.ops import Family, arguments, aten, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var
-from pt2e_quant.kernels.conditions import BATCHED_2D, NO_INDICES
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import OUTPUT_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import operand_of, output_arguments
@@ -152,15 +152,8 @@ def _is_static(match: Match) -> bool:
     )
 
 
-def _is_over_images(match: Match) -> bool:
-    call = match.nodes["op"]
-    dims = argument(call, "dim")
-    return dims is not None and {d % 4 for d in dims} == {2, 3} and argument(call, "dtype") is None
-
-
 NO_DILATION = Constraint(text="no dilation", holds=_has_no_dilation)
 STATIC_SIZES = Constraint(text="sizes of images that are known", holds=_is_static)
-OVER_IMAGES = Constraint(text="a mean over H and W", holds=_is_over_images)
 
 
 def _row(name: str, family: Family, *needs: Constraint, shares: bool = False) -> OpRow:
@@ -182,7 +175,7 @@ _ROWS = (
     _row("max_pool2d", ops.MAX_POOL2D, NO_INDICES, NO_DILATION, shares=True),
     _row("avg_pool2d", ops.AVG_POOL2D),
     _row("adaptive_avg_pool2d", ops.ADAPTIVE_AVG_POOL2D),
-    _row("mean", ops.MEAN, OVER_IMAGES),
+    _row("mean", ops.MEAN, GLOBAL_MEAN),
 )
 
 KERNELS = tuple(

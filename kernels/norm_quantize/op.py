@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.graph.op_table import OpRow
-from pt2e_quant.kernels.conditions import REWRITTEN_RESULT
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.norm_quantize import reference
 from pt2e_quant.kernels.norm_quantize.norm import NORM_SCHEMA
 from pt2e_quant.kernels.norm_quantize.read_norm import CONSTRAINTS, NORMS, read_norm
+from pt2e_quant.kernels.quantized_values import REWRITTEN_RESULT
 from pt2e_quant.kernels.shape_classes import by_columns
 from pt2e_quant.kernels.site import Site
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pt2e_quant.graph.conditions import FLOAT_OPERANDS
 from pt2e_quant.graph.idioms.rms_norm import NORMALIZED, RMS_NORM
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import CASTS, LAYER_NORM, MUL, is_call
@@ -122,11 +123,6 @@ def _is_constant_eps(match: Match) -> bool:
     return match["eps"] is None or isinstance(match["eps"], (int, float))
 
 
-def _takes_floats(match: Match) -> bool:
-    tensors = (match.anchor, match["x"], match.values.get("w"), match.values.get("b"))
-    return all(n.meta["val"].dtype in _FLOATS for n in tensors if isinstance(n, Node))
-
-
 CONSTRAINTS = (
     Constraint(text="the last axis normalized alone", holds=_is_of_rows),
     Constraint(
@@ -134,5 +130,5 @@ CONSTRAINTS = (
         holds=_fits_registers,
     ),
     Constraint(text="an eps that is a number", holds=_is_constant_eps),
-    Constraint(text="float32, float16 or bfloat16", holds=_takes_floats),
+    FLOAT_OPERANDS,
 )

@@ -2,10 +2,10 @@
 
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import Family
 from pt2e_quant.graph.pattern import Op, Var, chain, either_order, maybe
-from pt2e_quant.kernels.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 
 __all__ = ["gemm_row", "sum_row"]
 

@@ -7,7 +7,6 @@ import torch
 from torch.fx import Node
 
 from pt2e_quant.graph.meta import fake_cast
-from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import CONV1D, is_call
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.onednn.operators import ConvSum, QConv
@@ -17,7 +16,6 @@ from pt2e_quant.kernels.quantized_values import Affine, PackedSource, affine_of,
 from pt2e_quant.kernels.site import Site
 
 __all__ = [
-    "CONSTANT_BIAS",
     "FLOAT",
     "Operands",
     "Result",
@@ -33,14 +31,6 @@ FLOAT = Affine(1.0, 0, 0, 0, torch.float32)
 _FULL_MAX = 255
 _CHANNELS_LAST = (QConv, ConvSum, torch.ops.quantized.max_pool2d.default)
 """Their results are in this order already."""
-
-
-def _has_constant_bias(match: Match) -> bool:
-    bias = match.values.get("b")
-    return not isinstance(bias, Node) or match.is_constant("b")
-
-
-CONSTANT_BIAS = Constraint(text="a constant bias", holds=_has_constant_bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

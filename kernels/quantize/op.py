@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pt2e_quant.graph.conditions import LIMITS_ARE_NUMBERS
 from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.pattern import Match, Op, Var
-from pt2e_quant.kernels.conditions import LIMITS_ARE_NUMBERS
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import OUTPUT_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, operand_of, output_arguments

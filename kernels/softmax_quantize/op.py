@@ -7,13 +7,14 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.conditions import FLOAT_OPERANDS
 from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.ops import arguments, is_call
 from pt2e_quant.graph.pattern import Match, Op, Pattern, Var, either_order
-from pt2e_quant.kernels.conditions import QUANTIZED_RESULT
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.quantized_values import QUANTIZED_RESULT
 from pt2e_quant.kernels.shape_classes import by_columns
 from pt2e_quant.kernels.site import Site
 from pt2e_quant.kernels.softmax_quantize import reference
@@ -48,9 +49,6 @@ SoftmaxQuantize = define(
 def cost(x: Tensor, mask: Tensor | None) -> Cost:
     """Bytes of one call, and about ten operations an element."""
     return Cost(bytes=moved_bytes(x, mask) + x.numel(), operations=10 * x.numel())
-
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _is_number(value: Any) -> bool:
@@ -93,12 +91,6 @@ def _fits_registers(match: Match) -> bool:
     return 1 <= len(shape) <= 4 and isinstance(shape[-1], int) and 1 <= shape[-1] <= LONGEST
 
 
-def _takes_floats(match: Match) -> bool:
-    held = (match["x"], match.anchor, match.values.get("mask", match["x"]))
-    values = [n.meta.get("val") if isinstance(n, Node) else None for n in held]
-    return all(isinstance(v, Tensor) and v.dtype in _FLOATS for v in values)
-
-
 def _mask_broadcasts(match: Match) -> bool:
     """Whether the mask adds no axis and no size to the scores; as expressions: no guards."""
     if "add" not in match.nodes:
@@ -112,7 +104,7 @@ def _mask_broadcasts(match: Match) -> bool:
 
 
 _CONSTRAINTS = (
-    Constraint(text="float32, float16 or bfloat16", holds=_takes_floats),
+    FLOAT_OPERANDS,
     Constraint(text="the last axis", holds=_is_last_axis),
     Constraint(
         text=f"1 to 4 axes, rows of at most {LONGEST} scores, which a program holds in registers",
