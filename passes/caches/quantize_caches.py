@@ -13,7 +13,7 @@ from pt2e_quant.core.cache_ops import PackRows, UnpackRows
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.format_ops import ChooseScales, DequantizeBlock, QuantizeBlock
 from pt2e_quant.core.provenance import TensorRecord, provenance_of
-from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.core.qdq import FLOAT_NAME_KEY, is_dequantize
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.alias import roots, writes
@@ -207,6 +207,7 @@ class _Rewrite:
             codes = PackRows(codes, bits, True)
         # Clones: a view made without gradients must not be written where they are on.
         self.codes = editor.constant(f"{cache.target}_q", codes.clone(), like=self.like)
+        self.codes.meta[FLOAT_NAME_KEY] = str(cache.target)
         self.scales = editor.constant(f"{cache.target}_scale", scales.clone(), like=self.like)
         self.now: dict[Node, tuple[Node, Node]] = dict.fromkeys(
             cache.holders, (self.codes, self.scales)

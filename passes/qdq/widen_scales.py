@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.formats.blocks import WHOLE
 from pt2e_quant.core.formats.format_ops import DequantizeBlock
-from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerGroup
+from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerGroup, float_name
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.held_constants import held_constant
@@ -117,7 +117,7 @@ class _Widened:
         node, named = self.node, arguments(self.node)
         codes: Node = named["input"]
         source = next(n for n in (codes, *codes.all_input_nodes) if n.op == "get_attr")
-        base = str(source.target).removesuffix("_packed").removesuffix("_q")
+        base = float_name(source)
         limits = named["quant_min"], named["quant_max"], named["dtype"]
 
         def call(target: Any, *rest: Any, **keywords: Any) -> Node:

@@ -12,11 +12,11 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.dtypes import DTYPES, DTypeInfo
 from pt2e_quant.core.packing import pack
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.core.qdq import QdqKind, is_dequantize, kind_of_qdq
+from pt2e_quant.core.qdq import FLOAT_NAME_KEY, QdqKind, float_name, is_dequantize, kind_of_qdq
 from pt2e_quant.core.unpack_op import Unpack
 from pt2e_quant.graph.alias import mutated_roots, region_operands, subgraph_of
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import attribute
+from pt2e_quant.graph.meta import attribute, source_constant
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
@@ -90,6 +90,7 @@ class _Packer:
     def _make(self, node: Node, value: Tensor, row: DTypeInfo) -> Node:
         packed = pack(value.detach(), row.dtype)
         held = self.editor.constant(f"{node.target}{PACKED_SUFFIX}", packed, like=node)
+        held.meta[FLOAT_NAME_KEY] = float_name(node)
         dtype: dict[str, Any] = {} if value.dtype == row.storage else {"dtype": value.dtype}
         made = self.editor.call(
             Unpack,
@@ -108,9 +109,11 @@ class _Packer:
     def _note(self, node: Node, before: int, after: int) -> None:
         name = str(node.target)
         self.notes.append(Note(node.name, f"{name}: {before} -> {after} bytes"))
-        for suffix in ("_q", "_zero_point"):
-            record = self.records.get(name.removesuffix(suffix))
-            if record is not None and name.endswith(suffix) and record.size_after:
+        dequantized = (user.args[0] for user in node.users if is_dequantize(user))
+        weights = (source_constant(source) for source in dequantized if isinstance(source, Node))
+        for weight in {float_name(found) for found in weights if found is not None}:
+            record = self.records.get(weight)
+            if record is not None and record.size_after:
                 record.size_after += after - before
 
 

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.affine_ops import is_affine_quantize
 from pt2e_quant.core.provenance import Provenance, provenance_of
-from pt2e_quant.core.qdq import STATIC_KINDS, is_quantize, kind_of_qdq, read_qparams
+from pt2e_quant.core.qdq import FLOAT_NAME_KEY, STATIC_KINDS, is_quantize, kind_of_qdq, read_qparams
 from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.editor import Editor
@@ -93,7 +93,7 @@ class WeightStore:
         key = (node.target, self._place(source, value), *_plain(qparams))
         if key not in self.made:
             integers = _integers(self.gm, node, value, qparams)
-            self.made[key] = self.editor.constant(f"{name}_q", integers, like=node)
+            self.made[key] = self._hold(name, integers, node)
             _port_tag(self.made[key], node)
             nodes = [a for a in node.args[1:] if isinstance(a, Node)]
             after = _bytes(integers) + sum(held_bytes(self.gm, a) for a in nodes)
@@ -116,8 +116,13 @@ class WeightStore:
             if _are_equal(known, qparams):
                 return node
         integers = quantize(value.contiguous(), qparams)
-        made = self.editor.constant(f"{_name(source)}_q", integers, like=like)
+        made = self._hold(_name(source), integers, like)
         found.append((qparams, made))
+        return made
+
+    def _hold(self, name: str, integers: Tensor, like: Node) -> Node:
+        made = self.editor.constant(f"{name}_q", integers, like=like)
+        made.meta[FLOAT_NAME_KEY] = name
         return made
 
     def let_go(self, node: Node) -> None:

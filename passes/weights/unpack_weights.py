@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.core.qdq import FLOAT_NAME_KEY, float_name
 from pt2e_quant.core.unpack_op import is_unpack
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
@@ -55,6 +56,8 @@ def unpack_nodes(gm: GraphModule, nodes: Sequence[Node]) -> PassResult:
         if len(packed.users) == 1 and reads[str(packed.target)] == 1:
             owner, _, leaf = str(packed.target).rpartition(".")
             delattr(gm.get_submodule(owner), leaf)
-        editor.replace(node, editor.constant(name, value, like=node))
+        made = editor.constant(name, value, like=node)
+        made.meta[FLOAT_NAME_KEY] = float_name(packed)
+        editor.replace(node, made)
         notes.append(Note(node.name, f"{name}: {value.dtype}{list(value.shape)}"))
     return PassResult(editor.finish(), tuple(notes))

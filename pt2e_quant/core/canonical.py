@@ -15,6 +15,7 @@ from pt2e_quant.core.dtypes import FLOAT8
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.integer_ops.quantize import WRITTEN_KINDS
 from pt2e_quant.core.qdq import (
+    FLOAT_NAME_KEY,
     DequantizePerTensorDynamic,
     is_dequantize,
     is_qdq,
@@ -143,11 +144,8 @@ def _float_twins(gm: GraphModule) -> Iterator[Node]:
     """Integer constants whose float original is still in the module and read by no one."""
     read = {str(n.target) for n in gm.graph.nodes if n.op == "get_attr"}
     for node in gm.graph.nodes:
-        stored = str(node.target).removesuffix("_packed")
-        if node.op != "get_attr" or not stored.endswith("_q"):
-            continue
-        name = stored.removesuffix("_q")
-        if name in read:
+        name = node.meta.get(FLOAT_NAME_KEY)
+        if node.op != "get_attr" or name is None or name in read:
             continue
         try:
             required_attribute(gm, name)

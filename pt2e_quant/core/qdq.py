@@ -22,6 +22,7 @@ from pt2e_quant.core.unpack_op import Unpack, is_unpack
 __all__ = [
     "CHOOSE_QPARAMS_OPS",
     "DEQUANTIZE_OPS",
+    "FLOAT_NAME_KEY",
     "OWN_KINDS",
     "QDQ_OPS",
     "QUANTIZE_OPS",
@@ -40,6 +41,7 @@ __all__ = [
     "QuantizePerTensor",
     "QuantizePerTensorDynamic",
     "QuantizePerToken",
+    "float_name",
     "is_dequantize",
     "is_qdq",
     "is_quantize",
@@ -47,6 +49,10 @@ __all__ = [
     "read_qparams",
     "required_attribute",
 ]
+
+FLOAT_NAME_KEY = "pt2e_quant.float_name"
+"""Key of a `get_attr` node's `meta`: the dotted name of the float constant that its integers are
+of. The passes that store integers, or store them otherwise, write it."""
 
 _lib = torch.ops.quantized_decomposed
 
@@ -159,6 +165,14 @@ def is_qdq(node: Node) -> bool:
 def kind_of_qdq(node: Node) -> QdqKind | None:
     """The layout of a q/dq node's scales, None for any other node."""
     return _KINDS.get(id(node.target))
+
+
+def float_name(node: Node) -> str:
+    """The dotted name of the float constant whose integers a `get_attr` node reads.
+
+    Its own name where no pass of this package stored it.
+    """
+    return str(node.meta.get(FLOAT_NAME_KEY, node.target))
 
 
 def required_attribute(gm: GraphModule, name: str) -> Any:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.cache_ops import PackRows, UnpackRows, unpack_rows
+from pt2e_quant.core.qdq import float_name
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.graph.alias import roots, writes
 from pt2e_quant.graph.editor import Editor
@@ -28,8 +29,9 @@ def pack_halves(gm: GraphModule, editor: Editor) -> None:
     After:   cache_halves int8[..., N / 2]
     """
     root = roots(gm.graph)
-    packed = {str(root[into].target) for node in gm.graph.nodes for into in _packed(node)}
-    renamed = {name: f"{name.removesuffix('_q')}_halves" for name in sorted(packed)}
+    caches = (root[into] for node in gm.graph.nodes for into in _packed(node))
+    packed = {str(cache.target): float_name(cache) for cache in caches}
+    renamed = {name: f"{packed[name]}_halves" for name in sorted(packed)}
     for name in renamed:
         renamed[name] = _repack(gm, editor, root, name, renamed[name])
     if renamed and CAPTURE_KEY in gm.meta:

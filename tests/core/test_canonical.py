@@ -5,8 +5,13 @@ import torch
 from torch import nn
 from torch.export import export
 
+from pt2e_quant.backends.cpu.backend import BACKEND as CPU
 from pt2e_quant.core.canonical import Form, verify_canonical
 from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.core.qdq import FLOAT_NAME_KEY, float_name
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.passes.weights.unpack_weights import unpack_weights
 
 _lib = torch.ops.quantized_decomposed
 _LIMITS = (-128, 127, torch.int8)
@@ -53,8 +58,24 @@ def test_dead_constant_is_named(gm):
         verify_canonical(gm)
 
 
-def test_float_twin_of_integer_weight_is_named(gm):
+def test_float_twin_when_its_integers_are_registered_as_its_own_then_named(gm):
     gm.register_buffer("weight", torch.ones(3, 3))
+    verify_canonical(gm)  # a suffix says nothing: a user's buffer may be called weight_q
+    node = next(n for n in gm.graph.nodes if n.op == "get_attr")
+    node.meta[FLOAT_NAME_KEY] = "weight"
+    with pytest.raises(InvariantError, match="still there in float"):
+        verify_canonical(gm)
+
+
+def test_float_twin_when_converted_and_packed_then_registered_by_every_pass():
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval(), torch.randn(2, 64)
+    quantizer = CPU.allowing_slower().quantizer("w4_g32")
+    gm = convert_pt2e(prepare_pt2e(export(net, (x,)), quantizer))
+    for _ in range(2):
+        held = [n for n in gm.graph.nodes if n.op == "get_attr" and FLOAT_NAME_KEY in n.meta]
+        assert {float_name(n) for n in held} >= {"0.weight", "1.weight"}
+        unpack_weights(gm)
+    gm.get_submodule("0").register_buffer("weight", torch.ones(64, 64))
     with pytest.raises(InvariantError, match="still there in float"):
         verify_canonical(gm)
 

@@ -12,7 +12,7 @@ from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ArtifactError, ConfigError, InvariantError, near
 from pt2e_quant.core.formats.format_ops import DequantizeBlock
 from pt2e_quant.core.provenance import TensorRecord, provenance_of
-from pt2e_quant.core.qdq import is_dequantize, read_qparams
+from pt2e_quant.core.qdq import float_name, is_dequantize, read_qparams
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.encodings.aimet import write_dicts, write_lists
@@ -20,7 +20,6 @@ from pt2e_quant.flow.encodings.encoding import Encoding
 from pt2e_quant.flow.encodings.own import write_own
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.passes.qdq.widen_scales import widened_qparams
-from pt2e_quant.passes.weights.pack_weights import PACKED_SUFFIX
 
 __all__ = ["EncodingFormat", "export_encodings", "width_of"]
 
@@ -88,7 +87,7 @@ def _encodings(gm: GraphModule) -> Iterator[Encoding]:
         held = source_constant(source) if isinstance(source, Node) else None
         if held is None:
             continue
-        name = str(held.target).removesuffix(PACKED_SUFFIX).removesuffix("_q")
+        name = float_name(held)
         qparams = _constant_qparams(gm, node)
         if qparams is not None and name not in done and not qparams.zero_point.is_floating_point():
             done.add(name)

@@ -1,6 +1,5 @@
 """The size ledger: what every constant of a converted graph takes, and what it took in float."""
 
-import re
 import warnings
 import zlib
 from collections import defaultdict
@@ -13,13 +12,12 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import SizeRecord, provenance_of
-from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.core.qdq import float_name, is_dequantize
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
 from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.subgraphs import bodies
-from pt2e_quant.passes.weights.pack_weights import PACKED_SUFFIX
 
 __all__ = ["NOTABLE_BYTES", "check_file_smaller", "check_smaller", "constant_bytes", "take_ledger"]
 
@@ -32,9 +30,6 @@ _NOTABLE_SHARE = 0.1
 
 _ENTRY_BYTES = 1024
 """What a file may hold for each operator and each record of the provenance, beside constants."""
-
-_STORED = re.compile(r"_q(_\d+)?$")
-"""What the integers of a parameter are named, behind its name; a second kind of them by number."""
 
 _DUPLICATE_BYTES = 256
 """Constants from this size on are compared with each other."""
@@ -80,6 +75,7 @@ def take_ledger(gm: GraphModule) -> tuple[SizeRecord, ...]:
 class _Weight:
     """A constant that dequantizes read: the node of its integers, and what comes with them."""
 
+    name: str
     integers: Node
     dtype: str
     float_bytes: int
@@ -91,7 +87,7 @@ class _Weight:
         stored = attribute(gm, target)
         assert isinstance(stored, Tensor)
         return SizeRecord(
-            name=_STORED.sub("", target.removesuffix(PACKED_SUFFIX)),
+            name=self.name,
             dtype=self.dtype,
             elements=int(value.numel()),
             size_before=self.float_bytes,
@@ -114,7 +110,9 @@ def _note_weight(
         value, made = integers.meta["val"], node.meta["val"]
         dtype = unpacked_dtype(integers) if is_unpack(integers) else value.dtype
         size = value.numel() * made.element_size()
-        weights[target] = _Weight(integers, str(dtype).removeprefix("torch."), size, {})
+        weights[target] = _Weight(
+            float_name(source), integers, str(dtype).removeprefix("torch."), size, {}
+        )
     weights[target].readers += 1
     for other in others:
         held = _constant(other)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2e_quant.core.errors import Pt2eQuantWarning, module_path
-from pt2e_quant.core.qdq import is_dequantize, is_quantize
+from pt2e_quant.core.qdq import float_name, is_dequantize, is_quantize
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.sample import Sample
@@ -117,11 +117,11 @@ class _Watcher(Interpreter):
                 source = integers.args[0]
                 self._keep(source.name, source, _by_channel_db(self.env[source], made))
             elif (step := self._step(n)) is not None:
-                name = str(integers.target) if integers.op == "get_attr" else integers.name
+                name = float_name(integers) if integers.op == "get_attr" else integers.name
                 signal = float(made.double().square().mean())
                 noise = float(step.double().square().mean()) / 12
                 ratio = 10 * math.log10(signal / noise) if signal and noise else math.inf
-                self._keep(name.removesuffix("_q"), n, ratio)
+                self._keep(name, n, ratio)
         return made
 
     def _keep(self, name: str, node: Node, ratio: float) -> None:
