@@ -23,11 +23,6 @@ LEAST_DB = {
 }
 
 
-@pytest.fixture(autouse=True)
-def unmeasured():
-    """What pages show works whatever was measured on this machine: nothing is taken out."""
-
-
 def sections():
     """Heading to (before, after), of those that have both."""
     found = {}

@@ -21,6 +21,8 @@ from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.kernel import Device
 from pt2e_quant.kernels.registry import Registry
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 class Layers(nn.Module):
     def __init__(self) -> None:

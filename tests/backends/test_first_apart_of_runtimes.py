@@ -14,6 +14,8 @@ from pt2e_quant.backends.registry import get
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.graph.pipeline import GraphPass, PassResult
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 aten = torch.ops.aten
 
 WHERE = {"xnnpack": "widen_scales", "onnx": "widen_scales", "cpu": "strip_guards"}

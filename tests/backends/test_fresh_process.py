@@ -16,6 +16,8 @@ from pt2e_quant.backends import registry
 from pt2e_quant.core.errors import ArtifactError, ConfigError, UnsupportedError
 from tests.backends.call_saved import Saved, call_saved
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 NEEDS = {"xnnpack": "executorch", "onnx": "onnxruntime", "cpu": "torch", "": "torch"}
 BATCHES = (2, 48, 2)
 

@@ -10,6 +10,8 @@ import pt2e_quant as pq
 from pt2e_quant.backends.registry import get
 from pt2e_quant.core.provenance import provenance_of
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 BACKENDS = ("xnnpack", "onnx", "cpu")
 DTYPES = (torch.bfloat16, torch.float16, torch.float64)
 

@@ -17,6 +17,8 @@ from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.core.errors import ArtifactError, ConfigError
 from pt2e_quant.core.read_capture import capture_of
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 # A backend that a new process finds by its entry point; its file says what is wrong with it.
 _BACKEND = '''
 import os

@@ -11,6 +11,7 @@ from pt2e_quant.core.recurrent_ops import RecurrentLayer
 from pt2e_quant.graph.ops import RECURRENT, is_call
 
 pytestmark = [
+    pytest.mark.usefixtures("unmeasured"),
     pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning"),
     pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning"),
 ]

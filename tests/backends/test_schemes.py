@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 
 from toy_formats import converted, model_and_input, sqnr
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 NAMES = ("cpu", "onnx", "xnnpack")
 INTEGERS = ["int8_dynamic", "int8_dynamic_per_tensor", "a16w8", "a16w4", "w8", "w4_g32", "w3", "w2"]
 INTEGERS += ["a8w4", "a8w4_g32", "a8w3_g32", "w5_g64"]

@@ -9,6 +9,8 @@ from torch import nn
 
 import pt2e_quant as pq
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 EXTRAS = {"xnnpack": "executorch", "onnx": "onnxruntime", "cpu": "torch", "cuda": "torch"}
 
 

@@ -38,11 +38,6 @@ def pages_with_code():
     return [page for page in found if page not in OWN_TEST and blocks(page, "python")]
 
 
-@pytest.fixture(autouse=True)
-def unmeasured():
-    """What pages show works whatever was measured on this machine: nothing is taken out."""
-
-
 @pytest.fixture
 def empty_folder(tmp_path, monkeypatch):
     for package in RUNTIMES:

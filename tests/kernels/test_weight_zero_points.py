@@ -8,6 +8,8 @@ import pt2e_quant as pq
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import DequantizePerChannel, read_qparams
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 PRODUCTS = {
     "linear": (lambda: nn.Linear(16, 24), (4, 16)),
     "conv2d": (lambda: nn.Conv2d(8, 24, 3), (2, 8, 6, 6)),

@@ -7,6 +7,8 @@ from torch import nn
 from pt2e_quant.backends.cpu.backend import BACKEND
 from pt2e_quant.core.provenance import provenance_of
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 LONGEST = (2**31 - 1) // (255 * 128)
 
 

@@ -21,6 +21,8 @@ from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 CPU = get("cpu")
 LENGTH = 16
 LEAST_DB = 40.0

@@ -13,6 +13,8 @@ from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.kernels.product_trial.product import Operator
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 CPU = get("cpu")
 WRONG = "oneDNN gives wrong results here (50 % of them)"
 

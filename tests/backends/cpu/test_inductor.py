@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 pytest.importorskip("torchao")
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 class Fn(nn.Module):
     """A function over named modules."""

@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 from pt2e_quant.backends import get
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 CPU = get("cpu")
 BATCH = torch.export.Dim("n", max=64)
 

@@ -19,6 +19,8 @@ from pt2e_quant.kernels.int8_linear import cpu_dynamic
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 from tests.small_models import MODELS
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 CPU = get("cpu")
 LEAST_DB = 40.0
 ROWS = "pt2e_quant.int8_linear_rows"

@@ -20,6 +20,8 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 # Exact integer sums, then a float epilogue in another order of operations.
 FLOAT_EPILOGUE = {"rtol": 1e-5, "atol": 1e-5}
 CPU = get("cpu")

@@ -10,6 +10,8 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from tests.small_models import MODELS
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 CPU = get("cpu")
 # A sum that differs in its last bit moves a value by one step where it lies on a tie, and deep
 # graphs make more of it: the artifact is held to the graph far closer than the graph to float.

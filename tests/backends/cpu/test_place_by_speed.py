@@ -15,6 +15,8 @@ from pt2e_quant.kernels.product_trial.run_here import run_here
 from pt2e_quant.kernels.product_trial.run_in_child import TIME_COMMAND
 from pt2e_quant.kernels.product_trial.time_product import Times, read_times, time_product
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 CPU = get("cpu")
 FAST, SLOW = (10.0, 50.0), (50.0, 10.0)
 """Microseconds in integers and in float."""

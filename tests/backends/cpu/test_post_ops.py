@@ -10,6 +10,8 @@ from torch import nn
 from pt2e_quant.backends.cpu.backend import BACKEND
 from pt2e_quant.backends.cpu.lower import lower_graph
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 FUNCTIONS = {
     "none": nn.Identity,
     "aten.sigmoid": nn.Sigmoid,

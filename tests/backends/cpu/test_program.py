@@ -16,6 +16,8 @@ from pt2e_quant.backends.cpu.load_compiled import load_compiled
 from pt2e_quant.core.errors import ArtifactError, ConfigError, InputError, UnsupportedError
 from pt2e_quant.core.qdq import QuantizePerTensor
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 CPU = get("cpu")
 BATCH = torch.export.Dim("n", max=64)
 # The float epilogue in another order of operations.

@@ -20,6 +20,8 @@ from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 _PROBE = "from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact as m; print(m())"
 
 

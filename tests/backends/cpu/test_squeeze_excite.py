@@ -1,11 +1,14 @@
 """Squeeze-and-excite blocks as MobileNetV3 has them: convolutions in integers, gates in float."""
 
+import pytest
 import torch
 from torch import nn
 
 from pt2e_quant.backends import get
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.calibrate.sample import sqnr_db
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
 class Block(nn.Module):

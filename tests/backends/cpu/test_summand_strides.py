@@ -7,6 +7,8 @@ from torch import nn
 from pt2e_quant.backends import get
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 
 class LinearSum(nn.Module):
     def __init__(self, layout) -> None:

@@ -30,9 +30,12 @@ RECIPES = ["w8", "w4", "w4_g32"]
 LEAST_DB = {DIGITS: 75.0, FEW: 40.0}
 BATCH = ({0: torch.export.Dim("n", max=64)},)
 
-pytestmark = pytest.mark.skipif(
-    not limbs_site.onednn_is_exact(), reason="oneDNN saturates here: all stays float"
-)
+pytestmark = [
+    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.skipif(
+        not limbs_site.onednn_is_exact(), reason="oneDNN saturates here: all stays float"
+    ),
+]
 
 
 def converted(model, inputs, quantizer, shapes=None):

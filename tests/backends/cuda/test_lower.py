@@ -29,6 +29,8 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.one_call import quantize
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 ALLOWING = BACKEND.allowing_unmeasured()
 BATCH = torch.export.Dim("batch", min=1, max=64)
 

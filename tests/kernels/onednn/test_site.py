@@ -11,6 +11,8 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.kernels.onednn.operators import ConvSum, QConv, aten
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 MAX_POOL = torch.ops.quantized.max_pool2d.default
 
 

@@ -11,6 +11,8 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.passes.algorithms.algorithm_graph import Grid
 from pt2e_quant.passes.algorithms.gptq import Gptq
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 WIDTH = 64
 
 
