@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 from torch.fx import GraphModule
@@ -9,6 +10,8 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.cpu.backend import BACKEND
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
 class Retraced:
