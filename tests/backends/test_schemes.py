@@ -61,8 +61,8 @@ def test_quantizer_when_asked_for_a_scheme_then_made_or_refused_with_one_that_ru
 @pytest.mark.parametrize(
     ("name", "recipe", "scales", "operators"),
     [
-        ("cpu", "w8", ScaleFormat(dtype=torch.float16), {"pt2e_quant.linear_of_digits": 2}),
-        ("cpu", "w4_g32", ScaleFormat(dtype=torch.bfloat16), {"pt2e_quant.linear_of_digits": 2}),
+        ("cpu", "w8", ScaleFormat(dtype=torch.float16), {"pt2e_quant.linear_of_limbs": 2}),
+        ("cpu", "w4_g32", ScaleFormat(dtype=torch.bfloat16), {"pt2e_quant.linear_of_limbs": 2}),
         ("onnx", "w4_g32", ScaleFormat(dtype=torch.float16), {"MatMulNBits": 2}),
         ("onnx", "w8", ScaleFormat(double_group=256), {}),
         # XNNPACK rounds the scales of groups to bfloat16; these are so already.
