@@ -11,9 +11,9 @@ from pt2e_quant.backends.xnnpack.passes.volumes import conv3d_as_conv2d
 from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
-from pt2e_quant.passes.algorithms.round_biases_to_accumulator import round_biases_to_accumulator
 from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
+from pt2e_quant.passes.qdq.round_biases_to_accumulator import round_biases_to_accumulator
 
 __all__ = ["BACKEND"]
 

@@ -21,7 +21,7 @@ from pt2e_quant.backends.xnnpack.passes.requantize_between import sole_quantize
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import ADDMM, HARDTANH, RELU, argument, is_call
-from pt2e_quant.passes.algorithms.round_biases_to_accumulator import BIAS_BELOW
+from pt2e_quant.passes.qdq.round_biases_to_accumulator import BIAS_BELOW
 
 __all__ = ["notes_of_scales", "why_beyond_scales", "why_no_product"]
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import export
 
-from pt2e_quant.passes.algorithms.round_biases_to_accumulator import round_biases_to_accumulator
+from pt2e_quant.passes.qdq.round_biases_to_accumulator import round_biases_to_accumulator
 
 _lib = torch.ops.quantized_decomposed
 _LIMITS = (-127, 127, torch.int8)
