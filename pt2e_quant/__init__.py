@@ -16,6 +16,7 @@
   `LearnableFakeQuantize`.
 - Algorithms of post-training quantization: the files of `algorithms`.
 - Files: `save` and `load`, `export_encodings` and `import_encodings`.
+- What a chip of integers alone could not run: `audit`.
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
   `integer_reference`.
 - Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
@@ -75,6 +76,9 @@ if TYPE_CHECKING:
     from pt2e_quant.flow.qat.numerics import set_numerics as set_numerics
     from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e as prepare_qat_pt2e
     from pt2e_quant.flow.qat.qat_schedule import QatSchedule as QatSchedule
+    from pt2e_quant.flow.report.audit import Audit as Audit
+    from pt2e_quant.flow.report.audit import Island as Island
+    from pt2e_quant.flow.report.audit import audit as audit
     from pt2e_quant.flow.report.report import Report as Report
     from pt2e_quant.observers.run_time.placeholder import PlaceholderObserver as PlaceholderObserver
     from pt2e_quant.observers.static.entropy import EntropyObserver as EntropyObserver
@@ -173,8 +177,11 @@ _FILES = {
     "load": "pt2e_quant.flow.archive.program",
     "save": "pt2e_quant.flow.archive.program",
     # what came of it
+    "Audit": "pt2e_quant.flow.report.audit",
+    "Island": "pt2e_quant.flow.report.audit",
     "Provenance": "pt2e_quant.core.provenance",
     "Report": "pt2e_quant.flow.report.report",
+    "audit": "pt2e_quant.flow.report.audit",
     "provenance_of": "pt2e_quant.core.provenance",
     "sqnr_db": "pt2e_quant.flow.calibrate.sample",
     "integer_reference": "pt2e_quant.flow.convert.integer_reference",

@@ -31,6 +31,7 @@ from pt2e_quant.command_line.time_models import Timing, noise_leaves, time_in_tu
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.flow.report.audit import audit as audit_of
 from pt2e_quant.passes.algorithms.registry import OWN_NAMES
 
 __all__ = [
@@ -280,6 +281,20 @@ def inspect(
         console.print(table)
     for note in [*found.notes, *found.provenance.notes]:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def audit(
+    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")],
+    as_json: Json = False,
+    imports: Imports = None,
+) -> None:
+    """List what a chip of integers alone could not run: where, why, and what would help."""
+    found = audit_of(open_model(file).program)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=1))
+    else:
+        _stdout().print(str(found), soft_wrap=True, markup=False)
 
 
 @app.command()

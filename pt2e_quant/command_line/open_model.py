@@ -86,11 +86,13 @@ class OpenModel:
         capture: the call it takes.
         report: what is quantized in it.
         run_leaves: runs it on a call's leaves.
+        program: the graph that the file holds, or the artifact of a backend.
     """
 
     capture: Capture
     report: Report
     run_leaves: RunLeaves
+    program: GraphModule | Artifact
 
 
 def backend_of(path: Path) -> Backend:
@@ -118,18 +120,27 @@ def open_model(path: Path) -> OpenModel:
     if path.suffix == ".pt2":
         gm = load_program(path).module()
         return OpenModel(
-            capture=rebuild_capture(gm), report=describe_program(gm), run_leaves=_runner(gm)
+            capture=rebuild_capture(gm),
+            report=describe_program(gm),
+            run_leaves=_runner(gm),
+            program=gm,
         )
     if is_archive(path):
         gm = load(path)
         return OpenModel(
-            capture=capture_of(gm), report=describe_archive(gm, path), run_leaves=_runner(gm)
+            capture=capture_of(gm),
+            report=describe_archive(gm, path),
+            run_leaves=_runner(gm),
+            program=gm,
         )
     if path.suffix and not path.exists():
         raise ArtifactError(f"there is no file {path}", fix="check the path")
     artifact: Artifact = backend_of(path).load(path)
     return OpenModel(
-        capture=artifact.capture, report=artifact.report, run_leaves=artifact.run_leaves
+        capture=artifact.capture,
+        report=artifact.report,
+        run_leaves=artifact.run_leaves,
+        program=artifact,
     )
 
 

@@ -37,6 +37,28 @@ def test_inspect_when_converted_then_the_table_and_the_ledger(prepared, tmp_path
     assert as_json["size_bytes"] == path.stat().st_size
 
 
+class Cumulative(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.cumsum(self.first(x), 0))
+
+
+def test_audit_when_converted_then_the_islands(plain_backend, tmp_path):
+    program = export(Cumulative().eval(), (torch.randn(2, 16),))
+    prepared = pq.prepare_pt2e(program, plain_backend.quantizer())
+    path = tmp_path / "model.ptq"
+    gm = pq.convert_pt2e(pq.calibrate(prepared, [torch.randn(2, 16)], progress=False))
+    pq.save(gm, path)
+    shown = CliRunner().invoke(app, ["audit", str(path)])
+    assert shown.exit_code == 0
+    assert "aten.cumsum has no integer form" in shown.output
+    found = json.loads(CliRunner().invoke(app, ["audit", "--json", str(path)]).output)
+    assert [island["operator"] for island in found["islands"]] == ["aten.cumsum"]
+
+
 def test_inspect_when_prepared_then_its_observers(prepared, tmp_path):
     path = tmp_path / "half.ptq"
     pq.save(prepared, path)

@@ -10,7 +10,7 @@ from pt2e_quant.passes.reference.forms.pools import POOL_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.site import IntegerForm
 
-__all__ = ["FORMS", "REQUANTIZE", "form_of"]
+__all__ = ["FORMS", "MOVES", "REQUANTIZE", "form_of"]
 
 FORMS: tuple[IntegerForm, ...] = (
     *PRODUCT_FORMS,
@@ -20,6 +20,9 @@ FORMS: tuple[IntegerForm, ...] = (
     *MOVE_FORMS,
 )
 """A new integer operator is a row here; no operator is in two of them."""
+
+MOVES = tuple(form for form in MOVE_FORMS if form.name in ("move", "join", "pad", "nearest"))
+"""The forms that compute nothing."""
 
 _BY_TARGET = {
     (member.target if isinstance(member, Spelling) else member): form

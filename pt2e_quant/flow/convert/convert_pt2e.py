@@ -51,6 +51,7 @@ from pt2e_quant.flow.prepare.prepared import (
     prepared_state,
 )
 from pt2e_quant.flow.qat.train_mode import set_training_flags
+from pt2e_quant.flow.report.audit import refuse_islands
 from pt2e_quant.flow.report.size_ledger import check_smaller, constant_bytes, take_ledger
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, copy_trace
@@ -108,7 +109,8 @@ def convert_pt2e(
     Raises:
         CalibrationError: an observer saw no data; every such observer is named.
         InvariantError: the result breaks the canonical form.
-        UnsupportedError: its weights are quantized and its constants take no less for it.
+        UnsupportedError: its weights are quantized and its constants take no less for it, or it was
+            prepared with int_only and computes in float.
     """
     state, bytes_before = prepared_state(prepared), constant_bytes(prepared)
     form = Form.CANONICAL if fold_quantize else Form.UNFOLDED
@@ -131,6 +133,8 @@ def convert_pt2e(
         provenance_of(prepared).sizes = list(take_ledger(prepared))
         if fold_quantize:
             check_smaller(prepared, bytes_before, is_strict=state.is_strict)
+        if state.int_only:
+            refuse_islands(prepared)
     return prepared
 
 

@@ -35,6 +35,7 @@ from pt2e_quant.flow.prepare.prepared import (
     prepared_graphs,
     prepared_state,
 )
+from pt2e_quant.flow.prepare.refuse_float import refuse_float
 from pt2e_quant.flow.prepare.removed_training_ops import RemovedTrainingOps, remove_training_ops
 from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
 from pt2e_quant.graph.alias import WrittenPlaces, mutated_buffers
@@ -83,6 +84,7 @@ def prepare_pt2e(
     *,
     algorithms: Sequence[str | Algorithm] = (),
     strict: bool = True,
+    int_only: bool = False,
 ) -> GraphModule:
     """Annotate a captured graph and insert observers.
 
@@ -97,6 +99,9 @@ def prepare_pt2e(
         algorithms: what is to be done to weights and ranges besides, by name or with settings:
             `["gptq"]`, `[Gptq(block_size=64)]`; added to those that the quantizer brings.
         strict: refuse when nothing was annotated; otherwise warn, here and in convert.
+        int_only: refuse operators that compute in float between the first quantize and the last
+            dequantize: here those that the quantizer leaves float or that have no integer form, in
+            convert whatever `audit` finds.
 
     Returns:
         A graph module to run calibration data through, with the model's own call signature.
@@ -105,8 +110,14 @@ def prepare_pt2e(
         ConfigError: the model or the quantizer is something else, or an algorithm that was asked
             for applies to nothing in this graph.
         AnnotationError: an annotation cannot be carried out, or there is none.
+        UnsupportedError: int_only, and an operator computes in float.
     """
-    return prepare_captured(captured(model), quantizer, strict=strict, algorithms=algorithms)
+    prepared = prepare_captured(captured(model), quantizer, strict=strict, algorithms=algorithms)
+    if int_only:
+        for graph in prepared_graphs(prepared):
+            refuse_float(graph)
+            prepared_state(graph).int_only = True
+    return prepared
 
 
 def prepare_captured(

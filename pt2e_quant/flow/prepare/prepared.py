@@ -88,6 +88,7 @@ class PreparedState:
         is_qat: prepared for training.
         as_torchao: convert to the form that torchao's PT2E gives, and after training by the
             qparams that the statistics call for, instead of those that it trained with.
+        int_only: convert refuses a result that computes in float.
     """
 
     observer_infos: dict[str, ObserverInfo] = field(default_factory=dict)
@@ -98,6 +99,7 @@ class PreparedState:
     is_strict: bool = True
     is_qat: bool = False
     as_torchao: bool = False
+    int_only: bool = False
 
 
 def prepared_state(gm: GraphModule) -> PreparedState:

@@ -1,0 +1,232 @@
+"""Which operators of a quantized program a chip of integers alone could not run.
+
+Operators are nodes of the graph: a function (`torch.log`, `torch.cat`, `functional.elu`) is seen as
+a module is.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import SymInt, Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import UnsupportedError, module_path, source_line
+from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, is_qdq, is_quantize
+from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.graph.subgraphs import copy_graph, named_graphs
+from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
+from pt2e_quant.passes.reference.forms.registry import MOVES, form_of
+from pt2e_quant.passes.reference.forms.site import Arithmetic
+from pt2e_quant.passes.reference.read_sites import find_sites
+from pt2e_quant.passes.reference.write_integers import write_integers
+
+__all__ = ["Audit", "Island", "audit", "refuse_islands"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Island:
+    """One operator that computes in float.
+
+    Attributes:
+        node: its name in the graph.
+        operator: as "aten.log".
+        module: dotted path of the module it belongs to, "" at the root.
+        source: the user's line, "" if unknown.
+        bytes_across: of the float tensors that cross into and out of float here in one inference,
+            at the captured sizes; operators that follow each other in float share their border.
+            None if the file says nothing of it.
+        reason: why it is float.
+        remedy: what would make it integer.
+    """
+
+    node: str
+    operator: str
+    module: str
+    source: str
+    bytes_across: int | None
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What a chip of integers alone could run of a program.
+
+    Attributes:
+        islands: the operators that compute in float between the first quantize and the last
+            dequantize, in graph order.
+        integer_operators: how many operators have an integer form.
+    """
+
+    islands: tuple[Island, ...]
+    integer_operators: int
+
+    @property
+    def is_integer_only(self) -> bool:
+        """Whether nothing computes in float."""
+        return not self.islands
+
+    def __str__(self) -> str:
+        """The islands, one paragraph each."""
+        count, found = self.integer_operators, len(self.islands)
+        lines = [f"{count} operators in integers, {found} in float"]
+        for island in self.islands:
+            across = (
+                "" if island.bytes_across is None else f", {island.bytes_across:,} bytes across"
+            )
+            place = f" in {island.module}" if island.module else ""
+            lines.append(f"{island.node} ({island.operator}){place}{across}")
+            lines += [f"  source  {island.source}"] if island.source else []
+            lines += [f"  reason  {island.reason}", f"  remedy  {island.remedy}"]
+        return "\n".join(lines)
+
+
+def audit(program: Any) -> Audit:
+    """Find the operators that a chip of integers alone could not run.
+
+    Args:
+        program: a graph of `convert_pt2e`, or the artifact of a backend. A graph is judged by the
+            integer forms of this package, an artifact by what its backend left float.
+    """
+    if not isinstance(program, GraphModule):
+        return _of_artifact(program)
+    islands: list[Island] = []
+    count = 0
+    for named in named_graphs(program):
+        written = _Written(named.gm)
+        islands += written.islands(named.prefix)
+        count += written.count
+    return Audit(islands=tuple(islands), integer_operators=count)
+
+
+def refuse_islands(gm: GraphModule) -> None:
+    """Refuse a converted graph that computes in float.
+
+    Raises:
+        UnsupportedError: naming the first such operator and its remedy.
+    """
+    found = audit(gm)
+    if found.islands:
+        first = found.islands[0]
+        nodes = {node.name: node for node in gm.graph.nodes}
+        more = f"; {len(found.islands) - 1} more, see audit" if len(found.islands) > 1 else ""
+        raise UnsupportedError(
+            f"int_only: {first.node} computes in float: {first.reason}{more}",
+            node=nodes.get(first.node),
+            fix=first.remedy,
+        )
+
+
+def _of_artifact(artifact: Any) -> Audit:
+    report = artifact.report
+    islands = tuple(
+        Island(
+            node=record.node,
+            operator=record.op,
+            module=record.module,
+            source="",
+            bytes_across=None,
+            reason=record.reason,
+            remedy=record.fix or "a scheme for it, or a backend that runs it in integers",
+        )
+        for record in report.provenance.floats
+    )
+    return Audit(islands=islands, integer_operators=sum(report.integer_ops.values()))
+
+
+class _Written:
+    """One graph as it would be in integers; the graph itself is not touched."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = copy_graph(gm)  # shares its tensors
+        run_passes(self.gm, (duplicate_dequantize,))
+        before = {node.name for node in self.gm.graph.nodes}
+        self.operators = {site.anchor.name: site.op.name for site in find_sites(self.gm)}
+        records = run_passes(self.gm, (write_integers(Arithmetic(accumulator_bits=64)),))
+        notes = [note for record in records for note in record.notes]
+        self.count = sum(not note.skipped for note in notes)
+        self.reasons = {self.operators[note.node]: note.text for note in notes if note.skipped}
+        left = [n for n in self.gm.graph.nodes if n.name in before and _computes(n)]
+        self.floats = dict.fromkeys(left)
+
+    def islands(self, prefix: str) -> Iterator[Island]:
+        """The operators that are left float, those outside of the quantized part excepted."""
+        for group in self._groups():
+            if all(form_of(node) in MOVES for node in group) and self._is_at_an_end(group):
+                continue
+            for node in sorted(group, key=list(self.floats).index):
+                reason, remedy = self._why(node)
+                yield Island(
+                    node=prefix + node.name,
+                    operator=operator_name(node),
+                    module=module_path(node),
+                    source=source_line(node),
+                    bytes_across=sum(_bytes(n) for n in self._borders(node)),
+                    reason=reason,
+                    remedy=remedy,
+                )
+
+    def _groups(self) -> list[list[Node]]:
+        """Float operators that read each other."""
+        group_of: dict[Node, list[Node]] = {}
+        for node in self.floats:
+            group = [node]
+            for source in node.all_input_nodes:
+                other = group_of.get(source)
+                if other is not None and other is not group:
+                    group = other + [n for n in group if n not in other]
+            for member in group:
+                group_of[member] = group
+        return list({id(group): group for group in group_of.values()}.values())
+
+    def _is_at_an_end(self, group: list[Node]) -> bool:
+        """Whether values only enter or only leave the program through a group."""
+        reads = any(is_dequantize(source) for n in group for source in n.all_input_nodes)
+        feeds = any(is_quantize(user) for n in group for user in n.users)
+        return not (reads and feeds)
+
+    def _borders(self, node: Node) -> list[Node]:
+        """The float tensors by which a node is bound to integers."""
+        sources = [n for n in node.all_input_nodes if is_dequantize(n)]
+        return [*sources, *([node] if any(is_quantize(user) for user in node.users) else [])]
+
+    def _why(self, node: Node) -> tuple[str, str]:
+        if node.target in CHOOSE_QPARAMS_OPS:
+            return "it chooses scales at run time", "a static scheme, whose scales are calibrated"
+        if node.name in self.reasons:
+            reason = self.reasons[node.name]
+            return reason, "quantize all of its inputs and its output by a spec, per tensor"
+        name = operator_name(node)
+        if form_of(node) is None:
+            return (
+                f"{name} has no integer form",
+                "write it with operators that have one, or decompose it before prepare",
+            )
+        return (
+            "its inputs or its result are not quantized",
+            f'a spec for its inputs and output: quantizer.set_operator("{name}", scheme)',
+        )
+
+
+def _computes(node: Node) -> bool:
+    """Whether a node makes float values, q/dq excepted."""
+    if node.op != "call_function" or is_qdq(node):
+        return False
+    value = node.meta.get("val")
+    values: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
+
+
+def _bytes(node: Node) -> int:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return 0
+    return math.prod(_size(s) for s in value.shape) * value.element_size()
+
+
+def _size(size: Any) -> int:
+    """A size, at the captured sample where it is dynamic."""
+    return int(size.node.hint or 1) if isinstance(size, SymInt) else int(size)

@@ -1,0 +1,122 @@
+"""Which operators compute in float, with reason, remedy and the bytes at their borders."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import export
+from torch.nn import functional
+
+import pt2e_quant as pq
+from pt2e_quant.backends.registry import get
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.flow.report.audit import audit
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x)) + x)
+
+
+class Cnn(nn.Module):
+    """A convolution, a residual block, a bottleneck of MobileNetV2, pools and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU6())
+        self.block = Residual()
+        self.wide = nn.Conv2d(8, 16, 1)
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.narrow = nn.Conv2d(16, 8, 1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(self.block(self.stem(x)), 2)
+        x = x + self.narrow(functional.relu6(self.depthwise(functional.relu6(self.wide(x)))))
+        return self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class SqueezeExcite(nn.Module):
+    """The block of EfficientNet, with its silu and sigmoid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.reduce, self.expand = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.hardswish(self.conv(x))
+        squeezed = functional.adaptive_avg_pool2d(x, 1)
+        return x * torch.sigmoid(self.expand(torch.relu(self.reduce(squeezed))))
+
+
+class Functions(nn.Module):
+    """What users of quanto asked about: log, cat and elu are functions, not modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.elu(self.conv(x))
+        return self.conv(torch.cat([torch.log(y.abs() + 1.5), y], 1)[:, 2:5])
+
+
+class Cumulative(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.cumsum(self.first(x), 0))
+
+
+def converted(model, x, **options):
+    quantizer = get("xnnpack").quantizer("int8")
+    prepared = pq.prepare_pt2e(export(model.eval(), (x,)), quantizer, **options)
+    return pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False))
+
+
+IMAGE = torch.linspace(-2, 2, 2 * 3 * 16 * 16).sin().reshape(2, 3, 16, 16)
+
+
+@pytest.mark.parametrize("model", [Cnn, SqueezeExcite, Functions])
+def test_a_cnn_is_integers_from_the_first_quantize_to_the_last_dequantize(model):
+    torch.manual_seed(0)
+    quantized = converted(model(), IMAGE, int_only=True)
+    found = audit(quantized)
+    assert found.islands == ()
+    assert found.is_integer_only
+    assert found.integer_operators >= 5
+    expected = quantized(IMAGE)
+    reference = pq.integer_reference(quantized)(IMAGE)
+    assert pq.sqnr_db(expected, reference) > 25.0
+
+
+def test_an_island_has_its_place_bytes_reason_and_remedy():
+    found = audit(converted(Cumulative(), torch.randn(4, 6)))
+    (island,) = found.islands
+    assert island.operator == "aten.cumsum"
+    assert "test_audit.py" in island.source
+    assert island.bytes_across == 2 * 4 * 6 * 4  # float32 in, float32 out
+    assert island.reason == "aten.cumsum has no integer form"
+    assert "decompose" in island.remedy
+    assert "1 in float" in str(found)
+    assert "aten.cumsum" in str(found)
+
+
+def test_int_only_refuses_the_operator_before_data_is_seen():
+    with pytest.raises(UnsupportedError, match=r"int_only: aten.cumsum(.|\n)*fix") as caught:
+        converted(Cumulative(), torch.randn(4, 6), int_only=True)
+    assert "cumsum" in caught.value.node_name
+
+
+def test_the_graph_that_is_audited_is_not_touched():
+    quantized = converted(Cnn(), IMAGE)
+    before = [str(node) for node in quantized.graph.nodes], set(quantized.state_dict())
+    audit(quantized)
+    assert ([str(node) for node in quantized.graph.nodes], set(quantized.state_dict())) == before
