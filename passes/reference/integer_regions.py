@@ -27,7 +27,14 @@ from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.passes.reference.forms.registry import FORMS, REQUANTIZE
-from pt2e_quant.passes.reference.forms.site import Arithmetic, Declined, Operand, Output, Site
+from pt2e_quant.passes.reference.forms.site import (
+    Arithmetic,
+    Declined,
+    Operand,
+    Output,
+    Overflow,
+    Site,
+)
 from pt2e_quant.passes.reference.read_sites import FoundSite, find_sites
 from pt2e_quant.passes.reference.reference_template import ReferenceTemplate, TrainedTensor
 
@@ -85,7 +92,10 @@ class _Writer:
         output = None if site.quantize is None else tensors.get(site.quantize)
         if site.quantize is not None and output is None:
             return None
+        end = self.template.sources[site.op] if output is None else output.observer
+        name = end if site.form is REQUANTIZE else site.op.name
         row = {
+            "name": name,
             "form": site.form.name,
             "target": [] if site.form is REQUANTIZE else _path(site.op.target),
             "arguments": written,
@@ -94,11 +104,10 @@ class _Writer:
             "bounds": site.bounds,
             "profile": asdict(DEFAULT),
         }
-        end = self.template.sources[site.op] if output is None else output.observer
         ends = [] if output is None else [output.observer]
         named = [tensor.observer for tensor in self.tensors]
         return FoundRegion(
-            name=end if site.form is REQUANTIZE else site.op.name,
+            name=name,
             text=json.dumps(row),
             end=end,
             inputs=(*named, *(self.template.sources[node] for node in self.others)),
@@ -204,6 +213,7 @@ class Region:
 
     def __init__(self, text: str) -> None:
         row = json.loads(text)
+        self.name: str = row["name"]
         self.form = _FORMS[row["form"]]
         target: Any = torch.ops if row["target"] else None
         for part in row["target"]:
@@ -249,6 +259,12 @@ class Region:
             made: Tensor = self.form.write(site)
         except Declined:
             return None
+        except Overflow as overflow:
+            raise Overflow(
+                f"{self.name}: {overflow.what}",
+                fix="a scheme of fewer bits for this node, or fake-quantize: "
+                f'pq.set_numerics(prepared, "fake_quant", nodes=["{self.name}"])',
+            ) from overflow
         if output is None:
             return made
         return made.float().sub_(output.qparams.zero_point).mul_(output.qparams.scale)
@@ -286,18 +302,46 @@ def _profile_of(row: Mapping[str, Any]) -> Profile:
     return Profile(**{**row, **kinds})
 
 
-_EXACT = {torch.float32: 1 << 24, torch.float64: 1 << 53}
+_EXACT = 1 << 24
+"""Up to here every integer is a float32."""
+_LIMB = 16
 
 
 def compute_exactly(target: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call on tensors; sums of products by float kernels where these hold every partial sum."""
-    if target is not out_dtype or args[0] is torch.ops.aten.mul.Tensor:
+    """Call on tensors; sums of products by float kernels where these hold every partial sum.
+
+    No partial sum is above max(abs(x)) times the greatest sum of abs(w). float32 holds it, or those
+    of two limbs of x, or float64 does. Operands up to 256 are also exact in TF32 and bfloat16, by
+    which a kernel may multiply.
+    """
+    if target is not out_dtype or not _sums_rows(*args):
         return target(*args, **kwargs)
     op, dtype, left, right, *rest = args
-    terms = right.numel() // max(1, right.shape[0])
-    most = terms * _reach(left) * _reach(right)
-    real = torch.float32 if most <= _EXACT[torch.float32] else torch.float64
-    return op(left.to(real), right.to(real), *rest).to(dtype)
+    weight = right.float()
+    reach, longest = _reach(left), _longest(weight)
+    is_narrow = reach <= 256 and _reach(right) <= 256
+    if is_narrow and reach * longest < _EXACT:
+        return op(left.float(), weight, *rest).to(dtype)
+    if is_narrow and _LIMB * longest < _EXACT:
+        high = left.float().div_(_LIMB).round_()
+        low = left.float().sub_(high, alpha=_LIMB)
+        total = op(high, weight, *rest).to(dtype).mul_(_LIMB)
+        return total.add_(op(low, weight, *rest).to(dtype))
+    return op(left.double(), right.double(), *rest).to(dtype)
+
+
+def _sums_rows(op: Any, dtype: torch.dtype, *args: Any) -> bool:
+    """Whether each result is a sum of products with one row weight[n]."""
+    if op is torch.ops.aten.linear.default:
+        return True
+    return op is torch.ops.aten.convolution.default and not args[6]  # transposed
+
+
+def _longest(weight: Tensor) -> float:
+    """The greatest sum of abs(w) over the products of one result; exact below 2**24."""
+    if weight.numel() == 0:
+        return 0.0
+    return float(torch.linalg.vector_norm(weight.flatten(1), 1, dim=1).amax())
 
 
 def _reach(x: Tensor) -> int:

@@ -1,78 +1,20 @@
 """Training through the target's integers: exact forward, straight-through gradient."""
 
 import copy
-import io
-import os
-import socket
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
+from numerics_nets import Net, X, assert_exact, prepared_of, train
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.integer_ops.profiles import PROFILES
 from pt2e_quant.flow.qat.numerics import Numerics
 from pt2e_quant.observers.training.fake_quantize import disable_fake_quant, disable_observer
 from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
 from pt2e_quant.passes.reference.integer_forward import IntegerForward
-
-X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-Y = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
-
-
-class Net(nn.Module):
-    """A conv with a batch norm, a residual add, a pool, and a linear."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(8)
-        self.conv = nn.Conv2d(8, 8, 3, padding=1)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x):
-        y = torch.relu(self.norm(self.stem(x)))
-        y = torch.relu(self.conv(y) + y)
-        return self.head(self.pool(y).flatten(1))
-
-
-def prepared_of(numerics="fake_quant", recipe="int8"):
-    torch.manual_seed(0)
-    batch = {0: torch.export.Dim("batch", min=2, max=64)}
-    ep = torch.export.export(Net().train(), (X,), dynamic_shapes=(batch,))
-    quantizer = pq.backends.get("xnnpack").quantizer(recipe)
-    return pq.prepare_qat_pt2e(ep, quantizer, numerics=numerics)
-
-
-def train(model, steps, rate=0.05):
-    optimizer = torch.optim.SGD(model.parameters(), rate)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = (model(X) - Y).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def gradients(model, forward):
-    model.zero_grad()
-    (forward(X) - Y).square().mean().backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_exact(prepared, profile="default", x=X):
-    prepared.eval().apply(disable_observer)
-    expected = prepared(x)
-    reference = pq.integer_reference(pq.convert_pt2e(prepared), profile)
-    assert torch.equal(reference(x), expected)
 
 
 def test_integers_when_trained_then_convert_gives_the_training_forward():
@@ -269,96 +211,84 @@ def test_biases_when_their_qparams_are_derived_then_the_result_is_exact():
     assert_exact(prepared)
 
 
-def test_copies_when_made_or_pickled_or_saved_then_they_train_alike(tmp_path):
-    prepared = prepared_of("integer")
-    train(prepared, 2)
-    prepared.apply(disable_observer).apply(freeze_bn_stats)
-    stream = io.BytesIO()
-    torch.save(prepared, stream)
-    stream.seek(0)
-    pq.save(prepared, tmp_path / "checkpoint.ptq")
-    copies = [
-        copy.deepcopy(prepared),
-        torch.load(stream, weights_only=False),
-        pq.load(tmp_path / "checkpoint.ptq"),
-    ]
-    expected = train(prepared, 2)
-    for made in copies:
-        assert pq.numerics_of(made) == pq.numerics_of(prepared)
-        assert train(made, 2) == expected
-        assert_exact(made)
+class Everything(pq.Quantizer):
+    """All float tensors of all operators, int8 affine."""
+
+    def annotate(self, model):
+        spec = pq.QuantizationSpec(
+            torch.int8,
+            pq.FakeQuantize,
+            quant_min=-128,
+            quant_max=127,
+            qscheme=torch.per_tensor_affine,
+        )
+        for node in model.graph.nodes:
+            if node.op == "call_function" and is_real(node):
+                inputs = {n: spec for n in node.all_input_nodes if is_real(n)}
+                node.meta["quantization_annotation"] = pq.QuantizationAnnotation(
+                    inputs, spec, _annotated=True
+                )
+        return model
+
+    def validate(self, model):
+        pass
 
 
-def test_checkpointing_when_activations_are_recomputed_then_gradients_are_equal():
-    prepared = prepared_of("integer")
-    train(prepared, 2)
-    prepared.apply(disable_observer).apply(freeze_bn_stats)
-    expected = gradients(prepared, prepared)
-    found = gradients(prepared, lambda x: checkpoint(prepared, x, use_reentrant=False))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[n], expected[n]) for n in expected)
+def is_real(node):
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_compiled_when_trained_in_integers_then_as_in_eager():
-    torch._dynamo.reset()
-    eager, inner = prepared_of(), prepared_of()
-    for model in (eager, inner):
-        train(model, 2)
-        model.apply(disable_observer).apply(freeze_bn_stats)
-        pq.set_numerics(model, "integer", nodes=["conv2d"])
-    inner.load_state_dict(eager.state_dict())
-    compiled = torch.compile(inner, backend="aot_eager")
-    torch.testing.assert_close(train(compiled, 1), train(eager, 1), rtol=1e-5, atol=1e-6)
-    pq.set_numerics(compiled, "integer")
-    pq.set_numerics(eager, "integer")
-    inner.load_state_dict(eager.state_dict())
-    torch.testing.assert_close(compiled(X), eager(X), rtol=0, atol=1e-6)
-    torch.testing.assert_close(train(compiled, 2), train(eager, 2), rtol=1e-4, atol=1e-6)
-    assert_exact(inner)
+class Block(nn.Module):
+    """A block of a transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.norm(x)
+        scores = torch.matmul(self.query(y), self.key(y).transpose(1, 2)) * 0.35
+        x = x + torch.matmul(scores.softmax(-1), self.value(y))
+        return x * torch.sigmoid(x) + nn.functional.gelu(self.inner(x))
 
 
-def _rank(rank, port, queue):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    prepared = prepared_of()
-    model = DistributedDataParallel(prepared)
-    pq.set_numerics(model, "integer")
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    for step in range(3):
-        if step == 1:
-            model.apply(disable_observer).apply(freeze_bn_stats)
+def test_transformer_when_trained_in_integers_then_the_reference_is_equal():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8)
+    prepared = pq.prepare_qat_pt2e(torch.export.export(Block().train(), (x,)), Everything())
+    pq.set_numerics(prepared, "integer")
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.05)
+    for _ in range(3):
         optimizer.zero_grad()
-        part = slice(4 * rank, 4 * rank + 4)
-        (model(X[part]) - Y[part]).square().mean().backward()
+        prepared(x).square().mean().backward()
         optimizer.step()
-    model.eval()
-    model(X)  # sends rank 0's buffers
-    values = [p.double().sum().item() for p in prepared.parameters()]
-    output = prepared(X)
+    names = set(pq.numerics_of(prepared))
+    assert {"linear", "matmul", "matmul_1", "softmax", "layer_norm", "gelu", "sigmoid"} <= names
+    assert all(p.grad is not None for p in prepared.parameters())
+    prepared.eval().apply(disable_observer)
+    expected = prepared(x)
+    plain = copy.deepcopy(prepared)
+    pq.set_numerics(plain, "fake_quant")
+    assert not torch.equal(plain(x), expected)
     reference = pq.integer_reference(pq.convert_pt2e(prepared))
-    queue.put((rank, values, torch.equal(output, reference(X))))
-    torch.distributed.destroy_process_group()
+    assert torch.equal(reference(x), expected)
 
 
-def test_data_parallel_when_two_ranks_train_in_integers_then_they_agree():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    ranks = [context.Process(target=_rank, args=(r, port, queue)) for r in range(2)]
-    for process in ranks:
-        process.start()
-    try:
-        found = sorted(queue.get(timeout=240) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.join(timeout=20)
-            process.kill()
-    (_, first, exact_0), (_, second, exact_1) = found
-    assert first == second
-    assert exact_0
-    assert exact_1
+def test_sum_when_it_may_overflow_then_the_operator_and_the_fix_are_named():
+    class Long(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(140_000, 1)
+
+        def forward(self, x):
+            return self.inner(x)
+
+    x = torch.randn(2, 140_000)
+    ep = torch.export.export(Long(), (x,))
+    prepared = pq.prepare_qat_pt2e(ep, PerTensor(pq.FakeQuantize), numerics="integer")
+    with pytest.raises(UnsupportedError, match=r'linear: [\s\S]*"fake_quant", nodes=\["linear"\]'):
+        prepared(x)
+    pq.set_numerics(prepared, "fake_quant", nodes=["linear"])
+    prepared(x)
