@@ -25,6 +25,11 @@ _HALF = (torch.float16, torch.bfloat16)
 _LARGEST = torch.finfo(torch.float32).max
 _CAST = (aten.to.dtype,)
 _AUTOCAST = "wrap_with_autocast"
+_POWERS = {
+    getattr(aten.float_power, overload): getattr(aten.pow, overload)
+    for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar")
+}
+"""What gives float64 whatever it reads, and what gives the dtype that it reads."""
 
 
 def compute_in_float32(kept: Collection[torch.dtype] = ()) -> GraphPass:
@@ -123,6 +128,8 @@ class _Widener:
                 self._widen_constant(gm, node)
             elif node.op == "call_function":
                 self._widen_call(node, wide)
+                if torch.float64 in self.dtypes and node.target in _POWERS:
+                    _raise_in_float32(node, editor)
             if is_body or node.op not in ("placeholder", "output"):
                 self._widen_value(node, editor)
         _keep_copies(editor, before, output if is_body else None)
@@ -179,6 +186,15 @@ class _Widener:
             self.bytes_after += made.nbytes
         owner, _, leaf = name.rpartition(".")
         setattr(gm.get_submodule(owner), leaf, self.made[key])
+
+
+def _raise_in_float32(power: Node, editor: Editor) -> None:
+    """Make a float_power a pow, of floats."""
+    for operand in power.all_input_nodes:
+        if not operand.meta["val"].is_floating_point():
+            cast = editor.call(aten.to.dtype, operand, torch.float32, like=power, before=power)
+            power.replace_input_with(operand, cast)
+    power.target = _POWERS[power.target]
 
 
 def _is_tensor(node: Node) -> bool:

@@ -154,3 +154,33 @@ def test_sizes_may_be_dynamic(program):
     n = torch.export.Dim("n", min=1, max=9)
     p = program(model, (x, mask), ({0: n}, None)).apply(FLOAT32, keeps_outputs=False)
     p.matches((torch.randn(7, 4).bfloat16(), mask), **BFLOAT16)
+
+
+@pytest.mark.parametrize(
+    "power",
+    [
+        lambda x: torch.float_power(x.abs(), 1.5),
+        lambda x: torch.float_power(x.abs(), x),
+        lambda x: torch.float_power(2, x),
+        lambda x: torch.float_power((x > 0).long(), 2),
+    ],
+    ids=["number", "tensor", "of a number", "of integers"],
+)
+def test_float_power_when_the_model_is_float64_then_it_gives_float32(program, power):
+    class Raised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.fc(power(x))
+
+    torch.manual_seed(0)
+    p = program(Raised().double(), (torch.randn(2, 4).double(),))
+    p.apply(FLOAT32, keeps_outputs=False).matches(rtol=1e-5, atol=1e-5)
+    assert (
+        p.gm.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)[0]
+        .meta["val"]
+        .dtype
+        is torch.float32
+    )
