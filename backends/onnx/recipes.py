@@ -21,6 +21,7 @@ from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.graph.tied_tables import (
     is_tied_embedding,
+    is_tied_linear,
     is_untied_embedding,
 )
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
@@ -66,6 +67,29 @@ _without_data = partial(
     search=WeightSearch.MSE,
     transforms=(*_ATTENTION, products_as_linears),
 )
+
+
+def _sixteen_bit(name: str, text: str) -> Recipe:
+    """Static 16-bit activations everywhere: no operator is kept float for its speed.
+
+    With 32768 steps on each side of 0 a residual stream or a softmax loses nothing to rounding.
+    """
+    scheme = scheme_named(name)
+    head = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("a16w8"), where=is_tied_linear)
+    is_small = scheme.weight is not None and scheme.weight.bits < 8
+    return Recipe(
+        name=name,
+        text=text,
+        scheme=scheme,
+        observers=ObserverChoice(
+            activation=PredictedRangeObserver,
+            search=WeightSearch.MSE if is_small else WeightSearch.MIN_MAX,
+        ),
+        rules=(*_TABLES, head),
+        transforms=(*_ATTENTION, products_as_linears, split_as_slices),
+    )
+
+
 _GROUPS = f"[_g<{','.join(map(str, GROUP_SIZES))}>]"
 
 RECIPES = Recipes(
@@ -83,6 +107,13 @@ RECIPES = Recipes(
                 place_integer_regions(POLICY),
             ),
             algorithms=(SmoothQuant(),),
+        ),
+        RecipeFamily(
+            grammar="a16w<4,8>",
+            text="static: int16 activations per tensor with zero point 0 at every operator, int8 "
+            "or int4 weights per output channel, float biases: q/dq for devices with 16-bit "
+            "integers, which ONNX Runtime's CPU provider computes in float",
+            make=_sixteen_bit,
         ),
         _without_data(
             "int8_dynamic",

@@ -52,10 +52,23 @@ def make_report(gm: GraphModule, optimized: OptimizedModel, origins: Mapping[str
         float_regions=[_float_region(o, origins) for o in optimized.unfused()],
         notes=[
             f"{operators['QuantizeLinear']} quantize and {operators['DequantizeLinear']} "
-            "dequantize operators left, those at the model's border included"
+            "dequantize operators left, those at the model's border included",
+            *_wide_note(optimized),
         ],
         float_size_bytes=_float_bytes(gm, provenance),
     )
+
+
+def _wide_note(optimized: OptimizedModel) -> list[str]:
+    """How operators on 16-bit activations run."""
+    in_float = Counter(o.op_type for o in optimized.operators if o.reads_wide)
+    if not in_float:
+        return []
+    counts = ", ".join(f"{count} {op_type}" for op_type, count in sorted(in_float.items()))
+    return [
+        "16-bit activations: ONNX Runtime's CPU provider has no arithmetic on them; run as "
+        f"dequantize, float32, quantize: {counts}"
+    ]
 
 
 def refused_weights(optimized: OptimizedModel) -> list[Refused]:
@@ -63,7 +76,7 @@ def refused_weights(optimized: OptimizedModel) -> list[Refused]:
     return [
         Refused(reader, _plain_name(operator))
         for operator in optimized.unfused()
-        if operator.is_constant
+        if operator.is_constant and not operator.is_wide
         for reader in operator.readers
         if reader in _HEAVY
     ]
@@ -76,6 +89,9 @@ def _float_region(operator: Operator, origins: Mapping[str, str]) -> FloatRegion
     if operator.is_constant:
         reason = "ONNX Runtime has no integer form of what reads this weight"
         cost = "the whole weight is dequantized in every call"
+    elif operator.is_wide:
+        reason = f"ONNX Runtime has no kernel of {readers} for 16-bit integers"
+        cost = "one pass over the tensor"
     else:
         reason = "what reads it computes in float"
         cost = "one pass over the tensor"

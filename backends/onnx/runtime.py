@@ -50,6 +50,8 @@ class Operator:
         at_border: a quantize of a graph input or a dequantize to a graph output.
         readers: the operators that read its result.
         is_constant: it dequantizes a constant, in every call.
+        is_wide: it dequantizes integers of 16 bits, or a constant that is multiplied with them.
+        reads_wide: it computes with what was dequantized from 16 bits.
     """
 
     op_type: str
@@ -58,6 +60,8 @@ class Operator:
     at_border: bool = False
     readers: tuple[str, ...] = ()
     is_constant: bool = False
+    is_wide: bool = False
+    reads_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ _OWN_INTEGER = (
     "MatMulNBits",
 )
 _EIGHT_BIT = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+_SIXTEEN_BIT = (onnx.TensorProto.INT16, onnx.TensorProto.UINT16)
 _INDEX_TYPES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
 _INT64_RESULT = {"Shape", "Size", "NonZero", "ArgMax", "ArgMin"}
 _BOOL_RESULT = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not"}
@@ -152,6 +157,7 @@ def read_operators(
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node.op_type)
+    wide = _wide_dequantized(graph, types)
     operators: list[Operator] = []
     for node in graph.node:
         result = _result_type(node, types)
@@ -172,9 +178,24 @@ def read_operators(
                 at_border=border,
                 readers=tuple(readers.get(node.output[0], ())),
                 is_constant=node.op_type == "DequantizeLinear" and node.input[0] in constants,
+                is_wide=node.output[0] in wide,
+                reads_wide=any(name in wide for name in node.input),
             )
         )
     return operators
+
+
+def _wide_dequantized(graph: onnx.GraphProto, types: Mapping[str, int]) -> set[str]:
+    """Results of dequantizes of 16 bits, and of constants that products read beside such."""
+    dequantizes = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    # The zero point's type is known from the start.
+    wide = {
+        node.output[0]
+        for node in dequantizes
+        if len(node.input) > 2 and types.get(node.input[2]) in _SIXTEEN_BIT
+    }
+    beside = {n for node in graph.node if node.input and node.input[0] in wide for n in node.input}
+    return wide | (beside & {node.output[0] for node in dequantizes})
 
 
 def _result_type(node: onnx.NodeProto, types: Mapping[str, int]) -> int:
@@ -210,7 +231,7 @@ def _kind(node: onnx.NodeProto, types: Mapping[str, int]) -> OperatorKind:
     if node.op_type in _OWN_INTEGER:
         return OperatorKind.INTEGER
     result = types.get(node.output[0], onnx.TensorProto.FLOAT)
-    if result in _EIGHT_BIT:
+    if result in (*_EIGHT_BIT, *_SIXTEEN_BIT):
         return OperatorKind.INTEGER
     return OperatorKind.INDEX if result in _INDEX_TYPES else OperatorKind.FLOAT
 

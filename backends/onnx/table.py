@@ -12,6 +12,7 @@ from torch.fx import Node
 from pt2e_quant.backends.onnx.code_rows import CODE_ROWS
 from pt2e_quant.backends.onnx.low_bit_rows import LOW_BIT_ROWS
 from pt2e_quant.backends.onnx.passes.recurrent import RECURRENT_ROW
+from pt2e_quant.backends.onnx.sixteen_bit_rows import sixteen_bit_rows
 from pt2e_quant.core.granularity import PerChannel
 from pt2e_quant.core.schemes import (
     BIAS_INT32,
@@ -283,6 +284,21 @@ _MOVING_ROWS = (
     _merges("minimum", (Op(ops.MINIMUM, X, Y),), ("x", "y"), "Min (uint8)"),
 )
 
+_SIXTEEN_BIT_ROWS = sixteen_bit_rows(
+    (
+        *_CONV_ROWS,
+        *_with_clip(
+            "linear",
+            (Op(ops.LINEAR, X, W, B),),
+            (_input("x"), _weight("w"), _output()),
+            "Gemm or MatMul",
+        ),
+        *_ARITHMETIC_ROWS,
+        *_MOVING_ROWS,
+    ),
+    integer_limits=(GLOBAL_MEAN, NO_CEIL, NO_DIVISOR, POOLS_TO_ONE),
+)
+
 _REASONS = {
     "aten.conv_transpose1d": "ONNX Runtime has no integer ConvTranspose",
     "aten.conv_transpose2d": "ONNX Runtime has no integer ConvTranspose; one with kernel == "
@@ -307,6 +323,12 @@ STATIC_TABLE = OpTable(
 """The rows of scheme int8: between such operators integers flow."""
 TABLE = OpTable(
     backend="ONNX Runtime",
-    rows=(*STATIC_TABLE.rows, *limit_sums(LOW_BIT_ROWS), *CODE_ROWS, RECURRENT_ROW),
+    rows=(
+        *STATIC_TABLE.rows,
+        *_SIXTEEN_BIT_ROWS,
+        *limit_sums(LOW_BIT_ROWS),
+        *CODE_ROWS,
+        RECURRENT_ROW,
+    ),
     reasons=_REASONS,
 )

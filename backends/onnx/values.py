@@ -16,6 +16,7 @@ __all__ = [
     "call",
     "constant",
     "int_attribute",
+    "is_wide",
     "make_constant",
     "only_consumer",
     "permutation",
@@ -51,6 +52,11 @@ class Dequantized:
     scale: Array
     zero_point: Array
     axis: int | None
+
+    @property
+    def is_byte(self) -> bool:
+        """Whether the integers have 8 bits: ONNX Runtime has no arithmetic on 16."""
+        return self.zero_point.dtype.itemsize == 1
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -167,6 +173,12 @@ def read_dequantize(value: ir.Value | None) -> Dequantized | None:
     if node is None or node.op_type != "DequantizeLinear":
         return None
     return _read(node, node.inputs[0])
+
+
+def is_wide(value: ir.Value | None) -> bool:
+    """Whether a value was dequantized from 16 bits."""
+    stored = read_dequantize(value)
+    return stored is not None and not stored.is_byte
 
 
 def read_quantize(node: ir.Node) -> Dequantized | None:

@@ -95,7 +95,7 @@ class Backend:
         Raises:
             ConfigError: no recipe has that name; the nearest one is offered.
         """
-        found = self.recipes.named(recipe)
+        found = self.recipes.named(recipe, self.table)
         if found.here is not None:
             found = found.here(found)
         made = TableQuantizer(

@@ -12,6 +12,7 @@ from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
+from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.tied_tables import is_tied_linear
 from pt2e_quant.observers.weights.weight_search import WeightSearch
@@ -242,18 +243,11 @@ class Recipes(Mapping[str, str]):
     Args:
         runtime: what runs them, as people write it.
         entries: in the order of lists; of two that are equally near the first is offered.
-        why_not: why the runtime has no kernel for a scheme.
     """
 
-    def __init__(
-        self,
-        runtime: str,
-        entries: Sequence[Recipe | RecipeFamily],
-        why_not: Callable[[Scheme], str] | None = None,
-    ) -> None:
+    def __init__(self, runtime: str, entries: Sequence[Recipe | RecipeFamily]) -> None:
         self.runtime = runtime
         self.entries = tuple(entries)
-        self.why_not = why_not
         self._by_name: dict[str, Recipe | RecipeFamily] = {}
         for entry in entries:
             names = (entry.name,) if isinstance(entry, Recipe) else entry.names
@@ -274,8 +268,12 @@ class Recipes(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def named(self, name: str) -> Recipe:
+    def named(self, name: str, table: OpTable | None = None) -> Recipe:
         """The recipe of a name.
+
+        Args:
+            name: of a recipe.
+            table: says why there is none for a scheme of this name.
 
         Raises:
             ConfigError: there is none; the nearest one is offered where the name says a scheme,
@@ -292,9 +290,9 @@ class Recipes(Mapping[str, str]):
         except ConfigError:
             offered = near(name, self._by_name)
             raise ConfigError(f'{self.runtime} has no recipe "{name}": {offered}') from None
-        reason = f": {self.why_not(scheme)}" if self.why_not is not None else ""
+        reason = table.refusal_of(scheme) if table is not None else ""
         raise ConfigError(
-            f'{self.runtime} has no kernel for scheme "{name}"{reason}',
+            f'{self.runtime} has no kernel for scheme "{name}"' + (f": {reason}" if reason else ""),
             fix=f'the nearest recipe it runs is "{self.nearest(Wanted.of(scheme))}"',
         )
 

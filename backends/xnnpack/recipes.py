@@ -1,10 +1,9 @@
-"""What the recipe names of this backend stand for, and why other schemes do not run."""
+"""What the recipe names of this backend stand for."""
 
 from functools import partial
 
 from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
 from pt2e_quant.backends.xnnpack.gemm_rows import BFLOAT16_SCALES, GROUP_SIZES
-from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
@@ -31,25 +30,6 @@ _TABLES = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_em
 def _scheme(name: str) -> Scheme:
     # The graph's scales of groups are those that the delegate computes with.
     return scheme_named(name, scales=BFLOAT16_SCALES if "_g" in name else None)
-
-
-def _why_not(scheme: Scheme) -> str:
-    """Why a scheme has no recipe."""
-    weight, activation = scheme.weight, scheme.input
-    assert weight is not None  # every scheme of a name has weights
-    if weight.format is not None or weight.range[1] - weight.range[0] == 2:
-        return "it multiplies integers of 4 or 8 bits or floats of 32 bits"
-    if weight.bits not in (4, 8):
-        return "its kernels take weights of 4 or 8 bits"
-    if activation is not None and activation.bits != 8:
-        return f"its kernels take activations of 8 bits, not {activation.bits}"
-    if not isinstance(weight.granularity, PerGroup):
-        return "its linears find the qparams of each row, not of the tensor"
-    if weight.bits == 8:
-        return "its int8 weights have one scale per row, not groups"
-    if activation is None:
-        return "it has no weight-only linear with groups"
-    return f"groups are of {', '.join(map(str, GROUP_SIZES))}"
 
 
 _without_data = partial(without_data, scheme_of=_scheme, embeddings=(_TABLES,))
@@ -81,5 +61,4 @@ RECIPES = Recipes(
             make=_without_data,
         ),
     ),
-    _why_not,
 )

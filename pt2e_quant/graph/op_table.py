@@ -10,6 +10,7 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.granularity import PerChannel, PerGroup, PerRow, PerToken
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.core.specs import EdgeOrNode
+from pt2e_quant.graph.ops import LINEAR
 from pt2e_quant.graph.pattern import Match, Op, ties
 
 __all__ = [
@@ -117,6 +118,13 @@ class Slot:
             return False
         return True
 
+    def unlike(self, scheme: Scheme) -> tuple[bool, ...]:
+        """Orders slots by what the nearest scheme that they accept shares with another."""
+        wanted = scheme.for_role(self.role)
+        if wanted is None or not self.accepts:
+            return (True,)
+        return min(_is_unlike(accepted, wanted) for accepted in self.accepts)
+
     def _kinds(self, wanted: TensorScheme) -> str:
         """What it accepts; of many, those most like what was wanted."""
         if len(self.accepts) <= _MOST_NAMED:
@@ -139,6 +147,7 @@ _MOST_NAMED = 4
 def _is_unlike(accepted: TensorScheme, wanted: TensorScheme) -> tuple[bool, ...]:
     """Orders schemes by what they share with another: codes first, then groups, then scales."""
     return (
+        accepted.is_dynamic != wanted.is_dynamic,
         accepted.format != wanted.format,
         accepted.dtype != wanted.dtype,
         accepted.granularity != wanted.granularity,
@@ -267,6 +276,24 @@ class OpTable:
         name = operator_name(node)
         known = self.reasons.get(name)
         return known or f"{self.backend} has no int8 {name.removeprefix('aten.')} here"
+
+    def refusal_of(self, scheme: Scheme) -> str:
+        """What the linear that comes nearest to a scheme takes instead; "" if one takes it."""
+        found: list[tuple[int, tuple[bool, ...], str]] = []
+        for row in self.rows:
+            if not any(member.target in LINEAR for op in row.find for member in op.members):
+                continue
+            fitting = 0
+            try:
+                for slot in row.slots:
+                    slot.resolve(scheme)
+                    fitting += 1
+            except ValueError as error:
+                unlike = row.slots[fitting].unlike(scheme)
+                found.append((-fitting, unlike, f"{row.name}: {error}"))
+            else:
+                return ""
+        return min(found, default=(0, (), ""))[-1]
 
     def __iter__(self) -> Iterator[OpRow]:
         return iter(self.rows)

@@ -18,6 +18,7 @@ from pt2e_quant.backends.onnx.values import (
     call,
     int_attribute,
     make_constant,
+    read_dequantize,
     redirect,
 )
 
@@ -140,8 +141,9 @@ def _matmul_nbits(
 
 
 def _is_dequantized(value: ir.Value) -> bool:
-    producer = value.producer()
-    return producer is not None and producer.op_type == "DequantizeLinear"
+    """Whether a value was integers that a product could take: of 8 bits."""
+    stored = read_dequantize(value)
+    return stored is not None and stored.is_byte
 
 
 def _unsigned(integers: Array, bits: int) -> Array:

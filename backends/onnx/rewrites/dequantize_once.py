@@ -1,5 +1,7 @@
 """Let ONNX Runtime dequantize a weight when it loads the file, not in every call."""
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -8,21 +10,26 @@ from pt2e_quant.backends.onnx.values import (
     call,
     constant,
     int_attribute,
+    is_wide,
     make_constant,
+    read_dequantize,
     redirect,
 )
 
 __all__ = ["dequantize_once", "write_as_arithmetic"]
 
-_HEAVY = {"Conv", "Gemm", "MatMul"}
-_EIGHT_BIT = (np.int8, np.uint8)
+_HEAVY = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+_EIGHT_BIT = (np.dtype(np.int8), np.dtype(np.uint8))
+_FOUR_BIT = (ir.DataType.INT4.numpy(), ir.DataType.UINT4.numpy())
 
 
 def dequantize_once(graph: ir.Graph) -> int:
-    """Write the dequantize of an 8-bit weight as arithmetic, where a product in float reads it.
+    """Write the dequantize of a weight of 8 bits as arithmetic, where a product in float reads it.
 
     ONNX Runtime computes arithmetic of constants once, at load, but keeps DequantizeLinear: it
-    would run in every call, or be fused into a product that rounds the activations too.
+    would run in every call, or be fused into a product that rounds the activations to 8 bits. So
+    MatMuls of 16-bit activations are written so, too, also with weights of 4 bits. Their Convs and
+    Gemms keep their q/dq: there ONNX Runtime quantizes a float weight again, to 8 bits per tensor.
 
     Before:  Conv | Gemm | MatMul (x, DequantizeLinear(w int8, scale, zero_point))
     After:   Conv | Gemm | MatMul (x, (Cast(w) - zero_point) * scale)
@@ -32,7 +39,7 @@ def dequantize_once(graph: ir.Graph) -> int:
         if node.op_type != "DequantizeLinear" or not _is_float_weight(node):
             continue
         integers, scale = constant(node.inputs[0]), constant(node.inputs[1])
-        if integers is None or scale is None or integers.dtype not in _EIGHT_BIT:
+        if integers is None or scale is None or integers.dtype not in _widths(node):
             continue
         redirect(node.outputs[0], write_as_arithmetic(graph, node))
         graph.remove(node, safe=True)
@@ -40,23 +47,42 @@ def dequantize_once(graph: ir.Graph) -> int:
     return changed
 
 
-def _is_float_weight(dequantize: ir.Node) -> bool:
-    """Whether all that reads a weight multiplies it with something that is no integer."""
+def _widths(dequantize: ir.Node) -> tuple[np.dtype[Any], ...]:
+    """The types of weights that are dequantized at load."""
+    is_beside_wide = all(is_wide(reader.inputs[0]) for reader in _readers(dequantize))
+    return _EIGHT_BIT + _FOUR_BIT if is_beside_wide else _EIGHT_BIT
+
+
+def _readers(dequantize: ir.Node) -> list[ir.Node]:
+    """What reads a weight, as it is or transposed."""
     readers = [use.node for use in dequantize.outputs[0].uses()]
     if all(reader.op_type == "Transpose" for reader in readers):
-        readers = [use.node for reader in readers for use in reader.outputs[0].uses()]
+        return [use.node for reader in readers for use in reader.outputs[0].uses()]
+    return readers
+
+
+def _is_float_weight(dequantize: ir.Node) -> bool:
+    """Whether all that reads a weight multiplies it with something that is no integer."""
+    readers = _readers(dequantize)
     return bool(readers) and all(
-        reader.op_type in _HEAVY and not _is_quantized(reader.inputs[0]) for reader in readers
+        reader.op_type in _HEAVY and not _reads_integers(reader) for reader in readers
     )
 
 
-def _is_quantized(value: ir.Value | None) -> bool:
-    """Whether a value was integers, also before dimensions that ONNX Runtime moves them past."""
+def _reads_integers(product: ir.Node) -> bool:
+    """Whether a product's input was integers that ONNX Runtime looks for around it.
+
+    Also before dimensions that it moves them past.
+    """
+    value = product.inputs[0]
     producer = value.producer() if value is not None else None
     while producer is not None and producer.op_type in ("Squeeze", "Unsqueeze"):
         value = producer.inputs[0]
         producer = value.producer() if value is not None else None
-    return producer is not None and producer.op_type in ("DequantizeLinear", "DequantizePerToken")
+    if producer is None or producer.op_type not in ("DequantizeLinear", "DequantizePerToken"):
+        return False
+    stored = read_dequantize(value)
+    return product.op_type != "MatMul" or stored is None or stored.is_byte
 
 
 def write_as_arithmetic(graph: ir.Graph, node: ir.Node, name: str | None = None) -> ir.Value:

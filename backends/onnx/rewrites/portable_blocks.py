@@ -13,6 +13,7 @@ from pt2e_quant.backends.onnx.values import (
     Array,
     call,
     int_attribute,
+    is_wide,
     make_constant,
     redirect,
 )
@@ -33,8 +34,8 @@ def transpose_blocks(graph: ir.Graph) -> int:
     changed = 0
     for site in find_linears(graph):
         weight = site.weight
-        if weight.bits != 4:
-            continue
+        if weight.bits != 4 or is_wide(site.x):
+            continue  # a fused product rounds its input to 8 bits
         output = site.output
         real = _by_columns(graph, site)
         result = call(site.node, "MatMul", [site.x, real], name=f"{output.name}_mm", like=output)

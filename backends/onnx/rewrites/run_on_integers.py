@@ -110,7 +110,9 @@ def subtract_by_add(graph: ir.Graph) -> int:
 
 
 def _all_same(before: Sequence[Dequantized | None], after: Dequantized) -> bool:
-    return after.axis is None and all(one is not None and one.same_qparams(after) for one in before)
+    """On one set of qparams of 8 bits: there are no such kernels of 16."""
+    is_plain = after.axis is None and after.is_byte
+    return is_plain and all(one is not None and one.same_qparams(after) for one in before)
 
 
 def _quantize_pad_value(graph: ir.Graph, node: ir.Node, qparams: Dequantized) -> bool:

@@ -63,7 +63,9 @@ def write_product(node: ir.Node, *, is_portable: bool) -> bool:
     if between is not None and permutation(between) == [1, 0]:
         source, is_turned = between.inputs[0], not is_turned
     weight = read_dequantize(source)
-    if x is None or weight is None or x.axis is not None or not _is_plain(node):
+    if x is None or weight is None or x.axis is not None or not x.is_byte:
+        return False
+    if not _is_plain(node):
         return False
     integers = constant(weight.quantized)
     if integers is None or integers.ndim != 2 or integers.dtype != np.int8:

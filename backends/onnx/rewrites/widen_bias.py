@@ -6,6 +6,7 @@ import onnx_ir as ir
 from pt2e_quant.backends.onnx.values import (
     Array,
     constant,
+    is_wide,
     make_constant,
     only_consumer,
     read_dequantize,
@@ -19,13 +20,14 @@ def widen_bias(graph: ir.Graph) -> int:
 
     ONNX Runtime fuses `MatMul + Add(bias[N])` into a float Gemm before it looks at the
     quantization; with two leading ones it leaves the Add alone and makes MatMulIntegerToFloat.
+    With 16-bit activations it would quantize the weight of such a Gemm again.
 
     Before:  MatMul(dq(x), dq(w)) + bias[N]
     After:   MatMul(dq(x), dq(w)) + bias[1, 1, N]
     """
     changed = 0
     for node in list(graph):
-        if node.op_type != "MatMul" or not all(_is_dequantized(v) for v in node.inputs):
+        if node.op_type != "MatMul" or not _is_quantized(node):
             continue
         output = node.outputs[0]
         add = only_consumer(output)
@@ -50,6 +52,11 @@ def _real(value: ir.Value | None) -> Array | None:
         return constant(value)
     real: Array = (integers - stored.zero_point).astype(np.float32) * stored.scale
     return real
+
+
+def _is_quantized(product: ir.Node) -> bool:
+    """Whether both sides were integers, or the left one of 16 bits."""
+    return is_wide(product.inputs[0]) or all(_is_dequantized(value) for value in product.inputs)
 
 
 def _is_dequantized(value: ir.Value | None) -> bool:

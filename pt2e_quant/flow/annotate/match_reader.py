@@ -93,6 +93,8 @@ class MatchReader:
                 _check_computed(row, slot, match)
                 found[slot.at] = slot, self._scheme_of(slot, match, scheme)
             except ValueError as error:
+                if self._is_for_others(slot, match, scheme):
+                    return False
                 reason = f"{self.table.backend} {row.name}: {error}"
                 fix = error.fix if isinstance(error, UndividedError) else ""
                 self.refuse(match, reason, len(found), fix)
@@ -112,6 +114,11 @@ class MatchReader:
         )
         self.plans[row.name, match.anchor, match.covered] = Plan(row, match, schemes)
         return True
+
+    def _is_for_others(self, slot: Slot, match: Match, scheme: Scheme) -> bool:
+        """Whether a row is for other schemes, and the table has a reason for this one."""
+        is_told = operator_name(match.anchor) in self.table.reasons and len(match.covered) == 1
+        return is_told and not slot.suits(scheme.for_role(slot.role))
 
     def _preference(self, row: OpRow, match: Match) -> Preference | None:
         """What keeps this match float, or its operator as a pass before annotation found."""

@@ -6,6 +6,9 @@ calibration samples can miss it by a quarter or by half, and what clips there is
 answer. So the maxima of single samples are taken as draws from a log-normal distribution, and the
 range reaches up to the bound that the next draw stays below with 99 % probability. With hundreds
 of samples the observed maximum lies above that bound already, and nothing is widened.
+
+Of 16 bits one is left for values beyond the observed range, whatever the tensor: that halves a
+resolution of 65536 steps, while a value that clips costs more than all rounding.
 """
 
 from math import exp, log, sqrt
@@ -20,6 +23,8 @@ __all__ = ["PredictedRangeObserver", "is_vector", "margin_step", "prediction_bou
 
 MOST = 2.0
 """The most that a range is widened by."""
+HEADROOM = 2.0
+"""What a range of more than 256 integers is widened by at least."""
 LEAST_SAMPLES = 3
 QUANTILE = 2.3263478740408408
 """Of the standard normal distribution at 99 %."""
@@ -27,6 +32,8 @@ QUANTILE = 2.3263478740408408
 
 class PredictedRangeObserver(UniformQuantizationObserverBase):
     """The running min and max of a tensor; of one vector a sample, widened as predicted.
+
+    More than 256 integers cover at least twice the observed range.
 
     Args:
         dtype: integer dtype to quantize to.
@@ -73,11 +80,18 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
     @property
     def margin(self) -> float:
         """By how much the observed range is widened, from 1 to MOST."""
-        return range_margin(self.sample_maxima) if self.is_vector else 1.0
+        predicted = range_margin(self.sample_maxima) if self.is_vector else 1.0
+        return max(predicted, self._headroom)
+
+    @property
+    def _headroom(self) -> float:
+        return HEADROOM if self.quant_max - self.quant_min > 255 else 1.0
 
     @property
     def steps(self) -> list[str]:
         """What was done to the observed range, for the provenance record."""
+        if self.margin == self._headroom > 1.0:
+            return [f"range x{HEADROOM:.3g}: 16 bits leave one for what calibration did not see"]
         return margin_step(self.margin, len(self.sample_maxima))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:

@@ -293,7 +293,7 @@ def test_file_when_saved_and_loaded_then_the_same_results_and_records(
         ("fp8_e5m2_blocks", "fp8_e5m2_weight_only"),
         ("mxfp4", "mxfp4_weight_only"),
         ("nf4_g32", "nf4"),
-        ("a16w8", "int8"),
+        ("a16w3", "a16w4"),
         ("mxfp8", "mxfp8_weight_only"),
     ],
 )

@@ -82,3 +82,15 @@ def test_range_when_all_zero_or_reset_then_no_margin():
     assert observer.margin == 1
     observer.reset_min_max_vals()
     assert not observer.seen
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16])
+@pytest.mark.parametrize("shape", [(4, 8, 3, 3), (512, 8)], ids=["a feature map", "vectors"])
+def test_range_when_there_are_16_bits_then_twice_what_was_seen(dtype, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    plain, wide = MinMaxObserver(dtype=dtype), PredictedRangeObserver(dtype=dtype)
+    for observer in (plain, wide):
+        observer(x)
+    scales = [observer.calculate_qparams()[0].item() for observer in (plain, wide)]
+    assert scales[1] == pytest.approx(2 * scales[0], rel=1e-6)
+    assert "what calibration did not see" in wide.steps[0]
