@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.cut_graph import cut_behind, operators
 from pt2e_quant.core.errors import Pt2eQuantError, UnsupportedError
+from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.ops import is_getitem
 
 __all__ = ["TryPart", "first_refused", "named_refusals"]
@@ -69,9 +70,17 @@ def first_refused(gm: GraphModule, try_part: TryPart) -> Node | None:
 
 
 def _value(node: Node) -> Node | None:
-    """A tensor that an operator gives: itself, or the first of several that is read."""
+    """A tensor that an operator gives: itself, or the first of several that is read.
+
+    Where one quantize alone reads it, it is what the quantize is read as: without one the operator
+    would be in float.
+    """
     values = (node, *(user for user in node.users if is_getitem(user)))
-    return next((v for v in values if isinstance(v.meta.get("val"), Tensor)), None)
+    value = next((v for v in values if isinstance(v.meta.get("val"), Tensor)), None)
+    stored = [user for user in value.users if is_quantize(user)] if value is not None else []
+    if value is None or len(stored) < len(value.users) or len(stored) != 1:
+        return value
+    return next((user for user in stored[0].users if is_dequantize(user)), value)
 
 
 def _is_refused(gm: GraphModule, node: Node, try_part: TryPart) -> bool:

@@ -11,10 +11,12 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
+from pt2e_quant.backends.target.float_retries import FloatRetries
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
+from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.report.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import log_passes, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
@@ -87,6 +89,8 @@ class Lowering(Generic[OptionsT]):
             it in the report.
         load: reads a file that an artifact saved.
         prepare: the graph to start from, or a refusal.
+        leaves_float: whether the backend reads `leave_of`. A graph that is refused for one
+            operator, or is wrong there, is then lowered again without integers for it.
     """
 
     name: str
@@ -94,6 +98,7 @@ class Lowering(Generic[OptionsT]):
     emit: Callable[[Job[OptionsT]], Draft]
     load: Callable[..., Artifact]
     prepare: Callable[[GraphModule, OptionsT], GraphModule] = lambda gm, _: in_float32(gm)
+    leaves_float: bool = False
 
     def lower(
         self, gm: GraphModule, example_inputs: Sequence[Any] | None, options: OptionsT
@@ -103,22 +108,37 @@ class Lowering(Generic[OptionsT]):
         verify_canonical(gm)
         gm = self.prepare(gm, options)
         validation = validation_of(options.validate, gm, example_inputs)
-        job = Job(gm=gm, options=options, validation=validation)
-        draft = self.emit(job)
-        if options.strict:
-            draft.refuse()
+        sample = choose_sample(gm, example_inputs) if options.verify else None
+        retries = FloatRetries(gm, is_on=self.leaves_float and not options.is_part)
+        while True:
+            job = Job(gm=retries.gm, options=options, validation=validation)
+            draft = retries.run(partial(self.emit, job))
+            if draft is None:
+                continue
+            if options.strict:
+                draft.refuse()
+            draft.artifact.report.float_regions += retries.regions()
+            if sample is None or retries.run(partial(self._check, draft, job, sample, loader)):
+                break
         check: Check | None = None
-        if options.verify:
-            sample = choose_sample(gm, example_inputs)
-            check = partial(check_artifact, gm=gm, sample=sample, margin_db=options.margin_db)
-            lower_part = partial(self.lower, example_inputs=None, options=job.unchecked)
-            check_artifact(
-                draft.artifact, gm, sample, options.margin_db, lower_part=lower_part, loader=loader
-            )
+        if sample is not None:
+            check = partial(check_artifact, gm=job.gm, sample=sample, margin_db=options.margin_db)
             draft.artifact.keep_figures()
         artifact = draft.artifact if draft.finish is None else draft.finish(check)
         check_file_smaller(artifact.report, is_strict=options.strict)
         return artifact
+
+    def _check(self, draft: Draft, job: Job[OptionsT], sample: Sample, loader: str | None) -> bool:
+        """True where an artifact passes its check."""
+        check_artifact(
+            draft.artifact,
+            job.gm,
+            sample,
+            job.options.margin_db,
+            lower_part=partial(self.lower, example_inputs=None, options=job.unchecked),
+            loader=loader,
+        )
+        return True
 
 
 def in_float32(gm: GraphModule) -> GraphModule:

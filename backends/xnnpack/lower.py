@@ -154,13 +154,7 @@ def _emit(job: Job[Options]) -> Draft:
     told = [*changed, *(r for r in records if r.name in (embed_bytes.name, refloat_products.name))]
     report.notes += [f"{n.node}: {n.text}" for r in told for n in r.notes if not n.skipped]
     report.notes += notes_of_scales(work)
-    if options.strict and report.float_regions:
-        worst = report.float_regions[0]
-        raise UnsupportedError(
-            f"XNNPACK cannot keep {worst.node} quantized: {worst.reason}",
-            node=next((n for n in gm.graph.nodes if n.name == worst.node), None),
-            fix="lower(..., strict=False) to run it in float",
-        )
+    regions = [*report.float_regions]
     held = held_scales(work)
     with named_refusals(gm, lambda part: _try_part(part, options)), no_out_variant_refused(gm):
         pte = _to_pte(work, pack_metadata(capture, report.provenance, held))
@@ -172,7 +166,21 @@ def _emit(job: Job[Options]) -> Draft:
         refuse_missing_kernels(gm, artifact.contents().overloads)
         load_program(pte).load_method("forward")
     _describe(artifact)
-    return Draft(artifact=artifact)
+    return Draft(artifact=artifact, refuse=lambda: _refuse_float(gm, regions))
+
+
+def _refuse_float(gm: GraphModule, regions: Sequence[FloatRegion]) -> None:
+    """Stop at what the passes sent back to float.
+
+    Raises:
+        UnsupportedError: naming the first.
+    """
+    for worst in regions[:1]:
+        raise UnsupportedError(
+            f"XNNPACK cannot keep {worst.node} quantized: {worst.reason}",
+            node=next((n for n in gm.graph.nodes if n.name == worst.node), None),
+            fix="lower(..., strict=False) to run it in float",
+        )
 
 
 @graph_pass()
@@ -278,4 +286,11 @@ def _describe(artifact: XnnpackArtifact) -> None:
         )
 
 
-LOWERING = Lowering(name="xnnpack", options=Options, prepare=_start, emit=_emit, load=load)
+LOWERING = Lowering(
+    name="xnnpack",
+    options=Options,
+    prepare=_start,
+    emit=_emit,
+    load=load,
+    leaves_float=True,
+)

@@ -27,6 +27,7 @@ from executorch.backends.xnnpack.utils.quant_utils import (
 )
 from torch.export import ExportedProgram
 
+from pt2e_quant.backends.target.float_retries import Leave, leave_of
 from pt2e_quant.backends.xnnpack.delegate_limits import delegate_runs, reads_scalar
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_beyond_scales
 
@@ -114,7 +115,7 @@ def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
     class RestrictedConfig(config):  # type: ignore[misc]  # executorch ships no types
         def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
             """Whether the delegate takes a node."""
-            if not delegate_runs(node, config.target_name):
+            if not delegate_runs(node, config.target_name) or _is_left(node, config):
                 return False
             if issubclass(config, _PACKS) and _packs_what_is_written(self, node, ep):
                 return False
@@ -125,8 +126,26 @@ def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
                     other.meta.pop(IS_IMPLICIT_Q_DQ_TAG, None)
             return takes
 
+        def get_node_and_deps(
+            self, node: torch.fx.Node, ep: ExportedProgram
+        ) -> list[torch.fx.Node]:
+            """What the delegate takes with a node: nothing, where a refusal left it in float."""
+            if leave_of(node) and issubclass(config, GenericNodePartitionerConfig):
+                return [node]
+            found: list[torch.fx.Node] = super().get_node_and_deps(node, ep)
+            return found
+
     RestrictedConfig.__name__ = config.__name__
     return RestrictedConfig
+
+
+def _is_left(node: torch.fx.Node, config: type[XNNPartitionerConfig]) -> bool:
+    """Whether a refusal left a node to ExecuTorch's own kernels."""
+    leave = leave_of(node)
+    if leave is Leave.INTEGERS and issubclass(config, GEMMConfig):
+        # Its weight is computed, or it would have been folded.
+        return any(is_dequant(n) for n in node.all_input_nodes[1:])
+    return leave is Leave.DELEGATE
 
 
 def _packs_what_is_written(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from pt2e_quant.backends.target.float_retries import leave_of
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import (
@@ -89,7 +90,7 @@ def move_integers(gm: GraphModule) -> PassResult:
         moved = editor.now(source)
         call = moved.args[0] if is_getitem(moved) else moved
         assert isinstance(call, Node)
-        if not is_call(call, INTEGER_MOVERS) or delegate_moves(call):
+        if not is_call(call, INTEGER_MOVERS) or delegate_moves(call) or leave_of(call):
             continue
         if any(u is not quantize for u in moved.users):
             continue

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.backends.target.float_retries import leave_of
 from pt2e_quant.backends.xnnpack.passes.kernel_forms import (
     GEMMS,
     gives_static_int8,
@@ -53,7 +54,7 @@ def _bias_of(node: Node) -> Any:
 
 @graph_pass()
 def refloat_products(gm: GraphModule) -> PassResult:
-    """Fold the weight of each convolution or linear whose scales XNNPACK refuses.
+    """Fold the weight of each convolution or linear whose scales XNNPACK refuses, or that is left.
 
     The values that it gives are those of its q/dq: it reads a dq, and a q reads it.
 
@@ -64,11 +65,14 @@ def refloat_products(gm: GraphModule) -> PassResult:
     notes = []
     for node in [n for n in gm.graph.nodes if is_call(n, GEMMS)]:
         reason, weight = why_no_product(gm, node), operands(node)[1]
-        if reason is not None and len(weight.users) == 1:
+        is_left = leave_of(node) and is_dequantize(weight)
+        is_left = is_left and constant_of(gm, weight.args[0]) is not None
+        if (reason is not None or is_left) and len(weight.users) == 1:
             _fold(gm, editor, weight)
             if is_call(node, (*CONV1D, *CONV_TRANSPOSE1D)):
                 _apart(editor, node)
-            notes.append(Note(node.name, f"runs in float: {reason}"))
+            if reason is not None:
+                notes.append(Note(node.name, f"runs in float: {reason}"))
     return PassResult(editor.finish(), tuple(notes))
 
 
@@ -109,7 +113,8 @@ def refloat_leftovers(gm: GraphModule) -> PassResult:
         elif is_quantize(source) and (reason := _run_time_reason(gm, node)) is not None:
             editor.replace(node, editor.now(source.args[0]))  # type: ignore[arg-type]  # a node
             editor.discard([source, *_dynamic_qparams(source)])
-            notes.append(Note(node.name, reason))
+            if not any(leave_of(reader) for reader in node.users):
+                notes.append(Note(node.name, reason))
     return PassResult(editor.finish(), tuple(notes))
 
 

@@ -1,0 +1,121 @@
+"""A lowering that is refused for one operator is tried again with that operator left in float."""
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TypeVar
+
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError, UnsupportedError
+from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize
+from pt2e_quant.flow.report.report import FloatRegion
+from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, Family, is_call
+from pt2e_quant.graph.subgraphs import copy_graph
+
+__all__ = ["FloatRetries", "Leave", "leave_of"]
+
+T = TypeVar("T")
+
+_KEY = "pt2e_quant_leave"
+"""In `meta["custom"]`, which passes, exports and ExecuTorch's decompositions hand on."""
+
+_CLIPS: Family = (*RELU, *RELU6, *HARDTANH, *CLAMP)
+_MOST = 4
+"""So many times a graph is lowered again at most."""
+
+
+class Leave(IntEnum):
+    """What a runtime is not to do with an operator; its q/dq stay, so that values are the same."""
+
+    NOTHING = 0
+    INTEGERS = 1
+    """Compute it in integers."""
+    DELEGATE = 2
+    """Compute it in anything but its plain float kernel."""
+
+
+def leave_of(node: Node) -> Leave:
+    """What a refusal left of a node; NOTHING for most."""
+    return Leave(node.meta.get("custom", {}).get(_KEY, Leave.NOTHING))
+
+
+class FloatRetries:
+    """Marks the operators that a graph is refused for, one after another.
+
+    Args:
+        gm: the canonical graph, which is not changed.
+        is_on: whether the backend reads the marks.
+    """
+
+    def __init__(self, gm: GraphModule, *, is_on: bool) -> None:
+        self.gm = gm
+        self._first: Pt2eQuantError | None = None
+        self._reasons: dict[str, str] = {}
+        self._rest = _MOST if is_on else 0
+
+    def run(self, step: Callable[[], T]) -> T | None:
+        """What a step of the lowering gives; None if `gm` is another graph now, to begin with.
+
+        Raises:
+            UnsupportedError: the first refusal, where leaving its node in float does not help.
+            ArtifactError: likewise.
+        """
+        try:
+            return step()
+        except (UnsupportedError, ArtifactError) as error:
+            self._first = self._first or error
+            if not self._mark(error):
+                raise self._first from error.__cause__
+            return None
+
+    def regions(self) -> list[FloatRegion]:
+        """What the report says of the operators that were left."""
+        what = {name: leave_of(n) for n in self.gm.graph.nodes if (name := n.name) in self._reasons}
+        return [
+            FloatRegion(
+                node=name,
+                what=f"runs in float{', outside of the delegate' * (what[name] > Leave.INTEGERS)}",
+                reason=f"in integers it is refused: {reason}",
+            )
+            for name, reason in self._reasons.items()
+        ]
+
+    def _mark(self, error: Pt2eQuantError) -> bool:
+        """Whether there is more to leave of the node that an error names."""
+        made = copy_graph(self.gm)
+        calls = (n for n in made.graph.nodes if n.op == "call_function" and not is_qdq(n))
+        node = next((n for n in calls if n.name == error.node_name), None)
+        leave = None if node is None else _next(node, error)
+        if node is None or leave is None or not self._rest:
+            return False
+        self._rest -= 1
+        for one in _fused_with(node):
+            one.meta["custom"] = {**one.meta.get("custom", {}), _KEY: int(leave)}
+        self._reasons.setdefault(node.name, error.what)
+        self.gm = made
+        return True
+
+
+def _fused_with(node: Node) -> list[Node]:
+    """A node, and what runtimes compute in one step with it: clips behind it, or what it clips."""
+    found = [node]
+    while is_call(found[0], _CLIPS) and len(found[0].all_input_nodes[0].users) == 1:
+        source = found[0].all_input_nodes[0]
+        if source.op != "call_function" or is_qdq(source):
+            break
+        found.insert(0, source)
+    while len(found[-1].users) == 1 and is_call(reader := next(iter(found[-1].users)), _CLIPS):
+        found.append(reader)
+    return found
+
+
+def _next(node: Node, error: Pt2eQuantError) -> Leave | None:
+    leave = leave_of(node)
+    near = (*map(is_dequantize, node.all_input_nodes), *map(is_quantize, node.users))
+    if leave is Leave.DELEGATE:
+        return None
+    if any(near):
+        return Leave(leave + 1)
+    # What this package refuses itself of an operator in float is refused everywhere.
+    is_foreign = error.__cause__ is not None and not isinstance(error.__cause__, Pt2eQuantError)
+    return Leave.DELEGATE if is_foreign or isinstance(error, ArtifactError) else None
