@@ -7,7 +7,7 @@ from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.xnnpack.passes.data_movement import unbind_as_selects
 from pt2e_quant.backends.xnnpack.passes.recurrent import recurrent_form
 from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
-from pt2e_quant.backends.xnnpack.passes.volumes import conv3d_as_conv2d
+from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images
 from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
@@ -34,7 +34,7 @@ BACKEND = Backend(
     lowering=_lowering,
     policy=POLICY,
     transforms=(
-        conv3d_as_conv2d,
+        volumes_as_images,
         split_as_slices,
         unbind_as_selects,
         products_as_linears,

@@ -25,7 +25,11 @@ from pt2e_quant.backends.xnnpack.passes.buffer_writes import can_write_in_place,
 from pt2e_quant.backends.xnnpack.passes.conv1d_as_conv2d import conv1d_as_conv2d
 from pt2e_quant.backends.xnnpack.passes.copies import remove_noop_copies
 from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers, unbind_as_selects
-from pt2e_quant.backends.xnnpack.passes.edge_forms import pad_integers, read_rows_through_views
+from pt2e_quant.backends.xnnpack.passes.edge_forms import (
+    dequantize_for_each_reader,
+    pad_integers,
+    read_rows_through_views,
+)
 from pt2e_quant.backends.xnnpack.passes.embeddings import LINKED_KERNELS, embed_bytes
 from pt2e_quant.backends.xnnpack.passes.grouped_heads import group_heads
 from pt2e_quant.backends.xnnpack.passes.means import means_as_products
@@ -33,7 +37,6 @@ from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     no_out_variant_refused,
     refuse_loops,
     refuse_missing_kernels,
-    refuse_volumes,
     write_functions,
 )
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import spell_for_delegate
@@ -53,6 +56,7 @@ from pt2e_quant.backends.xnnpack.passes.scale_limits import notes_of_scales
 from pt2e_quant.backends.xnnpack.passes.selections import selections_as_products
 from pt2e_quant.backends.xnnpack.passes.shared_inputs import gather_shared_inputs
 from pt2e_quant.backends.xnnpack.passes.split_biases import split_biases
+from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.sizes import (
     PlanForDeclared,
@@ -106,6 +110,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         decompose_caches(has_casts=False),
         refuse_codes,
         functionalize_state,
+        volumes_as_images,
         plain_strides,
         decompose_attention,
         group_heads,
@@ -134,7 +139,6 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
 
 def _start(gm: GraphModule, options: Options) -> GraphModule:
     gm = in_float32(gm if options.is_part else _bounded(gm, options.max_sizes))
-    refuse_volumes(gm)
     refuse_loops(gm)
     return gm
 
@@ -165,7 +169,7 @@ def _emit(job: Job[Options]) -> Draft:
     with named_refusals(gm, lambda part: _try_part(part, options)):
         refuse_missing_kernels(gm, artifact.contents().overloads)
         load_program(pte).load_method("forward")
-    _describe(artifact)
+    _describe(artifact, gm)
     return Draft(artifact=artifact, refuse=lambda: _refuse_float(gm, regions))
 
 
@@ -245,6 +249,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
             transform_passes=[
                 remove_noop_copies,
                 write_functions,
+                dequantize_for_each_reader,
                 pad_integers,
                 read_rows_through_views,
             ],
@@ -263,10 +268,10 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         return write_sum(share_constants(bytes(edge.to_executorch(config).buffer)))
 
 
-def _describe(artifact: XnnpackArtifact) -> None:
+def _describe(artifact: XnnpackArtifact, gm: GraphModule) -> None:
     """Fill in the report from the file itself."""
     report, contents = artifact.report, artifact.contents()
-    check_planned(artifact.capture, contents.input_sizes)
+    check_planned(gm, artifact.capture, contents.input_sizes)
     report.size_bytes = artifact.size_bytes
     count_operators(report, contents)
     report.notes.append(f"{len(contents.delegates)} XNNPACK partitions")

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.max_sizes import limit_sizes, unbounded_dims
+from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.size_expression import evaluate_size
 
 __all__ = ["PlanForDeclared", "check_planned", "refuse_unbounded", "start_small"]
@@ -99,15 +100,27 @@ def refuse_unbounded(gm: GraphModule, capture: Capture) -> None:
     raise UnsupportedError(
         f'a .pte plans its memory beforehand, and dimension {min(dims)} of input "{path}" has no '
         "largest size",
-        node=next((n for n in gm.graph.nodes if n.target == names[path]), None),
+        node=_reader(gm, names[path]),
         fix=f"give the sizes to plan for: max_sizes={sizes}, or dynamic_shapes={shapes}",
     )
 
 
-def check_planned(capture: Capture, planned: Sequence[Sequence[int]]) -> None:
+def _reader(gm: GraphModule, name: str) -> Node | None:
+    """The first operator that reads an input: an error's module and line are its own."""
+    node: Node | None = next((n for n in gm.graph.nodes if n.target == name), None)
+    while node is not None and (node.op == "placeholder" or is_qdq(node)):
+        reader = next((user for user in node.users if user.op != "output"), None)
+        if reader is None:
+            return node
+        node = reader
+    return node
+
+
+def check_planned(gm: GraphModule, capture: Capture, planned: Sequence[Sequence[int]]) -> None:
     """Hold the sizes that a file is planned for against those that the program declares.
 
     Args:
+        gm: the canonical graph, to name the line.
         capture: the call.
         planned: the sizes of each tensor that the file takes, in order.
 
@@ -122,6 +135,7 @@ def check_planned(capture: Capture, planned: Sequence[Sequence[int]]) -> None:
             if most is not None and found < most:
                 raise ArtifactError(
                     f'the .pte takes dimension {dim} of input "{info.path}" up to {found}, the '
-                    f"program up to {most}",
+                    f"program up to {most}: ExecuTorch planned its memory for less",
+                    node=_reader(gm, info.name),
                     fix=f"max_sizes={{'{info.path}': {{{dim}: {found}}}}}",
                 )

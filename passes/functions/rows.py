@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = [
     "Results",
-    "adaptive_max_pool2d",
+    "adaptive_max_pool",
     "bucketize",
     "cdist",
     "cummax",
@@ -153,9 +153,9 @@ def bucketize(
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 
 
-def adaptive_max_pool2d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor]:
+def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor]:
     """The greatest value of each window; not where it stands."""
-    for dim, count in zip((-2, -1), output_size, strict=True):
+    for dim, count in enumerate(output_size, start=-len(output_size)):
         size = _known_size(x, dim)
         ends = [(at * size // count, -(-(at + 1) * size // count)) for at in range(count)]
         x = torch.cat([x.narrow(dim, a, b - a).amax(dim, keepdim=True) for a, b in ends], dim)

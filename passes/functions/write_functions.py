@@ -12,6 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from pt2e_quant.accelerate.recompile import recompile
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
 from pt2e_quant.graph.subgraphs import named_graphs
@@ -22,7 +24,7 @@ __all__ = ["FUNCTIONS", "write_functions", "write_out"]
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__lshift__.Scalar": elementwise.shift_left,
     "aten.__rshift__.Scalar": elementwise.shift_right,
-    "aten.adaptive_max_pool2d.default": rows.adaptive_max_pool2d,
+    "aten.adaptive_max_pool2d.default": rows.adaptive_max_pool,
     "aten.cdist.default": rows.cdist,
     "aten.pdist.default": rows.pdist,
     "aten.angle.default": elementwise.angle,
@@ -91,7 +93,7 @@ def write_functions(has: Collection[str]) -> GraphPass:
         notes: list[Note] = []
         for body in named_graphs(gm):
             calls = [node for node in body.gm.graph.nodes if str(node.target) in wanted]
-            written = [node for node in calls if write_out(body.gm, node, str(node.target))]
+            written = [n for n in calls if write_out(body.gm, n, FUNCTIONS[str(n.target)])]
             notes += [Note(node.name, f"{node.target} is written out") for node in written]
             if written:
                 recompile(body.gm)
@@ -101,20 +103,26 @@ def write_functions(has: Collection[str]) -> GraphPass:
 
 
 def write_out(
-    gm: GraphModule, node: Node, name: str, operator: Callable[[Any], Any] = lambda target: target
+    gm: GraphModule,
+    node: Node,
+    function: Callable[..., rows.Results],
+    operator: Callable[[Any], Any] = lambda target: target,
+    *,
+    is_canonical: bool = False,
 ) -> bool:
-    """Put what one of `FUNCTIONS` traces to in a node's place.
+    """Put what a function traces to in a node's place.
 
     Args:
         gm: the node's graph module, to be recompiled.
-        node: a call of the function.
-        name: the function's.
+        node: a call.
+        function: what it is called as instead.
         operator: what to call in place of an ATen overload.
+        is_canonical: trace to the operators of exported programs, and fold those of constants;
+            to what these are decomposed into otherwise.
 
     Returns:
         False where the function cannot be written, for example of a dynamic size.
     """
-    function = FUNCTIONS[name]
     inputs = list(dict.fromkeys(node.all_input_nodes))
 
     def call(*values: Tensor) -> rows.Results:
@@ -123,11 +131,11 @@ def write_out(
         kwargs: Any = map_arg(node.kwargs, lambda n: held[n])
         return function(*args, **kwargs)
 
-    table: Any = torch.export.default_decompositions()
+    table: Any = {} if is_canonical else torch.export.default_decompositions()
     values = [n.meta["val"] for n in inputs]
     try:
         with next(v.fake_mode for v in values if isinstance(v, FakeTensor)):
-            traced = make_fx(call, decomposition_table=dict(table.items()))(*values)
+            traced = make_fx(call, dict(table.items()), pre_dispatch=is_canonical)(*values)
     except NotImplementedError:
         return False
     if not _gives_all(node, traced.graph.output_node().args[0]):
@@ -143,9 +151,20 @@ def write_out(
                 kwargs: Any = map_arg(inner.kwargs, lambda n: made[n])
                 made[inner] = gm.graph.call_function(operator(inner.target), args, kwargs)
             made[inner].meta = {**node.meta, "val": inner.meta["val"]}
+            if is_canonical:
+                made[inner] = _folded(gm, made[inner])
     _replace(node, map_arg(traced.graph.output_node().args[0], lambda n: made[n]))
     gm.graph.eliminate_dead_code()
     return True
+
+
+def _folded(gm: GraphModule, node: Node) -> Node:
+    """The constant that a node gives; the node itself if it is none."""
+    value = constant_of(gm, node)
+    if value is None:
+        return node
+    name = f"{node.all_input_nodes[0].target}_{node.name}"
+    return Editor(gm).constant(name, value.contiguous(), like=node)
 
 
 def _gives_all(node: Node, results: Any) -> bool:

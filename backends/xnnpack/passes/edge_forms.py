@@ -11,7 +11,7 @@ from executorch.exir.dialects._ops import ops as exir_ops
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
-__all__ = ["pad_integers", "read_rows_through_views"]
+__all__ = ["dequantize_for_each_reader", "pad_integers", "read_rows_through_views"]
 
 _EDGE = exir_ops.edge.aten
 _QDQ = exir_ops.edge.quantized_decomposed
@@ -33,6 +33,30 @@ _COLUMNS_LAST = frozenset(
     }
 )
 """What the delegate computes with the last dimension last, whatever it reads."""
+
+
+def dequantize_for_each_reader(gm: GraphModule) -> PassResult:
+    """Give each reader of an integer activation a dq of its own.
+
+    A decomposition may read one dq several times. Where its readers want different layouts,
+    ExecuTorch (1.4) turns the dq to the layout of one and hands it to all.
+
+    Before:  x = dq(x_q);  where(gt(x, 0), x, mul(w, x))
+    After:   where(gt(dq(x_q), 0), dq(x_q), mul(w, dq(x_q)))
+    """
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.target is not _DEQUANTIZE or node.args[0].op != "call_function":
+            continue
+        for user in list(node.users)[1:]:
+            with gm.graph.inserting_after(node):
+                own = gm.graph.call_function(_DEQUANTIZE, node.args, node.kwargs)
+            own.meta = dict(node.meta)
+            user.replace_input_with(node, own)
+            changed = True
+    if changed:
+        gm.recompile()
+    return PassResult(gm, changed)
 
 
 def pad_integers(gm: GraphModule) -> PassResult:

@@ -14,7 +14,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.graph.ops import CONV3D, aten, is_call
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
 
@@ -22,7 +21,6 @@ __all__ = [
     "no_out_variant_refused",
     "refuse_loops",
     "refuse_missing_kernels",
-    "refuse_volumes",
     "write_functions",
 ]
 
@@ -30,19 +28,6 @@ _KERNELS = ("aten.atan2.default",)
 """Of the functions that can be written out, those that ExecuTorch has kernels for."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")
 _FIX = "write it with other operators, or compute it outside of the model"
-
-
-def refuse_volumes(gm: GraphModule) -> None:
-    """Stop at convolutions of volumes: ExecuTorch's kernel takes one and two dimensions.
-
-    Raises:
-        UnsupportedError: naming the first.
-    """
-    for node in gm.graph.nodes:
-        if is_call(node, (*CONV3D, aten.conv_transpose3d.input)):
-            raise UnsupportedError(
-                "neither XNNPACK nor ExecuTorch convolves volumes", node=node, fix=_FIX
-            )
 
 
 def refuse_loops(gm: GraphModule) -> None:
@@ -118,7 +103,7 @@ def write_functions(gm: GraphModule) -> PassResult:
     for body in (m for m in gm.modules() if isinstance(m, GraphModule)):
         names = {n: _edge_name(n) for n in body.graph.nodes if n.op == "call_function"}
         calls = [n for n, name in names.items() if name in FUNCTIONS and name not in _KERNELS]
-        if any([write_out(body, node, names[node], _edge) for node in calls]):
+        if any([write_out(body, n, FUNCTIONS[names[n]], _edge) for n in calls]):
             body.recompile()
             changed = True
     if not changed:

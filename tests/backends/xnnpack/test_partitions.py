@@ -312,3 +312,30 @@ def test_prelu_when_not_of_images_then_outside_of_the_delegate(shape, slopes):  
     is_image = len(shape) == 4
     assert ("PReLU" in artifact.report.float_ops) == is_image
     assert artifact.contents().kernels == ({} if is_image else {"aten.gt": 1, "aten.where": 1})
+
+
+class RunTimeSlopes(nn.Module):
+    """A prelu whose slopes are computed, which is written with operators of other layouts."""
+
+    def __init__(self, *, is_written: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.is_written = is_written
+        self.register_buffer("slopes", torch.linspace(0.1, 0.9, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.prelu(
+            self.conv(x), self.slopes if self.is_written else x.mean((0, 2, 3)).repeat(2)[:4]
+        )
+        if self.is_written:
+            self.slopes.mul_(0.5)
+        return y
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_prelu_when_its_slopes_are_no_constant_then_right_in_every_call(is_written, quantize_with):
+    x = torch.randn(2, 3, 8, 8)
+    canonical = quantize_with(RunTimeSlopes(is_written=is_written), (x,), BACKEND.quantizer())
+    artifact = BACKEND.lower(canonical)
+    for _ in range(2):
+        assert sqnr_db(canonical(x), artifact.run(x)) > 60

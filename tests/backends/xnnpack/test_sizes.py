@@ -13,6 +13,10 @@ from torch.export import Dim
 
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.backend import BACKEND
+from pt2e_quant.backends.xnnpack.sizes import check_planned
+from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.qdq import is_qdq
+from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import calibrate
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
@@ -253,3 +257,14 @@ def test_windows_when_sizes_are_found_by_torch_then_planned_for_the_largest():
 
 
 W8: dict[str, Any] = {"backend": "xnnpack", "recipe": "w8", "strict": False, "progress": False}
+
+
+def test_input_when_planned_smaller_than_declared_then_the_error_names_its_reader(quantize_with):
+    gm = quantize_with(Gate(), (torch.randn(6, 17, 5, 8),), BACKEND.quantizer(), dynamic=True)
+    check_planned(gm, capture_of(gm), [[64, 17, 5, 8]])
+    with pytest.raises(ArtifactError, match=r'dimension 0 of input "x" up to 15, .* 64') as caught:
+        check_planned(gm, capture_of(gm), [[15, 17, 5, 8]])
+    operators = [n.name for n in gm.graph.nodes if n.op == "call_function" and not is_qdq(n)]
+    assert caught.value.node_name in operators
+    assert "source" in str(caught.value)
+    assert caught.value.fix == "max_sizes={'x': {0: 15}}"

@@ -39,11 +39,6 @@ def _(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("model", "shape", "named"),
     [
-        (
-            nn.Sequential(nn.ConvTranspose3d(2, 4, 3), nn.Linear(5, 8)),
-            (1, 2, 2, 3, 3),
-            "conv_transpose3d",
-        ),
         (Behind(doubled), (2, 8), "pt2e_quant_tests::doubled"),
         (Behind(lambda x: torch.linalg.inv_ex(x).inverse), (8, 8), "linalg_inv_ex"),
     ],
