@@ -7,7 +7,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pattern import Match, find_matches
-from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.quantized_values import requantized, rewritten
 from pt2e_quant.kernels.registry import Registry
@@ -58,7 +58,7 @@ def fuse_kernels(registry: Registry, decide: Decide, *, output: torch.dtype) -> 
         notes = tuple(Note(match.anchor.name, kernel.op) for kernel, match in matches)
         return PassResult(changed=editor.finish(), notes=notes)
 
-    return GraphPass("fuse_kernels", edit, needs=(one_reader,))
+    return GraphPass("fuse_kernels", edit, needs=(HAS_VALUES, one_reader), gives=())
 
 
 def _replace(editor: Editor, kernel: Kernel, match: Match, output: torch.dtype) -> None:

@@ -73,7 +73,7 @@ def toy_add(x: Tensor, x_qp: Any, y: Tensor, y_qp: Any, out: Any) -> Tensor:
     return rounded((x.double() - x_qp[1]) * x_qp[0] + (y.double() - y_qp[1]) * y_qp[0], *out)
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def use_kernels(gm: GraphModule) -> PassResult:
     """Replace dequantize → operator → quantize by one kernel."""
 

@@ -77,6 +77,24 @@ def test_no_file_is_private_or_named_for_nothing():
     assert parts & BANNED_NAMES == set()
 
 
+def test_passes_when_read_then_each_says_what_it_needs_and_gives():
+    """Both are written out, and a pass of a file that reads values needs that they are there."""
+    wrong = []
+    for path in python_files("pt2e_quant", *LINKED):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if name not in ("graph_pass", "GraphPass") or path.name == "pipeline.py":
+                continue
+            said = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            needs_values = 'meta["val"]' in text
+            if not {"needs", "gives"} <= set(said) or (
+                needs_values and "HAS_VALUES" not in said["needs"]
+            ):
+                wrong.append(f"{shown(path)}:{node.lineno}")
+    assert wrong == []
+
+
 def test_every_pass_and_observer_has_its_test_file():
     for folder in ("passes", "pt2e_quant/observers"):
         tests = ROOT / "tests" / Path(folder).name

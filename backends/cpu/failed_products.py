@@ -120,7 +120,7 @@ def hold_weights(failures: Sequence[Failure]) -> GraphPass:
             notes.append(Note(node.name, "held in float"))
         return PassResult(changed=editor.finish(), notes=tuple(notes))
 
-    return GraphPass("hold_weights", edit)
+    return GraphPass("hold_weights", edit, needs=(), gives=())
 
 
 def _leads_to(node: Node, anchors: set[str]) -> bool:

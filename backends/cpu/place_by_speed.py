@@ -18,7 +18,7 @@ from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import ALLOWED_KEY, OpRow
 from pt2e_quant.graph.ops import CONV1D, CONV2D, LINEAR, argument, is_call
 from pt2e_quant.graph.pattern import Match, find_matches, one_of
-from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.kernels.int8_conv2d.read_conv import even_padding, per_axis
 from pt2e_quant.kernels.onednn.post_ops import NO_POST_OP, post_op_of
 from pt2e_quant.kernels.product_trial.product import Operator, PostOpKind, Product
@@ -91,7 +91,7 @@ def place_by_speed(registry: Registry) -> GraphPass:
             told.append(_summary(layers))
         return PassResult(changed=False, notes=tuple(notes))
 
-    return GraphPass("place_by_speed", edit)
+    return GraphPass("place_by_speed", edit, needs=(HAS_VALUES,), gives=())
 
 
 def _summary(layers: list[_Layer]) -> str:

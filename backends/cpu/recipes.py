@@ -37,7 +37,7 @@ REDUCED_NOTE = (
 )
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def note_reduced_range(gm: GraphModule) -> PassResult:
     """Say in the provenance that activations have 7 bits, and why."""
     provenance_of(gm).notes.append(REDUCED_NOTE)

@@ -95,7 +95,7 @@ def place_integer_regions(policy: Policy) -> GraphPass:
                 notes.append(Note(anchor.name, kept.text, skipped=True))
         return PassResult(changed=False, notes=tuple(notes))
 
-    return GraphPass("place_integer_regions", edit)
+    return GraphPass("place_integer_regions", edit, needs=(), gives=())
 
 
 class Regions:

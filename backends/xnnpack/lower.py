@@ -187,7 +187,7 @@ def _refuse_float(gm: GraphModule, regions: Sequence[FloatRegion]) -> None:
         )
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def refuse_codes(gm: GraphModule) -> PassResult:
     """Stop at codes that XNNPACK has no kernel for, before a later pass folds them into floats.
 

@@ -5,7 +5,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.int8_conv2d.op import Int8Conv2d
 from pt2e_quant.kernels.int8_conv2d.pack import fill_channels
 from pt2e_quant.kernels.launch import ELEMENTS
@@ -22,7 +22,7 @@ _GROUPS = 9
 """Places of `Int8Conv2d`'s arguments."""
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def widen_pixels(gm: GraphModule) -> PassResult:
     """Let the quantize in front of a convolution of 3 channels write a fourth, of zero points.
 

@@ -8,7 +8,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pattern import Match, find_matches
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken, NormQuantizePerTokenE4m3
 from pt2e_quant.kernels.norm_quantize.read_norm import CONSTRAINTS, NORMS, read_norm
 from pt2e_quant.kernels.profiler_range import label_of
@@ -31,7 +31,7 @@ def _one_reader(match: Match) -> bool:
 _ONE_READER = Constraint(text="nothing but one quantize per token that reads it", holds=_one_reader)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fuse_norm_per_token(gm: GraphModule) -> PassResult:
     """Replace a norm and the `quantize_per_token` that alone reads it by one operator.
 
@@ -43,7 +43,7 @@ def fuse_norm_per_token(gm: GraphModule) -> PassResult:
     return _fuse(gm, QuantizeRows)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fuse_norm_per_token_e4m3(gm: GraphModule) -> PassResult:
     """Replace a norm and the `quantize_per_token_e4m3` that alone reads it by one operator.
 

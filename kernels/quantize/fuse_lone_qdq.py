@@ -7,7 +7,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS
 from pt2e_quant.kernels.launch import ELEMENTS
 from pt2e_quant.kernels.profiler_range import label_of
@@ -17,7 +17,7 @@ from pt2e_quant.kernels.quantized_values import Affine, affine_of, e4m3_of
 __all__ = ["fuse_lone_e4m3", "fuse_lone_qdq"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fuse_lone_qdq(gm: GraphModule) -> PassResult:
     """Replace every static per-tensor quantize and dequantize by `pt2e_quant::quantize`.
 
@@ -58,7 +58,7 @@ def _launch(editor: Editor, node: Node, affine: Affine) -> Node:
     return editor.call(Quantize, node.args[0], like=node, before=node, val=value, **named)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fuse_lone_e4m3(gm: GraphModule) -> PassResult:
     """Replace every quantize of a whole tensor by a constant scale by `pt2e_quant::quantize`.
 

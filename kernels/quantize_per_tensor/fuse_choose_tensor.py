@@ -25,7 +25,7 @@ _CHOOSERS = {ChoosePerTensor: False, ChoosePerTensorSymmetric: True}
 """What chooses int8 qparams of a tensor, to whether the zero point is 0."""
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def fuse_choose_tensor(gm: GraphModule) -> PassResult:
     """Replace choose_qparams and quantize of a tensor by `pt2e_quant::quantize_per_tensor`.
 
@@ -38,7 +38,7 @@ def fuse_choose_tensor(gm: GraphModule) -> PassResult:
     return choose_at_once(gm, _read)
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def fuse_choose_tensor_e4m3(gm: GraphModule) -> PassResult:
     """Replace choose_scales and quantize_float of a tensor by `quantize_per_tensor_e4m3`.
 

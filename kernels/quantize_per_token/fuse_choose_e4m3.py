@@ -16,7 +16,7 @@ from pt2e_quant.kernels.quantize_per_token.op import QuantizeRowsE4m3
 __all__ = ["codes_of", "fuse_choose_e4m3"]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def fuse_choose_e4m3(gm: GraphModule) -> PassResult:
     """Replace choose_scales and quantize_float of rows by `pt2e_quant::quantize_per_token_e4m3`.
 

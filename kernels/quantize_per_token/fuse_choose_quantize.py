@@ -15,7 +15,7 @@ __all__ = ["READ_BY_OTHERS", "fuse_choose_quantize", "integers_of"]
 READ_BY_OTHERS = "its qparams are read by others too"
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def fuse_choose_quantize(gm: GraphModule) -> PassResult:
     """Replace choose_qparams and quantize per token by `pt2e_quant::quantize_per_token`.
 

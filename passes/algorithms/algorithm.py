@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, copy_trace
-from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm_graph import (
     OUT,
@@ -119,7 +119,7 @@ def as_pass(algorithm: Algorithm, gathered: Gathered | None = None) -> GraphPass
                 notes.append(Note(site.node.name, str(reason), skipped=True))
         return PassResult(graph.editor.finish(), tuple(notes))
 
-    return GraphPass(algorithm.name, edit)
+    return GraphPass(algorithm.name, edit, needs=(HAS_VALUES,), gives=())
 
 
 def _apply(algorithm: Algorithm, site: Site) -> str:

@@ -20,7 +20,7 @@ from pt2e_quant.graph.ops import (
     is_call,
 )
 from pt2e_quant.graph.pattern import Match, Op, Var
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 __all__ = ["decompose_attention", "masked_score"]
@@ -253,7 +253,7 @@ def _allow_any_layout(attention: Node) -> None:
                 stack.append(user)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def decompose_attention(gm: GraphModule) -> PassResult:
     """Write attention out with an additive float mask, made once for all layers.
 

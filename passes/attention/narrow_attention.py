@@ -16,7 +16,7 @@ _OPERANDS = 3
 """query, key and value; a mask stays as it is, since attention takes a float32 one beside them."""
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def narrow_attention(gm: GraphModule) -> PassResult:
     """Cast query, key and value of float32 attention to bfloat16, and its result back.
 

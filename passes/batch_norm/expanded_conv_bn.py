@@ -30,7 +30,7 @@ from pt2e_quant.graph.ops import (
     aten,
     is_call,
 )
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.passes.batch_norm.detach_batch_norm import drop_counters, set_arguments
 from pt2e_quant.passes.qdq.remap_annotations import Remap, remap_annotations
 
@@ -151,7 +151,7 @@ class _Expanded:
     bias: Node | None
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_expanded_conv_bn(gm: GraphModule) -> PassResult:
     """Fold the batch norms that `expand_conv_bn` wrote out, under the observers' trained ranges.
 

@@ -18,7 +18,7 @@ from pt2e_quant.graph.ops import (
     is_call,
 )
 from pt2e_quant.graph.pattern import Match, Op
-from pt2e_quant.graph.pipeline import Invariant, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Invariant, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 from pt2e_quant.passes.batch_norm.batch_norm_affine import (
     Affine,
@@ -174,7 +174,7 @@ def _check(gm: GraphModule) -> str | None:
 no_batch_norm = Invariant("no inference-mode batch_norm of constants is left", _check)
 
 
-@graph_pass(gives=(no_batch_norm,))
+@graph_pass(needs=(HAS_VALUES,), gives=(no_batch_norm,))
 def fold_batch_norm(gm: GraphModule) -> PassResult:
     """Fold each inference-mode batch_norm into the conv or linear before it.
 

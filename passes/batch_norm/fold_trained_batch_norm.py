@@ -9,13 +9,13 @@ from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, source_constant
 from pt2e_quant.graph.ops import aten, is_getitem
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.passes.batch_norm.trained_batch_norm import FoldedConstants, TrainedBatchNorm
 
 __all__ = ["fold_trained_batch_norm"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_trained_batch_norm(gm: GraphModule) -> PassResult:
     """Store what the trained batch norms make of weights and biases, by the same operations.
 

@@ -13,7 +13,7 @@ from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.cache_nodes import cache_nodes
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import arguments, aten
-from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.graph.row_halves import NIBBLE, pack_halves
 
 __all__ = ["decompose_caches"]
@@ -40,7 +40,9 @@ def decompose_caches(*, has_casts: bool) -> GraphPass:
             that take no casts.
     """
     # A partial, not a closure, as all passes that take arguments.
-    return GraphPass("decompose_caches", partial(_decompose, has_casts=has_casts))
+    return GraphPass(
+        "decompose_caches", partial(_decompose, has_casts=has_casts), needs=(HAS_VALUES,), gives=()
+    )
 
 
 def _decompose(gm: GraphModule, has_casts: bool) -> PassResult:

@@ -20,7 +20,7 @@ from pt2e_quant.graph.alias import roots, writes
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import arguments
-from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 
 __all__ = ["quantize_caches"]
 
@@ -59,7 +59,9 @@ def quantize_caches(bits: int = 8, names: str = "*") -> GraphPass:
         raise ConfigError(f"caches are kept in 8 or 4 bits, found {bits}")
 
     # A partial, not a closure: a prepared graph that holds the pass can be pickled.
-    return GraphPass("quantize_caches", partial(_quantize, bits=bits, names=names))
+    return GraphPass(
+        "quantize_caches", partial(_quantize, bits=bits, names=names), needs=(HAS_VALUES,), gives=()
+    )
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from pt2e_quant.graph.alias import mutated_roots, roots, subgraph_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import CASTS, aten, is_call
-from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 
 __all__ = ["compute_in_float32"]
 
@@ -47,7 +47,9 @@ def compute_in_float32(kept: Collection[torch.dtype] = ()) -> GraphPass:
         kept: dtypes that are left as they are.
     """
     # A partial, not a closure, as all passes that take arguments.
-    return GraphPass("compute_in_float32", partial(_edit, kept=frozenset(kept)))
+    return GraphPass(
+        "compute_in_float32", partial(_edit, kept=frozenset(kept)), needs=(HAS_VALUES,), gives=()
+    )
 
 
 def _edit(gm: GraphModule, kept: frozenset[torch.dtype]) -> PassResult:

@@ -64,7 +64,7 @@ def _is_unread(node: Node) -> bool:
     return is_plain and not node.is_impure()
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def drop_dead_constants(gm: GraphModule) -> PassResult:
     """Remove constants that no node reads, from the graph and from the module.
 

@@ -26,7 +26,7 @@ from pt2e_quant.graph.ops import (
     is_call,
     is_getitem,
 )
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 
 __all__ = [
@@ -212,7 +212,7 @@ class _Folder:
         return self.values[node]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_constants(gm: GraphModule) -> PassResult:
     """Replace what is computed from constants alone by a constant.
 
@@ -225,13 +225,13 @@ def fold_constants(gm: GraphModule) -> PassResult:
     return _folded(gm, lambda reader: True)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_layer_constants(gm: GraphModule) -> PassResult:
     """Do as `fold_constants` for what convs, linears, embeddings and batch norms read."""
     return _folded(gm, lambda reader: is_call(reader, _LAYERS))
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_observed_constants(gm: GraphModule) -> PassResult:
     """Do as `fold_constants` for what observers read."""
     return _folded(gm, lambda reader: reader.op == "call_module")

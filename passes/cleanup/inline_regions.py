@@ -26,7 +26,7 @@ from pt2e_quant.graph.ops import (
     is_call,
     is_getitem,
 )
-from pt2e_quant.graph.pipeline import Invariant, Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Invariant, Note, PassResult, graph_pass
 
 __all__ = ["inline_regions", "no_regions"]
 
@@ -285,7 +285,7 @@ def _inline_all(gm: GraphModule) -> list[Note]:
     return notes
 
 
-@graph_pass(gives=(no_regions,))
+@graph_pass(needs=(HAS_VALUES,), gives=(no_regions,))
 def inline_regions(gm: GraphModule) -> PassResult:
     """Replace each grad-mode or autocast region by its body, nested ones and those in branches.
 

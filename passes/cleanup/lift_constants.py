@@ -11,13 +11,13 @@ from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.graph.alias import subgraph_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.subgraphs import bodies
 
 __all__ = ["lift_constants"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def lift_constants(gm: GraphModule) -> PassResult:
     """Undo `sink_constants`: torch.export takes bodies without constants of their own.
 

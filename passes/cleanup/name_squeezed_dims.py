@@ -7,7 +7,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import aten
 from pt2e_quant.graph.pattern import Match, Op, Var
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 __all__ = ["name_squeezed_dims"]
@@ -37,7 +37,7 @@ def _named(m: Match, editor: Editor) -> Node | Skip:
 RULES = (Rule("named", Op(_SQUEEZES, Var("x")), _named),)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def name_squeezed_dims(gm: GraphModule) -> PassResult:
     """Name the dimensions of squeezes, and drop those that remove none.
 

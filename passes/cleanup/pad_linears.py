@@ -23,7 +23,7 @@ def pad_linears(group_size_of: Callable[[Node], int | None]) -> GraphPass:
         group_size_of: the group size that a linear's weight will get, None for no groups.
     """
 
-    @graph_pass()
+    @graph_pass(needs=(), gives=())
     def pad_linears(gm: GraphModule) -> PassResult:
         editor = Editor(gm)
         notes = []

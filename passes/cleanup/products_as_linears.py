@@ -6,13 +6,13 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import ADDMM, MATMUL, argument, aten
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 __all__ = ["products_as_linears"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def products_as_linears(gm: GraphModule) -> PassResult:
     """Write matmul, mm and addmm by a constant matrix as linears: GPT-2's layers are such.
 

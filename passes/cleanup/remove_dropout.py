@@ -23,7 +23,7 @@ def _input(m: Match, editor: Editor) -> Node | Skip:
 RULES = (Rule("removed", Op(DROPOUT, Var("x"), name="dropout"), _input),)
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def remove_dropout(gm: GraphModule) -> PassResult:
     """Replace each eval-mode dropout by its input.
 

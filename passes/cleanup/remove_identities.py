@@ -5,7 +5,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import aten
 from pt2e_quant.graph.pattern import Match, Op, Var
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 __all__ = ["remove_identities"]
@@ -43,7 +43,7 @@ RULES = (
 )
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def remove_identities(gm: GraphModule) -> PassResult:
     """Replace aliases, and casts to the dtype at hand, by what they are given.
 

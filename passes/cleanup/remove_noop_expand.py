@@ -5,7 +5,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import EXPAND
 from pt2e_quant.graph.pattern import Match, Op, Var
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 __all__ = ["remove_noop_expand"]
@@ -31,7 +31,7 @@ def _input(m: Match, editor: Editor) -> Node | Skip:
 RULES = (Rule("removed", Op(EXPAND, Var("x")), _input),)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def remove_noop_expand(gm: GraphModule) -> PassResult:
     """Replace an expand to the shape that its input has by the input.
 

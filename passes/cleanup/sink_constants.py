@@ -15,7 +15,7 @@ from pt2e_quant.graph.subgraphs import Body, bodies
 __all__ = ["sink_constants"]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def sink_constants(gm: GraphModule) -> PassResult:
     """Give each body of cond, scan and while_loop its weights as constants of its own.
 

@@ -43,7 +43,7 @@ def _check(gm: GraphModule) -> str | None:
 no_guards = Invariant("no guard is left", _check)
 
 
-@graph_pass(gives=(no_guards,))
+@graph_pass(needs=(), gives=(no_guards,))
 def strip_guards(gm: GraphModule) -> PassResult:
     """Remove the `_guards_fn` call that `ExportedProgram.module()` puts into the graph.
 

@@ -15,7 +15,7 @@ from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import is_getitem
-from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.passes.functions import elementwise, rows
 
@@ -99,7 +99,7 @@ def write_functions(has: Collection[str]) -> GraphPass:
                 recompile(body.gm)
         return PassResult(bool(notes), tuple(notes))
 
-    return GraphPass("write_functions", edit)
+    return GraphPass("write_functions", edit, needs=(HAS_VALUES,), gives=())
 
 
 def write_out(

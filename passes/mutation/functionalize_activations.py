@@ -9,7 +9,7 @@ from torch.fx.node import map_arg
 from pt2e_quant.graph.alias import aliased_argument, mutated_roots, roots, writes
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import aten, is_call, is_getitem, is_in_place, out_of_place
-from pt2e_quant.graph.pipeline import Invariant, Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Invariant, Note, PassResult, graph_pass
 from pt2e_quant.graph.views import (
     can_write_through,
     dtype_of,
@@ -261,7 +261,7 @@ def _check(gm: GraphModule) -> str | None:
 no_activation_writes = Invariant("no activation is written in place, but those declined", _check)
 
 
-@graph_pass(gives=(no_activation_writes,))
+@graph_pass(needs=(HAS_VALUES,), gives=(no_activation_writes,))
 def functionalize_activations(gm: GraphModule) -> PassResult:
     """Make in-place operators on activations out-of-place; writes of buffers and inputs stay.
 

@@ -13,7 +13,7 @@ from pt2e_quant.passes.mutation.functionalize_activations import functionalize_a
 __all__ = ["functionalize_state"]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def functionalize_state(gm: GraphModule) -> PassResult:
     """Give a graph that writes buffers or inputs new values in place of the writes.
 

@@ -18,7 +18,7 @@ from pt2e_quant.passes.mutation.functionalize_activations import (
 __all__ = ["restore_in_place"]
 
 
-@graph_pass(ends=(no_activation_writes,))
+@graph_pass(needs=(), gives=(), ends=(no_activation_writes,))
 def restore_in_place(gm: GraphModule) -> PassResult:
     """Undo `functionalize_activations` for operators whose input is a fresh result of no other use.
 

@@ -17,7 +17,7 @@ def _check(gm: GraphModule) -> str | None:
 one_reader = Invariant("every dequantize has one reader", _check)
 
 
-@graph_pass(gives=(one_reader,))
+@graph_pass(needs=(), gives=(one_reader,))
 def duplicate_dequantize(gm: GraphModule) -> PassResult:
     """Copy a dequantize for each of its readers, so that a partitioner can take any one alone.
 

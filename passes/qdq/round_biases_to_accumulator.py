@@ -23,7 +23,7 @@ BIAS_BELOW = 2.0**30
 _GEMMS: Family = (*CONV, *CONV_TRANSPOSE, *LINEAR)
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def round_biases_to_accumulator(gm: GraphModule) -> PassResult:
     """Make each float bias of an integer convolution or linear a multiple of its step.
 

@@ -9,7 +9,7 @@ from pt2e_quant.passes.qdq.shift_activations import shift_activations
 __all__ = ["signed_activations"]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def signed_activations(gm: GraphModule) -> PassResult:
     """Take 128 from every integer of an activation's uint8, and from its zero point.
 

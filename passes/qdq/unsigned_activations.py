@@ -9,7 +9,7 @@ from pt2e_quant.passes.qdq.shift_activations import shift_activations
 __all__ = ["unsigned_activations"]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def unsigned_activations(gm: GraphModule) -> PassResult:
     """Add 128 to every integer of an activation's int8, and to its zero point.
 

@@ -15,12 +15,12 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.held_constants import held_constant
 from pt2e_quant.graph.ops import arguments
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 __all__ = ["widen_chosen_scales", "widen_scales", "widened_qparams"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def widen_scales(gm: GraphModule) -> PassResult:
     """Give a runtime that takes float32 scales alone what was kept in fewer bits.
 

@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.recurrent_ops import Cell, gate_count
 from pt2e_quant.graph.editor import Editor, operator_name
 from pt2e_quant.graph.ops import RECURRENT_CELL, arguments, aten, is_call, is_getitem
-from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 
 __all__ = ["split_cells"]
 
@@ -32,7 +32,7 @@ def split_cells(is_wanted: Callable[[Node], bool]) -> GraphPass:
         notes = tuple(Note(node.name, "as linears and gates") for node in found)
         return PassResult(editor.finish(), notes)
 
-    return GraphPass("split_cells", edit)
+    return GraphPass("split_cells", edit, needs=(HAS_VALUES,), gives=())
 
 
 class _Writer:

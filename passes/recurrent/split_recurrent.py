@@ -12,7 +12,7 @@ from pt2e_quant.core.recurrent_ops import Cell, RecurrentLayer, Rounding
 from pt2e_quant.graph.editor import Editor, operator_name
 from pt2e_quant.graph.op_table import SOURCE_KEY
 from pt2e_quant.graph.ops import RECURRENT, arguments, aten, is_call, is_getitem
-from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 
 __all__ = ["LayerSizes", "RoundingOf", "split_recurrent", "split_unrounded"]
 
@@ -65,7 +65,7 @@ def split_recurrent(rounding_of: RoundingOf) -> GraphPass:
             notes.append(Note(node.name, f"split into {len(roundings)} layers"))
         return PassResult(editor.finish(), tuple(notes))
 
-    return GraphPass("split_recurrent", edit)
+    return GraphPass("split_recurrent", edit, needs=(HAS_VALUES,), gives=())
 
 
 split_unrounded = split_recurrent(lambda node, sizes: Rounding.NONE)

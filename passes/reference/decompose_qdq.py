@@ -12,13 +12,13 @@ from pt2e_quant.core.integer_ops.quantize import WRITTEN_KINDS, dequantize, quan
 from pt2e_quant.core.qdq import QdqKind, is_quantize, kind_of_qdq, read_qparams
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import aten
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.passes.reference.read_sites import emitter, literal
 
 __all__ = ["decompose_qdq"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def decompose_qdq(gm: GraphModule) -> PassResult:
     """Write each quantize and dequantize as arithmetic, equal to the last bit.
 

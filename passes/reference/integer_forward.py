@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.qparams import dequantize, quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import copy_trace
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.observers.training.trained_qparams import live_qparams, qparams_of
 from pt2e_quant.passes.reference.integer_regions import find_regions, region_of
 from pt2e_quant.passes.reference.reference_template import reference_template
@@ -163,7 +163,7 @@ def insert_integer_forwards(gm: GraphModule) -> list[IntegerForward]:
     return made
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def drop_integer_forwards(gm: GraphModule) -> PassResult:
     """Take the nodes out again, for convert: the q/dq of their operators say the same.
 

@@ -34,7 +34,7 @@ def write_integers(arithmetic: Arithmetic = DEFAULT_ARITHMETIC) -> GraphPass:
         notes = tuple(_write(reader, site) for site in sites)
         return PassResult(changed=editor.finish(), notes=notes)
 
-    return GraphPass("integer_reference", edit)
+    return GraphPass("integer_reference", edit, needs=(), gives=())
 
 
 def _write(reader: Reader, found: FoundSite) -> Note:

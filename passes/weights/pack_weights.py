@@ -18,7 +18,7 @@ from pt2e_quant.graph.alias import mutated_roots, region_operands, subgraph_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, source_constant
 from pt2e_quant.graph.ops import arguments
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 __all__ = ["PACKED_SUFFIX", "pack_weights"]
 
@@ -31,7 +31,7 @@ _BYTE_RANGE = 128
 """From this many steps on, integers need all 8 bits."""
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def pack_weights(gm: GraphModule) -> PassResult:
     """Pack each integer constant that only dequantizes of less than 8 bits read.
 

@@ -24,7 +24,7 @@ QUANTIZATION_TAG = "quantization_tag"
 """The key of `node.meta` under which torchao's backends say what a node belongs to."""
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def store_weights(gm: GraphModule) -> PassResult:
     """Fold each quantize of a constant into an integer constant.
 

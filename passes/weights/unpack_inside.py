@@ -9,13 +9,13 @@ from torch.fx.node import map_arg
 from pt2e_quant.core.unpack_op import is_unpack
 from pt2e_quant.graph.alias import region_operands
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.subgraphs import Body, bodies
 
 __all__ = ["unpack_inside"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def unpack_inside(gm: GraphModule) -> PassResult:
     """Hand packed constants to bodies as they are stored, and unpack them there.
 

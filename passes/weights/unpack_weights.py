@@ -24,7 +24,7 @@ def _check(gm: GraphModule) -> str | None:
 nothing_packed = Invariant("no constant is packed", _check)
 
 
-@graph_pass(gives=(nothing_packed,))
+@graph_pass(needs=(), gives=(nothing_packed,))
 def unpack_weights(gm: GraphModule) -> PassResult:
     """Unpack each packed constant, one at a time, under the name it had before it was packed.
 

@@ -23,6 +23,7 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import Family, is_call
 
 __all__ = [
+    "HAS_VALUES",
     "VERIFY",
     "GraphPass",
     "Invariant",
@@ -90,13 +91,15 @@ class Invariant:
 class GraphPass:
     """A pass: a function over a graph, and the properties it needs, gives and ends.
 
+    Each pass says what it needs and gives, also where that is nothing: `HAS_VALUES` where it reads
+    `meta["val"]`, and in `gives` what holds of every graph afterwards, whatever it declined.
     One that ends a property undoes what an earlier pass gave; later passes cannot rely on it.
     """
 
     name: str
     edit: Callable[[GraphModule], PassResult]
-    needs: tuple[Invariant, ...] = ()
-    gives: tuple[Invariant, ...] = ()
+    needs: tuple[Invariant, ...]
+    gives: tuple[Invariant, ...]
     ends: tuple[Invariant, ...] = ()
 
     def __call__(self, gm: GraphModule) -> PassResult:
@@ -127,8 +130,8 @@ class PassRecord:
 
 def graph_pass(
     *,
-    needs: tuple[Invariant, ...] = (),
-    gives: tuple[Invariant, ...] = (),
+    needs: tuple[Invariant, ...],
+    gives: tuple[Invariant, ...],
     ends: tuple[Invariant, ...] = (),
 ) -> Callable[[Callable[[GraphModule], PassResult]], GraphPass]:
     """Make a pass of a function, stating what holds before it, after it, and no longer."""

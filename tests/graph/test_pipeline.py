@@ -42,7 +42,7 @@ def swap(name, target, gives=()):
                 editor.replace(node, editor.call(target, node.args[0], like=node))
         return PassResult(changed=editor.finish())
 
-    return GraphPass(name, edit, gives=gives)
+    return GraphPass(name, edit, gives=gives, needs=())
 
 
 CLAMP = swap("to_threshold", aten.relu6.default)
@@ -51,7 +51,7 @@ NO_RELU = absent("no relu is left", RELU)
 
 
 def test_a_decorated_function_is_a_pass_of_its_name():
-    @graph_pass(gives=(NO_RELU,))
+    @graph_pass(needs=(), gives=(NO_RELU,))
     def my_pass(gm):
         """Do nothing."""
         return PassResult(changed=False)
@@ -100,7 +100,7 @@ def insert_relu(gm):
 
 def test_a_later_pass_must_keep_earlier_promises(gm):
     first = swap("first", aten.relu6.default, gives=(NO_RELU,))
-    second = GraphPass("second", insert_relu)
+    second = GraphPass("second", insert_relu, needs=(), gives=())
     with pytest.raises(
         InvariantError, match=r"second broke: no relu is left .* passes before it: first"
     ):
@@ -109,12 +109,12 @@ def test_a_later_pass_must_keep_earlier_promises(gm):
 
 def test_run_passes_when_a_pass_ends_a_promise_then_it_may_break_it(gm):
     first = swap("first", aten.relu6.default, gives=(NO_RELU,))
-    second = GraphPass("second", insert_relu, ends=(NO_RELU,))
+    second = GraphPass("second", insert_relu, ends=(NO_RELU,), needs=(), gives=())
     assert [record.changed for record in run_passes(gm, (first, second), verify=True)] == [True] * 2
 
 
 def test_an_unmet_need_is_refused_before_the_pass(gm):
-    needy = GraphPass("needy", lambda gm: PassResult(changed=False), needs=(NO_RELU,))
+    needy = GraphPass("needy", lambda gm: PassResult(changed=False), needs=(NO_RELU,), gives=())
     with pytest.raises(InvariantError, match="needy needs: no relu is left"):
         run_passes(gm, (needy,), verify=True)
 
@@ -126,7 +126,7 @@ def test_a_node_without_value_is_found(gm):
         return PassResult(changed=True)
 
     with pytest.raises(InvariantError, match="forget broke: every call carries meta"):
-        run_passes(gm, (GraphPass("forget", forget),), verify=True)
+        run_passes(gm, (GraphPass("forget", forget, needs=(), gives=()),), verify=True)
 
 
 @pytest.mark.parametrize(("value", "verifies"), [("1", True), ("0", False), (None, False)])
@@ -135,7 +135,9 @@ def test_run_passes_when_the_environment_asks_then_it_verifies(gm, monkeypatch, 
         monkeypatch.delenv(VERIFY, raising=False)
     else:
         monkeypatch.setenv(VERIFY, value)
-    liar = GraphPass("liar", lambda _: PassResult(changed=False), gives=(absent("relu", RELU),))
+    liar = GraphPass(
+        "liar", lambda _: PassResult(changed=False), gives=(absent("relu", RELU),), needs=()
+    )
     if not verifies:
         run_passes(gm, (liar,))
         return
@@ -162,7 +164,9 @@ def test_an_error_inside_a_pass_leaves_a_module_that_runs(gm):
         raise InvariantError("no")
 
     with pytest.raises(InvariantError, match="no"):
-        run_passes(gm, (swap("negate", aten.neg.default), GraphPass("fail", fail)))
+        run_passes(
+            gm, (swap("negate", aten.neg.default), GraphPass("fail", fail, needs=(), gives=()))
+        )
     assert torch.equal(gm(X), -X + 1)
     assert RIGHT(gm).changed is False
 

@@ -4,7 +4,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.int4_linear.few_rows_op import PackInt4
 from pt2e_quant.kernels.int4_linear.pack_limbs_op import PackInt4Limbs
 from pt2e_quant.kernels.onednn.operators import PackConv, PackLinear
@@ -12,7 +12,7 @@ from pt2e_quant.kernels.onednn.operators import PackConv, PackLinear
 __all__ = ["fold_packing"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_packing(gm: GraphModule) -> PassResult:
     """Run the packing operators and keep their results, which are opaque to all but oneDNN.
 

@@ -15,7 +15,7 @@ from pt2e_quant.core.recurrent_ops import Cell, Rounding
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import arguments, aten
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.recurrent_layer.cpu import has_integer_layers
 from pt2e_quant.kernels.recurrent_layer.op import RecurrentLayerInt8, decode
 
@@ -30,7 +30,7 @@ _FLOAT = {
 _INTEGER = {Cell.LSTM: aten.quantized_lstm.input, Cell.GRU: aten.quantized_gru.input}
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def pack_recurrent(gm: GraphModule) -> PassResult:
     """Give each recurrent layer the operator that torch runs fastest.
 

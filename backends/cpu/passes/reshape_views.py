@@ -14,7 +14,7 @@ aten: Any = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def reshape_views(gm: GraphModule) -> PassResult:
     """Let views copy where the layout asks for it: convolutions give channels-last results here.
 

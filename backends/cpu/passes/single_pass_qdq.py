@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.quantized_values import affine_of
 
 __all__ = [
@@ -65,7 +65,7 @@ def hear_deprecation() -> None:
         dequantize_once(quantize_once(torch.zeros(1), 1.0, 0, torch.uint8), 1.0, 0)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def single_pass_qdq(gm: GraphModule) -> PassResult:
     """Spell the q/dq that are left with torch's own quantized tensors, one pass over the data.
 

@@ -4,7 +4,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from pt2e_quant.graph.alias import roots
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.onednn.operators import (
     ConvSum,
     LinearSum,
@@ -64,7 +64,7 @@ class Storage:
         self._last_read[new] = max(self._last_read[new], self._last_read.get(old, -1))
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def write_sums_in_place(gm: GraphModule) -> PassResult:
     """Give sums their summand's storage for the result; copy a summand that is read later.
 

@@ -45,4 +45,4 @@ def widen_untaken_scales(registry: Registry) -> GraphPass:
         }
         return widen_chosen_scales(gm, [n for n in blocks if n not in taken])
 
-    return GraphPass("widen_untaken_scales", edit)
+    return GraphPass("widen_untaken_scales", edit, needs=(), gives=())

@@ -15,7 +15,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.held_constants import held_constant
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.graph.ops import CONV, arguments, is_call
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.passes.weights.unpack_weights import unpack_nodes
 
 __all__ = ["keep_codes", "powers_as_bytes"]
@@ -24,7 +24,7 @@ _OWN_TYPE = (4, 8)
 """Widths that ONNX has integers of."""
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def keep_codes(gm: GraphModule) -> PassResult:
     """Unpack what ONNX has integers for; the rest stays packed, behind a dequantize of our own.
 
@@ -117,7 +117,7 @@ def _any(gm: GraphModule, node: Node) -> bool:
     return held is None or bool(held.any())
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def powers_as_bytes(gm: GraphModule) -> PassResult:
     """Give scales in float8_e8m0fnu as their bytes: ONNX has the type from opset 24 on alone.
 

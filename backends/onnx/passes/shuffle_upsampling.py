@@ -11,7 +11,7 @@ from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 __all__ = ["shuffle_upsampling"]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def shuffle_upsampling(gm: GraphModule) -> PassResult:
     """Write an upsampling conv_transpose2d as a 1x1 convolution and a pixel_shuffle.
 

@@ -20,14 +20,14 @@ from pt2e_quant.graph.ops import (
     aten,
     is_call,
 )
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 __all__ = ["conv1d_as_conv2d"]
 
 _CONVS = (*CONV1D, *CONV_TRANSPOSE1D)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def conv1d_as_conv2d(gm: GraphModule) -> PassResult:
     """Write a conv1d of two dynamic sizes as a conv2d with a last size of 1; transposed ones too.
 

@@ -27,7 +27,7 @@ from pt2e_quant.graph.ops import (
     is_call,
     is_getitem,
 )
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 __all__ = ["INTEGER_MOVERS", "move_integers", "unbind_as_selects"]
 
@@ -53,7 +53,7 @@ INTEGER_MOVERS: Family = (
 """Moved by ExecuTorch's own operators on int8 where the delegate has none of its own."""
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def unbind_as_selects(gm: GraphModule) -> PassResult:
     """Write each part of an unbind as a select, which becomes a slice and a view.
 
@@ -75,7 +75,7 @@ def unbind_as_selects(gm: GraphModule) -> PassResult:
     return PassResult(editor.finish(), tuple(notes))
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def move_integers(gm: GraphModule) -> PassResult:
     """Take movers that the delegate lacks out of their q/dq.
 

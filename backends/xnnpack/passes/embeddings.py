@@ -28,7 +28,7 @@ from pt2e_quant.backends.xnnpack.passes.table_lookups import (
     is_int4_rows,
 )
 from pt2e_quant.graph.pattern import Match
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
 __all__ = ["LINKED_KERNELS", "embed_bytes"]
@@ -37,7 +37,7 @@ LINKED_KERNELS = ("quantized_decomposed.embedding_byte", "quantized_decomposed.e
 """The kernels that a device must link."""
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def embed_bytes(gm: GraphModule) -> PassResult:
     """Look rows up with ExecuTorch's kernels for one byte, or half a byte, an integer.
 

@@ -8,12 +8,12 @@ from pt2e_quant.backends.xnnpack.passes.normalize_overloads import view, view_sh
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.idioms.shared_heads import read_shared_heads
 from pt2e_quant.graph.ops import MATMUL, aten, is_call
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 __all__ = ["group_heads"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def group_heads(gm: GraphModule) -> PassResult:
     """Multiply all the heads that share a matrix as the rows of one product.
 

@@ -7,13 +7,13 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import MEAN, argument, aten
 from pt2e_quant.graph.pattern import Match, Op, Var
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 __all__ = ["means_as_products"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def means_as_products(gm: GraphModule) -> PassResult:
     """Write the mean over a known last axis as a linear with one row of 1/D.
 

@@ -38,7 +38,7 @@ from pt2e_quant.graph.ops import (
     is_call,
 )
 from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
 __all__ = ["spell_for_delegate", "view", "view_shape"]
@@ -50,7 +50,7 @@ _CLAMPS = one_of(
 )
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def spell_for_delegate(gm: torch.fx.GraphModule) -> PassResult:
     """Rewrite clamps, reshapes, pooling, splits and matmuls into the partitioner's spelling.
 

@@ -12,7 +12,7 @@ from pt2e_quant.graph.strides import has_plain_strides
 __all__ = ["plain_strides"]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def plain_strides(gm: GraphModule) -> PassResult:
     """Store constants that are views, or in channels-last, as new tensors; the model's stay.
 

@@ -8,7 +8,7 @@ from pt2e_quant.backends.xnnpack.passes.requantize_between import sole_quantize
 from pt2e_quant.core.qdq import DequantizePerTensor, is_dequantize
 from pt2e_quant.graph.ops import AVG_POOL2D, argument, aten
 from pt2e_quant.graph.pattern import Match, Op, Var
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
 __all__ = ["pool_by_depthwise"]
@@ -17,7 +17,7 @@ _ONE = 127
 """The integer that every weight is; 1/elements is stored exactly as 127 * scale."""
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def pool_by_depthwise(gm: torch.fx.GraphModule) -> PassResult:
     """Write a quantized average pool as a depthwise convolution with equal weights.
 

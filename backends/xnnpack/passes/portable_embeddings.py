@@ -15,13 +15,13 @@ from pt2e_quant.backends.xnnpack.passes.table_lookups import (
 )
 from pt2e_quant.graph.ops import aten
 from pt2e_quant.graph.pattern import Match
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
 __all__ = ["embed_portable"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def embed_portable(gm: GraphModule) -> PassResult:
     """Look rows and their scales up with portable operators.
 

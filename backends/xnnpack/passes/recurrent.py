@@ -143,7 +143,7 @@ class Step(nn.Module):
         return [h, h]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def recurrent_as_steps(gm: GraphModule) -> PassResult:
     """Multiply the inputs of all steps at once, in front of a call that a loop takes the place of.
 

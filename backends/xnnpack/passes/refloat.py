@@ -24,12 +24,12 @@ from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import ADDMM, CONV1D, CONV_TRANSPOSE1D, argument, aten, is_call
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 __all__ = ["refloat_leftovers", "refloat_products", "unfold_biases"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def unfold_biases(gm: GraphModule) -> PassResult:
     """Give a convolution or linear its bias in float: the delegate makes the same integers of it.
 
@@ -52,7 +52,7 @@ def _bias_of(node: Node) -> Any:
     return argument(node, "self" if is_call(node, ADDMM) else "bias")
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def refloat_products(gm: GraphModule) -> PassResult:
     """Fold the weight of each convolution or linear whose scales XNNPACK refuses, or that is left.
 
@@ -91,7 +91,7 @@ def _apart(editor: Editor, conv: Node) -> None:
     editor.replace(conv, editor.call(aten.view.default, made, made_shape, like=conv, before=conv))
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def refloat_leftovers(gm: GraphModule) -> PassResult:
     """Fold or drop each q/dq that has no form the delegate takes.
 

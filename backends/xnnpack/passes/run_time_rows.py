@@ -13,7 +13,7 @@ from pt2e_quant.core.qdq import (
 )
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import LINEAR, is_call
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 __all__ = ["choose_per_row", "has_per_tensor"]
 
@@ -29,7 +29,7 @@ def _feeds_linears(node: Node) -> bool:
     return all(is_call(reader, LINEAR) for dq in node.users for reader in dq.users)
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def choose_per_row(gm: GraphModule) -> PassResult:
     """Find the qparams of each row, as XNNPACK does for linears whatever the graph says.
 

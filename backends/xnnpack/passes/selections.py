@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import CAT, SLICE, argument, aten, is_call
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 __all__ = ["selections_as_products"]
 
@@ -26,7 +26,7 @@ class _Part:
     sign: float
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def selections_as_products(gm: GraphModule) -> PassResult:
     """Write cat over slices of one tensor's last axis as a linear, where sizes are dynamic.
 

@@ -11,7 +11,7 @@ from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 __all__ = ["gather_shared_inputs"]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def gather_shared_inputs(gm: GraphModule) -> PassResult:
     """Move the linears that share an input quantized at run time behind the first of them.
 

@@ -12,13 +12,13 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.op_table import KEEP_FLOAT_KEY
 from pt2e_quant.graph.ops import ADD, DIV, MUL, SILU, SUB, argument, aten, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 __all__ = ["RRELU", "numbers_as_constants", "simplify_for_table"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def simplify_for_table(gm: GraphModule) -> PassResult:
     """Rewrite silu and rrelu.
 
@@ -44,7 +44,7 @@ RRELU = Rule("rrelu", find=Op(one_of((aten.rrelu.default,)), Var("x")), build=_r
 """ExecuTorch has no kernel for rrelu; in evaluation its slope is the mean one."""
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def numbers_as_constants(gm: GraphModule) -> PassResult:
     """Turn the number in a sum, product or quotient that will run in integers into a constant.
 

@@ -5,12 +5,12 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.xnnpack.passes.kernel_forms import is_weight_only
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import argument, aten
-from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 __all__ = ["split_biases"]
 
 
-@graph_pass()
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def split_biases(gm: GraphModule) -> PassResult:
     """Add the bias behind each linear of float activations and an integer weight.
 

@@ -16,7 +16,7 @@ from pt2e_quant.passes.functions.write_functions import write_out
 __all__ = ["volumes_as_images"]
 
 
-@graph_pass()
+@graph_pass(needs=(), gives=())
 def volumes_as_images(gm: GraphModule) -> PassResult:
     """Write convolutions and pools of volumes as those of images.
 

@@ -51,4 +51,4 @@ def compose_idioms(*rules: Rule) -> GraphPass:
             notes += [replace(note, node=graph.prefix + note.node) for note in result.notes]
         return PassResult(changed=changed, notes=tuple(notes))
 
-    return GraphPass("compose_idioms", edit)
+    return GraphPass("compose_idioms", edit, needs=(), gives=())

@@ -65,7 +65,7 @@ def test_lower_when_packed_then_the_delegates_of_unpacked_ones(bits):
 def test_lower_when_not_unpacked_first_then_executorch_misreads_the_weight(monkeypatch):
     """Why every lowering begins with unpack_weights."""
 
-    @graph_pass()
+    @graph_pass(needs=(), gives=())
     def leave(gm):
         return PassResult(False)
 

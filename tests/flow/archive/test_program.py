@@ -338,7 +338,7 @@ def test_save_when_an_observer_is_not_ours_then_named(prepared, tmp_path):
 
 
 def test_save_when_a_pass_is_not_ours_then_named(net, quantizer, images, tmp_path):
-    @graph_pass()
+    @graph_pass(needs=(), gives=())
     def my_pass(gm):
         raise AssertionError
 

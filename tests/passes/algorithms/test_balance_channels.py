@@ -41,7 +41,7 @@ def balance_channels(scheme_for) -> GraphPass:
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(made, _annotated=True)
         return BALANCE(gm)
 
-    return GraphPass("balance_channels", edit)
+    return GraphPass("balance_channels", edit, needs=(), gives=())
 
 
 DYNAMIC = scheme_named("int8_dynamic")
