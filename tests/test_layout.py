@@ -77,6 +77,42 @@ def test_no_file_is_private_or_named_for_nothing():
     assert parts & BANNED_NAMES == set()
 
 
+OWN_ROOMS = {
+    "benchmarks": "benchmarks/ stands beside the package",
+    "digests": "recorded digests of whole lowerings",
+    "docs": "docs/ stands beside the package",
+    "faults": "environments that fail",
+    "fuzz": "drawn models",
+    "kernels/interpreted": "GPU kernels in Triton's interpreter, in processes of their own",
+    "models": "whole models",
+    "zoo": "models of other packages",
+}
+"""Folders of tests that have no folder in the package, and what they are about."""
+
+
+def test_tests_when_they_have_a_module_then_they_lie_beside_it():
+    """`tests/a/b` is about `pt2e_quant/a/b`; a test file named after one module is about that."""
+    package = ROOT / "pt2e_quant"
+    homes: dict[str, set[str]] = {}
+    for here, names, files in os.walk(package, followlinks=True):
+        folder = Path(here).relative_to(package).as_posix()
+        for unit in (*names, *(Path(f).stem for f in files if f.endswith(".py"))):
+            homes.setdefault(unit, set()).add(folder)
+        homes.setdefault(Path(here).name, set()).add(folder)
+    homeless, strays = set(), {}
+    for path in python_files("tests"):
+        folder = path.parent.relative_to(ROOT / "tests").as_posix()
+        unit = path.stem.removeprefix("test_")
+        if any(f"{folder}/".startswith(f"{room}/") for room in OWN_ROOMS) or folder == ".":
+            continue
+        if not (package / folder).is_dir():
+            homeless.add(folder)
+        elif path.stem.startswith("test_") and folder not in homes.get(unit, {folder}):
+            strays[shown(path)] = homes[unit]
+    assert homeless == set()
+    assert strays == {}
+
+
 def test_passes_when_read_then_each_says_what_it_needs_and_gives():
     """Both are written out, and a pass of a file that reads values needs that they are there."""
     wrong = []

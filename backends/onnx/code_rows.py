@@ -1,7 +1,7 @@
 """Rows for weights in any codes: stored in their few bits, computed with in float.
 
 ONNX Runtime decodes them once, when it loads a file (`rewrites/write_formats.py`).
-`tests/backends/onnx/test_formats.py` lowers and runs each scheme by name.
+`tests/backends/onnx/test_every_format.py` lowers and runs each scheme by name.
 """
 
 from itertools import product

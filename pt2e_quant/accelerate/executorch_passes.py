@@ -3,7 +3,7 @@
 ExecuTorch 1.4 re-interprets the whole graph on fake tensors after nearly each of some 25 passes,
 compiles Python code after each that is almost never run, and copies each node's history every
 time. Inside `fewer_interpretations` it does these only where they can change something. The file
-that comes out is the same byte for byte: `tests/backends/xnnpack/test_executorch_passes.py`.
+that comes out is the same byte for byte: `tests/backends/xnnpack/test_patched_lowering.py`.
 
 All that is replaced is private to torch and ExecuTorch. With versions other than those it was
 tested with, or where a name is missing, nothing is replaced.

@@ -109,7 +109,7 @@ def test_table_when_listed_then_every_row_is_proven_here() -> None:
     proven = {name.split()[0] for rows in GROUPS.values() for name in rows} | {"embedding"}
     elsewhere = {
         row.name for row in (*LOW_BIT_ROWS, *CODE_ROWS)
-    }  # test_low_bit.py, test_formats.py
-    elsewhere |= {"recurrent_layer"}  # tests/backends/test_recurrent.py
+    }  # test_low_bit.py, test_every_format.py
+    elsewhere |= {"recurrent_layer"}  # tests/backends/test_recurrent_models.py
     elsewhere |= {row.name for row in TABLE if row.name.endswith("_16")}  # test_sixteen_bit.py
     assert {row.name for row in TABLE} == proven | elsewhere

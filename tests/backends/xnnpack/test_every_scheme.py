@@ -96,7 +96,7 @@ def test_recipe_when_lowered_without_data_then_one_partition_of_its_kernels(reci
 
 def test_table_when_listed_then_every_row_with_a_float_result_is_run_here():  # type: ignore[no-untyped-def]
     rows = {row.name for row in TABLE} - {row.name for row in STATIC_ROWS}
-    # recurrent_layer: tests/backends/test_recurrent.py
+    # recurrent_layer: tests/backends/test_recurrent_models.py
     assert rows == PROVEN.keys() | {"recurrent_layer"}
 
 
