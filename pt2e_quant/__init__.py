@@ -16,7 +16,8 @@
   `LearnableFakeQuantize`.
 - Algorithms of post-training quantization: the files of `algorithms`.
 - Files: `save` and `load`, `export_encodings` and `import_encodings`.
-- What a chip of integers alone could not run: `audit`.
+- What a chip of integers alone could not run: `audit`, an `Audit` of `Island`s. How far an artifact
+  is from exact integers: `verify_parity`, a `Parity`.
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
   `integer_reference`.
 - Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
@@ -33,6 +34,8 @@ from pt2e_quant.core import operators as _operators  # noqa: F401  (registers th
 if TYPE_CHECKING:
     from pt2e_quant import backends as backends
     from pt2e_quant.backends.artifact import Artifact as Artifact
+    from pt2e_quant.backends.parity import Parity as Parity
+    from pt2e_quant.backends.parity import verify_parity as verify_parity
     from pt2e_quant.backends.target.backend import Backend as Backend
     from pt2e_quant.core import errors as errors
     from pt2e_quant.core.canonical import verify_canonical as verify_canonical
@@ -182,6 +185,8 @@ _FILES = {
     "Provenance": "pt2e_quant.core.provenance",
     "Report": "pt2e_quant.flow.report.report",
     "audit": "pt2e_quant.flow.report.audit",
+    "Parity": "pt2e_quant.backends.parity",
+    "verify_parity": "pt2e_quant.backends.parity",
     "provenance_of": "pt2e_quant.core.provenance",
     "sqnr_db": "pt2e_quant.flow.calibrate.sample",
     "integer_reference": "pt2e_quant.flow.convert.integer_reference",

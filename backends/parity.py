@@ -1,0 +1,170 @@
+"""How far an artifact is from exact integers, in steps, value by value."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.cut_graph import cut_behind, values_to_compare
+from pt2e_quant.backends.registry import get, names
+from pt2e_quant.backends.sample_run import copied_leaves, run_graph
+from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.integer_ops.profiles import Profile
+from pt2e_quant.core.qdq import is_dequantize, read_qparams
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.calibrate.pick_inputs import as_call
+from pt2e_quant.flow.calibrate.sample import Sample
+from pt2e_quant.flow.convert.integer_reference import integer_reference
+from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.subgraphs import copy_graph
+
+__all__ = ["NodeParity", "Parity", "verify_parity"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParity:
+    """One quantized tensor.
+
+    Attributes:
+        node: the operator that makes it.
+        operator: as "aten.conv2d".
+        share_equal: of its values, 0 to 1.
+        most_steps: the largest difference, in integers.
+    """
+
+    node: str
+    operator: str
+    share_equal: float
+    most_steps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """An artifact against the integer reference.
+
+    Attributes:
+        profile: whose rounding the reference has.
+        nodes: in graph order; the last one is the last quantized tensor.
+    """
+
+    profile: str
+    nodes: tuple[NodeParity, ...]
+
+    @property
+    def share_equal(self) -> float:
+        """Of the values of the last quantized tensor."""
+        return self.nodes[-1].share_equal
+
+    @property
+    def most_steps(self) -> float:
+        """The largest difference in the last quantized tensor."""
+        return self.nodes[-1].most_steps
+
+    def __str__(self) -> str:
+        """The table."""
+        rows = [
+            f"{n.node:32} {n.operator:24} {n.share_equal:8.3%} {n.most_steps:6g}"
+            for n in self.nodes
+        ]
+        title = f"against the integer reference, profile {self.profile}"
+        return "\n".join([title, f"{'node':32} {'operator':24} {'equal':>8} {'steps':>6}", *rows])
+
+
+_PROFILES = {"xnnpack": "xnnpack", "onnx": "onnxruntime_x86", "cpu": "onednn"}
+"""Whose rounding the runtime of a backend has."""
+
+
+def verify_parity(
+    artifact: Artifact,
+    batches: Iterable[Any],
+    *,
+    quantized: GraphModule,
+    profile: Profile | str | None = None,
+    most_nodes: int = 8,
+) -> Parity:
+    """Compare an artifact with the integer reference of the graph that it was lowered from.
+
+    What stands in front of a quantized tensor is lowered by itself and run; the last one is read
+    off the artifact where the program returns it.
+
+    Args:
+        artifact: of a backend's `lower`.
+        batches: inputs, as `calibrate` takes them.
+        quantized: the graph of `convert_pt2e`; it is not changed.
+        profile: how the target rounds; by default as the artifact's runtime does.
+        most_nodes: how many tensors are compared, spread over the graph; the last always is.
+
+    Raises:
+        ConfigError: no registered backend made the artifact, there is no batch, or no value of
+            the graph is quantized by constant scales.
+    """
+    backend = _backend_of(artifact)
+    profile = profile or _PROFILES.get(backend.name, "default")
+    found = [node for node in values_to_compare(quantized) if is_dequantize(node)]
+    # Of the dequantizes of one tensor, the last one: a result may be it.
+    values = list({node.args[0]: node for node in found}.values())
+    bind = capture_of(quantized).bind
+    calls = [Sample.keep(bind(*as_call(batch)), None) for batch in batches]
+    if not values or not calls:
+        raise ConfigError(
+            "parity needs at least one batch and one activation with constant scales",
+            fix="give calibration batches, and a graph of a static recipe",
+        )
+    chosen = _spread(values, most_nodes)
+    returned = quantized.graph.output_node().all_input_nodes
+    rows = []
+    for value in chosen:
+        part = cut_behind(quantized, value.name)
+        whole = returned == [value]
+        lowered = artifact if whole else backend.lower(part, verify=False, strict=False)
+        rows.append(_compare(value, part, lowered, calls, profile))
+    name = profile if isinstance(profile, str) else profile.name
+    return Parity(profile=name, nodes=tuple(rows))
+
+
+def _backend_of(artifact: Artifact) -> Backend:
+    for name in names():
+        backend = get(name)
+        if artifact.report.backend in (backend.name, backend.table.backend):
+            return backend
+    raise ConfigError(f'no registered backend made an artifact of "{artifact.report.backend}"')
+
+
+def _spread(values: list[Node], most: int) -> list[Node]:
+    """At most so many values, evenly over the list; the last is one of them."""
+    count = max(1, min(most, len(values)))
+    return [values[(at + 1) * len(values) // count - 1] for at in range(count)]
+
+
+def _compare(
+    value: Node,
+    part: GraphModule,
+    lowered: Artifact,
+    calls: list[Sample],
+    profile: Profile | str,
+) -> NodeParity:
+    scale = read_qparams(part, value).scale_float
+    reference = integer_reference(copy_graph(part), profile)
+    reference.meta = dict(part.meta)
+    differences = []
+    for sample in calls:
+        found: Tensor = lowered.run_leaves(copied_leaves(sample.leaves))[0]
+        (expected,) = run_graph(reference, sample)
+        steps = (found.double() - expected.double()) / scale
+        differences.append(steps.round().abs().flatten())
+    steps = torch.cat(differences)
+    source = value.args[0]
+    assert isinstance(source, Node)
+    made = source.args[0]
+    assert isinstance(made, Node)
+    return NodeParity(
+        node=made.name,
+        operator=operator_name(made) if made.op == "call_function" else made.op,
+        share_equal=float((steps == 0).double().mean()),
+        most_steps=float(steps.max()),
+    )

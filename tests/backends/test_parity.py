@@ -1,0 +1,64 @@
+"""Artifacts against the integer reference with their runtime's rounding."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import export
+from torch.nn import functional
+
+import pt2e_quant as pq
+from pt2e_quant.backends.registry import get
+from pt2e_quant.core.errors import ConfigError
+
+
+class Small(nn.Module):
+    """A convolution, a depthwise one, a residual add, a pool and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = x + functional.relu6(self.depthwise(x))
+        return self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def lowered(backend):
+    pytest.importorskip({"xnnpack": "executorch", "onnx": "onnxruntime"}[backend])
+    torch.manual_seed(0)
+    images = [torch.randn(4, 3, 16, 16) for _ in range(3)]
+    target = get(backend)
+    prepared = pq.prepare_pt2e(export(Small().eval(), (images[0],)), target.quantizer("int8"))
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, images, progress=False))
+    return target.lower(quantized, verify=False), quantized, images
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
+def test_parity_when_a_cnn_runs_then_the_last_tensor_is_equal(backend):
+    artifact, quantized, images = lowered(backend)
+    found = pq.verify_parity(artifact, images, quantized=quantized)
+    assert found.share_equal >= 0.999
+    assert found.most_steps <= 1
+    rows = [row.node for row in found.nodes]
+    assert rows[0] == "x"
+    assert len(set(rows)) == len(rows)
+    assert {row.operator for row in found.nodes} & {"aten.relu", "aten.conv2d"}
+    assert max(row.most_steps for row in found.nodes) <= 1
+    assert "profile" in str(found)
+
+
+def test_parity_when_the_profile_is_another_then_the_difference_is_told():
+    artifact, quantized, images = lowered("xnnpack")
+    coarse = "tflite"
+    found = pq.verify_parity(artifact, images, quantized=quantized, profile=coarse, most_nodes=1)
+    assert len(found.nodes) == 1
+    assert found.profile == "tflite"
+
+
+def test_parity_when_there_is_no_batch_then_says_so():
+    artifact, quantized, _ = lowered("xnnpack")
+    with pytest.raises(ConfigError, match="at least one batch"):
+        pq.verify_parity(artifact, [], quantized=quantized)

@@ -1,0 +1,126 @@
+"""Transformers in integers throughout: softmax, norms and tables against their q/dq graph."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import export
+from torch.nn import functional
+
+import pt2e_quant as pq
+from pt2e_quant.graph.ops import is_getitem
+from pt2e_quant.passes.reference.forms.registry import form_of
+
+
+class EveryForm(pq.Quantizer):
+    """Quantizes whatever has an integer form: activations of 8 bits, weights per channel."""
+
+    def annotate(self, gm):
+        activation = pq.QuantizationSpec(
+            dtype=torch.int8,
+            observer_or_fake_quant_ctr=pq.MinMaxObserver,
+            qscheme=torch.per_tensor_affine,
+            quant_min=-128,
+            quant_max=127,
+        )
+        weight = pq.QuantizationSpec(
+            dtype=torch.int8,
+            observer_or_fake_quant_ctr=pq.PerChannelMinMaxObserver,
+            qscheme=torch.per_channel_symmetric,
+            ch_axis=0,
+            quant_min=-127,
+            quant_max=127,
+        )
+        for node in gm.graph.nodes:
+            if form_of(node) is None or is_getitem(node):
+                continue
+            inputs = {}
+            for source in node.all_input_nodes:
+                value = source.meta.get("val")
+                if not isinstance(value, Tensor) or not value.is_floating_point():
+                    continue
+                if source.op != "get_attr":
+                    inputs[source] = activation
+                elif str(node.target) in ("aten.linear.default", "aten.conv2d.default"):
+                    if value.dim() > 1:
+                        inputs[source] = weight
+            node.meta["quantization_annotation"] = pq.QuantizationAnnotation(
+                input_qspec_map=inputs, output_qspec=activation, _annotated=True
+            )
+        return gm
+
+    def validate(self, gm):
+        pass
+
+
+class Attention(nn.Module):
+    def __init__(self, width=32, heads=2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, D = x.shape
+        q, k, v = (
+            layer(x).reshape(B, T, self.heads, D // self.heads).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        scores = torch.matmul(q, k.transpose(-1, -2)) * (D // self.heads) ** -0.5
+        y = torch.matmul(torch.softmax(scores, -1), v)
+        return self.o(y.transpose(1, 2).reshape(B, T, D))
+
+
+class Block(nn.Module):
+    def __init__(self, norm, *, gated) -> None:
+        super().__init__()
+        self.first, self.second, self.attention = norm(), norm(), Attention()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.gate = nn.Linear(32, 64) if gated else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.first(x))
+        y = self.second(x)
+        if self.gate is None:
+            return x + self.down(functional.gelu(self.up(y)))
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+class Vit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 32, 4, 4)
+        self.blocks = nn.Sequential(*(Block(lambda: nn.LayerNorm(32), gated=False) for _ in "12"))
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        return self.head(self.norm(self.blocks(x)).mean(1))
+
+
+class Llama(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        norm = lambda: nn.RMSNorm(32, eps=1e-5)  # noqa: E731
+        self.blocks = nn.Sequential(*(Block(norm, gated=True) for _ in "12"))
+        self.norm, self.head = norm(), nn.Linear(32, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(x)))
+
+
+@pytest.mark.parametrize(("model", "shape"), [(Vit, (4, 3, 16, 16)), (Llama, (4, 12, 32))])
+def test_a_transformer_in_integers_loses_at_most_one_db(model, shape):
+    torch.manual_seed(0)
+    net, batches = model().eval(), [torch.randn(shape) for _ in range(4)]
+    prepared = pq.prepare_pt2e(export(net, (batches[0],)), EveryForm(), int_only=True)
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, batches, progress=False))
+    assert pq.audit(quantized).is_integer_only
+    reference = pq.integer_reference(copy.deepcopy(quantized))
+    calls = {str(node.target) for node in reference.graph.nodes}
+    for name in ("integer_softmax", "integer_norm", "integer_matmul", "integer_table"):
+        assert f"pt2e_quant.{name}.default" in calls
+    x = torch.randn(shape)
+    with torch.no_grad():
+        real, simulated, exact = net(x), quantized(x), reference(x)
+    assert pq.sqnr_db(real, exact) >= pq.sqnr_db(real, simulated) - 1.0
