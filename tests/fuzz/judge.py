@@ -85,6 +85,7 @@ def expect(gm: GraphModule, floats: Any, args: Sequence[Any], kwargs: dict[str, 
         copies = [v.clone() if isinstance(v, Tensor) else v for v in leaves]
         found = pytree.tree_leaves(gm(*capture.positional(copies)))
     if other := other_rank(gm, {f"result {at}": value for at, value in enumerate(found)}):
+        _write(gm, before)  # The artifact is not called either.
         raise OtherRank(other)
     graph = capture.unflatten_output(found)
     return Expected(floats, graph, copies, draw)
@@ -133,7 +134,8 @@ def _leaf_complaint(
     if not left.is_floating_point():
         return _integer_complaint(expected, index, left, right)
     ratio = sqnr_db(left, right)
-    bound = min(sqnr_db(floats[index], left) + MARGIN_DB, CEILING_DB)
+    to_float = sqnr_db(floats[index], left)
+    bound = CEILING_DB if math.isnan(to_float) else min(to_float + MARGIN_DB, CEILING_DB)
     if ratio >= bound:
         return None
     noisy = expected.draws(run_with_rounding_noise)
