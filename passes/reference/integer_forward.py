@@ -5,15 +5,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qparams import dequantize, quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import copy_trace
+from pt2e_quant.graph.ops import DROPOUT, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.observers.training.trained_qparams import live_qparams, qparams_of
 from pt2e_quant.passes.reference.integer_regions import find_regions, region_of
-from pt2e_quant.passes.reference.reference_template import reference_template
+from pt2e_quant.passes.reference.reference_template import has_static_integers, reference_template
 
 __all__ = [
     "IntegerForward",
@@ -136,13 +139,16 @@ def insert_integer_forwards(gm: GraphModule) -> list[IntegerForward]:
     After:   y = fq_2(conv2d(fq_0(x), fq_1(w), b))
              y_int = integer_forward_0(y, fq_0, fq_1, b);  z = reader(y_int)
 
-    The caller recompiles.
+    Operators that read fake-quantized tensors and have none are in the provenance's notes. The
+    caller recompiles.
     """
+    regions = find_regions(reference_template(gm))
+    provenance_of(gm).notes += _float_operators(gm, {region.name for region in regions})
     # By name: a node that stands behind another takes its place for all who read it.
     latest = {node.name: node for node in gm.graph.nodes}
     nodes = dict(latest)
     made = []
-    for number, region in enumerate(find_regions(reference_template(gm))):
+    for number, region in enumerate(regions):
         module = IntegerForward(
             region.name,
             region.text,
@@ -161,6 +167,23 @@ def insert_integer_forwards(gm: GraphModule) -> list[IntegerForward]:
         latest[region.end] = node
         made.append(module)
     return made
+
+
+def _float_operators(gm: GraphModule, known: set[str]) -> list[str]:
+    """Say of each operator without an integer form that it trains by fake-quantize."""
+    return [
+        f"{node.name}: trains by fake-quantize, it has no integer form here"
+        for node in gm.graph.nodes
+        if isinstance(node.target, OpOverload)
+        and isinstance(node.meta.get("val"), Tensor)
+        and not is_call(node, DROPOUT)
+        and node.name not in known
+        and any(_is_quantized(gm, source) for source in node.all_input_nodes)
+    ]
+
+
+def _is_quantized(gm: GraphModule, node: Node) -> bool:
+    return node.op == "call_module" and has_static_integers(gm.get_submodule(str(node.target)))
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

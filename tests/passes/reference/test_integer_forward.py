@@ -94,6 +94,9 @@ def test_find_when_an_input_is_float_at_run_time_then_no_region():
     gm(X, torch.zeros(3))
     # The reference declines it too: its bias would have to be made integers at run time.
     assert find_regions(reference_template(gm)) == []
+    assert insert_integer_forwards(gm) == []
+    note = "linear: trains by fake-quantize, it has no integer form here"
+    assert pq.provenance_of(gm).notes.count(note) == 1
 
 
 def test_operator_when_checked_then_as_torch_wants_it(prepared):
