@@ -58,11 +58,17 @@ def grid_over(low: float, high: float, bins: int) -> BinGrid:
     finest = math.frexp(reach)[1] - _MANTISSA_BITS if reach > 0.0 else _LEAST_EXPONENT
     exponent = max(spread, finest, _LEAST_EXPONENT)
     while True:
-        first = math.floor(math.ldexp(low, -exponent))
-        used = math.floor(math.ldexp(high, -exponent)) - first + 1
+        first = _bin_of(low, exponent)
+        used = _bin_of(high, exponent) - first + 1
         if used <= bins:
             return BinGrid(exponent, first - (bins - used) // 2)
         exponent += 1
+
+
+def _bin_of(value: float, exponent: int) -> int:
+    """floor(value / 2**exponent), also of a value so small that the quotient underflows."""
+    quotient = math.ldexp(value, -exponent)
+    return -1 if value < 0.0 and quotient == 0.0 else math.floor(quotient)
 
 
 class MSEObserver(UniformQuantizationObserverBase):
