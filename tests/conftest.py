@@ -34,9 +34,9 @@ from pt2e_quant.kernels.product_trial import verdicts
 from pt2e_quant.kernels.product_trial.run_here import run_here
 
 # The same examples in every run, so that a change fails by its own fault. Others are looked for
-# with HYPOTHESIS_PROFILE=search, also in the processes that tests start.
-settings.register_profile("repeat", derandomize=True)
-settings.register_profile("search", derandomize=False, print_blob=True)
+# with HYPOTHESIS_PROFILE=search, also in the processes that tests start. No test has a time limit.
+settings.register_profile("repeat", derandomize=True, deadline=None)
+settings.register_profile("search", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 _aten = torch.ops.aten

@@ -143,7 +143,7 @@ def test_equal_dims_must_be_equal():
         capture.bind((torch.randn(3, 3), torch.randn(5, 3)))
 
 
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 @given(batch=st.integers(2, 9), low=st.integers(0, 2), span=st.integers(9, 90))
 def test_export_again_keeps_ranges(batch, low, span):
     high = low + span

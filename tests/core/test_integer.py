@@ -43,7 +43,7 @@ def rounded(value: Fraction, rounding: Rounding) -> int:
     return floor + goes_up
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     values=st.lists(st.integers(-(2**62), 2**62) | st.integers(-20, 20), min_size=1, max_size=10),
     shift=st.integers(0, 62) | st.integers(0, 3),
@@ -54,7 +54,7 @@ def test_shift_right_when_any_int64_then_equals_python(values, shift, rounding):
     assert result.tolist() == [rounded(Fraction(v, 1 << shift), rounding) for v in values]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(factors=st.lists(st.floats(2.0**-31, 2.0**30), min_size=1, max_size=8))
 def test_multiplier_when_made_then_nearest_in_31_bits(factors):
     multiplier = multiplier_of(torch.tensor(factors, dtype=torch.float64))
@@ -151,7 +151,7 @@ def test_requantize_fixed_when_100_000_cases_then_equals_the_specification(kind)
     assert found.tolist() == [one(*case, kind) for case in cases]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     values=ACCUMULATORS,
     factor=st.floats(1e-9, 1e3) | st.sampled_from([0.5, 0.25, 0.125]),
@@ -191,7 +191,7 @@ def test_requantize_fixed_when_per_channel_then_each_has_its_factor():
     assert found.tolist() == [[6, 6], [41, 41]]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 10_000),
     x_zero=st.integers(-128, 255),

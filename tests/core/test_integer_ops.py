@@ -43,14 +43,14 @@ def zero_point(draw, dtype):
     return draw(st.integers(*LIMITS[dtype]))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), STORAGES, SEEDS)
 def test_a_difference_never_overflows(data, dtype, seed):
     x, zero = integers(seed, (7,), dtype), zero_point(data.draw, dtype)
     assert torch.equal(widen(compute, x, zero, dtype).long(), x.long() - zero)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), STORAGES, SCALES, SEEDS)
 def test_requantize_when_any_int32_then_rounded_where_stated(data, dtype, factor, seed):
     low, high = LIMITS[dtype]
@@ -81,7 +81,7 @@ def test_factor_when_made_then_multiplied_before_divided():
     assert abs(int(value) / 2 ** int(shift) - real) <= real * 2**-31
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), SCALES, SEEDS)
 def test_requantize_by_two_factors_when_any_int32_then_onednn_s_order(data, scale, seed):
     low, high = LIMITS[torch.int8]
@@ -124,7 +124,7 @@ def _requantized(value: int, factor: float, out: OutputRange) -> int:
 
 
 @pytest.mark.parametrize("bounds", [(0.0, None), (0.0, 6.0), (-1.0, 1.0), (None, None), (0, 1e30)])
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), SCALES)
 def test_bounds_in_integers_are_the_bounds_quantized(bounds, data, scale):
     zero = zero_point(data.draw, torch.int8)
@@ -138,7 +138,7 @@ def test_bounds_in_integers_are_the_bounds_quantized(bounds, data, scale):
     assert torch.equal(found, expected)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), STORAGES, SEEDS)
 def test_linear_is_the_sum_of_products(data, dtype, seed):
     rows, inner, out = (data.draw(st.integers(1, 5)) for _ in range(3))
@@ -155,7 +155,7 @@ def test_linear_is_the_sum_of_products(data, dtype, seed):
     assert torch.equal(found.long(), expected)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), SEEDS)
 def test_a_convolution_is_that_of_the_differences_with_zeros_around(data, seed):
     rank = data.draw(st.integers(1, 3))
@@ -185,7 +185,7 @@ def test_a_convolution_is_that_of_the_differences_with_zeros_around(data, seed):
     assert torch.equal(found.double(), expected)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), st.sampled_from([torch.int8, torch.uint8, torch.int16]), SEEDS)
 def test_add_rounds_the_exact_sum_once(data, dtype, seed):
     first, second = data.draw(SCALES), data.draw(SCALES)
@@ -211,7 +211,7 @@ def test_factors_without_a_common_shift_are_declined():
     assert common_shift(1e-30, 1e-30).shift == 61
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), STORAGES, SEEDS, st.booleans())
 def test_sums_are_those_of_the_differences(data, dtype, seed, keepdim):
     x, zero = integers(seed, (2, 3, 4, 5), dtype), zero_point(data.draw, dtype)
@@ -220,7 +220,7 @@ def test_sums_are_those_of_the_differences(data, dtype, seed, keepdim):
     assert torch.equal(found.long(), (x.long() - zero).sum([-2, -1], keepdim=keepdim))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data(), STORAGES, SCALES, SEEDS)
 def test_quantize_and_dequantize_are_the_operators_to_the_last_bit(data, dtype, scale, seed):
     low, high = LIMITS[dtype]

@@ -28,7 +28,7 @@ def stream(row_values: list[int], bits: int) -> list[int]:
     return list(number.to_bytes(-(-len(row_values) * bits // 8), "little"))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(dtype=st.sampled_from(list(DTYPES)), shape=SHAPES, seed=st.integers(0, 10_000))
 def test_unpack_when_packed_then_the_same_integers(dtype, shape, seed):
     values = integers(dtype, shape, seed)
@@ -47,7 +47,7 @@ def test_unpack_when_packed_then_the_same_integers(dtype, shape, seed):
         assert tuple(packed.shape) == packed_shape(shape, info(dtype).bits)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     dtype=st.sampled_from(SUB_BYTE),
     rows=st.integers(1, 4),
@@ -72,7 +72,7 @@ def test_pack_when_every_value_then_every_code_once(dtype):
     assert torch.equal(unpack(pack(every, dtype), dtype, every.shape), every.to(row.storage))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(dtype=st.sampled_from(SUB_BYTE), seed=st.integers(0, 1000), noise=st.integers(0, 255))
 def test_unpack_when_padding_is_not_zero_then_not_read(dtype, seed, noise):
     bits = info(dtype).bits

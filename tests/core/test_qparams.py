@@ -36,7 +36,7 @@ def normal(shape, seed, gain=1.0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * gain
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     target=TARGETS,
     seed=st.integers(0, 10_000),
@@ -64,7 +64,7 @@ def test_per_tensor_when_quantized_then_bit_equal_to_the_ops(target, seed, scale
     assert fake_quantize(torch.zeros(1, dtype=dtype), qp).item() == 0.0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     target=TARGETS,
     seed=st.integers(0, 10_000),
@@ -114,7 +114,7 @@ def test_quantize_when_tensor_spans_many_blocks_then_bit_equal_to_the_ops(axis, 
     assert torch.equal(quantize(x, qp), theirs)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     ends=st.lists(
         st.tuples(st.floats(-1e5, 1e5, width=32), st.floats(-1e5, 1e5, width=32)),
@@ -162,7 +162,7 @@ def test_choose_when_range_is_any_then_equals_torch_ao(
     assert scale.shape == zero_point.shape == expected[0].shape
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(low=st.floats(-1e4, 0, width=32), high=st.floats(0, 1e4), target=TARGETS)
 def test_choose_when_affine_then_both_ends_are_within_a_step(low, high, target):
     dtype, quant_min, quant_max = target

@@ -54,7 +54,7 @@ def quantized(model: nn.Module, x: Tensor, scheme: Scheme, *, pack: bool) -> Gra
     return pq.convert_pt2e(prepared, pack=pack)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     scheme=schemes(),
     rows=st.integers(1, 9),

@@ -22,7 +22,7 @@ def loaded(text):
     return scope
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6), st.sampled_from(BACKENDS))
 def test_program_when_drawn_twice_then_the_same_file_that_runs_at_each_size(seed, backend):
     program = draw_program(seed, backend)

@@ -293,7 +293,7 @@ ACTS = {
     ),
     seed=st.randoms(use_true_random=False),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 def test_a_random_net_is_matched_layer_by_layer(layers, seed):
     """Each layer is a linear or a sum, maybe an activation, maybe with a second reader."""
 

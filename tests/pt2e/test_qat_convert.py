@@ -101,7 +101,7 @@ def assert_converts_exactly(prepared, x):
     return converted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(nets())
 def test_convert_when_conv_and_batch_norm_were_trained_then_exact_and_folded(case):
     model, x = case
@@ -112,7 +112,7 @@ def test_convert_when_conv_and_batch_norm_were_trained_then_exact_and_folded(cas
     assert not [n for n in converted.graph.nodes if is_call(n, BATCH_NORM)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.booleans(), st.booleans(), st.integers(0, 99))
 def test_convert_when_linear_and_batch_norm_were_trained_then_exact(bias, affine, seed):
     torch.manual_seed(seed)

@@ -142,7 +142,7 @@ class Added(nn.Module):
         return torch.add(self.a(x), self.b(x), alpha=self.scale)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(scale=st.sampled_from([1, 2, 0.5]))
 def test_sum_when_scaled_then_not_fused(scale):
     from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e

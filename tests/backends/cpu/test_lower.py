@@ -72,7 +72,7 @@ POST_OPS = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     data=st.data(),
     groups=st.sampled_from([1, 2, 4]),
@@ -131,7 +131,7 @@ def test_conv_when_a_window_lies_in_the_padding_then_left_float(
         torch.testing.assert_close(CPU.lower(gm).run(x), gm(x), **FLOAT_EPILOGUE)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lead=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),

@@ -105,7 +105,7 @@ def test_groups_when_rows_are_few_then_torchs_packed_product(rows, name):
     assert artifact.report.sqnr_canonical_db >= LEAST_DB[name]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.sampled_from([1, 4, 5, 19]),
     st.sampled_from([1, 16, 33]),
@@ -118,7 +118,7 @@ def test_linear_of_any_size_is_within_the_bound_of_the_graph(rows, N, K, named, 
     check_bound(rows, N, K, scheme, has_bias)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     st.sampled_from([2, 7]),
     st.sampled_from([1, 33]),

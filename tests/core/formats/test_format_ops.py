@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pt2e_quant.core.qdq  # noqa: F401  (registers quantized_decomposed)
@@ -25,7 +25,6 @@ def tensors_and_blocks(draw):
     return torch.randn(shape, generator=generator), block
 
 
-@settings(deadline=None)
 @given(case=tensors_and_blocks(), form=st.sampled_from(list(FLOAT_FORMATS.values())))
 @pytest.mark.parametrize("dtype", SCALES, ids=str)
 def test_floats_when_quantized_with_chosen_scales_then_within_half_a_step(dtype, case, form):
@@ -45,7 +44,6 @@ def test_floats_when_quantized_with_chosen_scales_then_within_half_a_step(dtype,
     assert torch.equal(back[~inside], beyond[~inside])
 
 
-@settings(deadline=None)
 @given(case=tensors_and_blocks(), symmetric=st.booleans())
 def test_integers_when_quantized_in_blocks_then_within_half_a_step(case, symmetric):
     x, block = case
@@ -81,7 +79,6 @@ def test_integers_when_quantized_decomposed_can_say_it_then_the_same_bits(seed, 
     assert torch.equal(ops.DequantizeBlock(ours, scales, zero, [1, group], *limits), back)
 
 
-@settings(deadline=None)
 @given(case=tensors_and_blocks(), own=st.booleans(), size=st.integers(2, 20))
 def test_code_books_when_quantized_then_the_nearest_value(case, own, size):
     x, block = case

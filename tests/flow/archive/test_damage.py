@@ -36,7 +36,7 @@ def test_load_when_longer_than_written_then_an_error(small_file, tmp_path):
         load(longer)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_load_when_bytes_are_flipped_then_an_error_or_the_same(small, small_file, data):
     whole = bytearray(small_file.read_bytes())
@@ -59,7 +59,7 @@ def assert_same(loaded: GraphModule, small: GraphModule) -> None:
         assert torch.equal(loaded.state_dict()[name], value)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(noise=st.binary(max_size=400), keeps_length=st.booleans())
 def test_load_when_any_bytes_then_an_error(small_file, noise, keeps_length):
     start = small_file.read_bytes()[:8] if keeps_length else b""
@@ -69,7 +69,7 @@ def test_load_when_any_bytes_then_an_error(small_file, noise, keeps_length):
         load(path)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_load_when_the_program_is_any_json_then_an_error_or_a_graph(small_file, data, rewrite):
     """With right checksums: only an error of ours may come of what does not fit."""

@@ -273,7 +273,7 @@ def test_load_when_layouts_are_mixed_then_strides_and_views_are_kept(tmp_path, q
     assert "scratch" not in loaded.state_dict()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(shard_bytes=st.integers(1, 3000))
 def test_load_when_sharded_then_equal_and_each_file_as_small_as_asked(
     shard_bytes, tmp_path_factory

@@ -32,7 +32,7 @@ def same(found, expected):
     assert all(getattr(found, f) == getattr(expected, f) for f in fields)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.integers(1, 6), st.sampled_from(RANGES), st.data())
 def test_together_they_are_what_each_is_alone(seed, count, limits, data):
     dtype, low, high = limits

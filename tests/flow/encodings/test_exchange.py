@@ -219,7 +219,7 @@ def test_export_when_aimet_then_the_numbers_of_its_specification(make, images, t
     assert first["max"] == pytest.approx(first["min"] + 255 * first["scale"], rel=1e-12)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     bits=st.integers(2, 16),
     scale=st.lists(st.floats(2.0**-40, 1e6, width=32), min_size=1, max_size=5),

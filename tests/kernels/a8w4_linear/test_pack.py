@@ -15,7 +15,7 @@ from pt2e_quant.kernels.a8w4_linear.pack import (
 from tests.kernels.operands import integers
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.integers(0, 9), st.integers(0, 300), st.sampled_from([32, 64]))
 def test_packing_is_undone(data, N, K, half):
     weight = data.draw(integers((N, K), -8, 7))

@@ -54,14 +54,14 @@ def by_hand(operands):
     return torch.tensor(rows)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.integers(1, 4), st.integers(1, 4), st.booleans())
 def test_equals_pythons_integers(data, M, N, per_row):
     operands = data.draw(a8w4_operands(M, N, most_k=200, per_row=per_row))
     assert a8w4_linear(*operands).tolist() == by_hand(operands).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(-(2**18), 2**18), floats, floats, st.integers(-60, 60))
 def test_a_multiply_add_is_rounded_once(whole, scale, addend, shift):
     # Sums of very different sizes are where rounding twice would show.

@@ -18,7 +18,7 @@ from tests.kernels.embedding_gather.tables import tables
 from tests.kernels.lowering import calls_of, captured, fuse, qdq
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tables())
 def test_equals_numpys_float32(drawn):
     (table, scale, zero_point, indices, K, bits, is_signed), codes = drawn

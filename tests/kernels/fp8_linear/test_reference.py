@@ -17,7 +17,7 @@ from tests.kernels.fp8_operands import fp8_operands
 from tests.kernels.grouped_models import fused, quantized
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40))
 def test_is_the_exact_sum_rounded_step_by_step(data, M, N, K):
     x, x_scale, weight, weight_scale = operands = data.draw(fp8_operands(M, N, K))

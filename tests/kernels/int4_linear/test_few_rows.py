@@ -34,7 +34,7 @@ def exact(x, codes, scale, zero_point, bias=None):
     return x.double() @ weight.t() + (0 if bias is None else bias.double())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), st.integers(1, 6), COLUMNS, st.sampled_from([32, 64, 128, 256]))
 def test_product_is_within_the_bound(data, M, N, G):
     K = G * data.draw(st.integers(1, max(1, 384 // G)))

@@ -10,7 +10,7 @@ from pt2e_quant.core.packing import pack, unpack
 from pt2e_quant.kernels.int4_linear.pack import check_group_size, pack_codes, unpack_codes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 9), st.integers(0, 400), st.integers(0, 2**31))
 def test_packing_is_undone(N, K, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -21,7 +21,7 @@ def test_packing_is_undone(N, K, seed):
 
 
 @given(st.integers(0, 2**31))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_stored_weights_go_there_and_back(seed):
     generator = torch.Generator().manual_seed(seed)
     stored = torch.randint(0, 256, (6, 100), dtype=torch.uint8, generator=generator)

@@ -31,7 +31,7 @@ def exact(operands):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4))
 def test_is_the_exact_sum_rounded(data, M, N):
     operands = data.draw(int4_operands(M, N, most_k=70))

@@ -16,7 +16,7 @@ STEP = st.sampled_from([0.0037, 0.02, 0.3])
 ZERO = st.integers(-128, 127)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data(), STEP, STEP, STEP, ZERO, ZERO, ZERO, st.sampled_from(["add", "sub", "mul"]))
 def test_equals_numpys_float32(data, xs, ys, out_scale, xz, yz, oz, combine):
     x, y = data.draw(integers((40,))), data.draw(integers((40,)))
@@ -39,7 +39,7 @@ def test_equals_numpys_float32(data, xs, ys, out_scale, xz, yz, oz, combine):
     assert made.tolist() == np.clip(steps, -128, 127).astype(int).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), STEP, STEP, STEP, ZERO, ZERO)
 def test_is_within_a_step_of_the_integer_definition(data, xs, ys, out_scale, xz, yz):
     x, y = data.draw(integers((40,))), data.draw(integers((40,)))

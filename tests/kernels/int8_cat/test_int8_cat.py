@@ -17,7 +17,7 @@ STEP = st.sampled_from([0.0037, 0.02, 0.3])
 ZERO = st.integers(-128, 127)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), STEP, STEP, ZERO, ZERO)
 def test_equals_numpys_float32(data, scale, out_scale, zero_point, out_zero_point):
     x, y = data.draw(integers((3, 7))), data.draw(integers((3, 5)))

@@ -40,7 +40,7 @@ def by_hand(drawn, operands, out_scale):
     return made
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), convolutions(most_channels=8), st.sampled_from([0.002, 0.7, 40.0]))
 def test_equals_pythons_integers(data, drawn, out_scale):
     operands = data.draw(conv_operands(drawn))
@@ -49,7 +49,7 @@ def test_equals_pythons_integers(data, drawn, out_scale):
     assert made.is_contiguous(memory_format=torch.channels_last)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), convolutions())
 def test_packing_is_undone(data, drawn):
     weight = data.draw(integers(drawn.weight_shape))
@@ -58,7 +58,7 @@ def test_packing_is_undone(data, drawn):
     assert torch.equal(unpack_weight(packed), weight)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), convolutions())
 def test_sums_of_any_part_of_a_window_come_from_its_corners(data, drawn):
     weight = data.draw(integers(drawn.weight_shape))

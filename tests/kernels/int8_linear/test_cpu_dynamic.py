@@ -30,7 +30,7 @@ def equal(a, b):
 
 
 @needs_vnni
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), SIZES, SIZES, st.sampled_from([1, 3, 64, 129, 514]), st.booleans())
 def test_equal_the_definition_to_the_last_bit(data, M, N, K, per_row):
     operands = data.draw(linear_operands(M, N, K, per_row=per_row))

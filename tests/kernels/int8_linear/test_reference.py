@@ -26,7 +26,7 @@ def by_hand(operands, out_scale, out_zero_point):
     return torch.tensor(rows, dtype=torch.int8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.data(),
     st.integers(1, 6),

@@ -38,7 +38,7 @@ def pairs_of(left, right):
     return zip(left.flatten(0, -3), right.flatten(0, -3), strict=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), product_shapes(most=7), st.sampled_from([0.0001, 0.3, 40.0]))
 def test_equals_pythons_integers(data, shapes, out_scale):
     left, right, *rest = data.draw(matmul_operands(*shapes))

@@ -13,7 +13,7 @@ from tests.kernels.int8_pool.pools import pools
 from tests.kernels.operands import integers
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(-128, 127))
 def test_equals_torchs_pool_of_the_integers(data, zero_point):
     H, W, (kind, kernel, stride, padding, out, counts, divisor) = data.draw(pools())
@@ -34,7 +34,7 @@ def test_equals_torchs_pool_of_the_integers(data, zero_point):
     torch.testing.assert_close(made.double(), wanted, rtol=1e-7, atol=0.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.integers(-128, 127), st.integers(-128, 127))
 def test_a_global_average_is_the_nearest_integer(data, zero_point, out_zero_point):
     x = data.draw(integers((1, 1, 5, 6)))

@@ -23,7 +23,7 @@ def small(splits):
     return TileConfig(tuple(blocks.items()), num_warps=4, num_stages=2)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data(), st.integers(1, 20), st.integers(1, 20), st.booleans())
 def test_equals_the_definition_for_ragged_shapes(data, M, N, per_row):
     operands = data.draw(a8w4_operands(M, N, most_k=300, per_row=per_row))
@@ -43,7 +43,7 @@ def test_equals_the_definition_for_ragged_shapes(data, M, N, per_row):
         torch.testing.assert_close(made, wanted, rtol=rtol, atol=2e-6)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.data(), st.integers(1, 18), st.integers(1, 18), st.sampled_from([32, 64, 256]))
 def test_splits_of_k_are_within_their_bound(data, M, N, size):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))

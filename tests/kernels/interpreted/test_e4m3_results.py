@@ -38,7 +38,7 @@ SCALES = st.sampled_from([1.0, 0.3, 7e-6, 2.0**-126, 3e30])
 
 
 @extreme
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(SCALES)
 def test_hard_values_round_to_the_last_bit(scale):
     for x in (hard_values(), hard_values() * scale):
@@ -47,7 +47,7 @@ def test_hard_values_round_to_the_last_bit(scale):
 
 
 @extreme
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data(), st.integers(1, 200))
 def test_quantize_equals_the_definition(data, size):
     x = data.draw(float_rows((size,)))
@@ -62,7 +62,7 @@ def test_quantize_equals_the_definition(data, size):
             assert_codes_of_activation(codes, x, named["activation"], named["out_scale"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data(), st.integers(1, 9), st.integers(1, 50))
 def test_rows_equal_the_definition_for_ragged_shapes(data, M, K):
     x = data.draw(float_rows((M, K)))
@@ -92,7 +92,7 @@ def test_rows_with_the_shipped_tiles():
         assert same_codes(codes, wanted)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data(), st.integers(1, 9), st.integers(1, 60))
 def test_norms_are_within_a_code_of_the_definition(data, M, K):
     x, norm = data.draw(float_rows((M, K))), data.draw(norms(K))
@@ -122,7 +122,7 @@ def test_norms_with_the_shipped_tiles():
         assert_near_codes(codes, wanted)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.data(), st.integers(1, 20), st.integers(1, 20), st.integers(1, 300), st.sampled_from([1, 3])
 )

@@ -41,7 +41,7 @@ def operands(draw, shape, name):
     return x, {f"{name}_scale": scale, f"{name}_zero_point": draw(st.integers(low, low + 255))}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 200))
 def test_quantize_equals_the_definition(data, size):
     x, qparams = data.draw(operands((size,), "x"))
@@ -62,7 +62,7 @@ SHAPES = [
 ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.data(),
     st.sampled_from(SHAPES),

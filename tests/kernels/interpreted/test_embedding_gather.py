@@ -21,7 +21,7 @@ OUTPUTS = (
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(tables(), st.sampled_from(OUTPUTS))
 def test_equals_the_definition(drawn, output):
     arguments, _ = drawn

@@ -22,7 +22,7 @@ def small(splits):
     return TileConfig(tuple(blocks.items()), num_warps=4, num_stages=2)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.data(), st.integers(1, 20), st.integers(1, 20), st.integers(1, 500), st.sampled_from([1, 3])
 )

@@ -22,7 +22,7 @@ def small(splits):
     return TileConfig(tuple(blocks.items()), num_warps=4, num_stages=2)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data(), st.integers(1, 20), st.integers(1, 20))
 def test_sums_are_within_the_bound_for_ragged_shapes(data, M, N):
     operands = data.draw(int4_operands(M, N, most_k=300))
@@ -32,7 +32,7 @@ def test_sums_are_within_the_bound_for_ragged_shapes(data, M, N):
     assert (error <= error_bound(*operands, splits=1) + wanted.abs() * 2**-24).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.data(), st.integers(1, 18), st.integers(1, 18))
 def test_splits_of_k_and_what_follows_them(data, M, N):
     operands = data.draw(int4_operands(M, N, most_k=128))

@@ -15,7 +15,7 @@ from tests.kernels.operands import integers
 SMALL = TileConfig((("BLOCK_M", 4), ("BLOCK_K", 16)), num_warps=4, num_stages=1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data(), st.integers(1, 6), st.sampled_from([0, 1, 2, -1]), st.booleans())
 def test_equals_the_definition(data, count, dim, is_channels_last):
     xs = []

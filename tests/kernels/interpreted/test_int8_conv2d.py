@@ -38,7 +38,7 @@ def assert_equal(made, wanted, activation):
         torch.testing.assert_close(made, wanted, rtol=rtol, atol=2e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data(), convolutions())
 def test_equals_the_definition_for_ragged_windows(data, drawn):
     operands = data.draw(conv_operands(drawn))

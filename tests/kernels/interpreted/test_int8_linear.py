@@ -17,7 +17,7 @@ SMALL = TileConfig((*BLOCKS, ("SPLIT_K", 1)), num_warps=4, num_stages=2)
 CUT = TileConfig((*BLOCKS, ("SPLIT_K", 8)), num_warps=4, num_stages=2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.integers(1, 40), st.integers(1, 40), st.integers(1, 80), st.booleans())
 def test_equals_the_definition_for_ragged_shapes(data, M, N, K, per_row):
     operands = data.draw(linear_operands(M, N, K, per_row=per_row))
@@ -36,7 +36,7 @@ def test_equals_the_definition_for_ragged_shapes(data, M, N, K, per_row):
         torch.testing.assert_close(made, wanted, rtol=rtol, atol=2e-6)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.data(), st.integers(1, 20), st.integers(1, 20), st.integers(250, 600), st.booleans())
 def test_a_product_that_is_cut_along_k_equals_the_definition(data, M, N, K, per_row):
     operands = data.draw(linear_operands(M, N, K, per_row=per_row))

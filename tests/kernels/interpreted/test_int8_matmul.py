@@ -19,7 +19,7 @@ SMALL = TileConfig((("BLOCK_M", 16), ("BLOCK_N", 16), ("BLOCK_K", 32)), 4, 2)
 EXACT = {"none", "relu", "clamp", "leaky_relu", "hardswish"}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data(), product_shapes(most=24))
 def test_equals_the_definition_for_any_batches_and_strides(data, shapes):
     operands = data.draw(matmul_operands(*shapes))

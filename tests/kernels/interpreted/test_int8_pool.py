@@ -16,7 +16,7 @@ from tests.kernels.operands import integers
 SMALL = TileConfig((("BLOCK_P", 8), ("BLOCK_C", 16)), num_warps=4, num_stages=1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), st.integers(1, 2), st.integers(1, 20))
 def test_equals_the_definition(data, N, C):
     H, W, arguments = data.draw(pools())

@@ -19,7 +19,7 @@ from tests.kernels.operands import float_rows
 SMALL = TileConfig((("BLOCK_M", 4), ("BLOCK_K", 64)), num_warps=4, num_stages=1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), st.integers(1, 9), st.integers(1, 60), st.sampled_from([0, -128, 19]))
 def test_static_is_within_a_step_of_the_definition(data, M, K, zero_point):
     x, norm = data.draw(float_rows((M, K))), data.draw(norms(K))
@@ -29,7 +29,7 @@ def test_static_is_within_a_step_of_the_definition(data, M, K, zero_point):
     assert (made.int() - wanted.int()).abs().max() <= 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), st.integers(1, 9), st.integers(1, 60))
 def test_per_token_is_within_a_step_of_the_definition(data, M, K):
     x, norm = data.draw(float_rows((M, K))), data.draw(norms(K))

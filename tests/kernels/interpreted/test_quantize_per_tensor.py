@@ -34,7 +34,7 @@ def assert_equal_codes(made, wanted):
     torch.testing.assert_close(made[1], wanted[1], rtol=0, atol=0, equal_nan=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 9), st.integers(1, 20), RANGES, st.booleans())
 def test_equals_the_definition_for_ragged_shapes(data, M, K, limits, symmetric):
     # One program, several, and several with up to three blocks each.
@@ -46,7 +46,7 @@ def test_equals_the_definition_for_ragged_shapes(data, M, K, limits, symmetric):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), st.integers(1, 9), st.integers(1, 20))
 def test_codes_equal_the_definition_for_ragged_shapes(data, M, K):
     x = data.draw(float_rows((M, K)))

@@ -22,7 +22,7 @@ def assert_equal(made, wanted):
         assert torch.equal(ours, theirs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 9), st.integers(1, 50), st.sampled_from([-128, -127, -8]))
 def test_equals_the_definition_for_ragged_shapes(data, M, K, quant_min):
     x = data.draw(float_rows((M, K)))

@@ -25,7 +25,7 @@ def assert_equal(made, wanted):
     assert torch.equal(made, wanted)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.data(),
     st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 9)),

@@ -15,7 +15,7 @@ from tests.kernels.operands import FLOATS, float_rows
 SMALL = TileConfig((("BLOCK_M", 4), ("BLOCK_K", 32)), num_warps=4, num_stages=1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.data(),
     st.sampled_from([(2, 3, 5), (3, 5), (5,), ()]),

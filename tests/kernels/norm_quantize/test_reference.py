@@ -12,7 +12,7 @@ from tests.kernels.norm_quantize.norms import norms
 from tests.kernels.operands import float_rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(2, 40))
 def test_is_torchs_norm_but_for_last_bits(data, K):
     x = data.draw(float_rows((3, K), dtypes=(torch.float32,)))
@@ -26,7 +26,7 @@ def test_is_torchs_norm_but_for_last_bits(data, K):
     torch.testing.assert_close(normalize(x, norm).double(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), st.integers(2, 40), st.integers(-128, 127))
 def test_the_integers_are_those_of_the_normalized_values(data, K, zero_point):
     x, named = data.draw(float_rows((3, K))), data.draw(norms(K))

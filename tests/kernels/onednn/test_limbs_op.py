@@ -46,7 +46,7 @@ def holds(made, x, real, bias, *, low):
 
 
 @needs_vnni
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), SIZES, SIZES, FEATURES, st.booleans())
 def test_int8_weights_when_multiplied_then_within_the_bound(data, M, N, K, has_bias):
     x = data.draw(float_rows((M, K), FLOAT))
@@ -60,7 +60,7 @@ def test_int8_weights_when_multiplied_then_within_the_bound(data, M, N, K, has_b
 
 
 @needs_vnni
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), SIZES, SIZES, FEATURES, st.booleans())
 def test_float_weights_when_multiplied_in_two_limbs_then_within_the_bound(data, M, N, K, has_bias):
     x, real = data.draw(float_rows((M, K), FLOAT)), data.draw(float_rows((N, K), FLOAT))
@@ -68,7 +68,7 @@ def test_float_weights_when_multiplied_in_two_limbs_then_within_the_bound(data, 
     assert holds(of_float(x, real, bias), x, real, bias, low=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), SIZES, FEATURES)
 def test_limbs_of_a_weight_are_within_half_a_step_of_it(data, N, K):
     real = data.draw(float_rows((N, K), FLOAT))
@@ -80,7 +80,7 @@ def test_limbs_of_a_weight_are_within_half_a_step_of_it(data, N, K):
     assert (256 * high.int() + low.int()).abs().max() <= DIGIT_LIMIT
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), SIZES, st.sampled_from([32, 64, 128]), st.integers(1, 3))
 def test_codes_of_a_grouped_weight_come_back_from_its_limbs(data, N, G, groups):
     """Where scales of a row differ by less than a thousandfold, as those of trained weights do."""

@@ -12,7 +12,7 @@ from tests.kernels.operands import float_rows, integers
 SCALES = st.sampled_from([2.0**-9, 0.0037, 0.1, 5.0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), SCALES, st.integers(-128, 127), st.sampled_from([-128, -127]))
 def test_quantize_equals_torch_to_the_last_bit(data, scale, zero_point, low):
     x = data.draw(float_rows((3, 40)))
@@ -22,7 +22,7 @@ def test_quantize_equals_torch_to_the_last_bit(data, scale, zero_point, low):
     assert torch.equal(made, QuantizePerTensor(x, scale, zero_point, low, 127, torch.int8))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), SCALES, st.integers(0, 255), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_dequantize_equals_torch_to_the_last_bit(data, scale, zero_point, dtype):
     x = data.draw(integers((3, 40), low=0, high=255, dtype=torch.uint8))

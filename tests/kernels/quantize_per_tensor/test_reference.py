@@ -24,7 +24,7 @@ from tests.kernels.operands import float_rows
 RANGES = st.sampled_from([(-128, 127), (-127, 127), (-8, 7), (0, 127)])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.integers(1, 6), st.integers(1, 40), RANGES, st.booleans())
 def test_equals_torch_to_the_last_bit(data, M, K, limits, symmetric):
     x = data.draw(float_rows((M, K)))
@@ -38,7 +38,7 @@ def test_equals_torch_to_the_last_bit(data, M, K, limits, symmetric):
     assert torch.equal(our_zero.long(), zero_point)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 6), st.integers(1, 40))
 def test_codes_equal_our_operators_to_the_last_bit(data, M, K):
     x = data.draw(float_rows((M, K)))
@@ -49,7 +49,7 @@ def test_codes_equal_our_operators_to_the_last_bit(data, M, K):
     assert torch.equal(ours, scale)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(2, 20), st.booleans())
 def test_every_element_is_within_a_step_of_its_value(data, K, symmetric):
     x = data.draw(float_rows((K,), dtypes=(torch.float32,)))

@@ -9,7 +9,7 @@ from pt2e_quant.kernels.quantize_per_token.reference import quantize_per_token a
 from tests.kernels.operands import float_rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.integers(0, 5), st.integers(1, 70), st.sampled_from([-128, -127]))
 def test_equals_the_definition_and_leaves_its_input(data, M, K, quant_min):
     x = data.draw(float_rows((M, K)))

@@ -12,7 +12,7 @@ from pt2e_quant.kernels.quantize_per_token.reference import quantize_per_token
 from tests.kernels.operands import float_rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.integers(1, 6), st.integers(1, 40), st.sampled_from([-128, -127, -8]))
 def test_equals_torch_to_the_last_bit(data, M, K, quant_min):
     x = data.draw(float_rows((2, M, K)))
@@ -24,7 +24,7 @@ def test_equals_torch_to_the_last_bit(data, M, K, quant_min):
     assert torch.equal(our_zero.long(), zero_point)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(2, 20))
 def test_every_element_is_within_half_a_step_of_its_value(data, K):
     x = data.draw(float_rows((K,), dtypes=(torch.float32,)))

@@ -18,7 +18,7 @@ from tests.kernels.operands import float_rows
 STEP = 1.0 / 256
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 30), st.sampled_from([1.0, 0.125]))
 def test_is_the_nearest_step_of_the_exact_probability(data, K, scale):
     x = data.draw(float_rows((K,), dtypes=(torch.float32,)))

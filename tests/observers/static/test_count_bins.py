@@ -11,7 +11,7 @@ from pt2e_quant.observers.static.count_bins import (
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     size=st.integers(1, 4000),
@@ -61,7 +61,7 @@ def test_count_zeros_when_some_are_then_equals_count_nonzero(size, dtype):
     assert count_zeros(torch.zeros(size, dtype=dtype)) == size
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     places=st.lists(st.integers(0, 300 * 64 - 1), min_size=1, max_size=200),
     exponent=st.integers(-40, 40),

@@ -26,7 +26,7 @@ ARGUMENTS = [
 ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     kinds=st.lists(st.sampled_from(sorted(SHAPES_OF_DATA)), min_size=1, max_size=4),

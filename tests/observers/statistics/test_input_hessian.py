@@ -24,7 +24,7 @@ def test_hessian_when_batches_come_then_twice_the_mean_of_outer_products():
     torch.testing.assert_close(found.scaled(factors).hessian, scaled.hessian)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     dims=st.integers(1, 3),
     kernel=st.integers(1, 3),

@@ -13,7 +13,7 @@ from pt2e_quant.observers.training.fake_quantize_function import (
 RANGES = [(-128, 127), (-127, 127), (0, 255), (-8, 7), (0, 15), (-32768, 32767)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 9999),
     st.sampled_from(RANGES),

@@ -57,7 +57,7 @@ def lsq_forward(v, s, low, high):
     return ((bar.round() - bar).detach() + bar) * s
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 999), st.sampled_from([4, 8]), st.booleans(), st.booleans())
 def test_gradients_when_learning_then_the_papers(seed, bits, per_channel, scaled):
     low, high = LIMITS[bits]

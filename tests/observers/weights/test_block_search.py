@@ -38,7 +38,7 @@ def through(x, qparams):
     return arithmetic.dequantize_block(arithmetic.quantize_block(x, *rest), *rest)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 6),
     groups=st.integers(1, 3),

@@ -28,7 +28,7 @@ def error_of(rows, search, bits, symmetric, norm=2.0):
     return (fake_quantize(rows, qp) - rows).abs().pow(norm).sum(1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     bits=st.integers(2, 8),
     symmetric=st.booleans(),

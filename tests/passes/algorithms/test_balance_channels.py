@@ -321,7 +321,7 @@ def test_half_precision_when_balanced_then_the_same_to_the_last_bit(program, dty
     assert torch.equal(found.gm(x), model(x))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 99),
     norm=st.sampled_from(["layer", "rms", "spelled"]),

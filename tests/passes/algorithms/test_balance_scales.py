@@ -76,7 +76,7 @@ def test_factor_when_tails_point_down_then_negative_and_the_range_is_half():
     assert (kept.factors > 0).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 9),
     channels=st.integers(1, 70),

@@ -237,7 +237,7 @@ def holds(steps) -> None:
 
 
 @given(steps=STEPS)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 def test_random_programs_of_views_and_writes_match_eager(steps):
     holds(steps)
 

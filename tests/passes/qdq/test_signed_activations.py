@@ -36,7 +36,7 @@ def test_fires_and_is_idempotent():
     assert not signed_activations(gm).changed
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 255), st.sampled_from([127, 255]))
 def test_real_values_are_the_same_bits(zero_point, high):
     gm = exported(QdqTwice(zero_point, high))

@@ -35,7 +35,7 @@ def test_fires_and_is_idempotent():
     assert not unsigned_activations(gm).changed
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(-128, 127), st.sampled_from([-128, -127, 0]))
 def test_real_values_are_the_same_bits(zero_point, low):
     gm = exported(QdqTwice(zero_point, low))

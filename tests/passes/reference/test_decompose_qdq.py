@@ -85,7 +85,7 @@ MODELS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(MODELS, st.integers(0, 1000), st.sampled_from([1e-3, 1.0, 300.0]))
 def test_equal_to_the_last_bit(model, seed, spread):
     x = torch.randn(2, 3, 1, generator=torch.Generator().manual_seed(seed)) * spread

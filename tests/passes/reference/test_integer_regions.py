@@ -62,7 +62,7 @@ def test_region_when_given_a_profile_then_it_reads_the_same_profile(profile):
     assert region_of(with_profile(found.text, profile)).arithmetic.profile == profile
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**16),
     inner=st.sampled_from([1, 9, 700, 5000]),
@@ -79,7 +79,7 @@ def test_products_when_by_float_kernels_then_equal_to_integers(seed, inner, reac
     assert torch.equal(found, x.long() @ w.long().T)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**16), groups=st.sampled_from([1, 2]), channels=st.sampled_from([2, 256])
 )

@@ -107,7 +107,7 @@ def close(before, after, *inputs, step=1):
 RELUS = [None, torch.relu, functional.relu6, nn.Hardtanh(-0.5, 0.7), lambda y: y.clamp(min=-0.2)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @pytest.mark.parametrize("kind", list(KERNELS))
 @given(data=st.data())
 def test_products_are_within_one_step(kind, data):
@@ -163,7 +163,7 @@ ONE = {
 }
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @pytest.mark.parametrize("name", list(TWO))
 @given(data=st.data())
 def test_sums_are_within_one_step(name, data):
@@ -174,7 +174,7 @@ def test_sums_are_within_one_step(name, data):
     close(before, after, *inputs)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @pytest.mark.parametrize("name", list(ONE))
 @given(data=st.data())
 def test_pools_averages_and_moves_are_within_one_step(name, data):
@@ -190,7 +190,7 @@ def test_pools_averages_and_moves_are_within_one_step(name, data):
         assert len(operators(after)) <= 1
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @pytest.mark.parametrize("profile", list(PROFILES.values()), ids=list(PROFILES))
 @given(data=st.data())
 def test_every_profile_is_within_one_step(profile, data):

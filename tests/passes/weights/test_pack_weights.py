@@ -59,7 +59,7 @@ def stored_bytes(gm: GraphModule) -> int:
     return sum(t.numel() * t.element_size() for t in gm.state_dict().values())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     dtype=st.sampled_from(SUB_BYTE),
     rows=st.integers(1, 5),

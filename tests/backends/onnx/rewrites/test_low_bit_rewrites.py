@@ -126,7 +126,7 @@ def test_pack_rows_when_taken_apart_again_then_the_same(bits: int, count: int, s
     assert not back[:, count:].any()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(weights(), st.booleans(), st.integers(0, 2**32 - 1))
 def test_linear_in_blocks_when_rewritten_then_as_the_integers_say(
     weight: tuple[Array, Array, Array, int], centred: bool, seed: int
@@ -147,7 +147,7 @@ def test_linear_in_blocks_when_rewritten_then_as_the_integers_say(
     assert multiply_blocks(model.graph) == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(weights(), st.sampled_from([look_up_blocks, look_up_portable]), st.integers(0, 2**32 - 1))
 def test_lookup_in_blocks_when_rewritten_then_as_the_integers_say(
     weight: tuple[Array, Array, Array, int], rewrite: object, seed: int
@@ -160,7 +160,7 @@ def test_lookup_in_blocks_when_rewritten_then_as_the_integers_say(
     assert rewrite(model.graph) == 0  # type: ignore[operator]  # as above
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(weights(), st.integers(0, 2**32 - 1))
 def test_linear_in_portable_blocks_when_rewritten_then_near(
     weight: tuple[Array, Array, Array, int], seed: int

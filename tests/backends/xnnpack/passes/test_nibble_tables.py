@@ -146,7 +146,7 @@ def test_file_when_lookups_alone_share_4_bits_then_once():
     assert counts(artifact.pte, integers(gm, 300)) == [0, 1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.integers(1, 40), pairs=st.integers(1, 40), seed=st.integers(0, 99))
 def test_bytes_when_packed_then_those_that_delegate_and_kernel_read(rows, pairs, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -185,7 +185,7 @@ def parts(rows: int, groups: int, size: int, seed: int) -> torch.fx.GraphModule:
     return torch.export.export(model, (torch.tensor([[0, rows - 1]]),)).module()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.integers(2, 30),
     groups=st.integers(1, 5),
