@@ -1,9 +1,13 @@
 """What pytest leaves out (doctests of backends whose extra is absent), and its own options."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+# Graphs are verified between the passes of every pipeline, also in the processes that tests start.
+os.environ.setdefault("PT2E_QUANT_VERIFY", "1")
 
 _NEEDS = {
     "xnnpack": ("executorch",),
