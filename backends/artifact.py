@@ -16,8 +16,6 @@ from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.report.report import Report
 
-__all__ = ["Artifact", "Verify", "is_installed", "read_file", "write_artifact"]
-
 Verify: TypeAlias = bool | Literal["process"]
 """Whether a lowering checks its artifact: not, in this process, or in a new one as well."""
 

@@ -13,8 +13,6 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.leaf_paths import leaf_paths
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 
-__all__ = ["Difference", "Results", "compare", "is_float", "name_results"]
-
 Results: TypeAlias = Mapping[str, Any]
 """What a call gave: a name for each leaf of its result and for each buffer that it wrote."""
 

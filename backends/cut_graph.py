@@ -14,8 +14,6 @@ from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.graph.alias import aliased_argument, mutated_buffers, mutated_roots
 from pt2e_quant.graph.ops import is_getitem
 
-__all__ = ["cut_behind", "operators", "values_to_compare"]
-
 
 def operators(gm: GraphModule) -> tuple[Node, ...]:
     """The nodes that compute on the call's inputs and on written buffers, in graph order.

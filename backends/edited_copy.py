@@ -11,8 +11,6 @@ from pt2e_quant.graph.subgraphs import copy_graph, direct_bodies
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.weights.unpack_inside import unpack_inside
 
-__all__ = ["edited_copy"]
-
 
 def edited_copy(
     gm: GraphModule, passes: Sequence[GraphPass], *, validation: Validation | None = None

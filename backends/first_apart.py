@@ -25,8 +25,6 @@ from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.sample import Sample, sqnr_db
 from pt2e_quant.graph.alias import roots, writes
 
-__all__ = ["MOST_LOWERINGS", "FirstApart", "LowerPart", "find_first_apart"]
-
 MOST_LOWERINGS = 16
 """So many cut graphs are lowered at most: a chain of 4000 values takes 12, and a few are for
 branches and for values that cannot be lowered by themselves."""

@@ -14,8 +14,6 @@ from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.site import Site
 from pt2e_quant.passes.qdq.duplicate_dequantize import one_reader
 
-__all__ = ["ANCHOR_KEY", "KERNEL_KEY", "REFUSED_KEY", "Decide", "fuse_kernels"]
-
 ANCHOR_KEY = "pt2e_quant.anchor"
 """Key of a fused call's `node.meta`: the name of the last operator that it took the place of."""
 

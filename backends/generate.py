@@ -9,8 +9,6 @@ from torch import Tensor
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
 
-__all__ = ["generate"]
-
 
 def generate(
     run: Callable[[Tensor, Tensor], Any],

@@ -10,8 +10,6 @@ import torch
 
 from pt2e_quant.backends.compare_results import Results
 
-__all__ = ["FAILED", "Job", "JobFiles"]
-
 FAILED = 3
 """The exit status of a process in which something raised an error."""
 

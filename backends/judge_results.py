@@ -31,15 +31,6 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.kernels.quantized_values import affine_of
 
-__all__ = [
-    "CEILING_DB",
-    "DRAW_MARGIN_DB",
-    "FLOOR_DB",
-    "FRESH_MARGIN_DB",
-    "ROUNDED_SHARE",
-    "Judge",
-]
-
 FLOOR_DB = 20.0
 """The bound where the float result on the sample is not known."""
 

@@ -11,8 +11,6 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
 
-__all__ = ["LIMIT", "KnownCalls", "result_builder"]
-
 LIMIT = 256
 """Signatures kept. A program with dynamic sizes can meet any number of them."""
 

@@ -15,8 +15,6 @@ from pt2e_quant.backends.program_file import with_figures
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.flow.report.report import Report
 
-__all__ = ["ModuleArtifact"]
-
 
 class ModuleArtifact(Artifact):
     """A lowered program as a torch module.

@@ -12,8 +12,6 @@ from pt2e_quant.core.errors import Pt2eQuantError, UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.ops import is_getitem
 
-__all__ = ["TryPart", "first_refused", "named_refusals"]
-
 TryPart: TypeAlias = Callable[[GraphModule], object]
 """Lowers a graph and loads the file; raises where either fails."""
 

@@ -19,8 +19,6 @@ from pt2e_quant.backends.registry import get
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = ["LIMIT_S", "run_in_new_process"]
-
 LIMIT_S = 300.0
 """Seconds that a new process may take beside the calls: to import torch and a runtime on a machine
 that is busy, and to load the file."""

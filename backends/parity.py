@@ -23,8 +23,6 @@ from pt2e_quant.flow.convert.integer_reference import integer_reference
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.subgraphs import copy_graph
 
-__all__ = ["NodeParity", "Parity", "verify_parity"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeParity:

@@ -19,8 +19,6 @@ from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.profiler_range import label_of
 
-__all__ = ["NodeTime", "Profile", "Profiled", "profile"]
-
 _ROUNDS = 7
 
 

@@ -26,8 +26,6 @@ from pt2e_quant.flow.archive.provenance_rows import provenance_of_rows, provenan
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report.report import Report
 
-__all__ = ["StoredProgram", "read_program", "with_figures", "write_program"]
-
 _RECORD = "pt2e_quant_{}.json"
 _FIGURES = "pt2e_quant_figures.json"
 _EXTRA = "archive/extra/"

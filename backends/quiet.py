@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-__all__ = ["quiet_imports", "without_remarks", "without_stderr"]
-
 _AT_IMPORT = ("torchao", "torch.utils._pytree")
 """Loggers that speak of extensions that do not load and of classes that torchao registers."""
 

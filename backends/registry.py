@@ -6,8 +6,6 @@ from importlib.metadata import entry_points
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import ConfigError, near
 
-__all__ = ["OWN", "get", "name_for_suffix", "names", "suffixes"]
-
 _GROUP = "pt2e_quant.backends"
 OWN = {
     "xnnpack": "pt2e_quant.backends.xnnpack.backend",

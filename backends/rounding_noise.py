@@ -24,15 +24,6 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.graph.ops import arguments
 
-__all__ = [
-    "DRAWS",
-    "NoisyInterpreter",
-    "ShiftedInterpreter",
-    "bound_with_flips",
-    "run_with_flipped_steps",
-    "run_with_rounding_noise",
-]
-
 DRAWS = 16
 """Runs with noise. An artifact that differs from the graph by rounding alone is one more draw of
 their distribution: it is further away than all of them once in 17 times at most."""

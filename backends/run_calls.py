@@ -9,8 +9,6 @@ from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.compare_results import Results, name_results
 from pt2e_quant.backends.sample_run import copied_leaves
 
-__all__ = ["BUFFER", "run_artifact", "state_results"]
-
 BUFFER = "buffer "
 """What the name of a written buffer begins with among the results of a call."""
 

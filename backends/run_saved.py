@@ -16,8 +16,6 @@ from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.run_calls import run_artifact
 from pt2e_quant.core.errors import Pt2eQuantError
 
-__all__ = ["main"]
-
 
 def main(folder: Path) -> int:
     """Load the artifact, run its calls in order, reset it, and run the first again.

@@ -13,8 +13,6 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.sample import Sample
 
-__all__ = ["copied_leaves", "run_graph", "run_on_sample"]
-
 
 def run_graph(gm: GraphModule, sample: Sample) -> list[Any]:
     """The flat result of a graph on a sample, on one thread; buffers are as before."""

@@ -11,8 +11,6 @@ from pt2e_quant.core.capture import Capture, InputInfo, InputKind
 from pt2e_quant.core.size_expression import evaluate_size
 from pt2e_quant.flow.calibrate.input_ranges import Range
 
-__all__ = ["extreme_calls", "fresh_call"]
-
 _FRESH = 0.25
 """The share of new values in a float input; the rest is the sample's, so that it stays alike."""
 

@@ -11,8 +11,6 @@ from pt2e_quant.core.capture import Capture, DimRange, InputKind
 from pt2e_quant.core.size_expression import evaluate_size
 from pt2e_quant.graph.ops import aten
 
-__all__ = ["CHEAP", "Sizes", "Work", "plan_sizes", "sizes_of"]
-
 Sizes = Mapping[str, int]
 """A size for each symbol of a capture."""
 

@@ -31,8 +31,6 @@ from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.input_ranges import input_ranges
 from pt2e_quant.flow.calibrate.sample import Sample
 
-__all__ = ["Trial", "Trials", "other_rank"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trial:

@@ -30,8 +30,6 @@ from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.input_ranges import input_ranges
 from pt2e_quant.flow.calibrate.sample import Sample
 
-__all__ = ["MARGIN_DB", "RESULT", "PassValidation", "Values", "check_values", "validation_of"]
-
 MARGIN_DB = 3.0
 """How much further than the furthest run with rounding noise a value may be."""
 

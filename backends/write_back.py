@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["write_back"]
-
 
 def write_back(leaves: Sequence[Any], written: Sequence[int], values: Sequence[Any]) -> None:
     """Write into the leaves at these positions what a runtime gave for them."""

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Cost", "moved_bytes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:

@@ -12,8 +12,6 @@ from torch._ops import OpOverload
 from pt2e_quant.core.errors import MissingExtraError
 from pt2e_quant.kernels.profiler_range import profiler_range
 
-__all__ = ["define", "is_interpreting", "triton_kernel"]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 

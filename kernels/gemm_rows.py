@@ -6,8 +6,6 @@ from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import Family
 from pt2e_quant.graph.pattern import Op, Var, chain, either_order, maybe
 
-__all__ = ["gemm_rows"]
-
 _X, _W, _B, _Y = Var("x"), Var("w"), Var("b"), Var("y")
 
 

@@ -10,8 +10,6 @@ from pt2e_quant.core.formats.format_ops import DequantizeBlock
 from pt2e_quant.core.qdq import STATIC_KINDS, kind_of_qdq, read_qparams
 from pt2e_quant.graph.meta import constant_of
 
-__all__ = ["GroupedWeight", "read_grouped_weight"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:

@@ -11,8 +11,6 @@ from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["Device", "Kernel"]
-
 
 class Device(StrEnum):
     """Where a kernel runs; also the name of the backend that lowers to it."""

@@ -9,17 +9,6 @@ from torch import Tensor
 from pt2e_quant.core.errors import InputError, UnsupportedError
 from pt2e_quant.kernels.profiler_range import profiler_range
 
-__all__ = [
-    "ELEMENTS",
-    "FP8_CAPABILITY",
-    "MINIMUM_CAPABILITY",
-    "check_fp8",
-    "check_operands",
-    "check_shapes",
-    "launching",
-    "rows_of",
-]
-
 ELEMENTS = (torch.int8, torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 """What an elementwise kernel reads: integers with qparams, or floats."""
 

@@ -6,8 +6,6 @@ from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["Variant", "measured_class", "measured_of", "read_measured"]
-
 
 class Variant(StrEnum):
     """What a unit writes, where one fast kernel says nothing of the other."""

@@ -8,8 +8,6 @@ from torch.fx import Node
 
 from pt2e_quant.core.errors import module_path
 
-__all__ = ["label_of", "profiler_range"]
-
 
 def label_of(node: Node) -> str:
     """A node's module path and name, as ranges and profiles have them."""

@@ -19,18 +19,6 @@ from pt2e_quant.core.qdq import (
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.op_table import Constraint
 
-__all__ = [
-    "QUANTIZED_RESULT",
-    "REWRITTEN_RESULT",
-    "Affine",
-    "PackedSource",
-    "affine_of",
-    "e4m3_of",
-    "read_weight",
-    "requantized",
-    "rewritten",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Affine:

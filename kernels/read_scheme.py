@@ -34,13 +34,6 @@ from pt2e_quant.kernels.norm_quantize.op import NormQuantizePerToken, NormQuanti
 from pt2e_quant.kernels.quantize_per_tensor.op import QuantizeTensor, QuantizeTensorE4m3
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
 
-__all__ = [
-    "scheme_of",
-    "scheme_of_blocks",
-    "scheme_of_floats",
-    "slots_fit",
-]
-
 _CHOOSERS: dict[QdqKind, tuple[Granularity, tuple[object, ...]]] = {
     QdqKind.PER_TOKEN: (PerToken(), (ChoosePerToken, QuantizeRows, NormQuantizePerToken)),
     # Of torch's own operators, whose scales no kernel reads, a linear takes the floats behind.

@@ -30,8 +30,6 @@ from pt2e_quant.kernels.quantize.op import KERNELS as QUANTIZE
 from pt2e_quant.kernels.recurrent_layer.cpu import KERNELS as RECURRENT_LAYER_CPU
 from pt2e_quant.kernels.softmax_quantize.op import KERNELS as SOFTMAX_QUANTIZE
 
-__all__ = ["KERNELS", "Registry"]
-
 KERNELS: tuple[Kernel, ...] = (
     *INT8_LINEAR,
     *INT4_LINEAR,

@@ -8,8 +8,6 @@ from torch.fx import Node
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.tiles import columns_class, elements_class, rows_class
 
-__all__ = ["by_columns", "by_elements", "by_rows", "static_product"]
-
 
 def static_product(sizes: Sequence[object]) -> int | None:
     """The product of sizes; None if one is symbolic."""

@@ -14,8 +14,6 @@ from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantized_values import Affine
 
-__all__ = ["Site"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:

@@ -15,16 +15,6 @@ import torch
 
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = [
-    "TileConfig",
-    "columns_class",
-    "device_slug",
-    "elements_class",
-    "read_tiles",
-    "rows_class",
-    "tiles_for",
-]
-
 DEFAULT = "default"
 
 

@@ -10,8 +10,6 @@ from rich.console import Console
 from pt2e_quant.command_line.app import app
 from pt2e_quant.core.errors import Pt2eQuantError
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exits with 0, 1 for an error of ours, 2 for wrong usage."""

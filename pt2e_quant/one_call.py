@@ -25,8 +25,6 @@ from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.report.worst_tensors import warn_if_low
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 
-__all__ = ["quantize"]
-
 _ADVICE = ("For ", "If you suspect", "The error above occurred")
 
 

@@ -22,8 +22,6 @@ from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report.report import Report
 
-__all__ = ["CpuArtifact"]
-
 
 class CpuArtifact(ModuleArtifact):
     """Fused operators on weights packed for this machine.

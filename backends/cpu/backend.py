@@ -13,8 +13,6 @@ from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
 
-__all__ = ["BACKEND", "CpuBackend"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CpuBackend(Backend):

@@ -12,8 +12,6 @@ from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.quantized_values import affine_of, read_weight, requantized
 from pt2e_quant.kernels.read_scheme import scheme_of, slots_fit
 
-__all__ = ["decide"]
-
 
 def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match], bool]:
     """A predicate for the matcher; why a match that fits is left goes to `refused`, by node."""

@@ -18,8 +18,6 @@ from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum, QConvSum, QLinear, aten
 
-__all__ = ["compile_program"]
-
 _SUMMAND, _UNARY = 6, 15
 
 

@@ -15,8 +15,6 @@ from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, cpu_slug, measured_here
 
-__all__ = ["LOOSE_WEIGHT", "describe"]
-
 LOOSE_WEIGHT = "dequantize of a weight"
 
 

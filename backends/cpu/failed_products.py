@@ -22,8 +22,6 @@ from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.product_trial.read_node import products_of
 from pt2e_quant.kernels.product_trial.verdicts import verdicts_of
 
-__all__ = ["FAILED_PRODUCT", "Failure", "deciding_without", "find_failures", "hold_weights"]
-
 FAILED_PRODUCT = "integer product that fails here"
 """What the report calls it."""
 

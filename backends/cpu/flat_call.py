@@ -10,8 +10,6 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.graph.meta import attribute
 
-__all__ = ["flat_call"]
-
 
 def flat_call(module: GraphModule) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What a module computes, from its leaves in placeholder order to the leaves of its result.

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = ["WRITTEN_BUFFERS", "CompiledProgram", "align_weights", "load_compiled"]
-
 WRITTEN_BUFFERS = "pt2e_quant.written_buffers"
 """The key of a package's metadata with the names of buffers that a call writes, as JSON."""
 _CACHE_LINE = 64

@@ -50,8 +50,6 @@ from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.unsigned_activations import unsigned_activations
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
-__all__ = ["LOWERING", "MODULE_PASSES", "SUFFIX", "Options", "load", "lower_graph", "make_module"]
-
 SUFFIX = ".qpt2"
 
 MODULE_PASSES: tuple[GraphPass, ...] = (

@@ -3,8 +3,6 @@
 import torch
 from torch.fx import GraphModule
 
-__all__ = ["opaque_to_compile"]
-
 
 def opaque_to_compile(module: GraphModule) -> GraphModule:
     """Let `torch.compile` of a model around a module call it instead of tracing into it.

@@ -26,8 +26,6 @@ from pt2e_quant.kernels.product_trial.time_product import Times
 from pt2e_quant.kernels.product_trial.verdicts import are_tried, times_of
 from pt2e_quant.kernels.registry import Registry
 
-__all__ = ["place_by_speed"]
-
 _GEMMS = CONV1D + CONV2D + LINEAR
 _MOVERS = one_of(
     ops.RESHAPE,

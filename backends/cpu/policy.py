@@ -21,8 +21,6 @@ from pt2e_quant.kernels.recurrent_layer.cpu import has_integer_layers
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes
 
-__all__ = ["SLOWER", "SLOWER_KEY", "policy_of", "recurrent_form", "timed_kernels"]
-
 SLOWER = "slower"
 """The name of the preference for what is no slower than float."""
 

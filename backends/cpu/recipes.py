@@ -21,8 +21,6 @@ from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.narrow_attention import narrow_attention
 
-__all__ = ["INT8", "INT8_REDUCED", "RECIPES", "REDUCED_NOTE", "recipes_of"]
-
 _REDUCED = replace(UINT8_ACTIVATION, quant_min=0, quant_max=127)
 
 INT8 = Scheme(

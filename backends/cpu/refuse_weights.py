@@ -12,8 +12,6 @@ from pt2e_quant.graph.ops import LINEAR, is_call
 from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.read_scheme import scheme_of
 
-__all__ = ["loose_weights"]
-
 
 def loose_weights(program: GraphModule, weights: Sequence[FloatRegion]) -> UnsupportedError:
     """The error for weights that would be dequantized in every call.

@@ -9,8 +9,6 @@ from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.kernel import Device
 from pt2e_quant.kernels.registry import Registry
 
-__all__ = ["REGISTRY", "TABLE", "table_of"]
-
 _REASONS = {
     "aten.conv3d": "oneDNN's int8 conv3d is in torch, but nothing here fuses it",
     "aten.conv_transpose1d": "torch has no integer transposed convolution of oneDNN",

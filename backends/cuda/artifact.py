@@ -16,8 +16,6 @@ from pt2e_quant.core.errors import InputError
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report.report import Report
 
-__all__ = ["CudaArtifact"]
-
 
 class CudaArtifact(ModuleArtifact):
     """Fused operators on weights laid out for the kernels.

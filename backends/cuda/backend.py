@@ -11,8 +11,6 @@ from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
 
-__all__ = ["BACKEND", "CudaBackend"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CudaBackend(Backend):

@@ -13,8 +13,6 @@ from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.quantized_values import requantized
 from pt2e_quant.kernels.read_scheme import slots_fit
 
-__all__ = ["decide_by"]
-
 
 def decide_by(measures: Measures) -> Decide:
     """Of a graph: whether a kernel takes a match, as far as its q/dq, its row and speed go."""

@@ -9,8 +9,6 @@ from torch import Tensor
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
 from pt2e_quant.core.errors import InputError
 
-__all__ = ["GraphedCall", "capture_call"]
-
 _WARM_UPS = 3
 """Calls before the capture, so that kernels are compiled and libraries have their workspaces."""
 

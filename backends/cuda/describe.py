@@ -21,8 +21,6 @@ from pt2e_quant.kernels.quantize_per_tensor.op import QuantizeTensor, QuantizeTe
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
 from pt2e_quant.kernels.read_scheme import scheme_of
 
-__all__ = ["describe"]
-
 _OPS: dict[object, str] = {
     QuantizeTensor: "quantize_per_tensor",
     QuantizeTensorE4m3: "quantize_per_tensor",

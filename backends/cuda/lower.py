@@ -44,8 +44,6 @@ from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.signed_activations import signed_activations
 
-__all__ = ["LOWERING", "SUFFIX", "Options", "load", "lower_graph", "lowering_passes"]
-
 SUFFIX = ".qcuda"
 
 _ALLOW, _STRICT = "allow_unmeasured", "strict"

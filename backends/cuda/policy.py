@@ -8,8 +8,6 @@ from pt2e_quant.kernels.launch import FP8_CAPABILITY
 from pt2e_quant.kernels.measured import Variant, measured_of
 from pt2e_quant.kernels.quantized_values import rewritten
 
-__all__ = ["Measures"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:

@@ -12,8 +12,6 @@ from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 
-__all__ = ["RECIPES"]
-
 _TABLES = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_embedding)
 """Embedding tables have int8 rows whatever the linears have: rounding there is in every layer."""
 

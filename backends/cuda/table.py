@@ -4,8 +4,6 @@ from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.kernel import Device
 from pt2e_quant.kernels.registry import Registry
 
-__all__ = ["REGISTRY", "TABLE", "table_of"]
-
 _REASONS = {
     "aten.conv3d": "there is no int8 conv3d kernel",
     "aten.conv_transpose1d": "there is no int8 kernel for transposed convolutions",

@@ -19,8 +19,6 @@ from pt2e_quant.backends.write_back import write_back
 from pt2e_quant.core.checksum import check_sum, has_sum
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = ["OnnxArtifact", "read_artifact"]
-
 
 class OnnxArtifact(Artifact):
     """A quantized ONNX model.

@@ -8,8 +8,6 @@ from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.table import TABLE
 from pt2e_quant.backends.target.backend import Backend, Lowers
 
-__all__ = ["BACKEND"]
-
 
 def _lowering() -> Lowers:
     from pt2e_quant.backends.onnx.lower import LOWERING

@@ -15,8 +15,6 @@ from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OpRow, Slot
 from pt2e_quant.graph.pattern import Op, Var
 
-__all__ = ["CODE_ROWS", "WEIGHT_FORMATS"]
-
 _WIDTHS = (2, 3, 5, 6, 7)
 """Widths that ONNX has no integers of, or ONNX Runtime no kernel for."""
 

@@ -13,8 +13,6 @@ from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
 from pt2e_quant.backends.quiet import without_remarks
 from pt2e_quant.core.errors import UnsupportedError
 
-__all__ = ["OPSET", "export_model", "name_inputs"]
-
 OPSET = 21
 """The first with 4- and 16-bit integers in QuantizeLinear and DequantizeLinear."""
 

@@ -8,8 +8,6 @@ import onnx_ir as ir
 
 from pt2e_quant.backends.onnx.values import Array, constant, int_attribute, only_consumer
 
-__all__ = ["LinearSite", "StoredMatrix", "find_linears", "read_matrix", "replace_linear"]
-
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
 
 

@@ -15,8 +15,6 @@ from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OpRow, Slot
 from pt2e_quant.graph.pattern import Op, Var
 
-__all__ = ["GROUP_SIZES", "LOW_BIT_ROWS"]
-
 GROUP_SIZES = (16, 32, 64, 128, 256)
 """The blocks that MatMulNBits and GatherBlockQuantized take."""
 

@@ -40,8 +40,6 @@ from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.functions.write_functions import write_functions
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
-__all__ = ["LOWERING", "Options"]
-
 _PROTOBUF_LIMIT = 2**31 - 1
 
 _HAS = (

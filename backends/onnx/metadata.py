@@ -16,8 +16,6 @@ from pt2e_quant.core.errors import ArtifactError, InputError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.flow.report.report import FloatRegion, Report
 
-__all__ = ["Metadata", "taken_inputs"]
-
 _PREFIX = "pt2e_quant."
 _VERSION = "1"
 

@@ -6,8 +6,6 @@ from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.pattern import Match
 
-__all__ = ["POLICY"]
-
 
 def _runs(row: OpRow, match: Match) -> bool:
     weights = [slot.at for slot in row.slots if slot.role is Role.WEIGHT]

@@ -32,9 +32,6 @@ from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
 from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 
-__all__ = ["INT8", "RECIPES"]
-
-
 INT8 = Scheme(
     name="int8",
     input=UINT8_ACTIVATION,

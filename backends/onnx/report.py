@@ -11,8 +11,6 @@ from pt2e_quant.backends.onnx.runtime import Operator, OperatorKind, OptimizedMo
 from pt2e_quant.core.provenance import Provenance, provenance_of
 from pt2e_quant.flow.report.report import FloatRegion, Report
 
-__all__ = ["Refused", "make_report", "refused_weights"]
-
 _HEAVY = (
     *("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"),
     *("LSTM", "GRU", "RNN"),

@@ -13,8 +13,6 @@ from pt2e_quant.core.leaf_paths import leaf_paths
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.subgraphs import copy_graph
 
-__all__ = ["ResultKind", "ResultLeaf", "join_results", "result_names", "split_results"]
-
 
 class ResultKind(StrEnum):
     """What one leaf of the result is."""

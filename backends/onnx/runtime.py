@@ -18,17 +18,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = [
-    "Operator",
-    "OperatorKind",
-    "OptimizedModel",
-    "SessionCall",
-    "open_session",
-    "optimize",
-    "read_operators",
-    "to_ort",
-]
-
 
 class OperatorKind(StrEnum):
     """What numbers an operator computes with."""

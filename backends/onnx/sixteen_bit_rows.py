@@ -22,8 +22,6 @@ from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, Slot
 from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Op, Var, one_of
 
-__all__ = ["sixteen_bit_rows"]
-
 _INT16, _UINT16 = (
     TensorScheme(dtype=dtype, granularity=PerTensor(), symmetric=False)
     for dtype in (torch.int16, torch.uint16)

@@ -11,8 +11,6 @@ import numpy as np
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance
 
-__all__ = ["pack_provenance", "unpack_provenance"]
-
 _REFERENCE = "constant:"
 _SCALE_SUFFIXES = ("_scale", "_scale_column")
 """How the canonical graph names a constant's scales; an embedding's are stored as a column."""

@@ -36,8 +36,6 @@ from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, OpTable, S
 from pt2e_quant.graph.pattern import Many, Match, Op, Var, chain, one_of
 from pt2e_quant.graph.sum_lengths import limit_sums
 
-__all__ = ["STATIC_TABLE", "TABLE"]
-
 aten: Any = torch.ops.aten
 
 CLIPS = one_of(ops.RELU, ops.RELU6, ops.HARDTANH, ops.CLAMP, (aten.clamp_min.default,))

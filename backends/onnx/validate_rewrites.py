@@ -34,8 +34,6 @@ from pt2e_quant.backends.validate_passes import (
 from pt2e_quant.core.errors import ArtifactError, InvariantError
 from pt2e_quant.core.read_capture import capture_of
 
-__all__ = ["SCOPES", "RewriteValidation"]
-
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Where the exporter notes a node's module paths, outermost first, then the node."""
 

@@ -8,25 +8,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-__all__ = [
-    "MICROSOFT",
-    "Array",
-    "Attribute",
-    "Dequantized",
-    "call",
-    "constant",
-    "int_attribute",
-    "is_wide",
-    "make_constant",
-    "only_consumer",
-    "permutation",
-    "read_dequantize",
-    "read_quantize",
-    "redirect",
-    "remove_unread",
-    "sizes",
-]
-
 Array: TypeAlias = NDArray[Any]
 Attribute: TypeAlias = int | float | str | Sequence[int]
 

@@ -18,8 +18,6 @@ from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.graph.pipeline import GraphPass
 
-__all__ = ["Backend", "Lowers"]
-
 
 class Lowers(Protocol):
     """What lowers and loads: a `target.lower.Lowering`, whose module is imported when needed."""

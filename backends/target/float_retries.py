@@ -12,8 +12,6 @@ from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, Family, is_call
 from pt2e_quant.graph.subgraphs import copy_graph
 
-__all__ = ["FloatRetries", "Leave", "leave_of"]
-
 T = TypeVar("T")
 
 _KEY = "pt2e_quant_leave"

@@ -22,8 +22,6 @@ from pt2e_quant.graph.pipeline import log_passes, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
 
-__all__ = ["Draft", "Job", "Lowering", "Options", "in_float32"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:

@@ -18,8 +18,6 @@ from pt2e_quant.graph.op_table import ALLOWED_KEY, KEEP_FLOAT_KEY, OUT, OpKind, 
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
 
-__all__ = ["FLOAT_INPUTS", "READ_IN_FLOAT", "Policy", "Regions", "place_integer_regions"]
-
 FLOAT_INPUTS = Preference(
     name="float_inputs",
     text="inputs that are integers already",

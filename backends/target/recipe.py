@@ -19,17 +19,6 @@ from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 
-__all__ = [
-    "ALIASES",
-    "Recipe",
-    "RecipeFamily",
-    "Recipes",
-    "Wanted",
-    "names_of",
-    "unaliased",
-    "without_data",
-]
-
 ALIASES: Mapping[str, str] = {
     "static": "int8",
     "w8a8": "int8",

@@ -25,8 +25,6 @@ from pt2e_quant.graph.cache_nodes import cache_nodes
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.graph.ops import arguments
 
-__all__ = ["refuse_formats"]
-
 _WEIGHTS = (DequantizeBlock, DequantizeFloat, DequantizeCodeBook)
 _ACTIVATIONS = (QuantizeBlock, QuantizeFloat, QuantizeCodeBook)
 

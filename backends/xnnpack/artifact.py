@@ -28,8 +28,6 @@ from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
 from pt2e_quant.core.stored_figures import read_figures, write_figures
 from pt2e_quant.flow.report.report import Report
 
-__all__ = ["XnnpackArtifact", "count_operators", "load"]
-
 
 class XnnpackArtifact(Artifact):
     """An ExecuTorch program.

@@ -15,8 +15,6 @@ from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 from pt2e_quant.passes.qdq.round_biases_to_accumulator import round_biases_to_accumulator
 
-__all__ = ["BACKEND"]
-
 
 def _lowering() -> Lowers:
     from pt2e_quant.backends.xnnpack.lower import LOWERING

@@ -10,22 +10,6 @@ from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import argument
 from pt2e_quant.graph.pattern import Match
 
-__all__ = [
-    "DIVIDES_PLAINLY",
-    "EVEN_COLUMNS",
-    "NOT_DEPTHWISE",
-    "NO_CEIL_IF_DYNAMIC",
-    "ONE_DYNAMIC_SIZE",
-    "ONE_GROUP",
-    "ONE_IMAGE",
-    "PADS_WITH_ZERO",
-    "STRIDE_FITS_KERNEL",
-    "TANH_IS_EXACT",
-    "WEIGHT_IS_MATRIX",
-    "WINDOW_IS_WHOLE",
-    "pairs",
-]
-
 
 def pairs(value: Any) -> list[int]:
     """A size or its pair as a pair."""

@@ -20,16 +20,6 @@ from executorch.exir._serialize._flatbuffer import _flatc_decompile
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.schema import DelegateCall, ExecutionPlan, KernelCall, Program, Tensor
 
-__all__ = [
-    "FLOAT",
-    "MOVERS",
-    "DelegateOp",
-    "ProgramContents",
-    "read_contents",
-    "read_named_data",
-    "read_written_inputs",
-]
-
 FLOAT = "fp32"
 """The dtype name of a float tensor in the payload; integers are qint8, qcint8, qint32, …"""
 

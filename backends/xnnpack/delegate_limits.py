@@ -12,8 +12,6 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-__all__ = ["delegate_runs", "reads_scalar"]
-
 _MOST_DIMENSIONS = 6
 """XNN_MAX_TENSOR_DIMS."""
 

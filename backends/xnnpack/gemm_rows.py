@@ -27,16 +27,6 @@ from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Op, Var, chain, maybe, one_of
 
-__all__ = [
-    "BFLOAT16_SCALES",
-    "CLIPS",
-    "DYNAMIC_GEMMS",
-    "EMBEDDINGS",
-    "GROUP_SIZES",
-    "STATIC_GEMMS",
-    "WEIGHT_ONLY_GEMMS",
-]
-
 CLIPS = one_of(
     ops.RELU, ops.RELU6, ops.HARDTANH, ops.CLAMP, (aten.clamp_min.default, aten.clamp_max.default)
 )

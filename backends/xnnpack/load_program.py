@@ -15,8 +15,6 @@ from torch import Tensor
 from pt2e_quant.backends.quiet import without_stderr
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = ["ForwardCall", "load_program", "open_file"]
-
 
 def load_program(pte: bytes) -> Program:
     """A program to load methods of; keep it as long as its methods.

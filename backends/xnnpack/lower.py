@@ -85,8 +85,6 @@ from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 from pt2e_quant.passes.weights.unpack_weights import unpack_weights
 
-__all__ = ["LOWERING", "Options", "lowering_passes", "refuse_codes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(AnyOptions):

@@ -25,15 +25,6 @@ from pt2e_quant.core.qdq import DequantizePerChannel
 from pt2e_quant.core.stored_figures import NO_FIGURES
 from pt2e_quant.graph.meta import constant_of
 
-__all__ = [
-    "METADATA_METHODS",
-    "held_scales",
-    "pack_metadata",
-    "scale_key",
-    "unpack_capture",
-    "unpack_provenance",
-]
-
 CAPTURE_METHOD = "pt2e_quant_capture"
 PROVENANCE_METHOD = "pt2e_quant_provenance"
 CHECKSUM_METHOD = "pt2e_quant_checksum"

@@ -31,8 +31,6 @@ from pt2e_quant.backends.target.float_retries import Leave, leave_of
 from pt2e_quant.backends.xnnpack.delegate_limits import delegate_runs, reads_scalar
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_beyond_scales
 
-__all__ = ["make_partitioner"]
-
 _FUSED = ("relu.default", "hardtanh.default")
 """The activations that the delegate can fuse, once spelled as the lowering spells them."""
 

@@ -11,8 +11,6 @@ from pt2e_quant.graph.op_table import OpKind, OpRow, Preference
 from pt2e_quant.graph.ops import GROUP_NORM, LAYER_NORM, MEAN, Family, aten, is_call
 from pt2e_quant.graph.pattern import Match
 
-__all__ = ["NORMS", "POLICY"]
-
 NORMS: Family = (
     *LAYER_NORM,
     *GROUP_NORM,

@@ -13,8 +13,6 @@ from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 
-__all__ = ["INT8", "RECIPES"]
-
 INT8 = Scheme(
     name="int8",
     input=INT8_ACTIVATION,

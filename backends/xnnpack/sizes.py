@@ -16,8 +16,6 @@ from pt2e_quant.core.max_sizes import limit_sizes, unbounded_dims
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.size_expression import evaluate_size
 
-__all__ = ["PlanForDeclared", "check_planned", "refuse_unbounded", "start_small"]
-
 Ranges = Mapping[Any, Any]
 """Of `ExportedProgram.range_constraints`: sympy symbols and their value ranges."""
 

@@ -37,8 +37,6 @@ from pt2e_quant.graph.ops import Family, aten
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, maybe, one_of
 from pt2e_quant.graph.sum_lengths import limit_sums
 
-__all__ = ["FUSING", "STATIC_ROWS", "TABLE", "edge_operators"]
-
 FUSING = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 """Edge operators whose partitioner setting has to be told that activations fuse."""
 

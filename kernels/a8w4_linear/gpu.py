@@ -26,8 +26,6 @@ from pt2e_quant.kernels.swapped_gemm.gpu import (
 from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
-__all__ = ["a8w4_linear", "a8w4_linear_kernel", "sums_as_bits"]
-
 _SCALES = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -27,8 +27,6 @@ from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.shape_classes import static_product
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "A8w4Linear", "cost"]
-
 
 def _fake(
     x: Tensor,

@@ -9,8 +9,6 @@ from pt2e_quant.kernels.a8w4_linear.pack import run_of, unpack_halves
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 
-__all__ = ["a8w4_linear", "multiply_add", "split_bound"]
-
 
 def a8w4_linear(
     x: Tensor,

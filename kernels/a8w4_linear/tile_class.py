@@ -2,8 +2,6 @@
 
 from pt2e_quant.kernels.tiles import rows_class
 
-__all__ = ["tile_class"]
-
 _SLIM = 32
 
 

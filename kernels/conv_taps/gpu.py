@@ -7,8 +7,6 @@ point is taken off by what the taps inside the image sum to.
 import triton
 import triton.language as tl
 
-__all__ = ["multiply_rows_of_taps", "multiply_taps", "take_off_zero_point"]
-
 
 @triton.jit
 def _is_below(place, size):

@@ -18,8 +18,6 @@ from pt2e_quant.kernels.onednn.site import channels_last
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS"]
-
 aten: Any = torch.ops.aten
 
 

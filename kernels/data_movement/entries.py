@@ -17,8 +17,6 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import affine_of, requantized
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "ONE_SCALE"]
-
 
 def _sources(match: Match) -> tuple[Node, ...]:
     value = match["x"]

@@ -13,8 +13,6 @@ from pt2e_quant.kernels.epilogue.gpu import activate, output_launch_arguments, s
 from pt2e_quant.kernels.launch import check_operands, launching
 from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 
-__all__ = ["embedding_gather", "embedding_gather_kernel"]
-
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -22,8 +22,6 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.shape_classes import by_columns
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "EmbeddingGather", "cost"]
-
 
 def _fake(
     table: Tensor,

@@ -10,8 +10,6 @@ from pt2e_quant.core.packing import unpack
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 
-__all__ = ["check_bits", "check_table", "embedding_gather"]
-
 _NIBBLES = {True: getattr(torch, "int4"), False: getattr(torch, "uint4")}  # noqa: B009  # torch's stubs list neither
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError, InputError
 
-__all__ = ["EPILOGUE_SCHEMA", "INTEGER_OUTPUTS", "OUTPUT_SCHEMA", "Activation", "Epilogue"]
-
 INTEGER_OUTPUTS = (torch.int8, torch.uint8)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ADDED = (*INTEGER_OUTPUTS, *_FLOATS)

@@ -11,18 +11,6 @@ import triton.language as tl
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Epilogue
 from pt2e_quant.kernels.fused_op import is_interpreting
 
-__all__ = [
-    "activate",
-    "e4m3_codes",
-    "launch_arguments",
-    "output_launch_arguments",
-    "real_values",
-    "requantize",
-    "round_half_even",
-    "stored",
-    "write_result",
-]
-
 _INTERPRETS = tl.constexpr(is_interpreting())
 
 

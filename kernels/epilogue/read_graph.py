@@ -11,14 +11,6 @@ from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Activation
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.site import Site
 
-__all__ = [
-    "ACTIVATIONS",
-    "activation_of",
-    "epilogue_arguments",
-    "operand_of",
-    "output_arguments",
-]
-
 Found = tuple[Activation, tuple[float, ...]]
 
 

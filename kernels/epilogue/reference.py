@@ -10,8 +10,6 @@ from pt2e_quant.core.formats.float_codes import encode_float
 from pt2e_quant.core.formats.number_formats import FP8_E4M3
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Activation, Epilogue
 
-__all__ = ["activate", "finish", "requantize_real"]
-
 _FUNCTIONS: dict[Activation, Callable[[Tensor, Sequence[float]], Tensor]] = {
     Activation.NONE: lambda x, _: x,
     Activation.RELU: lambda x, _: x.clamp_min(0.0),

@@ -21,13 +21,6 @@ from pt2e_quant.kernels.swapped_gemm.gpu import (
 from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
 
-__all__ = [
-    "fp8_linear",
-    "fp8_linear_kernel",
-    "scaled_mm",
-    "takes_scaled_mm",
-]
-
 _FEWEST_ROWS = 65
 """With fewer the time is that of reading the weight, which splits of K spread over the device."""
 

@@ -22,8 +22,6 @@ from pt2e_quant.kernels.launch import FP8_CAPABILITY
 from pt2e_quant.kernels.shape_classes import by_rows
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "Fp8Linear", "cost"]
-
 
 def _fake(
     x: Tensor,

@@ -8,8 +8,6 @@ from torch import Tensor
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 
-__all__ = ["RUN", "error_bound", "fp8_linear"]
-
 RUN = 128
 """Products that a kernel adds before it rounds to float32: one step along K."""
 

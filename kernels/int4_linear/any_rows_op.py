@@ -9,8 +9,6 @@ from torch import Tensor
 from pt2e_quant.kernels.int4_linear.few_rows_op import FEW_ROWS, linear_of_int4
 from pt2e_quant.kernels.onednn.limbs_op import linear_of_limbs
 
-__all__ = ["LinearOfGroups", "linear_of_groups"]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 

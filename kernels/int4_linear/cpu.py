@@ -42,8 +42,6 @@ from pt2e_quant.kernels.onednn.size_classes import expected_rows, rows_of, weigh
 from pt2e_quant.kernels.onednn.speed import measured_here
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "group_class", "row_class"]
-
 _OP = "int4_linear"
 
 

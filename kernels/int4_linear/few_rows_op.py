@@ -15,18 +15,6 @@ from pt2e_quant.kernels.int4_linear.pack import OFFSET
 from pt2e_quant.kernels.onednn.limbs_op import check_float32
 from pt2e_quant.kernels.onednn.operators import aten
 
-__all__ = [
-    "BFLOAT16_ERROR",
-    "FEW_ROWS",
-    "UINT4",
-    "LinearOfInt4",
-    "PackInt4",
-    "error_bound",
-    "linear_of_int4",
-    "scales_and_zeros",
-    "unpack_nibbles",
-]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 UINT4: torch.dtype = getattr(torch, "uint4")  # noqa: B009  # torch's stubs do not list it

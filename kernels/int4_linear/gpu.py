@@ -28,8 +28,6 @@ from pt2e_quant.kernels.swapped_gemm.gpu import (
 from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
 
-__all__ = ["int4_linear", "int4_linear_kernel"]
-
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -26,8 +26,6 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.shape_classes import by_rows
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["CODE_ZERO_POINTS", "GROUP_SIZES", "KERNELS", "WEIGHTS", "Int4Linear", "cost"]
-
 
 def _fake(
     x: Tensor,

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = ["BLOCK", "OFFSET", "check_group_size", "pack_codes", "unpack_codes"]
-
 BLOCK = 128
 """Codes of a channel in one block."""
 OFFSET = 8

@@ -12,8 +12,6 @@ from pt2e_quant.kernels.int4_linear.few_rows_op import unpack_nibbles
 from pt2e_quant.kernels.onednn.limbs_op import weight_limbs
 from pt2e_quant.kernels.onednn.operators import PackLinear
 
-__all__ = ["PackInt4Limbs", "dequantize"]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 

@@ -9,8 +9,6 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.int4_linear.pack import BLOCK, OFFSET, unpack_codes
 
-__all__ = ["dequantize_weight", "error_bound", "int4_linear"]
-
 
 def dequantize_weight(
     weight: Tensor, scale: Tensor, zero_point: Tensor | None, group_size: int, K: int

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import InputError
 
-__all__ = ["Reading", "result_like", "walk_together"]
-
 _DIMS = 3
 
 

@@ -19,8 +19,6 @@ from pt2e_quant.kernels.int8_add.reference import check_combine
 from pt2e_quant.kernels.launch import ELEMENTS, check_operands, launching
 from pt2e_quant.kernels.tiles import TileConfig, elements_class, tiles_for
 
-__all__ = ["int8_add", "int8_add_kernel"]
-
 
 @triton.jit
 def _places(at, middle, inner, outer_step, middle_step, inner_step, IS_FLAT: tl.constexpr):

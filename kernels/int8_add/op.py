@@ -24,8 +24,6 @@ from pt2e_quant.kernels.quantized_values import QUANTIZED_RESULT, affine_of
 from pt2e_quant.kernels.shape_classes import by_elements
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "Int8Add", "cost"]
-
 
 def _fake(x: Tensor, y: Tensor, *, out_dtype: torch.dtype = torch.float32, **named: Any) -> Tensor:
     return torch.empty_like(result_like(x, y), dtype=out_dtype)

@@ -17,8 +17,6 @@ from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.int8_add.broadcast import result_like
 from pt2e_quant.kernels.quantize.reference import real_values
 
-__all__ = ["COMBINES", "check_combine", "int8_add"]
-
 COMBINES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,

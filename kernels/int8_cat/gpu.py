@@ -19,8 +19,6 @@ from pt2e_quant.kernels.int8_cat.reference import check_counts, empty_result
 from pt2e_quant.kernels.launch import ELEMENTS, check_operands, launching
 from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 
-__all__ = ["AT_ONCE", "int8_cat", "int8_cat_kernel"]
-
 AT_ONCE = 4
 """Tensors of one launch."""
 

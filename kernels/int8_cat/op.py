@@ -24,8 +24,6 @@ from pt2e_quant.kernels.shape_classes import static_product
 from pt2e_quant.kernels.site import Site
 from pt2e_quant.kernels.tiles import columns_class
 
-__all__ = ["KERNELS", "Int8Cat", "cost"]
-
 
 def _fake(
     xs: Sequence[Tensor],

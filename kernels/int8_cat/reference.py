@@ -11,8 +11,6 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.quantize.reference import real_values
 
-__all__ = ["check_counts", "empty_result", "int8_cat"]
-
 
 def check_counts(xs: Sequence[Tensor], scales: Sequence[float], zero_points: Sequence[int]) -> None:
     """Refuse qparams that are not one a tensor.

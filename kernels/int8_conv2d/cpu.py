@@ -36,9 +36,6 @@ from pt2e_quant.kernels.onednn.speed import measured_here
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "class_of", "shape_class"]
-
-
 _SIZES = (("small", 1 << 18), ("medium", 1 << 22))
 """Below so many multiplications an image; "large" from there."""
 _GEMMS = CONV1D + CONV2D + ops.LINEAR

@@ -25,8 +25,6 @@ from pt2e_quant.kernels.int8_conv2d.window import ConvSizes, conv_sizes
 from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
-__all__ = ["depthwise_kernel", "int8_conv2d", "int8_conv2d_kernel"]
-
 
 @triton.jit(
     do_not_specialize=["depth_units", "residual_zero_point", "out_zero_point", "out_min", "out_max"]

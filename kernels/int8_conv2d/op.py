@@ -40,8 +40,6 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import affine_of, read_weight
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "Int8Conv2d", "cost", "shape_class"]
-
 
 def _fake(
     x: Tensor,

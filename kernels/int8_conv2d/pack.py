@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["drop_channels", "fill_channels", "pack_weight", "unpack_weight", "window_sums"]
-
 
 def pack_weight(weight: Tensor, groups: int) -> Tensor:
     """Weights with the axis innermost that loads run along; nothing is lost or added.

@@ -11,15 +11,6 @@ from pt2e_quant.graph.ops import argument
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 
-__all__ = [
-    "EVEN_PADDING",
-    "SUMS_FIT",
-    "WINDOWS_MEET_IMAGE",
-    "even_padding",
-    "per_axis",
-    "weight_of",
-]
-
 
 def weight_of(conv: Node) -> Tensor:
     """The fake value of the weight: [O, C / groups, *kernel]."""

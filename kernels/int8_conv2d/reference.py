@@ -12,8 +12,6 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.int8_conv2d.pack import unpack_weight
 
-__all__ = ["int8_conv2d"]
-
 
 def int8_conv2d(
     x: Tensor,

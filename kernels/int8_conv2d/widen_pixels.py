@@ -14,8 +14,6 @@ from pt2e_quant.kernels.quantize.op import QuantizePixels
 from pt2e_quant.kernels.quantize.reference import PIXEL
 from pt2e_quant.kernels.quantized_values import Affine, affine_of
 
-__all__ = ["widen_pixels"]
-
 _CHANNELS = 3
 _WEIGHT = 3
 _GROUPS = 9

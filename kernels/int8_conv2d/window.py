@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from pt2e_quant.core.errors import InputError
 
-__all__ = ["ConvSizes", "conv_sizes", "output_size"]
-
 _NARROW = 64
 _SMALL = 4096
 _SHALLOW = 64

@@ -24,8 +24,6 @@ from pt2e_quant.kernels.onednn.size_classes import expected_rows, weight_element
 from pt2e_quant.kernels.onednn.speed import measured_here
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "class_of", "shape_class"]
-
 POST_OPS = one_of(CONV_POST_OPS, ops.GELU, ops.LEAKY_RELU, ops.TANH)
 _ROWS = (1, 16, 128)
 

@@ -18,8 +18,6 @@ from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here
 from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "class_of", "shape_class"]
-
 _BY_INT_MM = "x per token, by torch._int_mm"
 """The class of what oneDNN's product would not be exact for."""
 

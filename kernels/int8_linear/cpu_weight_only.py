@@ -18,8 +18,6 @@ from pt2e_quant.kernels.onednn.speed import measured_here
 from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "shape_class"]
-
 
 def shape_class(match: Match) -> str:
     """By the rows of the product and the size of the weight."""

@@ -15,8 +15,6 @@ from pt2e_quant.kernels.swapped_gemm.gpu import tile_of_program
 from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
-__all__ = ["add_integer_splits_kernel", "int8_linear", "int8_linear_kernel"]
-
 
 @triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
 def int8_linear_kernel(

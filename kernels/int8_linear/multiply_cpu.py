@@ -10,8 +10,6 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.int8_linear import reference
 
-__all__ = ["int8_linear", "int_mm_is_exact", "written_out"]
-
 
 @cache
 def int_mm_is_exact() -> bool:

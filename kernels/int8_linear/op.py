@@ -30,20 +30,6 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import affine_of, read_weight
 from pt2e_quant.kernels.site import Site
 
-__all__ = [
-    "KERNELS",
-    "PER_TOKEN",
-    "SUMS_FIT",
-    "WEIGHT",
-    "Int8Linear",
-    "build",
-    "cost",
-    "linear_rows",
-    "node_cost",
-    "read_activations",
-    "shape_class",
-]
-
 
 def _fake(
     x: Tensor,

@@ -2,8 +2,6 @@
 
 from pt2e_quant.kernels.tiles import rows_class
 
-__all__ = ["product_class"]
-
 _NARROW = 2048
 
 

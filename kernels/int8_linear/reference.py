@@ -10,8 +10,6 @@ from pt2e_quant.core.integer_ops.products import multiply_rows
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 
-__all__ = ["int8_linear"]
-
 
 def int8_linear(
     x: Tensor,

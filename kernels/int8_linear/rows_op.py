@@ -12,12 +12,6 @@ from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import QLinear
 from pt2e_quant.kernels.profiler_range import profiler_range
 
-__all__ = [
-    "Int8LinearRows",
-    "sums_fit_float",
-    "written_out",
-]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _ONE, _ZERO = torch.ones(1), torch.zeros(1, dtype=torch.int32)
 _LARGEST = 2**24

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import InputError
 
-__all__ = ["Batches", "read_batches"]
-
 
 @dataclass(frozen=True, slots=True)
 class Batches:

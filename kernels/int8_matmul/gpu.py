@@ -14,8 +14,6 @@ from pt2e_quant.kernels.int8_matmul.product_class import product_class
 from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
-__all__ = ["int8_matmul", "int8_matmul_kernel"]
-
 
 @triton.jit(
     do_not_specialize=[

@@ -23,8 +23,6 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "Int8Matmul", "cost", "repeats_heads", "swaps_last_axes"]
-
 _SWAPS = (aten.transpose.int, aten.swapaxes.default)
 
 

@@ -9,8 +9,6 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.int8_matmul.batches import read_batches
 
-__all__ = ["int8_matmul"]
-
 
 def int8_matmul(
     left: Tensor,

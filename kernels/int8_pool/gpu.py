@@ -16,8 +16,6 @@ from pt2e_quant.kernels.int8_pool.windows import PoolKind, check_kind, shape_cla
 from pt2e_quant.kernels.launch import check_operands, launching
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
-__all__ = ["int8_pool", "int8_pool_kernel"]
-
 
 @triton.jit
 def _span(i, size, out, kernel, stride, padding, IS_ADAPTIVE: tl.constexpr):

@@ -23,8 +23,6 @@ from pt2e_quant.kernels.int8_pool.windows import PoolKind, shape_class
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "Int8Pool", "cost"]
-
 
 def _fake(
     x: Tensor,

@@ -14,8 +14,6 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 from pt2e_quant.kernels.int8_pool.windows import PoolKind, Span, check_kind, spans
 
-__all__ = ["int8_pool", "like_images"]
-
 
 def like_images(x: Tensor, out_size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """An empty result, channels-last."""

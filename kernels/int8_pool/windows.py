@@ -6,8 +6,6 @@ from enum import StrEnum
 
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = ["PoolKind", "Span", "check_kind", "shape_class", "spans"]
-
 
 class PoolKind(StrEnum):
     """What a window is reduced to."""

@@ -14,9 +14,6 @@ from pt2e_quant.kernels.norm_quantize.read_norm import CONSTRAINTS, NORMS, read_
 from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
 
-__all__ = ["fuse_norm_per_token", "fuse_norm_per_token_e4m3"]
-
-
 _FUSED: dict[object, Any] = {
     QuantizeRows: NormQuantizePerToken,
     QuantizeRowsE4m3: NormQuantizePerTokenE4m3,

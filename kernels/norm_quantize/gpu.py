@@ -13,13 +13,6 @@ from pt2e_quant.kernels.norm_quantize.norm import LONGEST, Norm
 from pt2e_quant.kernels.quantize_per_token.gpu import PRECISIONS, quantize_held_rows, round_to
 from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 
-__all__ = [
-    "norm_quantize",
-    "norm_quantize_kernel",
-    "norm_quantize_per_token",
-    "norm_quantize_per_token_e4m3",
-]
-
 
 @triton.jit
 def _mean(x, K):

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = ["LONGEST", "NORM_SCHEMA", "Norm", "NormKind"]
-
 LONGEST = 16384
 """Elements of a row: a program holds whole rows in registers."""
 

@@ -20,14 +20,6 @@ from pt2e_quant.kernels.quantized_values import REWRITTEN_RESULT
 from pt2e_quant.kernels.shape_classes import by_columns
 from pt2e_quant.kernels.site import Site
 
-__all__ = [
-    "KERNELS",
-    "NormQuantize",
-    "NormQuantizePerToken",
-    "NormQuantizePerTokenE4m3",
-    "cost",
-]
-
 _GPU = "pt2e_quant.kernels.norm_quantize.gpu"
 
 

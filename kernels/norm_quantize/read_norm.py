@@ -14,8 +14,6 @@ from pt2e_quant.graph.ops import CASTS, LAYER_NORM, MUL, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var, either_order
 from pt2e_quant.kernels.norm_quantize.norm import LONGEST, NormKind
 
-__all__ = ["CONSTRAINTS", "NORMS", "FoundNorm", "read_norm"]
-
 _HALF = (torch.float16, torch.bfloat16)
 _FLOATS = (torch.float32, *_HALF)
 

@@ -12,13 +12,6 @@ from pt2e_quant.kernels.epilogue.reference import requantize_real
 from pt2e_quant.kernels.norm_quantize.norm import Norm, NormKind
 from pt2e_quant.kernels.quantize_per_token import reference as per_token
 
-__all__ = [
-    "norm_quantize",
-    "norm_quantize_per_token",
-    "norm_quantize_per_token_e4m3",
-    "normalize",
-]
-
 
 def _mean(x: Tensor) -> Tensor:
     return x.double().mean(-1, keepdim=True).float()

@@ -10,8 +10,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-__all__ = ["onednn_is_exact"]
-
 _K, _N = 64, 16
 
 

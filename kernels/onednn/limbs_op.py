@@ -15,16 +15,6 @@ from torch import Tensor
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.kernels.onednn.operators import QLinear, aten
 
-__all__ = [
-    "DIGIT_LIMIT",
-    "LinearOfLimbs",
-    "check_float32",
-    "error_bound",
-    "limb_shifts",
-    "linear_of_limbs",
-    "weight_limbs",
-]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 DIGIT_LIMIT = 32639

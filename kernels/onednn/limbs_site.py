@@ -20,16 +20,6 @@ from pt2e_quant.kernels.onednn.size_classes import sizes_of
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY
 from pt2e_quant.kernels.site import Site
 
-__all__ = [
-    "call_linear",
-    "class_of",
-    "limb_operands",
-    "limbs_cost",
-    "linear_row",
-    "node_cost",
-    "row_limbs",
-]
-
 
 def class_of(form: str, rows: int | None, weight: int) -> str:
     """The class of a product of so many float rows by a weight of so many elements.

@@ -12,18 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ConvSum",
-    "LinearSum",
-    "PackConv",
-    "PackLinear",
-    "QConv",
-    "QConvSum",
-    "QLinear",
-    "QLinearSum",
-    "aten",
-]
-
 aten: Any = torch.ops.aten
 _onednn: Any = torch.ops.onednn
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own

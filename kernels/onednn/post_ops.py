@@ -10,8 +10,6 @@ from pt2e_quant.graph import ops
 from pt2e_quant.graph.ops import Family, argument, is_call
 from pt2e_quant.graph.pattern import one_of
 
-__all__ = ["CLIPS", "CONV_POST_OPS", "NO_POST_OP", "PostOp", "limited", "post_op_of"]
-
 CLIPS = one_of(ops.RELU6, ops.HARDTANH, ops.CLAMP)
 """Post-op "hardtanh"."""
 CONV_POST_OPS = one_of(ops.RELU, CLIPS, ops.HARDSWISH, ops.SILU)

@@ -7,8 +7,6 @@ from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import Family
 from pt2e_quant.graph.pattern import Op, Var, chain, either_order, maybe
 
-__all__ = ["gemm_row", "sum_row"]
-
 X, Y, W, B = Var("x"), Var("y"), Var("w"), Var("b")
 _IN = Slot(at="x", role=Role.INPUT, accepts=(UINT8_ACTIVATION,))
 ADDED = Slot(at="y", role=Role.INPUT, accepts=(UINT8_ACTIVATION,))

@@ -15,16 +15,6 @@ from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY
 from pt2e_quant.kernels.quantized_values import Affine, PackedSource, affine_of, read_weight
 from pt2e_quant.kernels.site import Site
 
-__all__ = [
-    "FLOAT",
-    "Operands",
-    "Result",
-    "channels_last",
-    "finish",
-    "known_sizes",
-    "read_operands",
-]
-
 aten: Any = torch.ops.aten
 FLOAT = Affine(1.0, 0, 0, 0, torch.float32)
 """What oneDNN wants to hear of a float result or summand."""

@@ -4,8 +4,6 @@ import torch
 
 from pt2e_quant.graph.pattern import Match
 
-__all__ = ["expected_rows", "rows_of", "sizes_of", "weight_elements"]
-
 _ROWS = (1, 4, 16, 128)
 _WEIGHTS = (18, 20, 22)
 

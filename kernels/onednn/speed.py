@@ -8,12 +8,6 @@ import torch
 
 from pt2e_quant.kernels.measured import read_measured
 
-__all__ = [
-    "SHAPE_CLASS_KEY",
-    "cpu_slug",
-    "measured_here",
-]
-
 SHAPE_CLASS_KEY = "pt2e_quant.shape_class"
 """Key of a fused call's `node.meta`: the class of sizes that its measured ratio is kept by."""
 

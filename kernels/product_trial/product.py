@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Operator", "PostOpKind", "Product", "read_product"]
-
 
 class Operator(StrEnum):
     """Which of torch's operators computes a product."""

@@ -17,8 +17,6 @@ from pt2e_quant.kernels.onednn.limbs_op import LinearOfLimbs
 from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum, QConv, QLinear
 from pt2e_quant.kernels.product_trial.product import Operator, PostOpKind, Product
 
-__all__ = ["products_of"]
-
 _MOST = 1 << 22
 """A symbolic size is tried at no more activations than this: 4 MB."""
 _UNBOUNDED = 4

@@ -29,14 +29,6 @@ from pt2e_quant.kernels.product_trial.product import Operator, Product, read_pro
 from pt2e_quant.kernels.product_trial.run_in_child import TIME_COMMAND
 from pt2e_quant.kernels.product_trial.time_product import time_product
 
-__all__ = [
-    "RIGHT",
-    "run_here",
-    "serve",
-    "serve_times",
-    "try_product",
-]
-
 RIGHT = ""
 """What `try_product` returns of a product that is right."""
 

@@ -14,8 +14,6 @@ from typing import IO
 
 from pt2e_quant.kernels.product_trial.product import Product
 
-__all__ = ["COMMAND", "TIME_COMMAND", "TrialError", "run_in_child"]
-
 _LOOP = "from pt2e_quant.kernels.product_trial.run_here import {0}; {0}()"
 COMMAND = (sys.executable, "-c", _LOOP.format("serve"))
 """What runs in the child: products on its standard input, reports on its standard output."""

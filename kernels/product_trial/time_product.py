@@ -13,8 +13,6 @@ from torch.nn import functional as F
 from pt2e_quant.kernels.onednn.operators import PackConv, PackLinear, QConv, QLinear
 from pt2e_quant.kernels.product_trial.product import Operator, Product
 
-__all__ = ["Times", "read_times", "time_product"]
-
 _ENOUGH_S = 0.1
 """Each product is timed for about so long."""
 _LEAST_ROUNDS = 3

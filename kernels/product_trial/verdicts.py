@@ -22,15 +22,6 @@ from pt2e_quant.kernels.product_trial.run_in_child import (
 )
 from pt2e_quant.kernels.product_trial.time_product import Times, read_times
 
-__all__ = [
-    "CACHE_VARIABLE",
-    "TRIALS_VARIABLE",
-    "are_tried",
-    "cache_file",
-    "times_of",
-    "verdicts_of",
-]
-
 CACHE_VARIABLE = "PT2E_QUANT_CACHE"
 """Environment variable: the folder to keep verdicts in, instead of the user's cache folder."""
 TRIALS_VARIABLE = "PT2E_QUANT_TRIALS"

@@ -14,8 +14,6 @@ from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantize.op import Quantize
 from pt2e_quant.kernels.quantized_values import Affine, affine_of, e4m3_of
 
-__all__ = ["fuse_lone_e4m3", "fuse_lone_qdq"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def fuse_lone_qdq(gm: GraphModule) -> PassResult:

@@ -20,9 +20,6 @@ from pt2e_quant.kernels.launch import ELEMENTS, check_fp8, check_operands, launc
 from pt2e_quant.kernels.quantize.reference import PIXEL
 from pt2e_quant.kernels.tiles import TileConfig, elements_class, tiles_for
 
-__all__ = ["quantize", "quantize_kernel", "quantize_pixels", "quantize_pixels_kernel"]
-
-
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 

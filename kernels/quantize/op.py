@@ -22,13 +22,6 @@ from pt2e_quant.kernels.quantized_values import affine_of, rewritten
 from pt2e_quant.kernels.shape_classes import by_elements
 from pt2e_quant.kernels.site import Site
 
-__all__ = [
-    "KERNELS",
-    "Quantize",
-    "QuantizePixels",
-    "cost",
-]
-
 
 def _fake(x: Tensor, *, out_dtype: torch.dtype = torch.float32, **named: Any) -> Tensor:
     return torch.empty_like(x, dtype=out_dtype)

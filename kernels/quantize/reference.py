@@ -8,8 +8,6 @@ from torch import Tensor
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish, requantize_real
 
-__all__ = ["PIXEL", "quantize", "quantize_pixels", "real_values"]
-
 PIXEL = 4
 """Channels that `quantize_pixels` writes: a pixel is one aligned word of 32 bits."""
 

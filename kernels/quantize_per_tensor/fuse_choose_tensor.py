@@ -19,8 +19,6 @@ from pt2e_quant.kernels.quantize_per_token.fuse_choose_e4m3 import codes_of
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import integers_of
 from pt2e_quant.kernels.quantize_per_token.one_launch import Choice, choose_at_once
 
-__all__ = ["fuse_choose_tensor", "fuse_choose_tensor_e4m3"]
-
 _CHOOSERS = {ChoosePerTensor: False, ChoosePerTensorSymmetric: True}
 """What chooses int8 qparams of a tensor, to whether the zero point is 0."""
 

@@ -21,15 +21,6 @@ from pt2e_quant.kernels.quantize_per_token.gpu import (
 )
 from pt2e_quant.kernels.tiles import TileConfig, elements_class, tiles_for
 
-__all__ = [
-    "partial_ranges_kernel",
-    "quantize_per_tensor",
-    "quantize_per_tensor_e4m3",
-    "quantize_tensor_kernel",
-    "shape_class",
-    "tensor_qparams",
-]
-
 _ONE = 8192
 
 

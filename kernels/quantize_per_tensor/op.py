@@ -9,8 +9,6 @@ from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.quantize_per_tensor import reference
 
-__all__ = ["QuantizeTensor", "QuantizeTensorE4m3", "cost"]
-
 _GPU = "pt2e_quant.kernels.quantize_per_tensor.gpu"
 
 

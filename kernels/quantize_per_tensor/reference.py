@@ -7,8 +7,6 @@ from pt2e_quant.core.formats.blocks import WHOLE
 from pt2e_quant.core.formats.format_arithmetic import choose_scales, quantize_float
 from pt2e_quant.core.formats.number_formats import FP8_E4M3
 
-__all__ = ["quantize_per_tensor", "quantize_per_tensor_e4m3", "tensor_qparams"]
-
 
 def tensor_qparams(
     x: Tensor, quant_min: int, quant_max: int, eps: float, symmetric: bool

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from pt2e_quant.kernels.quantize_per_token.reference import LEAST_SCALE
 
-__all__ = ["quantize_per_token"]
-
 
 def quantize_per_token(
     x: Tensor, quant_min: int = -128, quant_max: int = 127, *, label: str = ""

@@ -13,8 +13,6 @@ from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.kernels.quantize_per_token.one_launch import Choice, choose_at_once, quantizes_of
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRowsE4m3
 
-__all__ = ["codes_of", "fuse_choose_e4m3"]
-
 
 @graph_pass(needs=(), gives=())
 def fuse_choose_e4m3(gm: GraphModule) -> PassResult:

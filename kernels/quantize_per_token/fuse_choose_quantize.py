@@ -10,8 +10,6 @@ from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.kernels.quantize_per_token.one_launch import Choice, choose_at_once, quantizes_of
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 
-__all__ = ["READ_BY_OTHERS", "fuse_choose_quantize", "integers_of"]
-
 READ_BY_OTHERS = "its qparams are read by others too"
 
 

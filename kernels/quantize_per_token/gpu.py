@@ -10,18 +10,6 @@ from pt2e_quant.kernels.epilogue.gpu import e4m3_codes
 from pt2e_quant.kernels.launch import check_fp8, check_operands, launching
 from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 
-__all__ = [
-    "PRECISIONS",
-    "magnitude_bits",
-    "quantize_held_rows",
-    "quantize_per_token",
-    "quantize_per_token_e4m3",
-    "quantize_per_token_kernel",
-    "quantize_row_e4m3",
-    "round_to",
-    "row_scale_e4m3",
-]
-
 PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 """The dtypes that kernels take rows in, by the names that `round_to` has for them."""
 

@@ -12,8 +12,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import Note, PassResult
 from pt2e_quant.kernels.profiler_range import label_of
 
-__all__ = ["Choice", "choose_at_once", "quantizes_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:

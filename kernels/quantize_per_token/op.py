@@ -7,8 +7,6 @@ from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.quantize_per_token import cpu_dynamic, reference
 
-__all__ = ["QuantizeRows", "QuantizeRowsE4m3", "cost"]
-
 
 def _fake(
     x: Tensor, quant_min: int = -128, quant_max: int = 127, *, label: str = ""

@@ -6,8 +6,6 @@ from torch import Tensor
 from pt2e_quant.core.formats.format_arithmetic import choose_scales, quantize_float
 from pt2e_quant.core.formats.number_formats import FP8_E4M3
 
-__all__ = ["LEAST_SCALE", "quantize_per_token", "quantize_per_token_e4m3", "row_qparams"]
-
 LEAST_SCALE = 2.0**-23
 """float32's eps, as `choose_qparams_per_token_asymmetric` has it; every float dtype has it."""
 

@@ -15,8 +15,6 @@ from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.recurrent_layer.op import RecurrentLayerInt8, cost
 from pt2e_quant.kernels.site import Site
 
-__all__ = ["KERNELS", "has_integer_layers"]
-
 _ROW = recurrent_row(
     "aten.quantized_lstm, aten.quantized_gru; aten.lstm, gru, rnn on weights decoded at load",
     "x and the hidden state are rounded to uint8 at run time, also in static recipes; an RNN, "

@@ -8,8 +8,6 @@ from torch import Tensor
 from pt2e_quant.core.recurrent_ops import recurrent_layer
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 
-__all__ = ["RecurrentLayerInt8", "cost", "decode"]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "recurrent_layer_int8(Tensor x, Tensor h0, Tensor? c0, Tensor w_ih, Tensor ih_scale, "

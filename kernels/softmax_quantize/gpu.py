@@ -12,8 +12,6 @@ from pt2e_quant.kernels.quantize_per_token.gpu import PRECISIONS, round_to
 from pt2e_quant.kernels.softmax_quantize.reference import check_scores
 from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 
-__all__ = ["softmax_quantize", "softmax_quantize_kernel"]
-
 
 @triton.jit(do_not_specialize=["out_zero_point", "out_min", "out_max"])
 def softmax_quantize_kernel(

@@ -20,8 +20,6 @@ from pt2e_quant.kernels.site import Site
 from pt2e_quant.kernels.softmax_quantize import reference
 from pt2e_quant.kernels.softmax_quantize.reference import LONGEST
 
-__all__ = ["KERNELS", "SoftmaxQuantize", "cost"]
-
 
 def _fake(x: Tensor, *rest: Any, out_dtype: torch.dtype = torch.int8, **named: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=out_dtype)

@@ -10,8 +10,6 @@ from pt2e_quant.core.errors import InputError
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import requantize_real
 
-__all__ = ["LONGEST", "check_scores", "softmax_quantize"]
-
 LONGEST = 16384
 """Scores of a row: a program holds whole rows in registers."""
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 
 from benchmarks.kernels.compile_case import CompileCase
 
-__all__ = ["ENDING", "PLAIN_END", "add_splits_cases"]
-
 ENDING: Mapping[str, str] = {
     "residual_scale": "fp32",
     "residual_zero_point": "i32",

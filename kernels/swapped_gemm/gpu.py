@@ -10,8 +10,6 @@ from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
 from pt2e_quant.kernels.tiles import tiles_for
 
-__all__ = ["add_splits_kernel", "adding", "tile_of_program", "write_tile"]
-
 
 @triton.jit
 def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):

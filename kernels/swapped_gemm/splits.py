@@ -4,8 +4,6 @@ import torch
 
 from pt2e_quant.kernels.tiles import TileConfig
 
-__all__ = ["cut_along_k", "processors_of", "splits"]
-
 _PROGRAMS_PER_PROCESSOR = 3
 """So many programs keep enough loads in flight to fill a processor's share of the bandwidth."""
 _LEAST_STEPS = 4

@@ -27,8 +27,6 @@ from pt2e_quant.passes.algorithms.channel_moments import ChannelMoments
 from pt2e_quant.passes.algorithms.channel_sizes import POWER, ChannelSizes, channel_sizes
 from pt2e_quant.passes.algorithms.scale_targets import Factors, Rows, divide_inputs, fold_target
 
-__all__ = ["Balance", "BalanceChannels", "Rounding", "choose_balance"]
-
 EXPONENTS = ((0.0, 0.0), *product((0.3, 0.5, 0.7, 1.0), (0.0, 0.15, 0.3)))
 """(a, b) of the family; the first changes nothing but signs."""
 WIDEST = 1000.0

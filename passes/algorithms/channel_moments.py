@@ -44,14 +44,6 @@ from pt2e_quant.graph.ops import (
     is_call,
 )
 
-__all__ = [
-    "ChannelMoments",
-    "Moments",
-    "activation_input",
-    "apply_activation",
-    "quadrature",
-]
-
 ACTIVATIONS: Family = (
     *(*RELU, *RELU6, *GELU, *SILU, *SIGMOID, *TANH, *HARDSWISH, *ELU, *LEAKY_RELU),
 )

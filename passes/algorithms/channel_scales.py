@@ -24,8 +24,6 @@ from torch import Tensor
 from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
 from pt2e_quant.passes.algorithms.algorithm_graph import Declined
 
-__all__ = ["ChannelScale", "choose_channel_scale"]
-
 QUANTILES = (0.5, 0.9, 0.99)
 EXPONENTS = (0.5, 0.7, 1.0)
 FOLDS = 4

@@ -23,8 +23,6 @@ from pt2e_quant.passes.algorithms.channel_moments import (
     quadrature,
 )
 
-__all__ = ["POWER", "ChannelSizes", "channel_sizes"]
-
 POWER = 8
 _POINTS = 16
 _ROWS = 4096

@@ -20,8 +20,6 @@ from pt2e_quant.passes.algorithms.algorithm_graph import (
     has_integers,
 )
 
-__all__ = ["Gptq"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gptq(Algorithm):

@@ -10,8 +10,6 @@ from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 
-__all__ = ["OWN_NAMES", "algorithm_named", "combined", "names"]
-
 _GROUP = "pt2e_quant.algorithms"
 _OWN: dict[str, type[Algorithm]] = {
     made.name: made for made in (BalanceChannels, Gptq, ScaleOutputs, SmoothQuant)

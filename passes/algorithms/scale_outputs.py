@@ -17,8 +17,6 @@ from pt2e_quant.passes.algorithms.algorithm_graph import (
 from pt2e_quant.passes.algorithms.channel_scales import choose_channel_scale
 from pt2e_quant.passes.algorithms.scale_targets import linear_behind, multiply, rows_of
 
-__all__ = ["ScaleOutputs"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleOutputs(Algorithm):

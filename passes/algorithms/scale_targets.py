@@ -13,16 +13,6 @@ from pt2e_quant.graph.idioms.rms_norm import RMS_NORM
 from pt2e_quant.graph.ops import LINEAR, MUL, RELU, argument, aten, is_call
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, Declined
 
-__all__ = [
-    "Factors",
-    "Rows",
-    "divide_inputs",
-    "fold_target",
-    "linear_behind",
-    "multiply",
-    "rows_of",
-]
-
 _NORMS = (aten.layer_norm.default, *RMS_NORM)
 
 

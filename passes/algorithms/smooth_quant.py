@@ -20,8 +20,6 @@ from pt2e_quant.passes.algorithms.algorithm_graph import (
 from pt2e_quant.passes.algorithms.channel_scales import choose_channel_scale
 from pt2e_quant.passes.algorithms.scale_targets import Rows, divide_inputs, fold_target
 
-__all__ = ["SmoothQuant"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmoothQuant(Algorithm):

@@ -23,8 +23,6 @@ from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
-__all__ = ["decompose_attention", "masked_score"]
-
 
 def masked_score(dtype: torch.dtype) -> float:
     """What is added to a masked score: so low that softmax gives exactly 0, and finite.

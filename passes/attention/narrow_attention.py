@@ -10,8 +10,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import SDPA, aten, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["narrow_attention"]
-
 _OPERANDS = 3
 """query, key and value; a mask stays as it is, since attention takes a float32 one beside them."""
 

@@ -28,8 +28,6 @@ from pt2e_quant.passes.batch_norm.trained_batch_norm import (
 )
 from pt2e_quant.passes.qdq.remap_annotations import Remap, remap_annotations
 
-__all__ = ["attach_batch_norms"]
-
 
 def attach_batch_norms(gm: GraphModule, norms: Sequence[DetachedNorm]) -> dict[Node, Node]:
     """Insert the modules that fold and normalise.

@@ -10,8 +10,6 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CONV_TRANSPOSE, argument, arguments, aten, is_call
 from pt2e_quant.graph.rewrite import Skip
 
-__all__ = ["Affine", "affine_of", "is_training", "scaled_weight"]
-
 
 @dataclass(frozen=True, slots=True)
 class Affine:

@@ -17,15 +17,6 @@ from pt2e_quant.graph.pattern import Match, Op, find_matches
 from pt2e_quant.passes.batch_norm.norm_producer import PRODUCER, channel_follows, other_results_used
 from pt2e_quant.passes.batch_norm.trained_batch_norm import TrainedBatchNorm
 
-__all__ = [
-    "DetachedNorm",
-    "add_module",
-    "call_module",
-    "detach_batch_norms",
-    "drop_counters",
-    "set_arguments",
-]
-
 _PATTERNS = (
     ("behind a conv or linear", Op(BATCH_NORM, PRODUCER, name="bn")),
     ("alone", Op(BATCH_NORM, name="bn")),

@@ -34,8 +34,6 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.passes.batch_norm.detach_batch_norm import drop_counters, set_arguments
 from pt2e_quant.passes.qdq.remap_annotations import Remap, remap_annotations
 
-__all__ = ["expand_conv_bn", "fold_expanded_conv_bn"]
-
 _CONVS: Family = CONV1D + CONV2D + CONV_TRANSPOSE1D + CONV_TRANSPOSE2D
 """The kinds that torchao writes out; batch norms behind others train as they are."""
 

@@ -28,8 +28,6 @@ from pt2e_quant.passes.batch_norm.batch_norm_affine import (
 )
 from pt2e_quant.passes.batch_norm.norm_producer import PRODUCER, channel_follows, other_results_used
 
-__all__ = ["fold_batch_norm", "no_batch_norm"]
-
 
 def _readers_note(producer: Node) -> str:
     return f"{producer.name} is read by {len(producer.users)} nodes"

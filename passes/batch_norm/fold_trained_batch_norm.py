@@ -12,8 +12,6 @@ from pt2e_quant.graph.ops import aten, is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.passes.batch_norm.trained_batch_norm import FoldedConstants, TrainedBatchNorm
 
-__all__ = ["fold_trained_batch_norm"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_trained_batch_norm(gm: GraphModule) -> PassResult:

@@ -18,8 +18,6 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pattern import Match, Op, Var
 
-__all__ = ["MOVES", "PRODUCER", "channel_dim", "channel_follows", "other_results_used"]
-
 MOVES = PERMUTE + UNSQUEEZE + SQUEEZE + IDENTITIES
 """Views through which the channel dimension can be followed."""
 

@@ -19,14 +19,6 @@ from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.core.snapshot_op import snapshot
 from pt2e_quant.graph.ops import argument, arguments, aten, is_call
 
-__all__ = [
-    "FoldedConstants",
-    "TrainedBatchNorm",
-    "WeightLayout",
-    "freeze_bn_stats",
-    "update_bn_stats",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightLayout:

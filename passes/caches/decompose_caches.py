@@ -16,8 +16,6 @@ from pt2e_quant.graph.ops import arguments, aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.graph.row_halves import NIBBLE, pack_halves
 
-__all__ = ["decompose_caches"]
-
 _INT8 = (-128, 127, torch.int8)
 
 

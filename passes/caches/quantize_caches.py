@@ -22,8 +22,6 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 
-__all__ = ["quantize_caches"]
-
 _aten: Any = torch.ops.aten
 
 _SOURCES = {

@@ -19,8 +19,6 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import CASTS, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 
-__all__ = ["compute_in_float32"]
-
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST = torch.finfo(torch.float32).max
 _CAST = (aten.to.dtype,)

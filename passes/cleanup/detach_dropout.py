@@ -14,8 +14,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import copy_trace
 from pt2e_quant.graph.ops import DROPOUT, argument, arguments, is_call
 
-__all__ = ["DetachedDropout", "attach_dropouts", "detach_dropouts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachedDropout:

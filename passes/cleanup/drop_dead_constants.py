@@ -8,8 +8,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["drop_dead_constants"]
-
 
 def _names_read(gm: GraphModule) -> tuple[set[str], set[str]]:
     """The dotted names that nodes read, and the modules that are used as a whole."""

@@ -29,13 +29,6 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 
-__all__ = [
-    "GROWTH_LIMIT_BYTES",
-    "fold_constants",
-    "fold_layer_constants",
-    "fold_observed_constants",
-]
-
 GROWTH_LIMIT_BYTES = 1 << 20
 """How many bytes a folded constant may be larger than the constants that it makes superfluous."""
 

@@ -28,8 +28,6 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pipeline import HAS_VALUES, Invariant, Note, PassResult, graph_pass
 
-__all__ = ["inline_regions", "no_regions"]
-
 _LOWER_PRECISION = (
     *CONV,
     *CONV_TRANSPOSE,

@@ -14,8 +14,6 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.subgraphs import bodies
 
-__all__ = ["lift_constants"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def lift_constants(gm: GraphModule) -> PassResult:

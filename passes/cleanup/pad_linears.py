@@ -10,8 +10,6 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import LINEAR, argument, aten, is_call
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult, graph_pass
 
-__all__ = ["pad_linears"]
-
 
 def pad_linears(group_size_of: Callable[[Node], int | None]) -> GraphPass:
     """The pass that pads each linear to a multiple of its group size.

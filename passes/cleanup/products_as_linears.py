@@ -9,8 +9,6 @@ from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
-__all__ = ["products_as_linears"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def products_as_linears(gm: GraphModule) -> PassResult:

@@ -8,8 +8,6 @@ from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
-__all__ = ["remove_dropout"]
-
 
 def _input(m: Match, editor: Editor) -> Node | Skip:
     call = m.nodes["dropout"]

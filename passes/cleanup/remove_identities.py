@@ -8,8 +8,6 @@ from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
-__all__ = ["remove_identities"]
-
 _ALIASES = (
     aten.alias.default,
     aten.detach.default,

@@ -8,8 +8,6 @@ from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
-__all__ = ["remove_noop_expand"]
-
 
 def _same_sizes(before: object, after: object) -> bool:
     """Whether two sizes are equal without asking for a guard."""

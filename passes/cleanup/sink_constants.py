@@ -12,8 +12,6 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.graph.subgraphs import Body, bodies
 
-__all__ = ["sink_constants"]
-
 
 @graph_pass(needs=(), gives=())
 def sink_constants(gm: GraphModule) -> PassResult:

@@ -6,8 +6,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import SPLIT, argument, aten, is_call, is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["split_as_slices"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def split_as_slices(gm: GraphModule) -> PassResult:

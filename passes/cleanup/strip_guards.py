@@ -10,8 +10,6 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import aten, is_call
 from pt2e_quant.graph.pipeline import Invariant, Note, PassResult, graph_pass
 
-__all__ = ["no_guards", "strip_guards"]
-
 _CHECKS = (aten._assert_tensor_metadata.default,)
 
 

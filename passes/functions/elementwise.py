@@ -6,28 +6,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "angle",
-    "atan2",
-    "copysign",
-    "digamma",
-    "dist",
-    "erfc",
-    "erfcx",
-    "erfinv",
-    "fmax",
-    "fmin",
-    "hypot",
-    "lgamma",
-    "ndtri",
-    "round_decimals",
-    "rrelu",
-    "scaled_bessel",
-    "shift_left",
-    "shift_right",
-    "signbit",
-]
-
 
 def _polynomial(x: Tensor, *coefficients: float) -> Tensor:
     """By Horner's rule; the coefficient of the highest power first."""

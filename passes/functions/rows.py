@@ -7,25 +7,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Results",
-    "adaptive_max_pool",
-    "bucketize",
-    "cdist",
-    "cummax",
-    "cummin",
-    "cumprod",
-    "kthvalue",
-    "logcumsumexp",
-    "median",
-    "median_of_all",
-    "mode",
-    "pdist",
-    "put",
-    "searchsorted",
-    "sort",
-]
-
 Results: TypeAlias = Tensor | tuple[Tensor, ...]
 """What a function gives: one tensor, or the first of several."""
 

@@ -19,8 +19,6 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.passes.functions import elementwise, rows
 
-__all__ = ["FUNCTIONS", "write_functions", "write_out"]
-
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__lshift__.Scalar": elementwise.shift_left,
     "aten.__rshift__.Scalar": elementwise.shift_right,

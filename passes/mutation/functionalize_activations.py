@@ -19,8 +19,6 @@ from pt2e_quant.graph.views import (
     write_through,
 )
 
-__all__ = ["WAS_IN_PLACE", "functionalize_activations", "no_activation_writes"]
-
 WAS_IN_PLACE = "pt2e_quant.was_in_place"
 """The key of `node.meta` of operators that were made out-of-place."""
 

@@ -10,8 +10,6 @@ from pt2e_quant.graph.ops import aten, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
 
-__all__ = ["functionalize_state"]
-
 
 @graph_pass(needs=(), gives=())
 def functionalize_state(gm: GraphModule) -> PassResult:

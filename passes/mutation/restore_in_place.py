@@ -15,8 +15,6 @@ from pt2e_quant.passes.mutation.functionalize_activations import (
     no_activation_writes,
 )
 
-__all__ = ["restore_in_place"]
-
 
 @graph_pass(needs=(), gives=(), ends=(no_activation_writes,))
 def restore_in_place(gm: GraphModule) -> PassResult:

@@ -6,8 +6,6 @@ from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import Invariant, Note, PassResult, graph_pass
 
-__all__ = ["duplicate_dequantize", "one_reader"]
-
 
 def _check(gm: GraphModule) -> str | None:
     shared = [n.name for n in gm.graph.nodes if is_dequantize(n) and len(n.users) > 1]

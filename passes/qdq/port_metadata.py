@@ -10,8 +10,6 @@ from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, is_quantize
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, is_valid_annotation
 from pt2e_quant.graph.ops import VIEWS, is_call
 
-__all__ = ["is_annotated", "is_dynamic", "port_metadata", "readers_of_values"]
-
 _PORTED = ("stack_trace", "quantization_tag")
 _SIZES = (
     torch.ops.aten.sym_size.default,

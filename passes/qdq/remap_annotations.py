@@ -9,8 +9,6 @@ from torch.fx import Graph, Node
 
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode, SpecKind, kind_of
 
-__all__ = ["Remap", "remap_annotations"]
-
 
 @dataclass(slots=True)
 class Remap:

@@ -15,8 +15,6 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, Family, argument, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["BIAS_BELOW", "round_biases_to_accumulator"]
-
 BIAS_BELOW = 2.0**30
 """Half of int32's range, in steps; the rest is for the products that are added to a bias."""
 

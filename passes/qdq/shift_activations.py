@@ -7,8 +7,6 @@ from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import Note, PassResult
 
-__all__ = ["shift_activations"]
-
 _SHIFT = {torch.int8: 128, torch.uint8: -128}
 
 

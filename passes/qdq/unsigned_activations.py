@@ -6,8 +6,6 @@ from torch.fx import GraphModule
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.passes.qdq.shift_activations import shift_activations
 
-__all__ = ["unsigned_activations"]
-
 
 @graph_pass(needs=(), gives=())
 def unsigned_activations(gm: GraphModule) -> PassResult:

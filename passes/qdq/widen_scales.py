@@ -17,8 +17,6 @@ from pt2e_quant.graph.held_constants import held_constant
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["widen_chosen_scales", "widen_scales", "widened_qparams"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def widen_scales(gm: GraphModule) -> PassResult:

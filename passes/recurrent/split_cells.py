@@ -10,8 +10,6 @@ from pt2e_quant.graph.editor import Editor, operator_name
 from pt2e_quant.graph.ops import RECURRENT_CELL, arguments, aten, is_call, is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 
-__all__ = ["split_cells"]
-
 
 def split_cells(is_wanted: Callable[[Node], bool]) -> GraphPass:
     """The pass that writes cells out, so that their products are linears like any other.

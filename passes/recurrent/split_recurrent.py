@@ -14,8 +14,6 @@ from pt2e_quant.graph.op_table import SOURCE_KEY
 from pt2e_quant.graph.ops import RECURRENT, arguments, aten, is_call, is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 
-__all__ = ["LayerSizes", "RoundingOf", "split_recurrent", "split_unrounded"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSizes:

@@ -15,8 +15,6 @@ from pt2e_quant.graph.ops import aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.passes.reference.read_sites import emitter, literal
 
-__all__ = ["decompose_qdq"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def decompose_qdq(gm: GraphModule) -> PassResult:

@@ -18,13 +18,6 @@ from pt2e_quant.observers.training.trained_qparams import live_qparams, qparams_
 from pt2e_quant.passes.reference.integer_regions import find_regions, region_of
 from pt2e_quant.passes.reference.reference_template import has_static_integers, reference_template
 
-__all__ = [
-    "IntegerForward",
-    "drop_integer_forwards",
-    "insert_integer_forwards",
-    "integer_forward",
-]
-
 
 @torch.library.custom_op("pt2e_quant::integer_forward", mutates_args=())
 def integer_forward(

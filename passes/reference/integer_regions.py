@@ -38,8 +38,6 @@ from pt2e_quant.passes.reference.forms.site import (
 from pt2e_quant.passes.reference.read_sites import FoundSite, find_sites
 from pt2e_quant.passes.reference.reference_template import ReferenceTemplate, TrainedTensor
 
-__all__ = ["FoundRegion", "Region", "find_regions", "region_of", "with_profile"]
-
 _FORMS = {form.name: form for form in (*FORMS, REQUANTIZE)}
 
 

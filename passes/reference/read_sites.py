@@ -26,8 +26,6 @@ from pt2e_quant.graph.pattern import one_of
 from pt2e_quant.passes.reference.forms.registry import REQUANTIZE, form_of
 from pt2e_quant.passes.reference.forms.site import Arithmetic, IntegerForm, Operand, Output, Site
 
-__all__ = ["FoundSite", "Reader", "emitter", "find_sites", "literal"]
-
 _ACTIVATIONS = one_of(RELU, RELU6, HARDTANH, CLAMP)
 
 

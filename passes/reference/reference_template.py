@@ -21,8 +21,6 @@ from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
 from pt2e_quant.passes.batch_norm.trained_batch_norm import FoldedConstants, TrainedBatchNorm
 
-__all__ = ["ReferenceTemplate", "TrainedTensor", "has_static_integers", "reference_template"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTensor:

@@ -12,8 +12,6 @@ from pt2e_quant.passes.reference.forms.site import (
 )
 from pt2e_quant.passes.reference.read_sites import FoundSite, Reader, find_sites
 
-__all__ = ["write_integers"]
-
 
 def write_integers(arithmetic: Arithmetic = DEFAULT_ARITHMETIC) -> GraphPass:
     """The pass that computes in integers what stands between dequantizes and a quantize.

@@ -20,8 +20,6 @@ from pt2e_quant.graph.meta import attribute, source_constant
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["PACKED_SUFFIX", "pack_weights"]
-
 PACKED_SUFFIX = "_packed"
 """What the name of a packed constant ends with, behind the name of the integers."""
 

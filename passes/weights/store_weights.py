@@ -18,8 +18,6 @@ from pt2e_quant.graph.held_constants import held_bytes, held_constant
 from pt2e_quant.graph.meta import attribute, constant_of, source_constant
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["WeightStore", "store_weights"]
-
 QUANTIZATION_TAG = "quantization_tag"
 """The key of `node.meta` under which torchao's backends say what a node belongs to."""
 

@@ -12,8 +12,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.subgraphs import Body, bodies
 
-__all__ = ["unpack_inside"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def unpack_inside(gm: GraphModule) -> PassResult:

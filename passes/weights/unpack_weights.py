@@ -13,8 +13,6 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.pipeline import Invariant, Note, PassResult, graph_pass
 from pt2e_quant.passes.weights.pack_weights import PACKED_SUFFIX
 
-__all__ = ["nothing_packed", "unpack_nodes", "unpack_weights"]
-
 
 def _check(gm: GraphModule) -> str | None:
     left = [n.name for n in gm.graph.nodes if is_unpack(n)]

@@ -30,8 +30,6 @@ from torch.fx.passes.infra.pass_base import PassResult
 
 from pt2e_quant.accelerate.patch import Patch
 
-__all__ = ["PATCH", "fewer_interpretations"]
-
 PATCH = Patch(
     name="executorch_passes",
     saves="half to two thirds of the time of lowering to a .pte",

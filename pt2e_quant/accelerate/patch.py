@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["VARIABLE", "Patch"]
-
 VARIABLE = "PT2E_QUANT_PATCHES_OFF"
 """Environment variable: names of patches that are not to be used, with commas, or `all`."""
 

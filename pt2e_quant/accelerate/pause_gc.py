@@ -6,8 +6,6 @@ from contextlib import contextmanager
 
 from pt2e_quant.accelerate.patch import Patch
 
-__all__ = ["PATCH", "pause_gc"]
-
 PATCH = Patch(name="pause_gc", saves="collections of a growing graph in prepare and convert")
 
 

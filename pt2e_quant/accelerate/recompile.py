@@ -22,8 +22,6 @@ from torch.fx.graph import CodeGen, PythonCode
 
 from pt2e_quant.accelerate.patch import Patch
 
-__all__ = ["PATCH", "recompile", "write_code"]
-
 PATCH = Patch(
     name="recompile",
     saves="three quarters of the time in which torch.fx writes the code of a graph",

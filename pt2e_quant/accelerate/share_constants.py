@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from pt2e_quant.accelerate.patch import Patch
 
-__all__ = ["PATCH", "share_constants"]
-
 PATCH = Patch(
     name="share_constants",
     saves="the second copy of tables that the delegate and ExecuTorch's own operators both read",

@@ -34,13 +34,6 @@ from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.report.audit import audit as audit_of
 from pt2e_quant.passes.algorithms.registry import OWN_NAMES
 
-__all__ = [
-    "app",
-    "recipes_table",
-    "results_table",
-    "timings_table",
-]
-
 
 def recipes_table(backend: str, recipes: Mapping[str, str]) -> Table:
     """A backend's recipes with a line of explanation each."""

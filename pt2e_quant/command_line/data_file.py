@@ -19,8 +19,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ArtifactError, InputError, near
 
-__all__ = ["Data", "import_modules", "read_data"]
-
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SAVE_NPZ = "np.savez(path, x=x): one array an input, the samples on its first axis"
 

@@ -13,8 +13,6 @@ from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.graph.op_table import operator_name
 
-__all__ = ["describe_program"]
-
 
 def describe_program(gm: GraphModule) -> Report:
     """What of a program is quantized: its q/dq nodes, and the operators between them."""

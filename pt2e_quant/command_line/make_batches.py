@@ -14,8 +14,6 @@ from pt2e_quant.core.capture import Capture, InputInfo, InputKind
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.size_expression import evaluate_size
 
-__all__ = ["Batches", "dotted", "make_batches"]
-
 _NUMBERED = re.compile(r"arr_\d+")
 
 

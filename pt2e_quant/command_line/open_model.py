@@ -30,14 +30,6 @@ from pt2e_quant.flow.prepare.prepared import (
 )
 from pt2e_quant.flow.report.report import Report
 
-__all__ = [
-    "OpenModel",
-    "backend_of",
-    "describe_archive",
-    "open_model",
-    "open_reference",
-]
-
 
 def describe_archive(gm: GraphModule, path: Path) -> Report:
     """What a loaded program is: converted, with its table; or prepared, with its observers.

@@ -13,8 +13,6 @@ from torch.export import ExportedProgram
 
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = ["load_program"]
-
 _UNREGISTERED = re.compile(r"Deserializing (\S+) in pytree is not registered")
 _SAVE = "torch.export.save(torch.export.export(model.eval(), inputs), path)"
 

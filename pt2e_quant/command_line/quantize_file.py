@@ -29,8 +29,6 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.report.worst_tensors import warn_if_low
 
-__all__ = ["QuantizeOptions", "quantize_file", "read_max_sizes"]
-
 _FORM = re.compile(r"(?P<input>.+):(?P<dim>\d+)=(?P<size>\d+)")
 
 

@@ -16,8 +16,6 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.leaf_paths import leaf_paths
 
-__all__ = ["check_writable", "join_results", "result_names", "write_npz"]
-
 
 def result_names(capture: Capture, leaves: Sequence[Any]) -> list[str]:
     """A name for each leaf of a result: its path, `out` for a bare one."""

@@ -12,8 +12,6 @@ from torch import Tensor
 from pt2e_quant.command_line.open_model import RunLeaves
 from pt2e_quant.core.capture import Capture, InputKind
 
-__all__ = ["Timing", "noise_leaves", "time_in_turn"]
-
 WARM_UP_ROUNDS = 3
 
 

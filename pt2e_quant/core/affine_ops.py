@@ -6,8 +6,6 @@ torchao defines and registers them; it need not be installed to ask.
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
-__all__ = ["is_affine_dequantize", "is_affine_quantize"]
-
 
 def is_affine_quantize(node: Node) -> bool:
     """Whether a node calls torchao::quantize_affine."""

@@ -13,8 +13,6 @@ from pt2e_quant.core.dtypes import DTYPES
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.packing import pack, unpack
 
-__all__ = ["PackRows", "UnpackRows", "is_pack_rows", "pack_rows", "unpack_rows"]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "pack_rows(Tensor values, int bits, bool is_signed) -> Tensor"

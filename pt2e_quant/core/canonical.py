@@ -26,8 +26,6 @@ from pt2e_quant.core.qdq import (
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.core.unpack_op import is_unpack
 
-__all__ = ["Form", "verify_canonical"]
-
 
 class Form(StrEnum):
     """The forms a converted graph may have."""

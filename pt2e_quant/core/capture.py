@@ -18,13 +18,6 @@ from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.plain_spec import load_result_spec
 from pt2e_quant.core.size_expression import evaluate_size
 
-__all__ = [
-    "Capture",
-    "DimRange",
-    "InputInfo",
-    "InputKind",
-]
-
 
 class InputKind(StrEnum):
     """What one leaf of the call's pytree is."""

@@ -4,8 +4,6 @@ import hashlib
 
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = ["BLANK", "check_sum", "has_sum", "renew_sum", "write_sum"]
-
 _MARK = b"pt2e_quant.sha256:"
 _DIGITS = 64
 

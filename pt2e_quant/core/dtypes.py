@@ -7,8 +7,6 @@ import torch
 
 from pt2e_quant.core.errors import UnsupportedError
 
-__all__ = ["DTYPES", "FLOAT8", "DTypeInfo", "info", "limits_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DTypeInfo:

@@ -12,26 +12,6 @@ from pathlib import Path
 import torch
 from torch.fx import Node
 
-__all__ = [
-    "AnnotationError",
-    "ArgumentError",
-    "ArtifactError",
-    "CalibrationError",
-    "ConfigError",
-    "InputError",
-    "InvariantError",
-    "MissingExtraError",
-    "OverwrittenError",
-    "Pt2eQuantError",
-    "Pt2eQuantWarning",
-    "RangeError",
-    "SchemeError",
-    "UnsupportedError",
-    "module_path",
-    "near",
-    "source_line",
-]
-
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _TORCH = str(Path(torch.__file__).parent).replace("\\", "/") + "/"
 """Where torch's own files are: `linear.py` of `nn.Linear` is nobody's model."""

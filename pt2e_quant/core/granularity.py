@@ -7,19 +7,6 @@ from typing import Any
 
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = [
-    "Granularity",
-    "PerAxis",
-    "PerBlock",
-    "PerChannel",
-    "PerGroup",
-    "PerRow",
-    "PerTensor",
-    "PerToken",
-    "block_size_of",
-    "qparams_shape",
-]
-
 
 class _Granularity:
     """What all have: `isinstance` of torchao's class of the same name holds if torchao is loaded.

@@ -14,17 +14,6 @@ from torch import Tensor
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.integer_ops.profiles import Requantization
 
-__all__ = [
-    "Multiplier",
-    "Rounding",
-    "longest_inner_axis",
-    "multiplier_of",
-    "requantize_fixed",
-    "saturate",
-    "shift_right",
-    "zero_point_correction",
-]
-
 _MULTIPLIER_BITS = 31
 _MAX_SHIFT = 62
 

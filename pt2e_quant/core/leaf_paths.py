@@ -4,8 +4,6 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-__all__ = ["leaf_paths"]
-
 
 def leaf_paths(tree: Any) -> list[pytree.KeyPath] | None:
     """The path of each leaf, in order; None where a class of the tree names no parts.

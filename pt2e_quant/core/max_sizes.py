@@ -9,8 +9,6 @@ from pt2e_quant.core.capture import Capture, DimRange, InputInfo, InputKind
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 
-__all__ = ["MaxSizes", "limit_graph", "limit_sizes", "shown_sizes", "unbounded_dims"]
-
 MaxSizes = Mapping[str, int | Mapping[int, int]]
 """The largest size by input and dimension, {"x": {0: 64}}, or by symbol, {"s77": 64}."""
 

@@ -48,8 +48,6 @@ from torch import Tensor
 from pt2e_quant.core.dtypes import DTypeInfo, info
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = ["check_packed", "pack", "packed_shape", "unpack"]
-
 
 def packed_shape(shape: Sequence[int], bits: int) -> tuple[int, ...]:
     """The shape of the uint8 tensor that integers of `bits` bits, 1 to 7, are packed in.

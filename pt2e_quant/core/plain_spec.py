@@ -8,8 +8,6 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import Pt2eQuantWarning
 
-__all__ = ["load_result_spec"]
-
 _NAMED_TUPLE = "collections.namedtuple"
 
 

@@ -12,15 +12,6 @@ from torch.fx import GraphModule
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.schemes import Role
 
-__all__ = [
-    "PROVENANCE_KEY",
-    "FloatRecord",
-    "Provenance",
-    "SizeRecord",
-    "TensorRecord",
-    "provenance_of",
-]
-
 PROVENANCE_KEY = "pt2e_quant.provenance"
 """The key of `gm.meta` that holds the table."""
 

@@ -19,37 +19,6 @@ from pt2e_quant.core.formats import format_ops
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.unpack_op import Unpack, is_unpack
 
-__all__ = [
-    "CHOOSE_QPARAMS_OPS",
-    "DEQUANTIZE_OPS",
-    "FLOAT_NAME_KEY",
-    "OWN_KINDS",
-    "QDQ_OPS",
-    "QUANTIZE_OPS",
-    "STATIC_KINDS",
-    "ChoosePerTensor",
-    "ChoosePerTensorSymmetric",
-    "ChoosePerToken",
-    "DequantizePerChannel",
-    "DequantizePerGroup",
-    "DequantizePerTensor",
-    "DequantizePerTensorDynamic",
-    "DequantizePerToken",
-    "QdqKind",
-    "QuantizePerChannel",
-    "QuantizePerGroup",
-    "QuantizePerTensor",
-    "QuantizePerTensorDynamic",
-    "QuantizePerToken",
-    "float_name",
-    "is_dequantize",
-    "is_qdq",
-    "is_quantize",
-    "kind_of_qdq",
-    "read_qparams",
-    "required_attribute",
-]
-
 FLOAT_NAME_KEY = "pt2e_quant.float_name"
 """Key of a `get_attr` node's `meta`: the dotted name of the float constant that its integers are
 of. The passes that store integers, or store them otherwise, write it."""

@@ -14,18 +14,6 @@ from torch import Tensor
 from pt2e_quant.core.dtypes import info, limits_of
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = [
-    "DEFAULT_EPS",
-    "QParams",
-    "bias_qparams",
-    "choose_float_qparams",
-    "choose_qparams",
-    "dequantize",
-    "fake_quantize",
-    "quantize",
-    "symmetric_zero_point",
-]
-
 DEFAULT_EPS = float(torch.finfo(torch.float32).eps)
 """The least scale, as torch.ao has it: below it 1 / scale loses its meaning in float32."""
 

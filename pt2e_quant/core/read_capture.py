@@ -12,8 +12,6 @@ from pt2e_quant.core.capture import Capture, DimRange, InputInfo, InputKind
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.size_expression import evaluate_size
 
-__all__ = ["CAPTURE_KEY", "capture_of", "dims_of", "rebuild_capture"]
-
 CAPTURE_KEY = "pt2e_quant"
 """The key of `gm.meta` that holds the Capture."""
 

@@ -17,8 +17,6 @@ from torch.nn import functional as F
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qdq import ChoosePerToken, DequantizePerToken, QuantizePerToken
 
-__all__ = ["Cell", "RecurrentLayer", "Rounding", "gate_count", "is_recurrent_layer"]
-
 
 class Cell(StrEnum):
     """What one step computes."""

@@ -14,8 +14,6 @@ from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 
-__all__ = ["activation_scheme", "scheme_named", "weight_scheme"]
-
 _NAME = re.compile(r"(?:a(?P<a>8|16))?w(?P<w>[2-8])(?:_g(?P<g>[1-9]\d*))?")
 _DYNAMIC = re.compile(r"int8_dynamic(?P<tensor>_per_tensor)?")
 

@@ -9,8 +9,6 @@ from pt2e_quant.core.granularity import PerGroup, PerTensor
 from pt2e_quant.core.packing import packed_shape
 from pt2e_quant.core.schemes import TensorScheme
 
-__all__ = ["bits_per_weight", "stored_bytes"]
-
 
 def bits_per_weight(scheme: TensorScheme, shape: Sequence[int] = (4096, 4096)) -> float:
     """Bits that one value of a weight takes, scales included.

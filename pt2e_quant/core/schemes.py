@@ -10,17 +10,6 @@ from pt2e_quant.core.formats.number_formats import NumberFormat
 from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES, ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerBlock, PerChannel, PerTensor
 
-__all__ = [
-    "BIAS_INT32",
-    "INT8_ACTIVATION",
-    "INT8_WEIGHT",
-    "INT8_WEIGHT_ROWS",
-    "UINT8_ACTIVATION",
-    "Role",
-    "Scheme",
-    "TensorScheme",
-]
-
 
 class Role(StrEnum):
     """What a tensor is to the operator that takes or gives it."""

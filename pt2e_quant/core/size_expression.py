@@ -4,8 +4,6 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 
-__all__ = ["evaluate_size"]
-
 _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -8,8 +8,6 @@ out as if it had come after. An operator that it does not know it keeps the resu
 import torch
 from torch import Tensor
 
-__all__ = ["snapshot"]
-
 
 @torch.library.custom_op("pt2e_quant::snapshot", mutates_args=())
 def snapshot(value: Tensor) -> Tensor:

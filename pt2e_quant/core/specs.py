@@ -17,21 +17,6 @@ from torch.fx import Node
 
 from pt2e_quant.core.schemes import TensorScheme
 
-__all__ = [
-    "Q_ANNOTATION_KEY",
-    "BlockQuantizationSpec",
-    "DerivedQuantizationSpec",
-    "EdgeOrNode",
-    "FixedQParamsQuantizationSpec",
-    "QuantizationAnnotation",
-    "QuantizationSpec",
-    "QuantizationSpecBase",
-    "SharedQuantizationSpec",
-    "SpecKind",
-    "is_valid_annotation",
-    "kind_of",
-]
-
 Q_ANNOTATION_KEY = "quantization_annotation"
 """The key of `node.meta` that holds a node's annotation."""
 

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["NO_FIGURES", "read_figures", "write_figures"]
-
 _MARK = b"pt2e_quant.figures:"
 _WIDTH, _COUNT = 12, 2
 

@@ -15,8 +15,6 @@ from pt2e_quant.core.dtypes import DTYPES, DTypeInfo
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.packing import check_packed, unpack
 
-__all__ = ["Unpack", "is_unpack", "unpacked_dtype"]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "unpack(Tensor packed, int bits, bool is_signed, SymInt[] shape, "

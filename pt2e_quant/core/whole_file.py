@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["whole_file"]
-
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:

@@ -13,8 +13,6 @@ from torch.export import Dim, ExportedProgram
 
 from pt2e_quant.core.errors import InputError, UnsupportedError
 
-__all__ = ["Step", "carry_cache", "empty_cache", "export_causal_lm"]
-
 Step = Callable[[Tensor, Tensor], Tensor]
 """Takes ids int64[1, T] and positions int64[T], gives logits float[1, T, vocabulary]."""
 

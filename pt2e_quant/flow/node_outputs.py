@@ -19,20 +19,6 @@ from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.subgraphs import bfs_trace_with_node_process
 
-__all__ = [
-    "CUSTOM_KEY",
-    "FROM_NODE_KEY",
-    "NUMERIC_DEBUG_HANDLE_KEY",
-    "NodeAccuracySummary",
-    "NodeSourceDebugInfo",
-    "OutputLogger",
-    "QuantizationComparisonResult",
-    "compare_results",
-    "extract_results_from_loggers",
-    "generate_numeric_debug_handle",
-    "prepare_for_propagation_comparison",
-]
-
 NUMERIC_DEBUG_HANDLE_KEY = "numeric_debug_handle"
 CUSTOM_KEY = "custom"
 FROM_NODE_KEY = "from_node"

@@ -11,8 +11,6 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import aten
 
-__all__ = ["export_again"]
-
 
 def export_again(gm: GraphModule) -> ExportedProgram:
     """An ExportedProgram of a graph module whose dynamic dimensions are the captured ones.

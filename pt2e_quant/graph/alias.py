@@ -10,18 +10,6 @@ from torch.fx import Graph, GraphModule, Node
 from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.graph.ops import BATCH_NORM, Family, Spelling, arguments, aten, is_call, is_getitem
 
-__all__ = [
-    "WrittenPlaces",
-    "aliased_argument",
-    "mutated_buffers",
-    "mutated_roots",
-    "region_operands",
-    "roots",
-    "subgraph_of",
-    "writes",
-    "written_inputs",
-]
-
 
 def aliased_argument(node: Node) -> Node | None:
     """The argument whose storage the node's result may share, by the schema.

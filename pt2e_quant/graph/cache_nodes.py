@@ -5,8 +5,6 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.cache_ops import PackRows, UnpackRows
 from pt2e_quant.graph.alias import roots, writes
 
-__all__ = ["cache_nodes"]
-
 
 def cache_nodes(gm: GraphModule) -> set[Node]:
     """The q/dq of buffers that calls write, and what packs and unpacks their rows."""

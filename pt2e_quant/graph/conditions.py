@@ -10,23 +10,6 @@ from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import MAX_POOL2D, argument, arguments, is_getitem
 from pt2e_quant.graph.pattern import Match
 
-__all__ = [
-    "ADDS_EQUAL_SHAPES",
-    "ADDS_UNSCALED",
-    "BATCHED_1D",
-    "BATCHED_2D",
-    "CONSTANT_BIAS",
-    "FLOAT_OPERANDS",
-    "GLOBAL_MEAN",
-    "LIMITS_ARE_LITERALS",
-    "LIMITS_ARE_NUMBERS",
-    "NO_INDICES",
-    "POOLS_TO_ONE",
-    "TENSOR_OPERANDS",
-    "rank_of",
-]
-
-
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -22,8 +22,6 @@ from pt2e_quant.graph.meta import (
     fake_value,
 )
 
-__all__ = ["DEFER_RECOMPILE", "Editor"]
-
 DEFER_RECOMPILE = "pt2e_quant.defer_recompile"
 """Key in `gm.meta` that makes `Editor.finish` leave the recompile to the pass driver."""
 

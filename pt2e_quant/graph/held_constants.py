@@ -10,8 +10,6 @@ from torch.fx.node import map_arg
 from pt2e_quant.core.formats.format_ops import DequantizeBlock
 from pt2e_quant.graph.meta import constant_of
 
-__all__ = ["held_bytes", "held_constant"]
-
 
 def held_constant(gm: GraphModule, node: Node) -> Tensor | None:
     """The tensor that a node always holds, also behind the dequantize of double-quantized scales.

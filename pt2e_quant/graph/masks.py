@@ -38,8 +38,6 @@ from pt2e_quant.graph.ops import (
     is_call,
 )
 
-__all__ = ["MaskInfo", "find_masks"]
-
 _PRODUCTS: Family = (
     *MATMUL,
     *BMM,

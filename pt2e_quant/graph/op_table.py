@@ -13,20 +13,6 @@ from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.graph.ops import LINEAR
 from pt2e_quant.graph.pattern import Match, Op, ties
 
-__all__ = [
-    "ALLOWED_KEY",
-    "KEEP_FLOAT_KEY",
-    "OUT",
-    "SOURCE_KEY",
-    "Constraint",
-    "OpKind",
-    "OpRow",
-    "OpTable",
-    "Preference",
-    "Slot",
-    "operator_name",
-]
-
 OUT = "out"
 """The slot name of a pattern's own result: the output of its anchor."""
 

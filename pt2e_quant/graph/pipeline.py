@@ -22,23 +22,6 @@ from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import Family, is_call
 
-__all__ = [
-    "HAS_VALUES",
-    "VERIFY",
-    "GraphPass",
-    "Invariant",
-    "Note",
-    "PassRecord",
-    "PassResult",
-    "Sample",
-    "Validation",
-    "absent",
-    "graph_pass",
-    "log_passes",
-    "one_recompile",
-    "run_passes",
-]
-
 VERIFY = "PT2E_QUANT_VERIFY"
 """Set to 1 in the environment, it makes every pipeline verify the graph after each pass."""
 

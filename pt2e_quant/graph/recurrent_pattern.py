@@ -5,8 +5,6 @@ from pt2e_quant.core.schemes import INT8_WEIGHT, Role
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.pattern import Match, Op, Var
 
-__all__ = ["recurrent_row"]
-
 _OPERANDS = ("x", "h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh", "w_hr")
 _WEIGHTS = ("w_ih", "w_hh", "w_hr")
 

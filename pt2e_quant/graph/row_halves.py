@@ -14,8 +14,6 @@ from pt2e_quant.graph.alias import roots, writes
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
 
-__all__ = ["NIBBLE", "pack_halves"]
-
 NIBBLE = 16
 """How many values half a byte has."""
 

@@ -19,8 +19,6 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.graph.alias import subgraph_of
 from pt2e_quant.graph.ops import parameters
 
-__all__ = ["show", "show_type"]
-
 _SHORT = {
     "float64": "f64",
     "float32": "f32",

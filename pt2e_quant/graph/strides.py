@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["has_plain_strides"]
-
 
 def has_plain_strides(tensor: Tensor) -> bool:
     """Whether strides are those of a new tensor of that shape, also along axes of size 1.

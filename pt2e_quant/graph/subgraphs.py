@@ -13,19 +13,6 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.alias import region_operands, subgraph_of
 from pt2e_quant.graph.meta import constant_nodes, source_constant
 
-__all__ = [
-    "BODY_KEY",
-    "Body",
-    "NamedGraph",
-    "bfs_trace_with_node_process",
-    "bodies",
-    "constant_operands",
-    "copy_bodies",
-    "copy_graph",
-    "direct_bodies",
-    "named_graphs",
-]
-
 BODY_KEY = "pt2e_quant.body"
 """The key of a body's `meta` that holds its name in the graph around it."""
 

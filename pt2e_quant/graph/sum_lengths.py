@@ -12,8 +12,6 @@ from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.pattern import Match
 
-__all__ = ["LONGEST_SUM", "limit_sums"]
-
 LONGEST_SUM = longest_inner_axis(255, 128)
 """65793 products of a uint8 and an int8, each of the largest."""
 

@@ -12,21 +12,6 @@ from torch.fx import Node
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.ops import Family, Spelling, Target
 
-__all__ = [
-    "Lit",
-    "Many",
-    "Op",
-    "Pattern",
-    "Step",
-    "Var",
-    "chain",
-    "check_names",
-    "either_order",
-    "maybe",
-    "one_of",
-    "step",
-]
-
 Where: TypeAlias = Callable[[Node], bool]
 
 

@@ -8,8 +8,6 @@ from torch.fx import Node
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import EMBEDDING, LINEAR, Spelling, argument, is_call
 
-__all__ = ["is_embedding", "is_tied_embedding", "is_tied_linear", "is_untied_embedding"]
-
 
 def is_embedding(node: Node) -> bool:
     """Whether a node looks rows up."""

@@ -20,8 +20,6 @@ from pt2e_quant.graph.ops import (
     is_getitem,
 )
 
-__all__ = ["can_write_through", "is_copy", "sizes_of", "write_through"]
-
 _TO: Family = (
     aten.to.dtype,
     aten.to.dtype_layout,

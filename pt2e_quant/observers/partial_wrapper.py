@@ -4,8 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["PartialWrapper", "given_argument"]
-
 
 class PartialWrapper:
     """A constructor with some of its arguments given; it makes a new object at each call."""

@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["PER_CHANNEL", "PER_TENSOR", "SYMMETRIC", "is_per_channel", "is_per_tensor"]
-
 PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 PER_CHANNEL = (
     torch.per_channel_affine,

@@ -9,8 +9,6 @@ from pt2e_quant.kernels.int4_linear.few_rows_op import PackInt4
 from pt2e_quant.kernels.int4_linear.pack_limbs_op import PackInt4Limbs
 from pt2e_quant.kernels.onednn.operators import PackConv, PackLinear
 
-__all__ = ["fold_packing"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_packing(gm: GraphModule) -> PassResult:

@@ -19,8 +19,6 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.recurrent_layer.cpu import has_integer_layers
 from pt2e_quant.kernels.recurrent_layer.op import RecurrentLayerInt8, decode
 
-__all__ = ["pack_recurrent"]
-
 _FLOAT = {
     Cell.LSTM: aten.lstm.input,
     Cell.GRU: aten.gru.input,

@@ -8,8 +8,6 @@ from torch.fx import GraphModule
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
 
-__all__ = ["reshape_views"]
-
 aten: Any = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 

@@ -13,15 +13,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.quantized_values import affine_of
 
-__all__ = [
-    "FULL_RANGES",
-    "dequantize_once",
-    "hear_deprecation",
-    "integers_of",
-    "quantize_once",
-    "single_pass_qdq",
-]
-
 aten: Any = torch.ops.aten
 
 FULL_RANGES = {torch.uint8: (0, 255, torch.quint8), torch.int8: (-128, 127, torch.qint8)}

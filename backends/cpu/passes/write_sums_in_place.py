@@ -14,8 +14,6 @@ from pt2e_quant.kernels.onednn.operators import (
     aten,
 )
 
-__all__ = ["Storage", "write_sums_in_place"]
-
 _SUMMAND, _HOW = 6, 13
 """Positions of the summand, and of a linear's "add" or "sum"."""
 

@@ -22,8 +22,6 @@ from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 from pt2e_quant.kernels.quantize_per_token.reference import quantize_per_token
 
-__all__ = ["write_out"]
-
 
 def write_out(program: ExportedProgram, buffers: Sequence[str] = ()) -> ExportedProgram:
     """Write out the operators of this package that a compiled program would call in Python.

@@ -9,8 +9,6 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.graph.ops import parameters
 
-__all__ = ["move_to_device"]
-
 
 def move_to_device(gm: GraphModule, device: torch.device) -> None:
     """Move a graph module in place; `aten.arange(…, device=cpu)` becomes one on the device.

@@ -10,8 +10,6 @@ from pt2e_quant.kernels.read_scheme import slots_fit
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.qdq.widen_scales import widen_chosen_scales
 
-__all__ = ["widen_untaken_scales"]
-
 
 def widen_untaken_scales(registry: Registry) -> GraphPass:
     """A pass that widens scales as `passes.widen_scales` does, but for those that a kernel reads.

@@ -16,8 +16,6 @@ from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.graph.meta import attribute
 
-__all__ = ["StateTensor", "carry_state"]
-
 _ARGUMENT = "state"
 """The keyword argument that the buffers become, with underscores behind it if it is taken."""
 

@@ -18,8 +18,6 @@ from pt2e_quant.graph.ops import CONV, arguments, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.passes.weights.unpack_weights import unpack_nodes
 
-__all__ = ["keep_codes", "powers_as_bytes"]
-
 _OWN_TYPE = (4, 8)
 """Widths that ONNX has integers of."""
 

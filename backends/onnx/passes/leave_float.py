@@ -14,8 +14,6 @@ from pt2e_quant.backends.onnx.values import constant, read_dequantize, redirect,
 from pt2e_quant.core.errors import module_path
 from pt2e_quant.flow.report.report import FloatRegion
 
-__all__ = ["LeftFloat", "leave_float", "node_of"]
-
 _STORED = (np.int8, np.uint8, np.int32)
 
 

@@ -8,8 +8,6 @@ from pt2e_quant.core.recurrent_ops import Cell, Rounding
 from pt2e_quant.graph.recurrent_pattern import recurrent_row
 from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes, split_recurrent
 
-__all__ = ["RECURRENT_ROW", "recurrent_form", "split_left"]
-
 _NO_PROJECTION = "ONNX has no recurrent operator with a projection (proj_size)"
 
 RECURRENT_ROW = recurrent_row(

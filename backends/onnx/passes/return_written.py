@@ -10,8 +10,6 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.graph.alias import written_inputs
 
-__all__ = ["return_written"]
-
 
 def return_written(gm: GraphModule) -> tuple[int, ...]:
     """Return behind the results what a graph leaves in inputs that it writes; which those are.

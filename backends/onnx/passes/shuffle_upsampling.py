@@ -8,8 +8,6 @@ from pt2e_quant.graph.meta import constant_of, source_constant
 from pt2e_quant.graph.ops import CONV_TRANSPOSE2D, arguments, aten, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["shuffle_upsampling"]
-
 
 @graph_pass(needs=(), gives=())
 def shuffle_upsampling(gm: GraphModule) -> PassResult:

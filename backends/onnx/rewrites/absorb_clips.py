@@ -11,8 +11,6 @@ from pt2e_quant.backends.onnx.values import (
     read_quantize,
 )
 
-__all__ = ["absorb_clips"]
-
 
 def absorb_clips(graph: ir.Graph) -> int:
     """Let a quantize do a relu's or a clip's work, with a Clip on the integers if it must.

@@ -22,8 +22,6 @@ from pt2e_quant.backends.onnx.values import (
     redirect,
 )
 
-__all__ = ["look_up_blocks", "multiply_blocks", "pack_rows"]
-
 FLOAT_ACTIVATIONS, INT8_ACTIVATIONS = 0, 4
 """MatMulNBits' accuracy_level: float32 (1 means the same and ran the same), or each block of a
 row rounded to int8 by its greatest magnitude."""

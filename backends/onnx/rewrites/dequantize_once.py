@@ -16,8 +16,6 @@ from pt2e_quant.backends.onnx.values import (
     redirect,
 )
 
-__all__ = ["dequantize_once", "write_as_arithmetic"]
-
 _HEAVY = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 _EIGHT_BIT = (np.dtype(np.int8), np.dtype(np.uint8))
 _FOUR_BIT = (ir.DataType.INT4.numpy(), ir.DataType.UINT4.numpy())

@@ -4,8 +4,6 @@ import onnx_ir as ir
 
 from pt2e_quant.backends.onnx.values import constant, redirect, remove_unread, sizes
 
-__all__ = ["drop_reshapes", "join_reshapes"]
-
 
 def drop_reshapes(graph: ir.Graph) -> int:
     """Let the readers of a Reshape to the same sizes read its input.

@@ -13,8 +13,6 @@ from pt2e_quant.backends.onnx.values import (
     redirect,
 )
 
-__all__ = ["multiply_per_tensor", "multiply_per_token", "multiply_per_token_portable"]
-
 
 def multiply_per_tensor(graph: ir.Graph) -> int:
     """Multiply integers where DynamicQuantizeLinear made the input.

@@ -9,8 +9,6 @@ from pt2e_quant.backends.onnx.translate.marks import MARKS
 from pt2e_quant.backends.onnx.translate.per_token import CHOOSE, DEQUANTIZE, QUANTIZE
 from pt2e_quant.backends.onnx.values import call, make_constant, redirect
 
-__all__ = ["RowQparams", "choose_rows", "expand_per_token", "read_per_token"]
-
 _EPS = float(np.finfo(np.float32).eps)
 """The least scale, as torch's `choose_qparams_per_token_asymmetric` has it."""
 

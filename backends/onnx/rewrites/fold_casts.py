@@ -4,8 +4,6 @@ import onnx_ir as ir
 
 from pt2e_quant.backends.onnx.values import constant, make_constant, redirect
 
-__all__ = ["fold_casts"]
-
 
 def fold_casts(graph: ir.Graph) -> int:
     """Replace the cast of a constant by the constant in its new type.

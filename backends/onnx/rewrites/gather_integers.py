@@ -12,8 +12,6 @@ from pt2e_quant.backends.onnx.values import (
     redirect,
 )
 
-__all__ = ["gather_integers"]
-
 
 def gather_integers(graph: ir.Graph) -> int:
     """Gather from an integer table instead of dequantizing all of it in every call.

@@ -14,8 +14,6 @@ from pt2e_quant.backends.onnx.values import (
     read_quantize,
 )
 
-__all__ = ["integer_bias"]
-
 _INT32_MAX = np.iinfo(np.int32).max
 
 

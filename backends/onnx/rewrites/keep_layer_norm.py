@@ -4,8 +4,6 @@ import onnx_ir as ir
 
 from pt2e_quant.backends.onnx.values import call, redirect
 
-__all__ = ["keep_layer_norm"]
-
 
 def keep_layer_norm(graph: ir.Graph) -> int:
     """Write the addition in front of a LayerNormalization as Sum.

@@ -47,8 +47,6 @@ from pt2e_quant.backends.onnx.translate.marks import MARKS
 from pt2e_quant.backends.onnx.validate_rewrites import SCOPES, RewriteValidation
 from pt2e_quant.backends.onnx.values import MICROSOFT
 
-__all__ = ["PORTABLE_REWRITES", "REWRITES", "apply_rewrites"]
-
 Rewrite: TypeAlias = Callable[[ir.Graph], int]
 
 _STATIC: tuple[Rewrite, ...] = (

@@ -4,8 +4,6 @@ import onnx_ir as ir
 
 from pt2e_quant.backends.onnx.values import call, int_attribute
 
-__all__ = ["pool_in_float"]
-
 
 def pool_in_float(graph: ir.Graph) -> int:
     """Put a Sum of one tensor, which copies it, behind an AveragePool in `ceil_mode`.

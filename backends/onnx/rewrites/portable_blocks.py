@@ -18,8 +18,6 @@ from pt2e_quant.backends.onnx.values import (
     redirect,
 )
 
-__all__ = ["look_up_portable", "transpose_blocks"]
-
 
 def transpose_blocks(graph: ir.Graph) -> int:
     """Store the weights of 4-bit linears by columns, and their scales in blocks of those.

@@ -5,8 +5,6 @@ import onnx_ir as ir
 
 from pt2e_quant.backends.onnx.values import call, make_constant, read_dequantize, redirect
 
-__all__ = ["relu_as_max"]
-
 
 def relu_as_max(graph: ir.Graph) -> int:
     """Write a relu that no quantize took over, after a quantized Gemm, as Max(x, 0).

@@ -16,8 +16,6 @@ from pt2e_quant.backends.onnx.values import (
     redirect,
 )
 
-__all__ = ["cancel_requantize", "run_on_integers", "subtract_by_add"]
-
 _DATA_INPUTS = {"Pad": 1, "Max": None, "Min": None, "SpaceToDepth": 1}
 """Operators with integer kernels, and how many leading inputs carry data (None: all)."""
 

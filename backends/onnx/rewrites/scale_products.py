@@ -12,8 +12,6 @@ from pt2e_quant.backends.onnx.values import (
     sizes,
 )
 
-__all__ = ["scale_products"]
-
 
 def scale_products(graph: ir.Graph) -> int:
     """Take the scales of rows out of a product's right side: keys and values kept in few bits.

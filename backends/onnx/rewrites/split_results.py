@@ -16,8 +16,6 @@ from pt2e_quant.backends.onnx.values import (
     remove_unread,
 )
 
-__all__ = ["split_results", "split_results_portable", "write_product"]
-
 
 def split_results(graph: ir.Graph) -> int:
     """Multiply integers, with a result in float, where a quantize is not all that reads it.

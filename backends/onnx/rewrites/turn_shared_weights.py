@@ -12,8 +12,6 @@ from pt2e_quant.backends.onnx.values import (
     remove_unread,
 )
 
-__all__ = ["turn_shared_weights"]
-
 
 def turn_shared_weights(graph: ir.Graph) -> int:
     """Transpose the integers of a weight where several products read its dequantized transpose.

@@ -11,8 +11,6 @@ from pt2e_quant.backends.onnx.values import (
     read_quantize,
 )
 
-__all__ = ["unsigned_activations"]
-
 
 def unsigned_activations(graph: ir.Graph) -> int:
     """Shift int8 activations by 128 into uint8, which stands for the same reals.

@@ -12,8 +12,6 @@ from pt2e_quant.backends.onnx.values import (
     read_dequantize,
 )
 
-__all__ = ["widen_bias"]
-
 
 def widen_bias(graph: ir.Graph) -> int:
     """Give the bias after a quantized MatMul the shape [1, 1, N].

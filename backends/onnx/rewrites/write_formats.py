@@ -18,8 +18,6 @@ from pt2e_quant.core.formats.blocks import WHOLE, grid_shape
 from pt2e_quant.core.formats.float_codes import decode_float
 from pt2e_quant.core.formats.number_formats import float_format
 
-__all__ = ["write_formats"]
-
 _FLOAT8 = (ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2)
 _POWERS = np.append(np.exp2(np.arange(255) - 127.0), np.nan).astype(np.float32)
 """The values of float8_e8m0fnu, by code."""

@@ -21,8 +21,6 @@ from pt2e_quant.backends.onnx.values import (
 )
 from pt2e_quant.core.recurrent_ops import Cell, Rounding
 
-__all__ = ["write_recurrent", "write_recurrent_portable"]
-
 _OP_TYPES = {Cell.LSTM: "LSTM", Cell.GRU: "GRU", Cell.RNN_TANH: "RNN", Cell.RNN_RELU: "RNN"}
 _ORDER = {Cell.LSTM: (0, 3, 1, 2), Cell.GRU: (1, 0, 2), Cell.RNN_TANH: (0,), Cell.RNN_RELU: (0,)}
 """Torch's gates in ONNX's order."""

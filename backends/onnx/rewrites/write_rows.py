@@ -13,8 +13,6 @@ from pt2e_quant.backends.onnx.values import (
     sizes,
 )
 
-__all__ = ["write_rows"]
-
 
 def write_rows(graph: ir.Graph) -> int:
     """Give ScatterND the places of rows along an inner axis, in place of turning it outwards.

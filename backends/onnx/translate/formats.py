@@ -14,8 +14,6 @@ from pt2e_quant.backends.onnx.translate.marks import mark
 from pt2e_quant.core.formats.format_ops import DequantizeBlock, DequantizeCodeBook, DequantizeFloat
 from pt2e_quant.core.unpack_op import Unpack
 
-__all__ = ["BLOCK", "CODE_BOOK", "FLOAT", "UNPACK", "format_translations"]
-
 UNPACK, BLOCK, FLOAT, CODE_BOOK = "Unpack", "DequantizeBlock", "DequantizeFloat", "DequantizeBook"
 
 _INT, _INTS, _TEXT = OpSchema.AttrType.INT, OpSchema.AttrType.INTS, OpSchema.AttrType.STRING

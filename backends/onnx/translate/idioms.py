@@ -14,8 +14,6 @@ from pt2e_quant.graph.idioms.rms_norm import RmsNorm
 from pt2e_quant.graph.idioms.rotary_embedding import RotaryEmbedding
 from pt2e_quant.graph.idioms.shared_heads import RegroupHeads
 
-__all__ = ["idiom_translations"]
-
 op: Any = opset21
 """onnxscript's operators; each call adds a node to the model being written."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from onnx.defs import OpSchema
 from onnxscript.values import Op, Opset
 
-__all__ = ["MARKS", "mark"]
-
 MARKS = "pt2e_quant"
 """The domain of the marks."""
 

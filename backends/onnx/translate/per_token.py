@@ -11,8 +11,6 @@ import torch
 
 from pt2e_quant.backends.onnx.translate.marks import mark
 
-__all__ = ["CHOOSE", "DEQUANTIZE", "QUANTIZE", "per_token_translations"]
-
 CHOOSE, QUANTIZE, DEQUANTIZE = "ChoosePerToken", "QuantizePerToken", "DequantizePerToken"
 
 

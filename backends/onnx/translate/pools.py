@@ -9,8 +9,6 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset21
 
-__all__ = ["pool_translations"]
-
 op: Any = opset21
 
 

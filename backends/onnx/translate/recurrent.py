@@ -8,8 +8,6 @@ from onnx.defs import OpSchema
 from pt2e_quant.backends.onnx.translate.marks import mark
 from pt2e_quant.core.recurrent_ops import RecurrentLayer
 
-__all__ = ["RECURRENT", "recurrent_translations"]
-
 RECURRENT = "RecurrentLayer"
 
 _INPUTS = ("x", "h0", "c0?", "w_ih", "w_hh", "b_ih?", "b_hh?", "w_hr?")

@@ -19,8 +19,6 @@ from pt2e_quant.backends.onnx.translate.per_token import per_token_translations
 from pt2e_quant.backends.onnx.translate.pools import pool_translations
 from pt2e_quant.backends.onnx.translate.recurrent import recurrent_translations
 
-__all__ = ["translation_table"]
-
 op: Any = opset21
 """onnxscript's operators; each call adds a node to the model being written."""
 

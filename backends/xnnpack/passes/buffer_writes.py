@@ -8,8 +8,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-__all__ = ["can_write_in_place", "keep_contents"]
-
 _PUT = exir_ops.edge.aten.index_put.default
 _VIEWS = frozenset(
     {

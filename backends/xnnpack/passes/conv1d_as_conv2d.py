@@ -22,8 +22,6 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["conv1d_as_conv2d"]
-
 _CONVS = (*CONV1D, *CONV_TRANSPOSE1D)
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
-__all__ = ["remove_noop_copies"]
-
 _COPIES = frozenset(
     {
         exir_ops.edge.aten.clone.default,

@@ -29,8 +29,6 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["INTEGER_MOVERS", "move_integers", "unbind_as_selects"]
-
 NEAREST: Family = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
 
 INTEGER_MOVERS: Family = (

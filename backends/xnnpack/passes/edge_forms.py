@@ -11,8 +11,6 @@ from executorch.exir.dialects._ops import ops as exir_ops
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassResult
 
-__all__ = ["dequantize_for_each_reader", "pad_integers", "read_rows_through_views"]
-
 _EDGE = exir_ops.edge.aten
 _QDQ = exir_ops.edge.quantized_decomposed
 _QUANTIZE = _QDQ.quantize_per_tensor.default

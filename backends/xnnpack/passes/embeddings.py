@@ -31,8 +31,6 @@ from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
-__all__ = ["LINKED_KERNELS", "embed_bytes"]
-
 LINKED_KERNELS = ("quantized_decomposed.embedding_byte", "quantized_decomposed.embedding_4bit")
 """The kernels that a device must link."""
 

@@ -10,8 +10,6 @@ from pt2e_quant.graph.idioms.shared_heads import read_shared_heads
 from pt2e_quant.graph.ops import MATMUL, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["group_heads"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def group_heads(gm: GraphModule) -> PassResult:

@@ -31,16 +31,6 @@ from pt2e_quant.graph.ops import (
     is_call,
 )
 
-__all__ = [
-    "GEMMS",
-    "gives_static_int8",
-    "is_int4",
-    "is_static_int8",
-    "is_weight_only",
-    "operands",
-    "why_no_kernel",
-]
-
 GEMMS: Family = (*CONV1D, *CONV2D, *CONV_TRANSPOSE1D, *CONV_TRANSPOSE2D, *LINEAR, *ADDMM)
 """Operators whose weight the delegate takes as integers."""
 

@@ -10,8 +10,6 @@ from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
-__all__ = ["means_as_products"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def means_as_products(gm: GraphModule) -> PassResult:

@@ -17,13 +17,6 @@ from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
 
-__all__ = [
-    "no_out_variant_refused",
-    "refuse_loops",
-    "refuse_missing_kernels",
-    "write_functions",
-]
-
 _KERNELS = ("aten.atan2.default",)
 """Of the functions that can be written out, those that ExecuTorch has kernels for."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")

@@ -14,8 +14,6 @@ from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.graph.ops import LINEAR, argument, aten, is_call
 from pt2e_quant.graph.rewrite import Editor
 
-__all__ = ["OFFSET", "delegate_keeps", "pack_nibbles", "swap_columns"]
-
 OFFSET = 8
 """What is added to an integer before it is stored."""
 

@@ -41,8 +41,6 @@ from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
-__all__ = ["spell_for_delegate", "view", "view_shape"]
-
 _CLAMPS = one_of(
     CLAMP,
     (aten.relu6.default, aten.relu6_.default),

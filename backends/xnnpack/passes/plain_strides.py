@@ -9,8 +9,6 @@ from pt2e_quant.graph.meta import attribute, constant_nodes
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 
-__all__ = ["plain_strides"]
-
 
 @graph_pass(needs=(), gives=())
 def plain_strides(gm: GraphModule) -> PassResult:

@@ -11,8 +11,6 @@ from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
-__all__ = ["pool_by_depthwise"]
-
 _ONE = 127
 """The integer that every weight is; 1/elements is stored exactly as 127 * scale."""
 

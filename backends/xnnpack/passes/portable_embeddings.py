@@ -18,8 +18,6 @@ from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
-__all__ = ["embed_portable"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def embed_portable(gm: GraphModule) -> PassResult:

@@ -28,16 +28,6 @@ from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.graph.recurrent_pattern import recurrent_row
 from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes, split_recurrent
 
-__all__ = [
-    "RECURRENT_ROW",
-    "STEPS_KEY",
-    "RecurrentSteps",
-    "Step",
-    "recurrent_as_steps",
-    "recurrent_form",
-    "split_left",
-]
-
 RECURRENT_ROW = recurrent_row(
     "FullyConnected of all inputs, and a loop over one partition for a step",
     "inputs and hidden states are rounded to int8 per row at run time, also in static recipes",

@@ -20,8 +20,6 @@ from pt2e_quant.backends.xnnpack.sizes import start_small
 from pt2e_quant.backends.xnnpack.table import FUSING, edge_operators
 from pt2e_quant.core.errors import UnsupportedError
 
-__all__ = ["loop_recurrent"]
-
 CONFIG = EdgeCompileConfig(_check_ir_validity=False)
 
 

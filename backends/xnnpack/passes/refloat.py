@@ -26,8 +26,6 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import ADDMM, CONV1D, CONV_TRANSPOSE1D, argument, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["refloat_leftovers", "refloat_products", "unfold_biases"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def unfold_biases(gm: GraphModule) -> PassResult:

@@ -5,8 +5,6 @@ from torch.fx import Node
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, is_dequantize
 from pt2e_quant.graph.rewrite import Editor
 
-__all__ = ["between", "sole_quantize"]
-
 
 def sole_quantize(node: Node) -> Node | None:
     """The static per-tensor quantize that is all that reads a node."""

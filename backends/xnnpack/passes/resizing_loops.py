@@ -6,8 +6,6 @@ from typing import Any
 
 from executorch.exir.emit._emitter import EValue, Instruction, Int, KernelCall, _Emitter
 
-__all__ = ["resizing_loops"]
-
 
 @contextmanager
 def resizing_loops() -> Iterator[None]:

@@ -15,8 +15,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import LINEAR, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["choose_per_row", "has_per_tensor"]
-
 
 def has_per_tensor(gm: GraphModule) -> bool:
     """Whether some linear reads activations quantized per tensor at run time."""

@@ -23,8 +23,6 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import ADDMM, HARDTANH, RELU, argument, is_call
 from pt2e_quant.passes.qdq.round_biases_to_accumulator import BIAS_BELOW
 
-__all__ = ["notes_of_scales", "why_beyond_scales", "why_no_product"]
-
 _PRODUCT_BELOW = 2.0**8
 _SUM = (2.0**-10, 2.0**8)
 _MUL = (2.0**-16, 2.0**8)

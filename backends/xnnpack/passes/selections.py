@@ -10,8 +10,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import CAT, SLICE, argument, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["selections_as_products"]
-
 _WIDEST = 512
 """A matrix of more columns would cost more than the slices that it saves."""
 

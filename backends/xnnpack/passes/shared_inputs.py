@@ -8,8 +8,6 @@ from pt2e_quant.core.qdq import QdqKind, is_quantize, kind_of_qdq
 from pt2e_quant.graph.ops import LINEAR, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
-__all__ = ["gather_shared_inputs"]
-
 
 @graph_pass(needs=(), gives=())
 def gather_shared_inputs(gm: GraphModule) -> PassResult:

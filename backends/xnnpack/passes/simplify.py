@@ -15,8 +15,6 @@ from pt2e_quant.graph.pattern import Match, Op, Var, one_of
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
-__all__ = ["RRELU", "numbers_as_constants", "simplify_for_table"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def simplify_for_table(gm: GraphModule) -> PassResult:

@@ -7,8 +7,6 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import argument, aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-__all__ = ["split_biases"]
-
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def split_biases(gm: GraphModule) -> PassResult:

@@ -10,16 +10,6 @@ from pt2e_quant.graph.ops import EMBEDDING, argument
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.rewrite import Skip
 
-__all__ = [
-    "FIND_GROUPS",
-    "FIND_ROWS",
-    "constant_read",
-    "decline_groups",
-    "decline_rows",
-    "group_size",
-    "is_int4_rows",
-]
-
 FIND_ROWS = Op(
     EMBEDDING,
     Op(

@@ -13,8 +13,6 @@ from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 from pt2e_quant.passes.functions.rows import adaptive_max_pool
 from pt2e_quant.passes.functions.write_functions import write_out
 
-__all__ = ["volumes_as_images"]
-
 
 @graph_pass(needs=(), gives=())
 def volumes_as_images(gm: GraphModule) -> PassResult:

@@ -16,8 +16,6 @@ from pt2e_quant.graph.ops import ADD, MUL, SUB, aten
 from pt2e_quant.passes.reference.forms.functions import table
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
 
-__all__ = ["ARITHMETIC_FORMS"]
-
 _INT32 = (1 << 31) - 1
 
 

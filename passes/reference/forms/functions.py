@@ -15,8 +15,6 @@ from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, RmsNorm
 from pt2e_quant.graph.ops import GROUP_NORM, HARDSWISH, LAYER_NORM, SOFTMAX, aten, parameters
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
 
-__all__ = ["FUNCTION_FORMS", "TABLE", "is_pointwise", "table"]
-
 
 def is_pointwise(target: Any) -> bool:
     """Whether an operator computes each value from the values at its place."""

@@ -32,8 +32,6 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.graph.pattern import one_of
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Output, Site
 
-__all__ = ["MOVE_FORMS", "REQUANTIZE", "is_same_scale", "rescaled"]
-
 
 def _is_same(a: QParams, b: QParams) -> bool:
     return (

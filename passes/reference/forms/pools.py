@@ -25,8 +25,6 @@ from pt2e_quant.graph.pattern import one_of
 from pt2e_quant.passes.reference.forms.moves import is_same_scale, rescaled
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Overflow, Site
 
-__all__ = ["POOL_FORMS"]
-
 _INT32 = (1 << 31) - 1
 
 

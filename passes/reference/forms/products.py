@@ -23,8 +23,6 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.graph.pattern import one_of
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Overflow, Site
 
-__all__ = ["PRODUCT_FORMS"]
-
 _INT32 = (1 << 31) - 1
 _LONGEST = 1 << 16
 """Terms that are reckoned with in a sum of unknown length."""

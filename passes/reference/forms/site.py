@@ -20,19 +20,6 @@ from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requa
 from pt2e_quant.core.qparams import QParams, dequantize
 from pt2e_quant.graph.ops import Family, aten
 
-__all__ = [
-    "DEFAULT_ARITHMETIC",
-    "Arithmetic",
-    "Declined",
-    "IntegerForm",
-    "Operand",
-    "Output",
-    "Overflow",
-    "Site",
-    "computed",
-    "float_twin",
-]
-
 
 class Declined(UnsupportedError):
     """Why a form cannot be written for a site; the site stays float."""

@@ -17,8 +17,6 @@ from pt2e_quant.core.formats.format_arithmetic import dequantize_block, real_sca
 from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.schemes import TensorScheme
 
-__all__ = ["BlockQParams", "KeptScale", "keep_scale"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptScale:

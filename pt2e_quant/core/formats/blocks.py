@@ -21,8 +21,6 @@ from pt2e_quant.core.granularity import (
     PerToken,
 )
 
-__all__ = ["WHOLE", "block_lengths", "check_blocks", "from_rows", "grid_shape", "spread", "to_rows"]
-
 WHOLE = -1
 """The length of a block that takes in all of an axis."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.blocks import from_rows, grid_shape, spread, to_rows
 
-__all__ = ["check_table", "decode_table", "encode_table", "fit_tables"]
-
 _ROUNDS = 30
 _BINS = 512
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from pt2e_quant.core.formats.number_formats import FloatFormat
 
-__all__ = ["decode_float", "encode_float", "to_scale_dtype"]
-
 _MANTISSA = 23
 _BIAS = 127
 

@@ -15,18 +15,6 @@ from pt2e_quant.core.formats.code_books import check_table, decode_table, encode
 from pt2e_quant.core.formats.float_codes import decode_float, encode_float, to_scale_dtype
 from pt2e_quant.core.formats.number_formats import float_format
 
-__all__ = [
-    "check_scales",
-    "choose_scales",
-    "dequantize_block",
-    "dequantize_codebook",
-    "dequantize_float",
-    "quantize_block",
-    "quantize_codebook",
-    "quantize_float",
-    "real_scale",
-]
-
 
 def quantize_block(
     x: Tensor,

@@ -35,18 +35,6 @@ from pt2e_quant.core.formats.format_arithmetic import (
 )
 from pt2e_quant.core.formats.number_formats import float_format
 
-__all__ = [
-    "DECOMPOSITIONS",
-    "ChooseScales",
-    "DequantizeBlock",
-    "DequantizeCodeBook",
-    "DequantizeFloat",
-    "QuantizeBlock",
-    "QuantizeCodeBook",
-    "QuantizeFloat",
-    "is_choose_scales",
-]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 _SCHEMAS = (

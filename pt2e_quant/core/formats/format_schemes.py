@@ -33,8 +33,6 @@ from pt2e_quant.core.granularity import (
 )
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 
-__all__ = ["FORMAT_SCHEMES", "MX_BLOCK", "NVFP4_BLOCK", "code_book_scheme", "format_scheme_named"]
-
 MX_BLOCK = 32
 """Elements that share a scale in MX, section 5.2 of the specification."""
 NVFP4_BLOCK = 16

@@ -12,21 +12,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError, UnsupportedError, near
 
-__all__ = [
-    "BINARY",
-    "FLOAT_FORMATS",
-    "FP4_E2M1",
-    "FP6_E2M3",
-    "FP6_E3M2",
-    "FP8_E4M3",
-    "FP8_E5M2",
-    "NF4",
-    "CodeBook",
-    "FloatFormat",
-    "NumberFormat",
-    "float_format",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloatFormat:

@@ -6,8 +6,6 @@ import torch
 
 from pt2e_quant.core.errors import ConfigError
 
-__all__ = ["FLOAT32_SCALES", "ScaleFormat"]
-
 _DTYPES = (
     torch.float32,
     torch.float16,

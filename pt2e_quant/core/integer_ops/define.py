@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-__all__ = ["INTEGER_OPS", "IntegerOp", "define_integer_op"]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 

@@ -10,16 +10,6 @@ from torch import Tensor
 from pt2e_quant.core.integer import Rounding, shift_right
 from pt2e_quant.core.integer_ops.define import define_integer_op
 
-__all__ = [
-    "Norm",
-    "NormFactors",
-    "Softmax",
-    "integer_exp",
-    "norm_factors",
-    "softmax_factors",
-    "square_root",
-]
-
 _FRACTION = 14
 """Bits below 1.0 of an exponent's argument."""
 _LN2 = round(math.log(2) * (1 << _FRACTION))

@@ -9,8 +9,6 @@ import torch
 from pt2e_quant.core.integer_ops.calls import Call, Value, out_dtype, widen
 from pt2e_quant.core.integer_ops.windows import Convolution, Matmul
 
-__all__ = ["Window", "convolve", "multiply_rows"]
-
 _aten: Any = torch.ops.aten
 
 

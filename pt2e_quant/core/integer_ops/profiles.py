@@ -9,16 +9,6 @@ from enum import StrEnum
 
 from pt2e_quant.core.errors import ConfigError, near
 
-__all__ = [
-    "DEFAULT",
-    "PROFILES",
-    "Addition",
-    "Averaging",
-    "Profile",
-    "Requantization",
-    "profile_named",
-]
-
 
 class Requantization(StrEnum):
     """How an accumulator becomes an integer of the output's scale."""

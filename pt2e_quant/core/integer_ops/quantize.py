@@ -10,8 +10,6 @@ import torch
 from pt2e_quant.core.integer_ops.calls import Call, Value, cast
 from pt2e_quant.core.qdq import QdqKind
 
-__all__ = ["WRITTEN_KINDS", "dequantize", "quantize"]
-
 WRITTEN_KINDS = (QdqKind.PER_TENSOR, QdqKind.PER_TENSOR_DYNAMIC, QdqKind.PER_CHANNEL)
 """The layouts whose q/dq are written out; others keep their operators."""
 

@@ -14,8 +14,6 @@ from pt2e_quant.core.integer_ops.define import define_integer_op
 from pt2e_quant.core.integer_ops.profiles import Requantization
 from pt2e_quant.core.qparams import QParams
 
-__all__ = ["Factor", "OutputRange", "Rescale", "factor_of", "output_range", "requantize"]
-
 _aten: Any = torch.ops.aten
 _EXACT = 1 << 24
 """Up to here every integer is a float32."""

@@ -12,8 +12,6 @@ from pt2e_quant.core.integer_ops.calls import Call, Value, cast, out_dtype, wide
 from pt2e_quant.core.integer_ops.define import define_integer_op
 from pt2e_quant.core.integer_ops.requantize import OutputRange
 
-__all__ = ["CommonShift", "add", "add_by_ratios", "add_up", "common_shift", "divided"]
-
 _aten: Any = torch.ops.aten
 _BITS = 31
 _MAX_SHIFT = 61

@@ -9,8 +9,6 @@ from pt2e_quant.core.integer_ops.define import define_integer_op
 from pt2e_quant.core.integer_ops.requantize import OutputRange
 from pt2e_quant.core.qparams import QParams, dequantize, quantize
 
-__all__ = ["Interpolate", "LookUp", "interpolated_table", "table_of"]
-
 _STEP = 1 << 7
 """Inputs between two entries of an interpolated table: 65,536 / 512."""
 _FRACTION = 7

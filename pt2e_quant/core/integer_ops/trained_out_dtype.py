@@ -12,8 +12,6 @@ from torch import Tensor
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.integer_ops.calls import out_dtype as torch_out_dtype
 
-__all__ = ["out_dtype"]
-
 
 def out_dtype(op: Any, dtype: torch.dtype, *args: Any) -> Tensor:
     """`op` on integers, accumulated in dtype; float tensors that hold integers train.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from pt2e_quant.core.integer_ops.define import define_integer_op
 
-__all__ = ["Convolution", "GroupLinear", "Matmul", "WindowSum", "Windows", "pool_windows"]
-
 _aten: Any = torch.ops.aten
 _DTYPES = {32: torch.int32, 64: torch.int64}
 

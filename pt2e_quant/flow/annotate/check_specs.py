@@ -16,8 +16,6 @@ from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode, SpecKind, kind_o
 from pt2e_quant.flow.annotate.groups import Group
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 
-__all__ = ["check_annotations", "check_groups", "check_observers", "watch_annotations"]
-
 _LIBRARIES = ("torchao", "torch.ao")
 _ASKED = (
     "dtype", "quant_min", "quant_max", "qscheme", "ch_axis", "is_dynamic", "scale", "zero_point",

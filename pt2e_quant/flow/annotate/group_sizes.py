@@ -8,8 +8,6 @@ from pt2e_quant.core.granularity import PerGroup
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.core.specs import EdgeOrNode
 
-__all__ = ["UndividedError", "check_groups", "group_size_of"]
-
 _SIZES = (256, 128, 64, 32, 16)
 """Group sizes that kernels take."""
 

@@ -13,8 +13,6 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.errors import AnnotationError
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode, SpecKind, kind_of
 
-__all__ = ["Group", "collect_groups"]
-
 _SAME = (
     "dtype",
     "is_dynamic",

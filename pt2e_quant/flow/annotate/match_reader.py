@@ -25,8 +25,6 @@ from pt2e_quant.graph.op_table import (
 )
 from pt2e_quant.graph.pattern import Match
 
-__all__ = ["LEFT_KEY", "MatchReader", "Plan"]
-
 LEFT_KEY = "pt2e_quant.left_float"
 """Key of `node.meta`: why a pass before annotation left an operator in a form that has no row."""
 

@@ -29,8 +29,6 @@ from pt2e_quant.observers.weights.block_weight import BlockWeightObserver
 from pt2e_quant.observers.weights.weight import WeightObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 
-__all__ = ["ObserverChoice", "derive_bias_qparams", "derived_spec", "qscheme_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverChoice:

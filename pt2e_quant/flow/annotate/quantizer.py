@@ -10,8 +10,6 @@ from torch.fx import GraphModule
 from pt2e_quant.core.errors import OverwrittenError
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode
 
-__all__ = ["ComposableQuantizer", "Quantizer"]
-
 
 class Quantizer(ABC):
     """Writes `node.meta["quantization_annotation"]`; edits nothing else in `annotate`."""

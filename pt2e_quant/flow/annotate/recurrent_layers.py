@@ -14,8 +14,6 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.recurrent.split_cells import split_cells
 from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes, split_recurrent
 
-__all__ = ["RecurrentForm", "place_recurrent"]
-
 RecurrentForm: TypeAlias = Callable[[LayerSizes, bool, Collection[str]], Rounding | str]
 """Of a layer, whether the scheme rounds activations, and the names of preferences that the user
 overrules: how a backend rounds its operands at run time, or why it has no integer form of it."""

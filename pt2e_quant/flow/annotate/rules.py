@@ -16,8 +16,6 @@ from pt2e_quant.core.errors import AnnotationError, ConfigError, near
 from pt2e_quant.core.schemes import Role, Scheme
 from pt2e_quant.graph.op_table import SOURCE_KEY, operator_name
 
-__all__ = ["ALL_ROLES", "QuantRule", "RuleBook", "RuleKind", "module_scopes"]
-
 ALL_ROLES = frozenset(Role)
 
 

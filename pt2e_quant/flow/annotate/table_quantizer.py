@@ -41,8 +41,6 @@ from pt2e_quant.passes.algorithms.registry import algorithm_named, combined
 from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 from pt2e_quant.passes.cleanup.pad_linears import pad_linears
 
-__all__ = ["MASKS_KEY", "RULE_KEY", "TableQuantizer"]
-
 RULE_KEY = "pt2e_quant.rule"
 """The key of `node.meta` that says which rule asked for a node's annotation."""
 

@@ -17,21 +17,6 @@ from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.flow.annotate.observer_choice import derive_bias_qparams
 from pt2e_quant.graph.pipeline import GraphPass
 
-__all__ = [
-    "NAMESPACES",
-    "class_of_name",
-    "function_of_name",
-    "is_identifier",
-    "is_path",
-    "name_of_class",
-    "name_of_function",
-    "name_of_pass",
-    "name_of_target",
-    "pass_of_name",
-    "refuse_imports",
-    "target_of_name",
-]
-
 NAMESPACES = frozenset({"aten", "prims", "quantized_decomposed", "torchao", "pt2e_quant"})
 """The operator libraries that a file may call without being asked."""
 

@@ -33,8 +33,6 @@ from pt2e_quant.flow.archive.modules import ModuleReader
 from pt2e_quant.flow.archive.provenance_rows import provenance_of_rows
 from pt2e_quant.flow.archive.values import ValueReader
 
-__all__ = ["GraphReader", "SavedSpec"]
-
 _KEPT = frozenset(vars(nn.Module()))
 """Attributes that torch needs for itself."""
 

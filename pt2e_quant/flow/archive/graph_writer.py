@@ -16,8 +16,6 @@ from pt2e_quant.flow.archive.modules import ModuleWriter
 from pt2e_quant.flow.archive.provenance_rows import provenance_rows
 from pt2e_quant.flow.archive.values import ValueWriter
 
-__all__ = ["NODE_META", "OWN_PREFIX", "GraphWriter"]
-
 NODE_META = ("val", "stack_trace", "torch_fn", "custom")
 """What is kept of a node's metadata, besides the module stack, annotations and our own keys."""
 

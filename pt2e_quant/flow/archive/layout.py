@@ -16,19 +16,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = [
-    "FORMAT",
-    "MOST_HEADER_BYTES",
-    "MOST_PROGRAM_BYTES",
-    "PROGRAM",
-    "SAFETENSORS_NAMES",
-    "VERSION",
-    "bytes_of",
-    "damaged",
-    "is_archive",
-    "reported",
-]
-
 FORMAT = "pt2e_quant"
 VERSION = 1
 """Of the format this package writes; it reads this one and all before it."""

@@ -9,8 +9,6 @@ from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.flow.archive.allowed import class_of_name, is_identifier, name_of_class
 from pt2e_quant.flow.archive.values import ValueReader, ValueWriter
 
-__all__ = ["ModuleReader", "ModuleWriter", "parameter_of"]
-
 _OF_TORCH = frozenset(vars(nn.Module()))
 """What torch keeps in every module: tables, written one by one, and hooks, which are not."""
 

@@ -39,8 +39,6 @@ from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
 from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
 from pt2e_quant.graph.pickling.pickle_module import make_picklable
 
-__all__ = ["load", "save", "write_archive"]
-
 
 def write_archive(
     path: Path, program: Mapping[str, Any], tensors: Mapping[str, Tensor], shard_bytes: int | None

@@ -10,8 +10,6 @@ from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.graph.meta import attribute
 
-__all__ = ["provenance_of_rows", "provenance_rows"]
-
 _FEW = 8
 """So many numbers are written out; more of them are looked up in the graph's constants."""
 

@@ -28,8 +28,6 @@ from pt2e_quant.flow.archive.layout import (
     reported,
 )
 
-__all__ = ["Contents", "Program", "read_archive", "read_program"]
-
 
 @dataclass(frozen=True, slots=True)
 class Contents:

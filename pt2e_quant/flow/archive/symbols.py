@@ -15,8 +15,6 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from pt2e_quant.core.errors import UnsupportedError
 
-__all__ = ["FakeReader", "FakeWriter"]
-
 _HEADS = {
     **{
         name: getattr(functions, name)

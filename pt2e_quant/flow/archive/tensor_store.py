@@ -9,8 +9,6 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = ["TensorReader", "TensorWriter"]
-
 
 @dataclass(slots=True)
 class _Block:

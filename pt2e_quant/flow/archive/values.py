@@ -32,8 +32,6 @@ from pt2e_quant.flow.archive.symbols import FakeReader, FakeWriter
 from pt2e_quant.flow.archive.tensor_store import TensorReader, TensorWriter
 from pt2e_quant.graph.pipeline import GraphPass
 
-__all__ = ["ValueReader", "ValueWriter"]
-
 _NAMED = {
     "dtype": torch.dtype,
     "layout": torch.layout,

@@ -19,8 +19,6 @@ from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample, copied
 from pt2e_quant.flow.prepare.prepared import observers_of, prepared_graphs, prepared_state
 from pt2e_quant.graph.alias import written_inputs
 
-__all__ = ["calibrate", "preserve_buffers"]
-
 
 def calibrate(
     prepared: GraphModule,

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-__all__ = ["RANGES_KEY", "Range", "input_ranges", "note_ranges"]
-
 RANGES_KEY = "pt2e_quant.input_ranges"
 """The key of `gm.meta` that holds a range for each leaf of the call, in placeholder order."""
 

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError, near
 
-__all__ = ["InputPick", "as_call", "pick_inputs", "suggest_pick"]
-
 InputPick: TypeAlias = str | int | Sequence[str | int] | Callable[[Any], Any]
 """What of a batch the model takes.
 

@@ -6,8 +6,6 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-__all__ = ["show_progress"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.read_capture import capture_of
 
-__all__ = ["SAMPLE_KEY", "Sample", "copied", "sample_of", "sqnr_db"]
-
 SAMPLE_KEY = "pt2e_quant.sample"
 """The key of `gm.meta` that holds a Sample."""
 

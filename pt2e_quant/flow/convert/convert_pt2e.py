@@ -75,8 +75,6 @@ from pt2e_quant.passes.reference.integer_forward import drop_integer_forwards
 from pt2e_quant.passes.weights.pack_weights import pack_weights
 from pt2e_quant.passes.weights.store_weights import store_weights
 
-__all__ = ["convert_pt2e"]
-
 END_OF_TRAINING = (
     drop_integer_forwards,
     fold_trained_batch_norm,

@@ -17,8 +17,6 @@ from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.flow.convert.emit_qdq import Quantized, qdq_name
 from pt2e_quant.graph.editor import Editor
 
-__all__ = ["described", "emit_blocks", "emit_run_time_scales"]
-
 _aten: Any = torch.ops.aten
 
 

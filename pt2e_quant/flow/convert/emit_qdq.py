@@ -24,17 +24,6 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_cast, source_constant
 
-__all__ = [
-    "Layout",
-    "Quantized",
-    "emit_casts",
-    "emit_dynamic",
-    "emit_static",
-    "is_affine_choice",
-    "qdq_name",
-    "static_layout",
-]
-
 _lib = torch.ops.quantized_decomposed
 
 

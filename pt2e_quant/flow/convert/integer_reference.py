@@ -20,8 +20,6 @@ from pt2e_quant.passes.reference.decompose_qdq import decompose_qdq
 from pt2e_quant.passes.reference.forms.site import Arithmetic
 from pt2e_quant.passes.reference.write_integers import write_integers
 
-__all__ = ["integer_reference"]
-
 _BITS = (32, 64)
 
 

@@ -14,8 +14,6 @@ from pt2e_quant.observers.static.minmax import (
     tensor_range,
 )
 
-__all__ = ["is_min_max", "joint_qparams", "qparams_by_observer", "range_of"]
-
 _AFFINE = (
     torch.per_tensor_affine,
     torch.per_tensor_symmetric,

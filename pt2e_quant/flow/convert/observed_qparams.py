@@ -13,14 +13,6 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.flow.prepare.prepared import ObserverInfo
 from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY
 
-__all__ = [
-    "has_seen",
-    "observed_range",
-    "record_of",
-    "recorded",
-    "recorded_affine",
-]
-
 
 def record_of(
     observer_info: ObserverInfo,

@@ -21,8 +21,6 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.passes.weights.store_weights import WeightStore
 
-__all__ = ["HeldPlace", "held_places", "quantize_constants"]
-
 
 class HeldPlace:
     """A held constant found again in the graph.

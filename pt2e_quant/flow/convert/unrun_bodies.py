@@ -13,8 +13,6 @@ from pt2e_quant.flow.prepare.prepared import (
     prepared_state,
 )
 
-__all__ = ["leave_float", "never_ran", "saw_data"]
-
 
 def saw_data(gm: GraphModule) -> bool:
     """Whether an observer of a prepared graph, of its bodies apart, saw data."""

@@ -11,8 +11,6 @@ from typing import Any
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.flow.encodings.encoding import Encoding
 
-__all__ = ["read_dicts", "read_lists", "write_dicts", "write_lists"]
-
 _SECTIONS = {"activation_encodings": False, "param_encodings": True}
 
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from pt2e_quant.core.errors import ArtifactError
 
-__all__ = ["Encoding"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:

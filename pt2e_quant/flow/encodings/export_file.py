@@ -21,8 +21,6 @@ from pt2e_quant.flow.encodings.own import write_own
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.passes.qdq.widen_scales import widened_qparams
 
-__all__ = ["EncodingFormat", "export_encodings", "width_of"]
-
 
 class EncodingFormat(StrEnum):
     """The files that qparams are exchanged in."""

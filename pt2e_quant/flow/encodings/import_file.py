@@ -28,8 +28,6 @@ from pt2e_quant.graph.subgraphs import BODY_KEY
 from pt2e_quant.observers.qschemes import PER_CHANNEL, SYMMETRIC
 from pt2e_quant.observers.static.imported_qparams import ImportedQParams
 
-__all__ = ["import_encodings"]
-
 _DTYPES = frozenset({*DTYPES, torch.qint8, torch.quint8, torch.qint32})
 """What an encoding can say."""
 

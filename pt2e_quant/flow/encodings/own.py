@@ -6,8 +6,6 @@ from typing import Any
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.flow.encodings.encoding import Encoding
 
-__all__ = ["FORMAT", "VERSION", "read_own", "write_own"]
-
 FORMAT = "pt2e_quant.encodings"
 VERSION = 1
 

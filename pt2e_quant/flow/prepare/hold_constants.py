@@ -18,8 +18,6 @@ from pt2e_quant.flow.prepare.prepared import PreparedState
 from pt2e_quant.graph.meta import attribute, source_constant
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
 
-__all__ = ["hold_constants", "may_hold"]
-
 _NO_CALLBACK = "Quantizer.prepare_obs_or_fq_callback"
 
 

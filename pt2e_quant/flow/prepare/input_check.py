@@ -13,8 +13,6 @@ from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
 from pt2e_quant.graph.alias import written_inputs
 
-__all__ = ["check_inputs", "install_input_check", "keep_sample"]
-
 _TORCH_HOOKS = "torch.export._unlift"
 
 

@@ -15,8 +15,6 @@ from pt2e_quant.flow.annotate.table_quantizer import RULE_KEY
 from pt2e_quant.flow.prepare.prepared import HeldConstant, ObserverInfo, PreparedState
 from pt2e_quant.graph.meta import copy_trace
 
-__all__ = ["Inserter"]
-
 
 class Inserter:
     """Puts observers on annotated edges and outputs: one walk, one new name per node."""

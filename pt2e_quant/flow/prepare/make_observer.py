@@ -20,8 +20,6 @@ from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxO
 from pt2e_quant.observers.training.fixed_fake_quantize import FixedQParamsFakeQuantize
 from pt2e_quant.observers.training.trained_qparams import TrainedSource
 
-__all__ = ["make_observer", "make_observers", "spec_key"]
-
 _TWINS = (MinMaxObserver, PerChannelMinMaxObserver)
 """Observers that are made from another of the same spec."""
 

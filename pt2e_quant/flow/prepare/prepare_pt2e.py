@@ -58,8 +58,6 @@ from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
 
-__all__ = ["PREPARE_PASSES", "QAT_PASSES", "captured", "prepare_captured", "prepare_pt2e"]
-
 PREPARE_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     inline_regions,

@@ -14,19 +14,6 @@ from pt2e_quant.graph.pipeline import GraphPass
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 
-__all__ = [
-    "PREPARED_KEY",
-    "HeldConstant",
-    "ObserverInfo",
-    "PreparedState",
-    "is_observer",
-    "observed_node",
-    "observers_of",
-    "own_observers",
-    "prepared_graphs",
-    "prepared_state",
-]
-
 PREPARED_KEY = "pt2e_quant.prepared"
 """The key of `gm.meta` that holds a PreparedState."""
 

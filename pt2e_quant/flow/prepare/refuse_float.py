@@ -8,8 +8,6 @@ from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.passes.reference.forms.registry import MOVES, form_of
 
-__all__ = ["refuse_float"]
-
 
 def refuse_float(gm: GraphModule) -> None:
     """Refuse operators that the quantizer left float, or that have no integer form.

@@ -13,8 +13,6 @@ from pt2e_quant.passes.cleanup.detach_dropout import (
     detach_dropouts,
 )
 
-__all__ = ["RemovedTrainingOps", "remove_training_ops"]
-
 
 @dataclass(slots=True)
 class RemovedTrainingOps:

@@ -14,8 +14,6 @@ from pt2e_quant.flow.prepare.prepared import PREPARED_KEY, prepared_state
 from pt2e_quant.passes.reference.integer_forward import IntegerForward, insert_integer_forwards
 from pt2e_quant.passes.reference.integer_regions import with_profile
 
-__all__ = ["Numerics", "numerics_of", "numerics_switches", "set_numerics", "start_integers"]
-
 
 class Numerics(StrEnum):
     """How the forward pass of training computes a quantized operator."""

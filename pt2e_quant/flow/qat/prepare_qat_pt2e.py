@@ -20,8 +20,6 @@ from pt2e_quant.observers.training.fake_quantize import FakeQuantize
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
 from pt2e_quant.passes.batch_norm.detach_batch_norm import drop_counters
 
-__all__ = ["own_tensors", "prepare_qat_pt2e"]
-
 
 def prepare_qat_pt2e(
     model: ExportedProgram | GraphModule,

@@ -10,8 +10,6 @@ from pt2e_quant.observers.training.fake_quantize import disable_observer
 from pt2e_quant.observers.training.learnable_fake_quantize import enable_range_learning
 from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
 
-__all__ = ["QatSchedule"]
-
 
 class QatSchedule:
     """Freezes parts of a prepared model as training goes on; call `step` after each batch.

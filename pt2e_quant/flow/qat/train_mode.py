@@ -15,15 +15,6 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.ops import arguments, aten, is_call
 from pt2e_quant.graph.subgraphs import bodies
 
-__all__ = [
-    "allow_exported_model_train_eval",
-    "has_training_operators",
-    "model_is_exported",
-    "move_exported_model_to_eval",
-    "move_exported_model_to_train",
-    "set_training_flags",
-]
-
 _FLAGS = ("train", "training")
 
 

@@ -14,8 +14,6 @@ from pt2e_quant.observers.training.fake_quantize import FakeQuantize
 from pt2e_quant.observers.training.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 
-__all__ = ["QAT_OBSERVERS", "for_training", "makes_fake_quantize"]
-
 QAT_OBSERVERS = ObserverChoice(
     activation=FusedMovingAvgObsFakeQuantize.with_args(observer=MovingAverageMinMaxObserver),
     # The range of the weights as they are: a moving average would lag behind each step. Not the

@@ -23,8 +23,6 @@ from pt2e_quant.passes.reference.forms.site import Arithmetic
 from pt2e_quant.passes.reference.read_sites import find_sites
 from pt2e_quant.passes.reference.write_integers import write_integers
 
-__all__ = ["Audit", "Island", "audit", "refuse_islands"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Island:

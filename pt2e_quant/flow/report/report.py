@@ -13,17 +13,6 @@ from rich.table import Table
 
 from pt2e_quant.core.provenance import FloatRecord, Provenance, SizeRecord, TensorRecord
 
-__all__ = [
-    "FloatRegion",
-    "FloatRow",
-    "Report",
-    "alike",
-    "float_rows",
-    "joined_notes",
-    "kind_of",
-    "shared_name",
-]
-
 
 @dataclass(slots=True, kw_only=True)
 class FloatRegion:

@@ -19,8 +19,6 @@ from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.subgraphs import bodies
 
-__all__ = ["NOTABLE_BYTES", "check_file_smaller", "check_smaller", "constant_bytes", "take_ledger"]
-
 NOTABLE_BYTES = 1 << 16
 """Below this many bytes of float constants a graph or file that does not shrink is noted at most:
 the qparams of a few channels may outweigh what they save."""

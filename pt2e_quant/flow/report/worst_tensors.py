@@ -16,8 +16,6 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.sample import Sample
 
-__all__ = ["LOW_DB", "TensorLoss", "warn_if_low", "worst_tensors"]
-
 LOW_DB = 15.0
 """Below this SQNR against float, a result has lost more than a fifth of its amplitude to noise."""
 

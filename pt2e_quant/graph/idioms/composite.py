@@ -13,8 +13,6 @@ from pt2e_quant.graph.pipeline import GraphPass, PassResult
 from pt2e_quant.graph.rewrite import Rule, rewrite
 from pt2e_quant.graph.subgraphs import named_graphs
 
-__all__ = ["compose_idioms", "define_composite"]
-
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 

@@ -10,8 +10,6 @@ from pt2e_quant.graph.ops import CASTS, MUL, SUB, arguments, aten
 from pt2e_quant.graph.pattern import Lit, Match, Op, Var
 from pt2e_quant.graph.rewrite import Rule, Skip
 
-__all__ = ["MASK_RULES", "AdditiveMask", "AnySeen"]
-
 
 def _additive(seen: Tensor, low: float, dtype: torch.dtype) -> Tensor:
     """0.0 where `seen` is true, `low` elsewhere."""

@@ -12,15 +12,6 @@ from pt2e_quant.graph.ops import ADD, DIV, MEAN, MUL, Family, arguments, aten, i
 from pt2e_quant.graph.pattern import Lit, Match, Op, Pattern, Var, either_order, find_matches
 from pt2e_quant.graph.rewrite import Rule, Skip
 
-__all__ = [
-    "NORMALIZED",
-    "RMS_NORM",
-    "RMS_NORM_RULES",
-    "RmsNorm",
-    "find_roots",
-    "is_normalized",
-]
-
 RMS_NORM: Family = (aten.rms_norm.default,)
 """torch's own; its weight may be None."""
 

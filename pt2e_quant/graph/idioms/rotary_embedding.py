@@ -26,8 +26,6 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.graph.pattern import Many, Match, Op, Var, either_order
 from pt2e_quant.graph.rewrite import Rule, Skip
 
-__all__ = ["RotaryEmbedding", "rotary_rule"]
-
 _ELEMENTWISE = (aten.cos.default, aten.sin.default, *CASTS, *IDENTITIES)
 
 

@@ -11,8 +11,6 @@ from pt2e_quant.graph.ops import EXPAND, MATMUL, RESHAPE, UNSQUEEZE, aten, is_ca
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.rewrite import Rule, Skip
 
-__all__ = ["SHARED_HEADS_RULES", "RegroupHeads", "SharedHeads", "read_shared_heads"]
-
 
 @dataclass(frozen=True, slots=True)
 class SharedHeads:

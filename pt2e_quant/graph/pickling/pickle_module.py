@@ -21,16 +21,6 @@ from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.meta import fake_mode_of
 from pt2e_quant.graph.pickling.pickle_values import FakeValues, reduce_value, values_of
 
-__all__ = [
-    "GoneNode",
-    "LocalFunction",
-    "StoredGraph",
-    "is_local",
-    "load_graph",
-    "make_picklable",
-    "store_graph",
-]
-
 _VALUES, _NODE = "values", "node"
 
 

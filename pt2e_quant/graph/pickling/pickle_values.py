@@ -10,8 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["FakeValues", "Reduced", "reduce_value", "values_of"]
-
 Reduced = tuple[Any, tuple[Any, ...]]
 """A function and its arguments, as `__reduce__` returns them."""
 

@@ -11,13 +11,6 @@ from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.observers.base import ObserverBase
 
-__all__ = [
-    "NoopObserver",
-    "PerTokenPlaceholderObserver",
-    "PlaceholderObserver",
-    "RunTimeScales",
-]
-
 
 class PlaceholderObserver(ObserverBase):
     """Says how a tensor is to be quantized at run time (dynamic), or to which float dtype.

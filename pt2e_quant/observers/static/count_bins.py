@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["count_bins", "count_multiples", "count_zeros", "flat_in_memory_order"]
-
 # 1 MiB of float32: the temporaries of one piece stay in a core's second-level cache.
 _PIECE = 1 << 18
 

@@ -10,8 +10,6 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.observers.base import ObserverBase
 from pt2e_quant.observers.qschemes import is_per_channel
 
-__all__ = ["DerivedObserverOrFakeQuantize"]
-
 
 class DerivedObserverOrFakeQuantize(ObserverBase):
     """Sees nothing itself; its sources do.

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from pt2e_quant.observers.static.mse import MSEObserver
 
-__all__ = ["EntropyObserver"]
-
 _CANDIDATES = 128
 """Ends tried on each side, evenly spaced."""
 _FAR = 4

@@ -11,8 +11,6 @@ from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.observers.base import ObserverBase
 
-__all__ = ["FIXED_RANGES", "FixedQParamsObserver", "FixedRange", "fixed_qparams"]
-
 
 @dataclass(frozen=True, slots=True)
 class FixedRange:

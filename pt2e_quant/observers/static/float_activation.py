@@ -11,8 +11,6 @@ from pt2e_quant.observers.base import ObserverBase
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.weights.block_search import qparams_of_amax
 
-__all__ = ["FloatActivationObserver"]
-
 
 class FloatActivationObserver(ObserverBase):
     """Keeps the least and greatest value; the scale makes the greater magnitude the greatest code.

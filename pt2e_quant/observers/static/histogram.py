@@ -19,8 +19,6 @@ from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
 from pt2e_quant.observers.static.count_bins import count_bins
 
-__all__ = ["HistogramObserver", "least_squares_range"]
-
 _STEP = 1e-5
 
 

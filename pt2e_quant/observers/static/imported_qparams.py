@@ -5,8 +5,6 @@ from torch import Tensor
 
 from pt2e_quant.observers.base import ObserverBase
 
-__all__ = ["ImportedQParams"]
-
 
 class ImportedQParams(ObserverBase):
     """Gives the qparams it was made with, per tensor, channel or group.

@@ -13,8 +13,6 @@ from pt2e_quant.observers.base import (
     UniformQuantizationObserverBase,
 )
 
-__all__ = ["MinMaxObserver", "PerChannelMinMaxObserver", "channel_range", "tensor_range"]
-
 
 def tensor_range(x: Tensor, ignore_at_or_below: float | None = None) -> tuple[Tensor, Tensor]:
     """Min and max of a tensor, in one pass; NaN stays NaN.

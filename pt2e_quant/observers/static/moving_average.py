@@ -16,8 +16,6 @@ from pt2e_quant.observers.static.minmax import (
     tensor_range,
 )
 
-__all__ = ["MovingAverageMinMaxObserver", "MovingAveragePerChannelMinMaxObserver"]
-
 
 def average_range(
     observer: UniformQuantizationObserverBase, low: Tensor, high: Tensor, constant: float

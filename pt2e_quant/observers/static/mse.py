@@ -18,8 +18,6 @@ from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBas
 from pt2e_quant.observers.static.count_bins import count_multiples, count_zeros
 from pt2e_quant.observers.static.mse_search import BinnedData, mse_optimal_range
 
-__all__ = ["BinGrid", "MSEObserver", "grid_over"]
-
 # Below it a bin says nothing that a scale of at least 2**-23 could use.
 _LEAST_EXPONENT = -64
 # Edges must be float32 numbers: whole multiples of the width below 2**24.

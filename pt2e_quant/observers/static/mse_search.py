@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BinnedData", "ChooseQParams", "mse_optimal_range", "squared_errors"]
-
 ChooseQParams = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From [K] lows and highs to the scale and zero_point that an observer would take, both [K]."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.observers.static.mse import MSEObserver
 
-__all__ = ["PercentileObserver"]
-
 
 class PercentileObserver(MSEObserver):
     """Clips the outermost elements: half of their share at each end, by magnitude if symmetric.

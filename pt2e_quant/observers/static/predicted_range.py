@@ -19,8 +19,6 @@ from torch import Tensor
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
 from pt2e_quant.observers.static.minmax import tensor_range
 
-__all__ = ["PredictedRangeObserver", "is_vector", "margin_step", "prediction_bound", "range_margin"]
-
 MOST = 2.0
 """The most that a range is widened by."""
 HEADROOM = 2.0

@@ -10,8 +10,6 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.observers.base import ObserverBase
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 
-__all__ = ["RoundedScaleObserver"]
-
 
 class RoundedScaleObserver(ObserverBase):
     """Another observer's qparams with scales that are powers of two, or that fit fewer bits.

@@ -9,8 +9,6 @@ from typing import Self
 
 from torch import Tensor, nn
 
-__all__ = ["Statistics"]
-
 
 class Statistics(nn.Module, ABC):
     """Gathers what an algorithm needs to know of one tensor during calibration."""

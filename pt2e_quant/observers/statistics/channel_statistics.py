@@ -8,8 +8,6 @@ from torch import Tensor
 
 from pt2e_quant.observers.statistics.base import Statistics
 
-__all__ = ["ChannelStatistics"]
-
 MAX_BLOCKS = 64
 """Blocks of rows kept apart; neighbours merge when there are more, so memory stays bounded."""
 

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from pt2e_quant.observers.statistics.base import Statistics
 
-__all__ = ["InputHessian", "Window"]
-
 
 @dataclass(frozen=True, slots=True)
 class Window:

@@ -19,16 +19,6 @@ from pt2e_quant.observers.qschemes import PER_TENSOR, is_per_channel
 from pt2e_quant.observers.static.moving_average import MovingAverageMinMaxObserver
 from pt2e_quant.observers.training.fake_quantize_function import fake_quantize_tensor
 
-__all__ = [
-    "FakeQuantize",
-    "FakeQuantizeBase",
-    "disable_fake_quant",
-    "disable_observer",
-    "enable_fake_quant",
-    "enable_observer",
-]
-
-
 _SHOWN = (
     "scale", "zero_point", "quant_min", "quant_max", "dtype", "qscheme", "ch_axis", "target_dtype",
     "granularity", "mapping_type", "zero_point_domain", "block_size",

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fake_quantize_tensor", "is_on_fast_path"]
-
 
 class _FakeQuantize(torch.autograd.Function):
     """round(x / scale) + zero_point, clamped, and back; the gradient stops where it clamps."""

@@ -10,8 +10,6 @@ from pt2e_quant.observers.qschemes import PER_TENSOR
 from pt2e_quant.observers.static.fixed import FixedQParamsObserver
 from pt2e_quant.observers.training.fake_quantize import FakeQuantize
 
-__all__ = ["FixedQParamsFakeQuantize"]
-
 
 class FixedQParamsFakeQuantize(FakeQuantize):
     """Fake-quantize by the qparams of a FixedQParamsObserver.

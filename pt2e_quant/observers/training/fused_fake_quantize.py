@@ -16,8 +16,6 @@ from pt2e_quant.observers.training.fake_quantize_function import (
     is_on_fast_path,
 )
 
-__all__ = ["FusedMovingAvgObsFakeQuantize"]
-
 
 class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     """What FakeQuantize gives with a moving-average observer, by torch's fused operator.

@@ -15,8 +15,6 @@ from pt2e_quant.core.errors import ConfigError, RangeError
 from pt2e_quant.observers.qschemes import SYMMETRIC, is_per_channel
 from pt2e_quant.observers.training.fake_quantize import FakeQuantizeBase
 
-__all__ = ["LearnableFakeQuantize", "disable_range_learning", "enable_range_learning"]
-
 
 class LearnableFakeQuantize(FakeQuantizeBase):
     """Fake-quantize with a trained scale, and a trained zero_point if the qscheme is affine.

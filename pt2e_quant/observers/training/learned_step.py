@@ -14,8 +14,6 @@ from torch import Tensor
 from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase, is_per_channel
 
-__all__ = ["FirstStepObserver", "LSQObserver", "LSQPlusWeightObserver"]
-
 
 class FirstStepObserver(UniformQuantizationObserverBase):
     """An observer that chooses a step size from moments, averaged over the batches it sees.

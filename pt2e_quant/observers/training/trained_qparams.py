@@ -15,14 +15,6 @@ from torch import Tensor, nn
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 
-__all__ = [
-    "TrainedSource",
-    "is_fake_quantize",
-    "live_qparams",
-    "qparams_of",
-    "trained_qparams",
-]
-
 
 def is_fake_quantize(module: object) -> bool:
     """Whether a module is a fake-quantize with an observer inside, ours or another library's."""

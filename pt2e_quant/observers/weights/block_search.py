@@ -20,8 +20,6 @@ from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.observers.weights.weight_search import WeightSearch, search_qparams
 
-__all__ = ["find_block_qparams", "qparams_of_amax"]
-
 _BLOCK = 1 << 18
 """Elements searched at a time: several passes over them stay in the cache."""
 

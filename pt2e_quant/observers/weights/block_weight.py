@@ -10,8 +10,6 @@ from pt2e_quant.observers.base import NonFinite, ObserverBase
 from pt2e_quant.observers.weights.block_search import find_block_qparams
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 
-__all__ = ["BlockWeightObserver"]
-
 
 class BlockWeightObserver(ObserverBase):
     """Finds the qparams of a weight when it sees it; the last one seen counts.

@@ -10,8 +10,6 @@ from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_CHANNEL, UniformQuantizationObserverBase
 from pt2e_quant.observers.weights.weight_search import WeightSearch, search_qparams
 
-__all__ = ["WeightObserver"]
-
 
 class WeightObserver(UniformQuantizationObserverBase):
     """Finds the qparams of a weight when it sees it; the last one seen counts.

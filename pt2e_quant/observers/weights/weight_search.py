@@ -13,8 +13,6 @@ from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.core.qparams import DEFAULT_EPS, choose_qparams
 
-__all__ = ["WeightSearch", "search_qparams"]
-
 _BLOCK = 1 << 16
 """Elements searched at a time: several passes over them stay in the cache."""
 
