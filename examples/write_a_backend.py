@@ -99,6 +99,7 @@ def use_kernels(gm: GraphModule) -> PassResult:
                 weight, scale = match.node("w").args[:2]
                 operands = (x.args[0], x.args[1:3], weight, scale, match["b"], op.args[3:], result)
                 made = gm.graph.call_function(toy_product, (op.target, *operands))
+        made.meta["val"] = quantizes[0].meta["val"]
         for quantize in quantizes:
             quantize.replace_all_uses_with(made)
     gm.graph.eliminate_dead_code()

@@ -107,6 +107,16 @@ def fake_value(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any
         return target(*fake_args, **fake_kwargs)
 
 
+def give_values(gm: GraphModule, mode: FakeTensorMode, first: Node, end: Node) -> None:
+    """Compute `meta["val"]` of the nodes from one up to another that lack it."""
+    while first is not end:
+        if first.op == "get_attr" and "val" not in first.meta:
+            first.meta["val"] = fake_constant(mode, attribute(gm, str(first.target)))
+        elif "val" not in first.meta:
+            first.meta["val"] = fake_value(mode, first.target, first.args, first.kwargs)
+        first = first.next
+
+
 def attribute(gm: nn.Module, target: str) -> Any:
     """What a dotted name stands for in a module, None if nothing has that name."""
     value: Any = gm

@@ -231,7 +231,9 @@ class _Watch:
     def __init__(self, gm: GraphModule, sample: Sample | None) -> None:
         self.gm = gm
         self.sample = sample
-        self.promised: dict[str, Invariant] = {}
+        # A property that the graph lacks already is broken by no pass.
+        held = [i for i in (WELL_FORMED, HAS_VALUES) if i.check(gm) is None]
+        self.promised = {invariant.name: invariant for invariant in held}
         self.expected = None if sample is None else trial_run(gm, sample)
 
     def before(self, entry: GraphPass, records: Sequence[PassRecord]) -> None:
@@ -241,7 +243,7 @@ class _Watch:
                 raise _broken(f"{entry.name} needs: {need.name}", broken, records)
 
     def after(self, entry: GraphPass, records: Sequence[PassRecord]) -> None:
-        self.promised |= {i.name: i for i in (WELL_FORMED, HAS_VALUES, *entry.gives)}
+        self.promised |= {invariant.name: invariant for invariant in entry.gives}
         for ended in entry.ends:
             self.promised.pop(ended.name, None)
         for invariant in self.promised.values():

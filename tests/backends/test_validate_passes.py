@@ -14,7 +14,7 @@ from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.flow.calibrate.sample import sample_of
-from pt2e_quant.graph.pipeline import GraphPass, PassResult, graph_pass
+from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, PassResult, graph_pass
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def made(name: str, edit: Callable[[GraphModule], object]) -> GraphPass:
         return PassResult(changed=True)
 
     run.__name__ = name
-    return graph_pass()(run)
+    return graph_pass(needs=(), gives=(), ends=(HAS_VALUES,))(run)
 
 
 def find(gm: GraphModule, wanted: Callable[[Node], bool]) -> Node:

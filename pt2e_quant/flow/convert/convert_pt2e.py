@@ -54,7 +54,7 @@ from pt2e_quant.flow.qat.train_mode import set_training_flags
 from pt2e_quant.flow.report.audit import refuse_islands
 from pt2e_quant.flow.report.size_ledger import check_smaller, constant_bytes, take_ledger
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of, copy_trace
+from pt2e_quant.graph.meta import constant_of, copy_trace, give_values
 from pt2e_quant.graph.pipeline import log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
 from pt2e_quant.observers.run_time.placeholder import RunTimeScales
@@ -329,7 +329,9 @@ class _Converter:
             # It brings operators of its own; it erases its node.
             if hasattr(observer, "target_dtype"):
                 self._record(node, observer, recorded_affine(observer))
+            before, after = node.prev, node.next
             observer.convert(self.gm, node)
+            give_values(self.gm, self.editor.mode, before.next, after)
         elif observer.dtype == torch.float32:
             # How Quantizers write "stays float": a bias, mostly.
             node.replace_all_uses_with(source)

@@ -1,6 +1,7 @@
 """The backend's face: recipes, and what it says when its extra is missing."""
 
-import builtins
+import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,14 +24,8 @@ def test_quantizer_when_recipe_is_unknown_then_near_names_are_offered() -> None:
 def test_lower_when_a_package_is_missing_then_the_command_is_named(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] == package:
-            raise ImportError(f"No module named {name!r}", name=name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    # As Python marks a package that may not be imported.
+    monkeypatch.setitem(sys.modules, package, None)
     backend = pq.backends.get("onnx")
     for call in (
         lambda: backend.lower(torch.fx.GraphModule({}, torch.fx.Graph())),
@@ -39,3 +34,14 @@ def test_lower_when_a_package_is_missing_then_the_command_is_named(
         with pytest.raises(MissingExtraError, match=package) as error:
             call()
         assert "pip install 'pt2e-quant[onnx]'" in str(error.value)
+
+
+def test_lower_when_a_package_is_there_but_broken_then_the_command_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> Any:
+        raise ImportError("cannot import name 'x'", name="onnxruntime.capi")
+
+    backend = replace(pq.backends.get("onnx"), lowering=broken)
+    with pytest.raises(MissingExtraError, match="onnxruntime"):
+        backend.load("model.onnx")

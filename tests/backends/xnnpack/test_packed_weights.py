@@ -10,6 +10,7 @@ import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack import lower
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
+from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.core.unpack_op import is_unpack
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
@@ -71,8 +72,8 @@ def test_lower_when_not_unpacked_first_then_executorch_misreads_the_weight(monke
 
     packed = pq.convert_pt2e(prepared(Mlp(), 4))
     monkeypatch.setattr(lower, "unpack_weights", leave)
-    # ExecuTorch takes the packed bytes for the weight itself.
-    with pytest.raises(Exception, match="ConvertToLinearPass"):
+    # ExecuTorch takes the packed bytes for the weight itself and fails; float saves nothing.
+    with pytest.raises(UnsupportedError, match="no less than the float constants"):
         lowered(packed)
 
 
