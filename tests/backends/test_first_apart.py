@@ -278,7 +278,7 @@ def test_search_when_two_results_are_given_then_the_one_that_is_apart_is_searche
         assert error.node_name == layers(gm)[path].name
 
 
-def test_cut_graph_ends_at_the_value_and_leaves_the_graph_as_it_was(canonical):
+def test_cut_graph_when_cut_behind_a_value_then_ends_there_and_the_graph_stays_as_it_was(canonical):
     gm = canonical(Branches(), (4, 3, 8, 8))
     before = str(gm.graph)
     x = torch.randn(4, 3, 8, 8)

@@ -44,32 +44,32 @@ def _sample(gm: Any, float_noise: float | None) -> Sample:
     return Sample(leaves=(x,), float_outputs=(out + float_noise * torch.randn_like(out),))
 
 
-def test_faithful_artifact_passes_and_both_ratios_are_reported(gm, noisy):
+def test_gate_when_an_artifact_is_faithful_then_passes_and_reports_both_ratios(gm, noisy):
     artifact = noisy(gm, 1e-3)
     check_artifact(artifact, gm, _sample(gm, 0.05), margin_db=6.0)
     assert artifact.report.sqnr_canonical_db > 55
     assert 15 < artifact.report.sqnr_float_db < 30
 
 
-def test_artifact_no_nearer_than_float_is_refused(gm, noisy):
+def test_gate_when_an_artifact_is_no_nearer_than_float_then_refuses_it(gm, noisy):
     with pytest.raises(ArtifactError, match="differs from the canonical graph"):
         check_artifact(noisy(gm, 0.1), gm, _sample(gm, 0.05), margin_db=6.0)
 
 
-def test_lower_margin_accepts_what_a_higher_one_refuses(gm, noisy):
+def test_gate_when_the_margin_is_lower_then_accepts_what_a_higher_one_refuses(gm, noisy):
     artifact, sample = noisy(gm, 0.05), _sample(gm, 0.05)
     check_artifact(artifact, gm, sample, margin_db=-10.0)
     with pytest.raises(ArtifactError):
         check_artifact(artifact, gm, sample, margin_db=6.0)
 
 
-def test_without_float_result_the_floor_decides(gm, noisy):
+def test_gate_when_there_is_no_float_result_then_the_floor_decides(gm, noisy):
     sample = _sample(gm, None)
     check_artifact(noisy(gm, 10 ** (-(FLOOR_DB + 3) / 20)), gm, sample, margin_db=6.0)
     with pytest.raises(ArtifactError, match=f"at least {FLOOR_DB:.1f} dB"):
         check_artifact(noisy(gm, 10 ** (-(FLOOR_DB - 3) / 20)), gm, sample, margin_db=6.0)
 
 
-def test_nan_is_refused(gm, noisy):
+def test_gate_when_results_are_nan_then_refuses_the_artifact(gm, noisy):
     with pytest.raises(ArtifactError, match="SQNR nan"):
         check_artifact(noisy(gm, float("nan")), gm, _sample(gm, 0.05), margin_db=6.0)

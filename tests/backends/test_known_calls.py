@@ -110,7 +110,7 @@ def test_bind_when_signatures_are_many_then_few_are_kept(capture, checks, monkey
     "result",
     [7, (1, 2), [1, 2], {"b": 1, "a": 2}, (), {"a": 1, "b": (2, [3])}, ((), 1), torch.Size([1, 2])],
 )
-def test_result_builder_then_what_pytree_builds(result):
+def test_result_builder_when_given_leaves_then_builds_what_pytree_builds(result):
     leaves, spec = pytree.tree_flatten(result)
     built = result_builder(spec)(leaves)
     expected = pytree.tree_unflatten(leaves, spec)

@@ -67,7 +67,7 @@ def test_a_backend_when_it_quantizes_then_nothing_of_others_is_printed(printed):
     assert printed(QUANTIZE) == ""
 
 
-def test_without_remarks_then_levels_and_filters_are_as_before(caplog):
+def test_without_remarks_when_left_then_levels_and_filters_are_as_before(caplog):
     logger = logging.getLogger("pt2e_quant_tests.remarks")
     with without_remarks(logger.name):
         logger.warning("not shown")
@@ -79,7 +79,7 @@ def test_without_remarks_then_levels_and_filters_are_as_before(caplog):
         warnings.warn("shown", stacklevel=1)
 
 
-def test_without_stderr_then_it_is_heard_again_afterwards(capfd):
+def test_without_stderr_when_an_error_leaves_it_then_stderr_is_heard_again(capfd):
     with pytest.raises(KeyError), without_stderr():  # noqa: PT012
         os.write(2, b"lost")
         raise KeyError

@@ -14,7 +14,7 @@ def _seeded():
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}, {case.name}")
-def test_forms_then_one_result_within_a_step(case):
+def test_calls_when_both_forms_run_then_results_agree_within_a_step_in_one_layout(case):
     shapes = tuple((1, 8, *shape[2:]) if len(shape) == 4 else shape for shape in case.shapes[0])
     found = {name: call() for name, call in calls(case, shapes).items()}
     assert {made.dtype for made in found.values()} == {torch.uint8}
@@ -22,7 +22,7 @@ def test_forms_then_one_result_within_a_step(case):
     assert found["float"].stride() == found["integer"].stride()
 
 
-def test_ratios_then_each_class_of_each_unit():
+def test_ratios_when_measured_then_have_each_class_of_the_unit():
     cases = tuple(case for case in CASES if case.op == "data_movement")
     found = ratios(1, cases)
     assert {op: set(of_op) for op, of_op in found.items()} == {

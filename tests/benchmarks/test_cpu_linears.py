@@ -17,12 +17,14 @@ def check(ratios, class_of):
 
 
 @pytest.mark.parametrize("form", ["rows", "groups"])
-def test_float_rows_have_each_class_and_the_worst_of_a_weight(form):
+def test_weight_only_ratios_when_rows_are_float_then_have_each_class_and_the_worst_of_a_weight(
+    form,
+):
     ratios = cpu_linears.weight_only_ratios(1, SIZES)[form]
     check(ratios, lambda rows, weight: limbs_site.class_of(form, rows, weight))
 
 
-def test_integer_rows_have_each_class_and_the_worst_of_a_weight():
+def test_linear_ratios_when_rows_are_integers_then_have_each_class_and_the_worst_of_a_weight():
     check(cpu_linears.linear_ratios(1, SIZES), cpu.class_of)
     check(cpu_linears.dynamic_ratios(1, SIZES), cpu_dynamic.class_of)
 
@@ -30,7 +32,7 @@ def test_integer_rows_have_each_class_and_the_worst_of_a_weight():
 @pytest.mark.parametrize(
     "calls_of", [cpu_linears.linear_calls, cpu_linears.dynamic_calls, cpu_linears.weight_only_calls]
 )
-def test_calls_give_results_of_one_form(calls_of):
+def test_calls_when_run_then_give_results_of_one_shape_and_dtype(calls_of):
     for rows in (2, 6):
         made = [call() for call in calls_of(rows, 32, 64).values()]
         assert len(made) > 1

@@ -118,14 +118,14 @@ def doubling(clock, seconds, **changes):
 SECONDS = {DEFAULT: 2e-3, FAST: 1.5e-3, SAME: 1.99e-3, WRONG: 1e-4}
 
 
-def test_copies_fill_the_cache_and_fit_the_memory():
+def test_copies_for_when_sizes_vary_then_copies_fill_the_cache_and_fit_the_memory():
     assert copies_for(100, l2_bytes=1000, memory_bytes=10**9) == 30
     assert copies_for(10**6, l2_bytes=1000, memory_bytes=10**9) == 1
     assert copies_for(100, l2_bytes=1000, memory_bytes=500) == 5
     assert copies_for(1, l2_bytes=10**9, memory_bytes=10**9) == 128
 
 
-def test_statistics_of_samples():
+def test_timing_of_when_given_samples_then_gives_median_minimum_and_80th_percentile():
     found = timing_of([5.0, 1.0, 2.0, 3.0, 4.0])
     assert (found.median_s, found.min_s, found.p80_s) == (3.0, 1.0, 5.0)
 
@@ -146,12 +146,12 @@ def test_statistics_of_samples():
         ((torch.ones(1), torch.zeros(1)), (torch.ones(1), torch.ones(1)), Bound(), "result 1"),
     ],
 )
-def test_a_difference_is_seen_where_there_is_one(made, wanted, bound, said):
+def test_difference_when_results_differ_beyond_the_bound_then_says_how(made, wanted, bound, said):
     found = difference(made, wanted, bound)
     assert (found is None) if said is None else (found is not None and said in found)
 
 
-def test_a_right_kernel_passes_and_a_wrong_one_is_named_by_seed(clock):
+def test_check_kernel_when_one_seed_goes_wrong_then_names_it_and_passes_a_right_kernel(clock):
     right = doubling(clock, SECONDS)
     assert check_kernel(right, CPU, range(3)).failures == ()
     wrong = doubling(clock, SECONDS, reference=lambda x: 2 * x + (x == 2))
@@ -159,7 +159,7 @@ def test_a_right_kernel_passes_and_a_wrong_one_is_named_by_seed(clock):
     assert failure.startswith("seed 2, shapes [[3]]")
 
 
-def test_a_case_is_timed_beside_its_peers(gpu, clock):
+def test_measure_case_when_peers_are_there_then_times_the_case_beside_them(gpu, clock):
     bench = doubling(clock, SECONDS)
     row = measure_case(gpu, bench, bench.cases[0])
     assert row["copies"] == 30
@@ -179,7 +179,7 @@ def test_a_case_is_timed_beside_its_peers(gpu, clock):
     assert float_ratios([row]) == {"large": 1.5}
 
 
-def test_the_slowest_case_of_a_class_decides():
+def test_float_ratios_when_a_class_has_many_cases_then_the_slowest_decides():
     def row(shape_class, **ratios):
         peers = {name: {"ratio": r, "is_float": name != "int"} for name, r in ratios.items()}
         return {"shape_class": shape_class, "peers": peers}
@@ -198,7 +198,7 @@ def tables(monkeypatch):
 
 
 @pytest.mark.usefixtures("tables")
-def test_a_sweep_takes_the_fastest_that_is_right(gpu, clock):
+def test_sweep_kernel_when_some_tiles_are_wrong_then_takes_the_fastest_that_is_right(gpu, clock):
     found = sweep_kernel(gpu, doubling(clock, SECONDS), "large")
     assert found.best == FAST
     assert found.speed_up == pytest.approx(2 / 1.5)
@@ -208,12 +208,12 @@ def test_a_sweep_takes_the_fastest_that_is_right(gpu, clock):
 
 
 @pytest.mark.usefixtures("tables")
-def test_a_sweep_keeps_the_default_where_nothing_is_clearly_faster(gpu, clock):
+def test_sweep_kernel_when_nothing_is_clearly_faster_then_keeps_the_default(gpu, clock):
     found = sweep_kernel(gpu, doubling(clock, {**SECONDS, FAST: 1.97e-3}), "large")
     assert (found.best, found.speed_up) == (DEFAULT, 1.0)
 
 
-def test_tables_keep_the_rows_that_were_not_measured_now(tmp_path, monkeypatch):
+def test_tables_when_rows_were_not_measured_now_then_keep_them(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_tune, "read_tiles", lambda op, slug: {"small": SAME, "large": DEFAULT})
     file = write_tiles("doubling", "made_up", {"large": FAST}, folder=tmp_path)
     assert file == tmp_path / "doubling" / "tiles" / "made_up.json"
@@ -223,7 +223,7 @@ def test_tables_keep_the_rows_that_were_not_measured_now(tmp_path, monkeypatch):
     assert json.loads(file.read_text()) == {"large": 1.75, "small": 0.9}
 
 
-def test_results_keep_other_parts_and_rows(tmp_path):
+def test_results_when_a_part_is_measured_again_then_keep_other_parts_and_rows(tmp_path):
     def row(op, case, value):
         return {"op": op, "case": case, "median_us": value}
 
@@ -237,7 +237,7 @@ def test_results_keep_other_parts_and_rows(tmp_path):
     assert found["checks"] == [{"op": "a"}]
 
 
-def test_a_model_is_timed_beside_half_precision(clock, monkeypatch):
+def test_measure_model_when_half_precision_runs_then_times_the_model_beside_it(clock, monkeypatch):
     def compiled(model, example, dtype):
         if dtype is torch.bfloat16:
             raise NotImplementedError("no bf16 here")
@@ -271,7 +271,7 @@ def test_a_model_is_timed_beside_half_precision(clock, monkeypatch):
     assert (half["ratio"], half["target"], half["met"]) == (3.2, 1.6, True)
 
 
-def test_a_model_goes_through_the_backend():
+def test_quantized_model_when_called_then_gives_nearly_the_float_result():
     """On a CPU the fused operators run their definitions."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 40), nn.ReLU(), nn.Linear(40, 10)).eval()
@@ -283,6 +283,6 @@ def test_a_model_goes_through_the_backend():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(capsys):
+def test_main_when_there_is_no_gpu_then_says_so(capsys):
     assert main([]) == 2
     assert "benchmarks.gpu needs an NVIDIA GPU" in capsys.readouterr().err

@@ -18,7 +18,7 @@ def test_noise_images_when_seeded_then_equal_and_centred():
     assert first.mean(dim=(1, 2, 3)).abs().max() < 1e-5
 
 
-def test_noise_images_differ_in_contrast():
+def test_noise_images_when_drawn_then_differ_in_contrast():
     images = noise_images(400, 8, torch.Generator().manual_seed(0))
     log_contrast = images.std(dim=(1, 2, 3)).log()
     # the standard error over 400 images is 0.025 of the mean and 0.018 of the deviation
@@ -26,7 +26,7 @@ def test_noise_images_differ_in_contrast():
     assert float(log_contrast.std()) == pytest.approx(CONTRAST_SIGMA, abs=0.07)
 
 
-def test_noise_images_have_a_falling_spectrum():
+def test_noise_images_when_drawn_then_have_a_falling_spectrum():
     images = noise_images(16, 64, torch.Generator().manual_seed(0))
     images = images / images.std(dim=(1, 2, 3), keepdim=True)
     power = torch.fft.rfft2(images).abs().square().mean(dim=(0, 1))
@@ -41,7 +41,7 @@ def test_image_batches_when_seeds_differ_then_images_differ():
     assert not torch.equal(one[0][0], two[0][0])
 
 
-def test_docstring_sentences_are_distinct_and_reproducible():
+def test_docstring_sentences_when_drawn_again_then_are_the_same_and_distinct():
     sentences = docstring_sentences(40, seed=0)
     assert sentences == docstring_sentences(40, seed=0)
     assert len(set(sentences)) == 40

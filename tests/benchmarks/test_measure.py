@@ -20,12 +20,12 @@ def test_sqnr_when_equal_then_infinite_and_when_nan_then_minus_infinite():
     assert sqnr_db([signal], [torch.tensor([1.0, math.nan, 1.0])]) == -math.inf
 
 
-def test_mean_cosine_averages_over_the_pairs():
+def test_mean_cosine_when_given_pairs_then_averages_over_them():
     x, y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     assert mean_cosine([x, x], [x, y]) == pytest.approx(0.5)
 
 
-def test_interleave_runs_every_call_once_a_round_behind_any_other():
+def test_interleave_when_run_then_each_round_has_every_call_once_behind_any_other():
     log = []
     calls = {name: (lambda name=name: log.append(name)) for name in "abc"}
     latencies = interleave(calls, rounds=30, warmup=0)
@@ -35,7 +35,7 @@ def test_interleave_runs_every_call_once_a_round_behind_any_other():
     assert all(0 <= value.min_ms <= value.median_ms for value in latencies.values())
 
 
-def test_interleave_loads_makes_every_call_anew_in_each_load():
+def test_interleave_loads_when_run_then_makes_every_call_anew_in_each_load():
     made, called = [], Counter()
 
     def loader(label):
@@ -53,7 +53,7 @@ def test_interleave_loads_makes_every_call_anew_in_each_load():
     assert all(0 <= found.min_ms <= found.median_ms for found in latencies.values())
 
 
-def test_stopwatch_adds_the_seconds_of_a_stage():
+def test_stopwatch_when_a_stage_runs_again_then_adds_its_seconds():
     watch = Stopwatch()
     assert watch.run("wait", lambda: time.sleep(0.01)) is None
     first = watch.stages["wait"]

@@ -13,18 +13,18 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("build", PARAMETERS, ids=lambda build: build.__name__)
-def test_cnn_has_the_published_number_of_parameters(build):
+def test_cnn_when_built_then_has_the_published_number_of_parameters(build):
     model = build(image=32)
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[build]
 
 
-def test_resnet50_has_the_published_number_of_parameters():
+def test_resnet50_when_built_then_has_the_published_number_of_parameters():
     # not built by `resnet50`, whose batch norms would be settled for nothing
     model = models.ResNet(models.Bottleneck, (3, 4, 6, 3), classes=1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
 
 
-def test_vit_small_has_the_published_number_of_parameters():
+def test_vit_small_when_built_then_has_the_published_number_of_parameters():
     model = models.vit_small(image=224)
     assert sum(parameter.numel() for parameter in model.parameters()) == 22_050_664
 

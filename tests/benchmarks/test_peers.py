@@ -28,7 +28,7 @@ def case():
 
 
 @pytest.mark.filterwarnings("ignore")  # the peers' own, which are not ours to fix
-def test_executorch_peers_run_and_count_one_conv_and_one_linear(case):
+def test_executorch_peers_when_run_then_count_one_conv_and_one_linear(case):
     model, batches, reference = case
     floating = peers.executorch_float(model, batches[0])
     quantized = peers.executorch_int8(model, batches[0], batches)
@@ -40,7 +40,7 @@ def test_executorch_peers_run_and_count_one_conv_and_one_linear(case):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_onnx_peers_run_and_count_one_conv_and_one_linear(case):
+def test_onnx_peers_when_run_then_count_one_conv_and_one_linear(case):
     model, batches, reference = case
     floating = peers.onnx_float(model, batches[0])
     quantized = peers.onnx_static(floating.data, batches)

@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.text_models import bert, llama, minilm, sentence_batches, token_batches
 
 
-def test_minilm_embeds_related_sentences_closer_than_unrelated_ones():
+def test_minilm_when_sentences_are_related_then_embeds_them_closer_than_others():
     from transformers import AutoTokenizer
 
     from benchmarks.text_models import minilm_folder

@@ -55,7 +55,7 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(1, -1, 16))
 
 
-def test_int8_bf16_then_attention_alone_is_bfloat16_and_as_near_to_float(
+def test_int8_bf16_when_a_model_has_attention_then_it_alone_is_bfloat16_and_as_near_to_float(
     quantize_with, make_noise, tmp_path
 ):
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ def leaves_of(value):
     return torch.utils._pytree.tree_leaves(value, is_leaf=lambda v: v is None)
 
 
-def test_flat_call_then_the_leaves_that_the_module_gives(exported):
+def test_flat_call_when_called_then_gives_the_leaves_that_the_module_gives(exported):
     module, (args, kwargs) = exported
     call = flat_call(module)
     start = module.count.clone()
@@ -57,7 +57,7 @@ def test_flat_call_when_a_buffer_is_written_then_the_module_sees_it(exported):
     assert flat(leaves_of(call))[2].item() == call[0][0]["b"].item() + 1
 
 
-def test_flat_call_then_the_module_is_as_it_was(exported):
+def test_flat_call_when_made_then_the_module_is_as_it_was(exported):
     module, _ = exported
     code, names = module.code, [name for name, _ in module.named_buffers()]
     flat_call(module)

@@ -145,14 +145,16 @@ def test_activations_of_another_dtype_when_called_then_named():
         (129, 1100, "weight < 2^22, M > 128"),
     ],
 )
-def test_shape_classes_tell_small_weights_from_large_ones(make_noise, rows, width, named):
+def test_shape_class_when_weights_are_small_or_large_then_it_tells_them_apart(
+    make_noise, rows, width, named
+):
     graph = torch.export.export(nn.Linear(width, width), (make_noise(rows, width),)).graph
     patterns = [(kernel, op) for kernel in cpu_dynamic.KERNELS for op in kernel.row.find]
     (found,) = find_matches(graph, patterns)
     assert cpu_dynamic.shape_class(found[1]) == f"x per token, {named}"
 
 
-def test_shape_class_of_symbolic_rows_is_that_of_the_example(make_noise):
+def test_shape_class_when_rows_are_symbolic_then_it_is_that_of_the_example(make_noise):
     gm, artifact = lowered_net(make_noise)
     kernels = [n.meta[KERNEL_KEY] for n in artifact.program.graph.nodes if KERNEL_KEY in n.meta]
     assert [kernel.op for kernel in kernels] == ["int8_linear"] * 2

@@ -365,7 +365,7 @@ def test_lower_when_a_weight_has_no_operator_then_refused_or_named():
     ]
 
 
-def test_lower_then_the_canonical_graph_is_as_it_was():
+def test_lower_when_done_then_the_canonical_graph_is_as_it_was():
     x = noise(1, 3, 8, 8)
     gm = quantized(small_net(), x)
     code, state = gm.code, {k: v.clone() for k, v in gm.state_dict().items()}

@@ -89,7 +89,9 @@ def test_artifact_when_compiled_then_near_the_module_for_any_batch(lowered, make
 
 @pytest.mark.slow  # compiles C++
 @pytest.mark.filterwarnings("ignore")  # torch's own, at compilation
-def test_load_compiled_then_packed_weights_lie_on_cache_lines(lowered, tmp_path, monkeypatch):
+def test_load_compiled_when_weights_are_packed_then_they_lie_on_cache_lines(
+    lowered, tmp_path, monkeypatch
+):
     _, artifact = lowered
     artifact.compile(tmp_path / "net.pt2")
     seen = []
@@ -158,7 +160,7 @@ def test_compile_when_the_path_is_wrong_then_refused(lowered, tmp_path, monkeypa
         artifact.compile(tmp_path / "absent" / "net.pt2")
 
 
-def test_profile_then_each_operator_with_its_cost(lowered, make_noise):
+def test_profile_when_run_then_names_each_operator_with_its_cost(lowered, make_noise):
     _, artifact = lowered
     found = artifact.profile(make_noise(2, 3, 8, 8))
     by_kernel = {node.kernel: node for node in found.nodes if node.is_fused}

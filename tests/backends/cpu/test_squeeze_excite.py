@@ -30,7 +30,9 @@ class Block(nn.Module):
         return x + self.project(y * self.gate(y))
 
 
-def test_block_then_convolutions_in_integers_and_the_gate_in_float(quantize_with, make_noise):
+def test_squeeze_excite_when_lowered_then_convolutions_are_in_integers_and_the_gate_in_float(
+    quantize_with, make_noise
+):
     torch.manual_seed(0)
     model, x = nn.Sequential(Block(), nn.Conv2d(8, 4, 1)), make_noise(1, 8, 12, 12)
     gm = quantize_with(model, (x,))

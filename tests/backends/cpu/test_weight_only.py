@@ -113,7 +113,9 @@ def test_groups_when_rows_are_few_then_torchs_packed_product(rows, name):
     st.sampled_from([("w8", True), ("w4", True), ("w4", False), ("w4_g32", True)]),
     st.booleans(),
 )
-def test_linear_of_any_size_is_within_the_bound_of_the_graph(rows, N, K, named, has_bias):
+def test_linear_when_of_any_size_then_it_is_within_the_bound_of_the_graph(
+    rows, N, K, named, has_bias
+):
     scheme = scheme_named(named[0], symmetric=named[1])
     check_bound(rows, N, K, scheme, has_bias)
 
@@ -124,7 +126,9 @@ def test_linear_of_any_size_is_within_the_bound_of_the_graph(rows, N, K, named, 
     st.sampled_from([1, 33]),
     st.sampled_from([("w4_g32", 96), ("w4_g64", 192), ("w4_g128", 256)]),
 )
-def test_groups_with_zero_points_are_within_the_bound_of_the_graph(rows, N, named):
+def test_linear_when_groups_have_zero_points_then_it_is_within_the_bound_of_the_graph(
+    rows, N, named
+):
     name, K = named
     check_bound(rows, N, K, scheme_named(name, symmetric=False), has_bias=True)
 
@@ -231,7 +235,7 @@ def test_machine_without_vnni_when_lowered_then_refused_by_name(monkeypatch):
         lowered_net("w8", 3, 64)
 
 
-def test_groups_that_do_not_divide_a_weight_are_named():
+def test_quantizer_when_groups_do_not_divide_a_weight_then_the_error_names_their_size():
     with pytest.raises(AnnotationError, match="32"):
         converted(nn.Sequential(nn.Linear(40, 8)), (torch.randn(2, 40),), CPU.quantizer("w4_g32"))
 

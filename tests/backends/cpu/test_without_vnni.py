@@ -62,7 +62,7 @@ def run(isa):
     not (torch.backends.mkldnn.is_available() and onednn_is_exact()),
     reason="this machine has no VNNI to switch off",
 )
-def test_every_recipe_is_right_or_refused():
+def test_recipes_when_the_cpu_has_no_vnni_then_each_is_right_or_refused():
     assert int_mm_is_exact()
     capped = run("AVX2")
     assert [capped[probe] for probe in PROBES] == [False] * 2

@@ -103,7 +103,7 @@ def captured(driver, artifact):
     return call
 
 
-def test_a_captured_call_gives_what_the_program_gives(captured, artifact):
+def test_captured_call_when_run_again_then_gives_what_the_program_gives(captured, artifact):
     x, other = torch.randn(3, 8), torch.randn(3, 8)
     with torch.no_grad():
         wanted = [artifact.module(value)["y"].clone() for value in (x, other)]
@@ -115,13 +115,13 @@ def test_a_captured_call_gives_what_the_program_gives(captured, artifact):
     assert (float(first["calls"]), float(second["calls"])) == (1.0, 2.0)
 
 
-def test_a_captured_call_takes_its_own_shapes_alone(captured):
+def test_captured_call_when_shapes_or_dtypes_differ_then_refuses(captured):
     for other in (torch.randn(2, 8), torch.randn(3, 8).double()):
         with pytest.raises(InputError, match="captured"):
             captured.run(other)
 
 
-def test_programs_are_timed_a_call_whatever_their_number_of_calls(driver):
+def test_graph_timer_when_a_program_has_many_calls_then_times_are_per_call(driver):
     timer = GraphTimer(CPU)
     ran = []
     program = timer.capture([lambda: ran.append("a"), lambda: ran.append("b")])

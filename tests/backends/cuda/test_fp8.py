@@ -58,7 +58,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_quantize_is_in_a_kernel(name):
+def test_lowering_when_the_gpu_has_8_bit_floats_then_every_quantize_is_in_a_kernel(name):
     gm, x = quantized(name)
     lowered = lower_graph(gm, REGISTRY, HOPPER)
     assert " ".join(calls_of(lowered)) == CALLS[name]
@@ -66,7 +66,7 @@ def test_every_quantize_is_in_a_kernel(name):
     assert sqnr_db([gm(x)], [lowered(x)]) > 55
 
 
-def test_the_result_of_a_product_is_written_in_8_bits():
+def test_fp8_linear_when_its_result_is_quantized_then_it_is_written_in_8_bits():
     gm, _ = quantized("fp8")
     lowered = lower_graph(gm, REGISTRY, HOPPER)
     products = [n for n in lowered.graph.nodes if "fp8_linear" in str(n.target)]
@@ -77,7 +77,7 @@ def test_the_result_of_a_product_is_written_in_8_bits():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_gpu_without_8_bit_floats_refuses_with_the_reason(name):
+def test_lowering_when_the_gpu_lacks_8_bit_floats_then_stays_float_with_the_reason(name):
     gm, x = quantized(name)
     lowered = lower_graph(gm, REGISTRY, AMPERE)
     assert {"dequantize_float", "quantize_float"} <= set(calls_of(lowered))

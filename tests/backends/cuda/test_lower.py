@@ -67,7 +67,7 @@ def calls(gm):
     return [line for line in show(gm).splitlines() if "pt2e_quant.int8_linear" in line]
 
 
-def test_every_linear_is_one_call_and_integers_stay_integers():
+def test_lower_when_linears_follow_one_another_then_each_is_one_call_and_integers_stay():
     gm, _ = canonical()
     artifact = ALLOWING.lower(gm)
     assert artifact.report.integer_ops == {"int8_linear": 4, "quantize": 2}
@@ -84,7 +84,7 @@ def test_every_linear_is_one_call_and_integers_stay_integers():
 
 @pytest.mark.parametrize("recipe", ["int8", "int8_dynamic", "int8_dynamic_per_tensor"])
 @pytest.mark.parametrize("batch", [1, 7, 33])
-def test_result_is_the_canonical_one_for_any_batch(recipe, batch):
+def test_artifact_when_the_batch_has_any_size_then_its_result_is_the_canonical_one(recipe, batch):
     gm, model = canonical(recipe)
     artifact = ALLOWING.lower(gm)
     x = torch.randn(batch, 24)
@@ -94,14 +94,14 @@ def test_result_is_the_canonical_one_for_any_batch(recipe, batch):
     assert sqnr_db([model(x)], [artifact.run(x)]) > 25
 
 
-def test_quantizes_of_whole_tensors_at_run_time_are_in_kernels():
+def test_lower_when_whole_tensors_are_quantized_at_run_time_then_kernels_do_it():
     gm, _ = canonical("int8_dynamic_per_tensor")
     artifact = ALLOWING.lower(gm)
     assert artifact.report.integer_ops == {"quantize_per_tensor": 4, "int8_linear": 4}
     assert not artifact.report.float_regions
 
 
-def test_refuses_kernels_nobody_measured_unless_allowed():
+def test_lower_when_kernels_are_unmeasured_then_refuses_unless_allowed():
     gm, _ = canonical()
     with pytest.raises(UnsupportedError, match="int8_linear was not measured on a GPU") as caught:
         BACKEND.lower(gm)
@@ -122,7 +122,7 @@ def slower(kernel):
     )
 
 
-def test_leaves_float_what_measured_slower_and_says_so():
+def test_lower_when_a_kernel_measured_slower_then_leaves_float_and_says_so():
     gm, _ = canonical()
     slow = Registry(Device.CUDA, tuple(slower(kernel) for kernel in REGISTRY))
     options = {"registry": slow, "allow_unmeasured": True}
@@ -133,7 +133,7 @@ def test_leaves_float_what_measured_slower_and_says_so():
     assert "int8_linear measured 0.80 times as fast as float for such a shape" in reasons
 
 
-def test_a_kernel_of_the_users_own_wins_over_the_registrys():
+def test_lower_when_the_user_adds_a_kernel_then_it_wins_over_the_registrys():
     own = own_kernel()
     backend = ALLOWING.with_kernels(own)
     gm, _ = canonical()
@@ -163,7 +163,7 @@ def own_kernel() -> Kernel:
     return replace(base, row=row, op="doubled_linear")
 
 
-def test_what_is_saved_and_loaded_gives_the_same(tmp_path):
+def test_artifact_when_saved_and_loaded_then_gives_the_same_result(tmp_path):
     gm, _ = canonical()
     artifact = ALLOWING.lower(gm)
     artifact.save(tmp_path / "model.qcuda")
@@ -175,7 +175,7 @@ def test_what_is_saved_and_loaded_gives_the_same(tmp_path):
         ALLOWING.load(tmp_path / "other.qcuda")
 
 
-def test_a_file_asks_for_unmeasured_kernels_if_it_was_lowered_with_them(tmp_path):
+def test_load_when_a_file_was_lowered_with_unmeasured_kernels_then_it_asks_for_them(tmp_path):
     gm, _ = canonical()
     artifact = BACKEND.lower(gm, allow_unmeasured=True)
     artifact.save(tmp_path / "model.qcuda")
@@ -189,7 +189,9 @@ def test_a_file_asks_for_unmeasured_kernels_if_it_was_lowered_with_them(tmp_path
     assert "int8_linear" not in loose.report.integer_ops
 
 
-def test_a_file_for_measured_kernels_warns_where_nobody_measured(tmp_path, monkeypatch):
+def test_load_when_nobody_measured_the_kernels_here_then_a_file_for_measured_ones_warns(
+    tmp_path, monkeypatch
+):
     gm, _ = canonical()
     monkeypatch.setattr(Measures, "ratio", lambda *_: 2.0)
     BACKEND.lower(gm).save(tmp_path / "model.qcuda")
@@ -200,7 +202,7 @@ def test_a_file_for_measured_kernels_warns_where_nobody_measured(tmp_path, monke
     assert allowed.report.integer_ops["int8_linear"] == 4
 
 
-def test_a_file_that_was_lowered_to_run_in_float_loads_without_a_warning(tmp_path):
+def test_load_when_a_file_was_lowered_to_run_in_float_then_gives_no_warning(tmp_path):
     gm, _ = canonical()
     BACKEND.lower(gm, strict=False).save(tmp_path / "model.qcuda")
     with warnings.catch_warnings():
@@ -209,7 +211,7 @@ def test_a_file_that_was_lowered_to_run_in_float_loads_without_a_warning(tmp_pat
     assert "int8_linear" not in loose.report.integer_ops
 
 
-def test_is_an_exported_program_with_dynamic_batch(tmp_path):
+def test_exported_program_when_the_batch_is_dynamic_then_loads_in_torch_and_agrees(tmp_path):
     gm, _ = canonical()
     artifact = ALLOWING.lower(gm)
     torch.export.save(artifact.exported_program(), tmp_path / "fused.pt2")
@@ -218,7 +220,7 @@ def test_is_an_exported_program_with_dynamic_batch(tmp_path):
     assert torch.equal(loaded(x), artifact.run(x))
 
 
-def test_runs_under_torch_compile():
+def test_artifact_when_compiled_by_torch_then_gives_the_same_result():
     gm, _ = canonical("int8_dynamic")
     artifact = ALLOWING.lower(gm)
     x = torch.randn(3, 24)
@@ -227,7 +229,7 @@ def test_runs_under_torch_compile():
     assert torch.equal(artifact.run(x), expected)
 
 
-def test_moving_it_leaves_the_users_tensors():
+def test_artifact_when_moved_to_a_device_then_the_users_tensors_stay():
     gm, model = canonical()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     artifact = ALLOWING.lower(gm).to("meta")
@@ -237,7 +239,7 @@ def test_moving_it_leaves_the_users_tensors():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_says_so():
+def test_artifact_when_there_is_no_gpu_then_the_error_says_so():
     artifact = ALLOWING.lower(canonical()[0])
     with pytest.raises(InputError, match="torch sees no GPU"):
         artifact.to("cuda")
@@ -247,7 +249,7 @@ def test_without_a_gpu_says_so():
         artifact.run(torch.randn(4, 24, device="meta"))
 
 
-def test_a_uint8_quantizer_is_run_in_int8():
+def test_lower_when_the_quantizer_used_uint8_then_it_runs_in_int8():
     torch.manual_seed(0)
     model = Residual().eval()
     ep = torch.export.export(model, (torch.randn(4, 24),), dynamic_shapes=({0: BATCH},))
@@ -260,19 +262,19 @@ def test_a_uint8_quantizer_is_run_in_int8():
     assert sqnr_db([unsigned(x)], [artifact.run(x)]) > 45
 
 
-def test_unknown_recipe_offers_near_names():
+def test_quantizer_when_the_recipe_is_unknown_then_the_error_offers_near_names():
     with pytest.raises(ConfigError, match='did you mean "int8_dynamic"'):
         BACKEND.quantizer("int8_dynamc")
 
 
-def test_one_call_takes_a_backend_itself():
+def test_quantize_when_given_a_backend_itself_then_lowers_for_it():
     torch.manual_seed(0)
     model, x = Residual().eval(), torch.randn(4, 24)
     artifact = quantize(model, (x,), calibration_data=[x], backend=ALLOWING, progress=False)
     assert artifact.report.integer_ops == {"int8_linear": 4, "quantize": 2}
 
 
-def test_each_launch_is_a_range_of_the_profiler():
+def test_artifact_when_profiled_by_torch_then_each_launch_is_a_named_range():
     artifact = ALLOWING.lower(canonical()[0])
     with torch.profiler.profile(acc_events=True) as found:
         artifact.run(torch.randn(4, 24))
@@ -280,7 +282,7 @@ def test_each_launch_is_a_range_of_the_profiler():
     assert "pt2e_quant::int8_linear last linear_3 contiguous" in names
 
 
-def test_a_profile_names_kernel_bytes_operations_and_share_of_each_node():
+def test_profile_when_run_then_each_node_has_kernel_bytes_operations_and_share():
     artifact = ALLOWING.lower(canonical()[0])
     found = artifact.profile(torch.randn(4, 24))
     fused = [node for node in found.nodes if node.is_fused]

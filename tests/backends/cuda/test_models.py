@@ -27,7 +27,7 @@ def lowered(name, recipe):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_static_model_is_fused_and_near_its_graph(name):
+def test_lower_when_a_model_is_static_int8_then_it_is_fused_and_near_its_graph(name):
     model, _, gm = lowered(name, "int8")
     report = ALLOWING.lower(gm).report
     gemms = sum(isinstance(m, _GEMMS) for m in model.modules())
@@ -38,7 +38,9 @@ def test_static_model_is_fused_and_near_its_graph(name):
 
 @pytest.mark.parametrize("recipe", ["int8_dynamic", "w4_g32", "a8w4_g32"])
 @pytest.mark.parametrize("name", ["vit", "bert", "llama"])
-def test_recipe_without_data_is_fused_and_near_its_graph(name, recipe):
+def test_lower_when_the_recipe_needs_no_data_then_the_model_is_fused_and_near_its_graph(
+    name, recipe
+):
     model, _, gm = lowered(name, recipe)
     report = ALLOWING.lower(gm).report
     linears = sum(isinstance(m, nn.Linear) for m in model.modules())

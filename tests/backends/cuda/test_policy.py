@@ -38,7 +38,7 @@ def table(monkeypatch, tmp_path):
     measured.read_measured.cache_clear()
 
 
-def test_ratios_of_variants_are_apart(table):
+def test_measured_ratios_when_a_unit_has_variants_then_their_ratios_are_apart(table):
     table("quantize", 2.0)
     table("quantize", 0.5, Variant.E4M3)
     assert set(measured_of("quantize", DEVICE).values()) == {2.0}
@@ -50,7 +50,7 @@ def test_ratios_of_variants_are_apart(table):
 
 
 @pytest.mark.parametrize("slow", ["norm_quantize", "quantize_per_token"])
-def test_what_is_slow_in_8_bit_floats_alone_is_left_out_there_alone(table, slow):
+def test_lowering_when_a_unit_is_slow_in_8_bit_floats_then_it_is_left_out_there_alone(table, slow):
     for op in ("fp8_linear", "int8_linear", "norm_quantize", "quantize_per_token", "quantize"):
         table(op)
         table(op, 0.5 if op == slow else 2.0, Variant.E4M3)
@@ -64,7 +64,7 @@ def test_what_is_slow_in_8_bit_floats_alone_is_left_out_there_alone(table, slow)
     assert integers.count("quantize_per_token") == 2
 
 
-def test_a_norm_to_static_e4m3_is_judged_by_its_own_ratio(table):
+def test_lowering_when_a_norm_writes_static_e4m3_then_its_own_ratio_decides(table):
     for op in ("fp8_linear", "norm_quantize", "quantize"):
         table(op)
     table("quantize", 2.0, Variant.E4M3)
@@ -74,7 +74,7 @@ def test_a_norm_to_static_e4m3_is_judged_by_its_own_ratio(table):
     assert calls_of(lower_graph(gm, REGISTRY, HERE)).count("norm_quantize") == 2
 
 
-def test_a_product_takes_the_qparams_of_torchs_own_operators(table):
+def test_lowering_when_a_product_alone_was_measured_then_it_takes_torchs_own_qparams(table):
     """They are float64 and int64, which no kernel takes, where only the product was measured."""
     table("int8_linear")
     gm, _ = canonical("int8_dynamic")
@@ -88,7 +88,7 @@ def test_a_product_takes_the_qparams_of_torchs_own_operators(table):
     assert torch.allclose(made(x), gm(x), atol=1e-5)
 
 
-def test_the_report_names_what_was_not_measured_by_what_it_writes(table):
+def test_report_when_kernels_were_not_measured_then_names_them_by_what_they_write(table):
     for op in ("fp8_linear", "quantize", "norm_quantize"):
         table(op)
     gm, _ = quantized("fp8")

@@ -58,7 +58,7 @@ def scale_dtypes(artifact):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("recipe", ["w4_g32", "a8w4", "int8_dynamic", "int8"])
-def test_programs_get_the_kernels_that_float32_scales_get(recipe, form):
+def test_lower_when_scales_have_another_form_then_the_same_kernels_take_them(recipe, form):
     gm, indices = quantized(recipe, FORMS[form])
     artifact = BACKEND.lower(gm, allow_unmeasured=True, verify=False)
     plain, _ = quantized(recipe, ScaleFormat())
@@ -72,7 +72,7 @@ def test_programs_get_the_kernels_that_float32_scales_get(recipe, form):
     assert scale_dtypes(artifact) == {FORMS[form].dtype if reads_form else torch.float32}
 
 
-def test_convolutions_get_theirs():
+def test_lower_when_a_convolution_has_bfloat16_scales_then_it_is_one_kernel():
     torch.manual_seed(0)
     x = torch.randn(1, 16, 6, 6)
     quantizer = BACKEND.quantizer("int8").with_scales(FORMS["bfloat16"])
@@ -97,7 +97,7 @@ def with_weights(scheme, accepted):
     )
 
 
-def test_what_no_kernel_takes_is_refused_by_name():
+def test_lower_when_no_kernel_takes_a_weight_then_refuses_by_its_name():
     scheme = scheme_named("w8", scales=FORMS["float16"])
     squares = replace(scheme.weight, granularity=PerBlock((16, 16)))
     gm = with_weights(replace(scheme, weight=squares), squares)

@@ -29,7 +29,9 @@ def layouts(draw):
 
 
 @given(x=layouts(), dtype=st.sampled_from(list(FULL_RANGES)), zero=st.sampled_from([0, -6, 44]))
-def test_quantize_once_then_the_integers_of_the_canonical_operator(x, dtype, zero):
+def test_quantize_once_when_called_then_gives_the_integers_of_the_canonical_operator(
+    x, dtype, zero
+):
     low, high, _ = FULL_RANGES[dtype]
     zero_point = max(zero, low)
     made = quantize_once(x, 0.0173, zero_point, dtype)

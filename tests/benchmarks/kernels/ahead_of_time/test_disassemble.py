@@ -24,7 +24,7 @@ LISTING = """
 """
 
 
-def test_every_instruction_is_read_with_its_branch():
+def test_read_listing_when_given_a_listing_then_reads_every_instruction_and_branch():
     found = read_listing(LISTING)
     assert [i.address for i in found] == list(range(0, 0xD0, 0x10))
     assert [(i.address, i.target) for i in found if i.target is not None] == [
@@ -56,18 +56,18 @@ def test_every_instruction_is_read_with_its_branch():
         ("HFMA2.MMA", False, False, False),
     ],
 )
-def test_kinds_of_instructions(opcode, is_load, is_wide, is_matrix):
+def test_read_listing_when_given_an_opcode_then_tells_its_kind(opcode, is_load, is_wide, is_matrix):
     (found,) = read_listing(f"/*0000*/ {opcode} R1, R2 ;")
     assert found.opcode == opcode
     assert (found.is_global_load, found.is_wide, found.is_matrix) == (is_load, is_wide, is_matrix)
 
 
-def test_the_loop_with_products_is_found_around_a_wait_loop():
+def test_main_loop_when_products_surround_a_wait_loop_then_finds_the_loop_of_products():
     loop = main_loop(read_listing(LISTING))
     assert [i.address for i in loop] == list(range(0x20, 0x90, 0x10))
 
 
-def test_of_two_loops_the_one_with_more_products():
+def test_main_loop_when_there_are_two_loops_then_takes_the_one_with_more_products():
     text = """
         /*0000*/ HMMA.16816.F32 R1 ;
         /*0010*/ BRA 0x0 ;
@@ -78,7 +78,7 @@ def test_of_two_loops_the_one_with_more_products():
     assert [i.address for i in main_loop(read_listing(text))] == [0x20, 0x30, 0x40]
 
 
-def test_of_nested_loops_the_inner():
+def test_main_loop_when_loops_are_nested_then_takes_the_inner():
     text = """
         /*0000*/ HMMA.16816.F32 R1 ;
         /*0010*/ HMMA.16816.F32 R1 ;
@@ -89,7 +89,7 @@ def test_of_nested_loops_the_inner():
     assert [i.address for i in main_loop(read_listing(text))] == [0x10, 0x20]
 
 
-def test_without_products_the_loop_that_loads():
+def test_main_loop_when_there_are_no_products_then_takes_the_loop_that_loads():
     text = """
         /*0000*/ FADD R1 ;
         /*0010*/ BRA 0x0 ;
@@ -99,6 +99,6 @@ def test_without_products_the_loop_that_loads():
     assert [i.address for i in main_loop(read_listing(text))] == [0x20, 0x30]
 
 
-def test_without_a_loop_everything_but_padding():
+def test_main_loop_when_there_is_no_loop_then_takes_everything_but_padding():
     text = "/*0000*/ LDG.E.128 R1 ;\n/*0010*/ EXIT ;\n/*0020*/ BRA 0x20 ;\n/*0030*/ NOP ;"
     assert [i.opcode for i in main_loop(read_listing(text))] == ["LDG.E.128", "EXIT", "BRA"]

@@ -37,14 +37,14 @@ IN_EVERY_RUN = in_every_run()
 
 
 @by_version
-def test_the_baseline_has_every_row_and_no_other(version):
+def test_baseline_when_read_then_has_every_target_and_no_other(version):
     how = "run python -m benchmarks.kernels.ahead_of_time --write"
     assert BASELINES[version].keys() - TARGETS.keys() == set(), how
     assert TARGETS.keys() - BASELINES[version].keys() == set(), how
 
 
 @by_version
-def test_the_baseline_breaks_no_rule(version):
+def test_baseline_when_checked_then_breaks_no_rule(version):
     broken = set()
     for name, facts in BASELINES[version].items():
         target = TARGETS[name]
@@ -66,11 +66,11 @@ def check(name):
 
 
 @pytest.mark.parametrize("name", IN_EVERY_RUN)
-def test_a_kernel_compiles_to_what_it_was(name):
+def test_kernel_when_compiled_in_every_run_then_is_what_it_was(name):
     check(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TARGETS.keys() - set(IN_EVERY_RUN)))
-def test_any_kernel_compiles_to_what_it_was(name):
+def test_kernel_when_compiled_in_the_slow_run_then_is_what_it_was(name):
     check(name)

@@ -53,7 +53,7 @@ def facts_of(body, *, capability=90, ttir="", registers=128, shared=65536):
     return kernel_facts(CASE, TILES, compiled, listing, GENERATIONS[capability])
 
 
-def test_facts_are_counted():
+def test_facts_when_counted_from_a_listing_then_are_those_counted_by_hand():
     loads = ["LDG.E.128 R1", "LDGSTS.E.BYPASS.128 [R1]", "LDG.E R1"]
     found = facts_of([*loads, "LDL R1", "STL R1", "IGMMA.64x128x32.S8.S8 R1", "MOV R1"])
     assert found.spills == 2
@@ -66,7 +66,7 @@ def test_facts_are_counted():
     assert found.per_weight == pytest.approx(8 * 128 / (64 * 32), abs=1e-2)
 
 
-def test_narrow_loads_break_the_rule_of_a_case_that_forbids_them():
+def test_broken_rules_when_loads_are_narrow_then_only_a_case_that_forbids_them_breaks():
     case = dataclasses.replace(CASE, matrix_units={}, least_load=4)
     found = facts_of(["LDG.E.128 R1", "LDGSTS.E [R1]", "LDG.E.U8 R1"])
     assert found.narrowest_load == 1
@@ -75,7 +75,7 @@ def test_narrow_loads_break_the_rule_of_a_case_that_forbids_them():
     assert "narrowest_load" not in found.to_json()
 
 
-def test_issue_share_of_a_warps_own_products():
+def test_facts_when_products_are_a_warps_own_then_the_issue_share_is_of_one_warp():
     found = facts_of(["IMMA.16832.S8.S8.SAT R1"] * 4, capability=80)
     assert found.issue_share == pytest.approx((5 / 4) / (4 * 16 * 8 * 32 / 2048), abs=1e-3)
     assert facts_of(["IMMA.16832.S8.S8.SAT R1"], capability=100).issue_share is None
@@ -94,11 +94,11 @@ def test_issue_share_of_a_warps_own_products():
         ("%b = tt.dot %a, %c, %d : tensor<16x16xbf16> * tensor<16x16xbf16> -> tensor<16xf32>", 0),
     ],
 )
-def test_arithmetic_on_16_bit_floats_is_counted(line, count):
+def test_facts_when_arithmetic_is_on_16_bit_floats_then_it_is_counted(line, count):
     assert facts_of([], ttir=line).half_arithmetic == count
 
 
-def test_a_good_kernel_breaks_no_rule():
+def test_broken_rules_when_a_kernel_is_good_then_are_none():
     assert broken_rules(CASE, 90, GOOD) == []
 
 
@@ -113,12 +113,12 @@ def test_a_good_kernel_breaks_no_rule():
         ({"half_arithmetic": 3}, "3 operations on 16-bit floats"),
     ],
 )
-def test_each_rule_can_be_broken(change, said):
+def test_broken_rules_when_one_fact_is_bad_then_name_its_rule(change, said):
     (found,) = broken_rules(CASE, 90, dataclasses.replace(GOOD, **change))
     assert said in found
 
 
-def test_equal_and_better_facts_are_no_regression():
+def test_regressions_when_facts_are_equal_or_better_then_are_none():
     better = {"loop_instructions": 90, "blocks_per_sm": 3, "registers": 200, "issue_share": None}
     assert regressions(GOOD, GOOD) == []
     assert regressions(dataclasses.replace(GOOD, **better), GOOD) == []
@@ -137,7 +137,7 @@ def test_equal_and_better_facts_are_no_regression():
         ({"per_weight": 2.2}, "instructions per weight: 2.2, were 2.0"),
     ],
 )
-def test_each_fact_can_regress(change, said):
+def test_regressions_when_one_fact_is_worse_then_name_it(change, said):
     (found,) = regressions(dataclasses.replace(GOOD, **change), GOOD)
     assert said in found
 
@@ -154,28 +154,30 @@ def test_each_fact_can_regress(change, said):
         (89, 4, 128, 102400, 0),  # does not fit
     ],
 )
-def test_occupancy(capability, warps, registers, shared, blocks):
+def test_resident_blocks_when_one_resource_is_short_then_it_bounds_them(
+    capability, warps, registers, shared, blocks
+):
     generation = GENERATIONS[capability]
     assert generation.resident_blocks(warps=warps, registers=registers, shared=shared) == blocks
 
 
-def test_a_device_unknown_by_name_is_an_error():
+def test_capability_of_when_the_device_is_unknown_then_raises():
     with pytest.raises(ConfigError, match='tile table for "riva_128"'):
         capability_of("riva_128")
 
 
-def test_every_generation_gets_the_default_tiles_and_fp8_none_before_ada():
+def test_targets_when_a_case_needs_fp8_then_generations_before_ada_are_left_out():
     made = list(targets([CASES[0], dataclasses.replace(CASES[0], lowest_capability=89)]))
     assert [t.capability for t in made] == [80, 89, 90, 100, 89, 90, 100]
     assert made[0].name == f"{CASES[0].name} @ default sm_80"
 
 
-def test_a_shape_class_without_tiles_is_an_error():
+def test_targets_when_a_shape_class_has_no_tiles_then_raises():
     with pytest.raises(ConfigError, match='int8_linear has no tiles for shape class "huge"'):
         list(targets([dataclasses.replace(CASES[0], shape_class="huge")]))
 
 
-def test_a_baseline_is_read_as_it_was_written(tmp_path, monkeypatch):
+def test_baseline_when_written_then_is_read_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.kernels.ahead_of_time.baseline.BASELINES", tmp_path)
     rows = {"b": GOOD, "a": dataclasses.replace(GOOD, per_weight=None, matrix="")}
     file = write_baseline("an_op", "3.7.1", rows)
