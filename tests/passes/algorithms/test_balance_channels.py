@@ -295,7 +295,7 @@ def test_declined_when_nothing_can_or_need_be_done_then_a_reason(
     assert found.skips == reasons
 
 
-def test_declined_when_readers_have_different_schemes(program):
+def test_balance_when_readers_have_different_schemes_then_declined(program):
     schemes = {"linear": DYNAMIC, "linear_1": scheme_named("a8w4_g32")}
     found = program(Normed(readers=2), (X,))
     found.apply(balance_channels(lambda node: schemes[node.name]))

@@ -122,7 +122,7 @@ def test_exact_in_when_half_then_powers_of_two_with_their_signs(dtype):
     assert torch.equal(factors, half if dtype is torch.bfloat16 else found.factors)
 
 
-def test_step_says_exponents_signs_and_gain():
+def test_step_when_balanced_then_says_exponents_signs_and_gain():
     found = Balance(torch.tensor([0.7, -3.0]).double(), (0.5, 0.15), 1.0, 10.0)
     assert found.step == (
         "/ size ** 0.5 * weight ** 0.15 per channel, 1 negative: 10.0 dB less error expected"

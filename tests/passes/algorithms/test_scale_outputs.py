@@ -80,7 +80,7 @@ def test_scaling_when_channels_are_outliers_then_15_db_on_unseen_data(
     assert quality((SCALE,)) > quality(()) + 15
 
 
-def test_second_run_changes_nothing(calibrated, applied):
+def test_scale_outputs_when_run_twice_then_the_second_changes_nothing(calibrated, applied):
     gm = calibrated(Wide(), samples(), outputs=True, algorithms=[SCALE])
     assert applied(gm, SCALE).changed
     text = show(gm)

@@ -125,7 +125,7 @@ def test_smoothing_when_channels_are_outliers_then_10_db_on_unseen_data(model, c
     assert "smooth_quant" in provenance_of(gm).passes
 
 
-def test_second_run_changes_nothing(calibrated, applied):
+def test_smooth_quant_when_run_twice_then_the_second_changes_nothing(calibrated, applied):
     gm = calibrated(Scaled(readers=2), samples(), algorithms=[SMOOTH])
     assert applied(gm, SMOOTH).changed
     text = show(gm)

@@ -26,7 +26,7 @@ class Attention(nn.Module):
         return q
 
 
-def test_attention_without_mask_has_no_add(program):
+def test_attention_when_it_has_no_mask_then_no_add_is_written(program):
     p = program(Attention(), (Q, K, V))
     p.shows(
         """
@@ -54,7 +54,7 @@ def test_attention_without_mask_has_no_add(program):
     p.matches().is_idempotent(decompose_attention)
 
 
-def test_a_boolean_mask_is_made_additive_once_for_all_layers(program):
+def test_boolean_mask_when_many_layers_read_it_then_made_additive_once(program):
     p = program(Attention(layers=3), (Q, K, V, SEEN)).apply(decompose_attention)
     assert p.text.startswith(
         "q: f32[2, 4, 5, 8] = input\n"
@@ -72,7 +72,7 @@ def test_a_boolean_mask_is_made_additive_once_for_all_layers(program):
     assert torch.equal(p.gm(Q, K, V, SEEN)[0, :, 1], torch.zeros(4, 8)), "masked as a whole"
 
 
-def test_a_float_mask_with_infinities_gives_zero_rows(program):
+def test_float_mask_when_a_row_is_all_infinite_then_the_output_row_is_zero(program):
     p = program(Attention(layers=2), (Q, K, V, LOW)).apply(decompose_attention)
     assert p.targets()["aten.clamp.default"] == 1
     assert p.targets()["aten.ne.Scalar"] == 1
@@ -80,7 +80,7 @@ def test_a_float_mask_with_infinities_gives_zero_rows(program):
     assert torch.equal(p.gm(Q, K, V, LOW)[0, :, 1], torch.zeros(4, 8))
 
 
-def test_a_mask_known_to_be_finite_is_added_as_it_is(program):
+def test_mask_when_known_to_be_finite_then_added_as_it_is(program):
     class Finite(nn.Module):
         def forward(self, q, k, v, seen):
             mask = (1.0 - seen[:, None, None, :].to(q.dtype)) * torch.finfo(q.dtype).min
@@ -94,7 +94,7 @@ def test_a_mask_known_to_be_finite_is_added_as_it_is(program):
     p.matches((Q, K, V, torch.zeros(2, 5, dtype=torch.int64)))
 
 
-def test_a_constant_mask_without_empty_rows_needs_no_gate(program):
+def test_constant_mask_when_no_row_is_empty_then_no_gate_is_written(program):
     class Causal(nn.Module):
         def __init__(self):
             super().__init__()
@@ -108,7 +108,7 @@ def test_a_constant_mask_without_empty_rows_needs_no_gate(program):
     p.matches()
 
 
-def test_constant_masks_become_constants(program):
+def test_constant_mask_when_decomposed_then_its_additive_form_is_a_constant(program):
     class Masked(nn.Module):
         def __init__(self, mask):
             super().__init__()
@@ -152,14 +152,14 @@ def test_constant_masks_become_constants(program):
         ({}, (Q, K, V[..., :3], SEEN[:, :, :1])),
     ],
 )
-def test_options_give_what_the_operator_gives(program, options, args):
+def test_attention_when_options_are_given_then_outputs_match_the_operator(program, options, args):
     p = program(Attention(layers=1, **options), args).apply(decompose_attention)
     assert "aten.scaled_dot_product_attention.default" not in p.targets()
     p.matches().is_idempotent(decompose_attention)
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_dynamic_shapes_stay_dynamic(program, causal):
+def test_attention_when_shapes_are_dynamic_then_they_stay_dynamic(program, causal):
     batch = torch.export.Dim("batch", min=2, max=9)
     length = torch.export.Dim("length", min=2, max=9)
     shapes = ({0: batch, 2: length},) * 3
@@ -171,7 +171,7 @@ def test_dynamic_shapes_stay_dynamic(program, causal):
     p.matches(tuple(other) if causal else (*other, torch.rand(3, 1, 7, 7) > 0.3))
 
 
-def test_a_view_that_relied_on_the_layout_becomes_a_reshape(program):
+def test_view_when_it_relied_on_the_layout_then_becomes_a_reshape(program):
     class Heads(nn.Module):
         def forward(self, q, k, v):
             y = F.scaled_dot_product_attention(q, k, v)
@@ -182,7 +182,7 @@ def test_a_view_that_relied_on_the_layout_becomes_a_reshape(program):
     p.matches()
 
 
-def test_half_precision_rows_masked_as_a_whole_are_zero(program):
+def test_masked_row_when_half_precision_then_the_output_row_is_zero(program):
     q, k, v = (x.half() * 20 for x in (Q, K, V))
     p = program(Attention(), (q, k, v, SEEN)).apply(decompose_attention)
     assert torch.equal(p.gm(q, k, v, SEEN)[0, :, 1], torch.zeros(4, 8).half())
@@ -190,7 +190,7 @@ def test_half_precision_rows_masked_as_a_whole_are_zero(program):
     p.matches(rtol=0.05, atol=0.5)
 
 
-def test_active_dropout_is_declined(program):
+def test_attention_when_dropout_is_active_then_declined(program):
     p = program(Attention(dropout_p=0.1), (Q, K, V))
     result = decompose_attention(p.gm)
     assert not result.changed
@@ -206,7 +206,7 @@ def test_scale_when_the_width_of_a_head_is_dynamic_then_it_is_computed_in_the_ca
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_a_masked_score_is_no_data_and_stays_finite(dtype):
+def test_masked_score_when_a_score_is_added_then_stays_low_and_finite(dtype):
     low = torch.tensor(masked_score(dtype), dtype=dtype)
     for score in (-1000.0, 1000.0):
         value = low + torch.tensor(score, dtype=dtype)

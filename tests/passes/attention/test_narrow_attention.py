@@ -13,7 +13,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.5) + 1
 
 
-def test_attention_is_computed_in_bfloat16_between_casts(program):
+def test_attention_when_float32_then_computed_in_bfloat16_between_casts(program):
     p = program(Attention(), (Q, K, V)).apply(narrow_attention, keeps_outputs=False)
     p.shows(
         """
@@ -35,7 +35,7 @@ scaled_dot_product_attention(to, to_1, to_2, scale=0.5)
 
 
 @pytest.mark.parametrize("kind", ["bool", "lowest", "rows"])
-def test_masks_stay_as_they_are(program, kind):
+def test_mask_when_attention_is_narrowed_then_stays_as_it_is(program, kind):
     mask = torch.zeros(1, 1, 5, 6)
     mask[..., 4:] = torch.finfo(torch.float32).min
     if kind == "rows":
@@ -47,7 +47,7 @@ def test_masks_stay_as_they_are(program, kind):
     assert p.targets()["aten.to.dtype"] == 4
 
 
-def test_attention_in_another_dtype_is_left(program):
+def test_attention_when_not_float32_then_left(program):
     p = program(Attention(), (Q.double(), K.double(), V.double())).apply(
         narrow_attention, keeps_outputs=False
     )
@@ -55,7 +55,7 @@ def test_attention_in_another_dtype_is_left(program):
     assert p.skips == ["attention that is not float32 stays as it is"]
 
 
-def test_sizes_may_be_dynamic(program):
+def test_attention_when_sizes_are_dynamic_then_other_sizes_match(program):
     n = torch.export.Dim("n", min=2, max=9)
     p = program(Attention(), (Q, K, V), ({2: n}, None, None)).apply(
         narrow_attention, keeps_outputs=False

@@ -20,7 +20,7 @@ class ConvNorm(nn.Module):
         return self.bn(self.conv(x)).relu()
 
 
-def test_conv_and_batch_norm_become_one_conv(program, settled):
+def test_conv_when_a_batch_norm_follows_then_both_become_one_conv(program, settled):
     model = settled(ConvNorm(nn.Conv2d(4, 3, 3, bias=False), nn.BatchNorm2d(3)), IMAGE)
     p = program(model, (IMAGE,))
     p.shows(
@@ -66,7 +66,9 @@ ROWS = torch.randn(7, 4, generator=torch.Generator().manual_seed(4))
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else None,
 )
-def test_every_producer_takes_the_norm_in(program, settled, conv, norm, x):
+def test_producer_when_a_batch_norm_follows_then_the_norm_folds_into_it(
+    program, settled, conv, norm, x
+):
     p = program(settled(ConvNorm(conv, norm), x), (x,))
     p.apply(fold_batch_norm)
     assert "aten.batch_norm.default" not in p.targets()
@@ -74,7 +76,7 @@ def test_every_producer_takes_the_norm_in(program, settled, conv, norm, x):
     p.matches((x * 3,)).leaves_model_alone().is_idempotent(fold_batch_norm)
 
 
-def test_the_norm_is_followed_through_views(program, settled):
+def test_batch_norm_when_behind_views_then_folded_into_the_linear(program, settled):
     class Tokens(nn.Module):
         def __init__(self):
             super().__init__()
@@ -98,7 +100,7 @@ def test_the_norm_is_followed_through_views(program, settled):
     p.matches()
 
 
-def test_dynamic_batch_stays_dynamic(program, settled):
+def test_fold_when_the_batch_is_dynamic_then_it_stays_dynamic(program, settled):
     model = settled(ConvNorm(nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3)), IMAGE)
     batch = torch.export.Dim("batch", min=2, max=16)
     p = program(model, (IMAGE,), ({0: batch},)).apply(fold_batch_norm)
@@ -106,7 +108,7 @@ def test_dynamic_batch_stays_dynamic(program, settled):
     p.matches((IMAGE[:2],), (torch.cat([IMAGE, IMAGE]),))
 
 
-def test_lone_norm_becomes_an_affine(program, settled):
+def test_batch_norm_when_it_has_no_producer_then_becomes_an_affine(program, settled):
     model = settled(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4)), IMAGE)
     p = program(model, (IMAGE,)).apply(fold_batch_norm, drop_dead_constants)
     p.shows(
@@ -123,7 +125,7 @@ def test_lone_norm_becomes_an_affine(program, settled):
     p.matches().leaves_model_alone().is_idempotent(fold_batch_norm)
 
 
-def test_decomposed_spelling_is_folded(settled):
+def test_batch_norm_when_decomposed_by_torch_then_folded(settled):
     model = settled(ConvNorm(nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3)), IMAGE)
     ep = torch.export.export(model, (IMAGE,)).run_decompositions({})
     gm = ep.module()
@@ -134,7 +136,7 @@ def test_decomposed_spelling_is_folded(settled):
     torch.testing.assert_close(gm(IMAGE), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_declines_when_the_conv_has_two_readers(program, settled):
+def test_fold_when_the_conv_has_two_readers_then_becomes_an_affine(program, settled):
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -151,7 +153,7 @@ def test_declines_when_the_conv_has_two_readers(program, settled):
     p.matches().leaves_model_alone()
 
 
-def test_declines_when_two_convs_share_the_weight(program, settled):
+def test_fold_when_two_convs_share_the_weight_then_becomes_an_affine(program, settled):
     class Shared(nn.Module):
         def __init__(self):
             super().__init__()
@@ -171,7 +173,7 @@ def test_declines_when_two_convs_share_the_weight(program, settled):
     p.matches().leaves_model_alone()
 
 
-def test_declines_when_the_weight_is_computed(program, settled):
+def test_fold_when_the_weight_is_computed_then_becomes_an_affine(program, settled):
     class Computed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -187,7 +189,7 @@ def test_declines_when_the_weight_is_computed(program, settled):
     p.matches()
 
 
-def test_declines_when_another_dimension_is_normalised(program, settled):
+def test_fold_when_another_dimension_is_normalised_then_becomes_an_affine(program, settled):
     class Across(nn.Module):
         def __init__(self):
             super().__init__()
@@ -226,7 +228,7 @@ def test_norm_when_the_conv_reads_one_image_then_rows_are_normalised(program, se
     p.matches()
 
 
-def test_declines_in_training_mode(program):
+def test_fold_when_in_training_mode_then_declined(program):
     model = ConvNorm(nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3))
     p = program(model, (IMAGE,), train=True)
     result = fold_batch_norm(p.gm)
@@ -236,13 +238,13 @@ def test_declines_in_training_mode(program):
     ]
 
 
-def test_declines_without_running_statistics(program):
+def test_fold_when_there_are_no_running_statistics_then_declined(program):
     model = ConvNorm(nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3, track_running_stats=False))
     p = program(model, (IMAGE,)).apply(fold_batch_norm)
     assert p.skips == ["batch_norm is in training mode: export the model after eval()"]
 
 
-def test_half_precision_keeps_its_dtype(program, settled):
+def test_fold_when_half_precision_then_the_weight_keeps_its_dtype(program, settled):
     model = settled(ConvNorm(nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3)), IMAGE).bfloat16()
     p = program(model, (IMAGE.bfloat16(),)).apply(fold_batch_norm)
     assert p.gm.conv.weight.dtype == torch.bfloat16
@@ -250,7 +252,7 @@ def test_half_precision_keeps_its_dtype(program, settled):
     p.matches(rtol=0.05, atol=0.05)
 
 
-def test_new_nodes_carry_the_norms_trace(program, settled):
+def test_new_nodes_when_a_norm_becomes_an_affine_then_carry_its_trace(program, settled):
     model = settled(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4)), IMAGE)
     p = program(model, (IMAGE,)).apply(fold_batch_norm)
     for node in p.gm.graph.nodes:

@@ -32,7 +32,7 @@ def made(program, settled):
     return program(settled(Net(), IMAGE), (IMAGE,))
 
 
-def test_batch_norms_are_out_while_a_quantizer_looks(program, settled):
+def test_batch_norms_when_detached_then_the_graph_shows_none_that_folds(program, settled):
     p = made(program, settled)
     norms = detach_batch_norms(p.gm)
     assert [n.is_folded for n in norms] == [True]
@@ -48,7 +48,7 @@ def test_batch_norms_are_out_while_a_quantizer_looks(program, settled):
     )
 
 
-def test_trained_batch_norms_are_stored_in_the_weight(program, settled):
+def test_trained_batch_norm_when_folded_then_stored_in_the_weight(program, settled):
     p = made(program, settled)
     attach_batch_norms(p.gm, detach_batch_norms(p.gm))
     p.gm.recompile()
@@ -66,7 +66,7 @@ def test_trained_batch_norms_are_stored_in_the_weight(program, settled):
     p.is_idempotent(fold_trained_batch_norm)
 
 
-def test_a_weight_that_became_computed_is_named(program, settled):
+def test_fold_when_a_weight_became_computed_then_refused(program, settled):
     p = made(program, settled)
     attach_batch_norms(p.gm, detach_batch_norms(p.gm))
     fold = next(n for n in p.gm.graph.nodes if n.name == "conv_bn_0_fold")
@@ -79,7 +79,7 @@ def test_a_weight_that_became_computed_is_named(program, settled):
         fold_trained_batch_norm(p.gm)
 
 
-def test_conv_with_another_reader_keeps_its_batch_norm(program, settled):
+def test_conv_when_it_has_another_reader_then_its_batch_norm_stays(program, settled):
     class Branched(Net):
         def forward(self, x):
             y = self.conv(x)
@@ -92,7 +92,7 @@ def test_conv_with_another_reader_keeps_its_batch_norm(program, settled):
     p.matches()
 
 
-def test_batch_norm_without_statistics_is_left(program):
+def test_batch_norm_when_it_has_no_statistics_then_left(program):
     p = program(
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)), (IMAGE,)
     )
@@ -100,7 +100,7 @@ def test_batch_norm_without_statistics_is_left(program):
     assert p.targets()["aten.batch_norm.default"] == 1
 
 
-def test_dropouts_come_back_where_they_were(program, settled):
+def test_dropouts_when_detached_and_attached_then_back_where_they_were(program, settled):
     p = made(program, settled)
     before = p.text
     dropouts = detach_dropouts(p.gm)
@@ -110,7 +110,7 @@ def test_dropouts_come_back_where_they_were(program, settled):
     assert p.text.replace("dropout_default", "dropout") == before
 
 
-def test_a_dropout_beside_its_input_stays(program):
+def test_dropout_when_its_input_has_another_reader_then_stays(program):
     class Beside(nn.Module):
         def forward(self, x):
             return x + nn.functional.dropout(x, 0.5, self.training)

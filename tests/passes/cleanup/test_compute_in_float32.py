@@ -31,7 +31,7 @@ def half_case(dtype=torch.bfloat16):
     return Half().to(dtype), (torch.randn(2, 4).to(dtype), torch.tensor([[False] * 3 + [True]]))
 
 
-def test_half_precision_is_computed_in_float32_between_casts(program):
+def test_linear_when_half_precision_then_computed_in_float32_between_casts(program):
     class Fc(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -149,7 +149,7 @@ def test_bits_when_read_then_refused_by_name(program):
     assert "model.float()" in str(caught.value)
 
 
-def test_sizes_may_be_dynamic(program):
+def test_compute_in_float32_when_sizes_are_dynamic_then_other_sizes_match(program):
     model, (x, mask) = half_case()
     n = torch.export.Dim("n", min=1, max=9)
     p = program(model, (x, mask), ({0: n}, None)).apply(FLOAT32, keeps_outputs=False)

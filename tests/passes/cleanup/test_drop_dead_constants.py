@@ -17,7 +17,7 @@ class Unread(nn.Module):
         return self.used(x)
 
 
-def test_what_nothing_reads_is_dropped(program):
+def test_constant_when_nothing_reads_it_then_dropped(program):
     model = Unread()
     p = program(model, (torch.randn(2, 3),))
     p.apply(drop_dead_constants)
@@ -36,7 +36,7 @@ def test_what_nothing_reads_is_dropped(program):
     p.is_idempotent(drop_dead_constants)
 
 
-def test_unread_calls_go_with_what_only_they_read(program):
+def test_call_when_its_result_is_unread_then_dropped_with_its_constants(program):
     class Dead(nn.Module):
         def __init__(self):
             super().__init__()
@@ -57,7 +57,7 @@ def test_unread_calls_go_with_what_only_they_read(program):
     assert not p.gm.state_dict()
 
 
-def test_bodies_of_branches_stay(program):
+def test_drop_when_branches_have_bodies_then_the_bodies_stay(program):
     class Branch(nn.Module):
         def __init__(self):
             super().__init__()
@@ -71,7 +71,7 @@ def test_bodies_of_branches_stay(program):
     p.matches((-torch.ones(2, 3),))
 
 
-def test_a_called_module_stays():
+def test_drop_when_a_module_is_called_then_its_constants_stay():
     gm = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
     assert not drop_dead_constants(gm).changed
     assert set(gm.state_dict()) == {"0.weight", "0.bias"}

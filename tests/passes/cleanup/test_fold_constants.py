@@ -10,7 +10,7 @@ from pt2e_quant.passes.cleanup.inline_regions import inline_regions
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_weight_parametrization_becomes_a_weight(program):
+def test_weight_when_parametrized_then_becomes_a_plain_weight(program):
     class Normed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -32,7 +32,7 @@ def test_a_weight_parametrization_becomes_a_weight(program):
     p.matches().leaves_model_alone().is_idempotent(fold_constants)
 
 
-def test_casts_of_autocast_fold_into_the_weight(program):
+def test_cast_when_autocast_made_it_then_folds_into_the_weight(program):
     class Cast(nn.Module):
         def __init__(self):
             super().__init__()
@@ -55,7 +55,7 @@ def test_casts_of_autocast_fold_into_the_weight(program):
     p.matches(rtol=0, atol=0).leaves_model_alone()
 
 
-def test_equal_computations_share_one_constant(program):
+def test_computations_when_equal_then_share_one_constant(program):
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -69,7 +69,7 @@ def test_equal_computations_share_one_constant(program):
     p.matches().leaves_model_alone()
 
 
-def test_a_made_mask_is_folded(program):
+def test_mask_when_made_from_constants_then_folded(program):
     class Made(nn.Module):
         def forward(self, x):
             return x @ torch.ones(4, 4).tril()
@@ -79,7 +79,7 @@ def test_a_made_mask_is_folded(program):
     p.matches()
 
 
-def test_a_permuted_constant_is_stored_in_order(program):
+def test_constant_when_permuted_then_stored_contiguously(program):
     class Biased(nn.Module):
         def __init__(self):
             super().__init__()
@@ -96,7 +96,7 @@ def test_a_permuted_constant_is_stored_in_order(program):
     p.matches(rtol=0, atol=0).leaves_model_alone().is_idempotent(fold_constants)
 
 
-def test_a_scaled_query_of_one_row_has_plain_strides(program):
+def test_scaled_query_when_it_has_one_row_then_has_plain_strides(program):
     class Probe(nn.Module):
         def __init__(self):
             super().__init__()
@@ -111,7 +111,7 @@ def test_a_scaled_query_of_one_row_has_plain_strides(program):
     p.matches(rtol=0, atol=0).leaves_model_alone()
 
 
-def test_a_large_result_is_left_computed(program):
+def test_result_when_far_larger_than_its_operands_then_left_computed(program):
     class Wide(nn.Module):
         def __init__(self):
             super().__init__()
@@ -127,7 +127,7 @@ def test_a_large_result_is_left_computed(program):
     assert not p.changed
 
 
-def test_written_buffers_random_values_and_dequantizes_stay(program):
+def test_fold_when_buffers_are_written_or_values_random_then_they_stay(program):
     class Stay(nn.Module):
         def __init__(self):
             super().__init__()

@@ -22,7 +22,7 @@ class NoGrad(Linear):
         return y, z
 
 
-def test_a_no_grad_region_is_inlined(program):
+def test_region_when_it_is_no_grad_then_inlined(program):
     p = program(NoGrad(), (X,))
     assert "wrap_with_set_grad_enabled" in p.text
     p.apply(inline_regions)
@@ -54,7 +54,7 @@ class Autocast(Linear):
             return torch.cat([c, z], -1), s, y * z
 
 
-def test_casts_of_autocast_are_written_out(program):
+def test_region_when_it_is_autocast_then_its_casts_are_written_out(program):
     p = program(Autocast(), (X,)).apply(inline_regions)
     p.shows(
         """
@@ -84,7 +84,7 @@ def test_casts_of_autocast_are_written_out(program):
     p.matches(rtol=0, atol=0).is_idempotent(inline_regions)
 
 
-def test_regions_in_regions_and_branches(program):
+def test_regions_when_nested_in_regions_and_branches_then_all_inlined(program):
     class Nested(Autocast):
         def forward(self, x):
             with torch.no_grad():
@@ -102,7 +102,7 @@ def test_regions_in_regions_and_branches(program):
     p.matches((-X.abs(),), (X.abs(),), rtol=0, atol=0)
 
 
-def test_a_branch_inside_autocast_is_cast(program):
+def test_branch_when_inside_autocast_then_it_is_cast(program):
     class Branch(Linear):
         def forward(self, x):
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -114,14 +114,14 @@ def test_a_branch_inside_autocast_is_cast(program):
     p.matches((-X.abs(),), (X.abs(),), rtol=0, atol=0)
 
 
-def test_symbolic_shapes_survive(program):
+def test_regions_when_shapes_are_symbolic_then_they_survive(program):
     rows = torch.export.Dim("rows", min=2, max=9)
     p = program(Autocast(), (X,), ({0: rows},)).apply(inline_regions)
     assert "linear: bf16[s0, 4]" in p.text
     p.matches((torch.randn(7, 4),), rtol=0, atol=0)
 
 
-def test_buffer_writes_in_a_region_are_kept(program):
+def test_region_when_it_writes_a_buffer_then_the_write_is_kept(program):
     class Counts(Linear):
         def __init__(self):
             super().__init__()
@@ -137,7 +137,7 @@ def test_buffer_writes_in_a_region_are_kept(program):
     p.matches()
 
 
-def test_an_input_returned_by_a_region_is_read_directly(program):
+def test_input_when_a_region_returns_it_then_read_directly(program):
     class Returns(Linear):
         def forward(self, x):
             with torch.no_grad():
@@ -150,14 +150,14 @@ def test_an_input_returned_by_a_region_is_read_directly(program):
     p.matches()
 
 
-def test_a_graph_without_regions_is_left_alone():
+def test_graph_when_it_has_no_regions_then_left_alone():
     gm = torch.export.export(nn.Linear(4, 4), (X,)).module()
     before = show(gm)
     assert not inline_regions(gm).changed
     assert show(gm) == before
 
 
-def test_traces_survive(program):
+def test_nodes_when_their_region_is_inlined_then_keep_their_traces(program):
     p = program(NoGrad(), (X,)).apply(inline_regions)
     linear = next(n for n in p.gm.graph.nodes if n.name.startswith("linear"))
     assert list(linear.meta["nn_module_stack"].values())[-1][0] == "fc"
@@ -165,7 +165,7 @@ def test_traces_survive(program):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_doubles_are_not_cast(program, dtype):
+def test_autocast_when_operands_are_doubles_then_no_cast_is_written(program, dtype):
     class Double(nn.Module):
         def forward(self, x):
             with torch.autocast("cpu", dtype=dtype):

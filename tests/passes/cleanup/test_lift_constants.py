@@ -32,7 +32,7 @@ def _sunk():
     return model, gm
 
 
-def test_fires_through_nested_bodies_and_numbers_hold():
+def test_lift_when_bodies_are_nested_then_no_body_holds_constants():
     model, gm = _sunk()
     assert lift_constants(gm).changed
     for body in (m for m in gm.modules() if isinstance(m, torch.fx.GraphModule) and m is not gm):
@@ -42,7 +42,7 @@ def test_fires_through_nested_bodies_and_numbers_hold():
         torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
 
 
-def test_result_can_be_exported():
+def test_lift_when_done_then_the_graph_can_be_exported_again():
     model, gm = _sunk()
     lift_constants(gm)
     again = export(gm, (INPUTS[0],)).module()
@@ -50,12 +50,12 @@ def test_result_can_be_exported():
         torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
 
 
-def test_declines_without_constants_in_bodies():
+def test_lift_when_no_body_holds_constants_then_declined():
     gm = export(Nested().eval(), (INPUTS[0],)).module(check_guards=False)
     assert not lift_constants(gm).changed
 
 
-def test_is_idempotent():
+def test_lift_when_run_twice_then_the_second_changes_nothing():
     _, gm = _sunk()
     lift_constants(gm)
     assert not lift_constants(gm).changed

@@ -30,7 +30,7 @@ def test_padded_when_groups_do_not_divide_then_equal_to_the_float_model(columns,
     torch.testing.assert_close(gm(x), model(x), rtol=1e-6, atol=1e-6)
 
 
-def test_left_alone_when_groups_divide_or_there_are_none():
+def test_pad_when_groups_divide_or_there_are_none_then_left_alone():
     _, gm = exported(16)
     before = gm.code
     sizes = iter([16, None])

@@ -19,14 +19,14 @@ class Products(nn.Module):
         return x @ self.w + torch.addmm(self.b, x, self.w)
 
 
-def test_products_with_constants_become_linears(program):
+def test_product_when_an_operand_is_constant_then_becomes_a_linear(program):
     p = program(Products(), (X,)).apply(products_as_linears, drop_dead_constants)
     targets = [str(n.target) for n in p.gm.graph.nodes if n.op == "call_function"]
     assert targets == ["aten.linear.default", "aten.linear.default", "aten.add.Tensor"]
     p.matches().leaves_model_alone().is_idempotent(products_as_linears)
 
 
-def test_products_of_computed_values_and_scaled_biases_stay(program):
+def test_product_when_operands_are_computed_or_bias_scaled_then_stays(program):
     class Others(Products):
         def forward(self, x):
             return x @ x.mT @ x + torch.addmm(self.b, x, self.w, beta=2) @ self.w.mT

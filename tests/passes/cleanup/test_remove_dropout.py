@@ -18,7 +18,7 @@ class Drops(nn.Module):
         return F.dropout1d(F.dropout(y, 0.1, training=self.always), 0.5, training=False)
 
 
-def test_eval_dropouts_are_removed(program):
+def test_dropout_when_in_eval_mode_then_removed(program):
     p = program(Drops(), (X,))
     p.shows(
         """
@@ -41,7 +41,7 @@ def test_eval_dropouts_are_removed(program):
     p.matches().is_idempotent(remove_dropout)
 
 
-def test_an_active_dropout_stays(program):
+def test_dropout_when_active_then_stays(program):
     p = program(Drops(always=True), (X,))
     result = remove_dropout(p.gm)
     assert [n.text for n in result.notes if n.skipped] == [
@@ -50,7 +50,7 @@ def test_an_active_dropout_stays(program):
     assert p.targets()["aten.dropout.default"] == 1
 
 
-def test_a_dropout_of_nothing_goes_even_in_training(program):
+def test_dropout_when_its_rate_is_zero_in_training_then_removed(program):
     p = program(Drops(p=0.0), (X,), train=True)
     remove_dropout(p.gm)
     assert "dropout(" not in p.text

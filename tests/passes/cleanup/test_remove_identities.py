@@ -13,7 +13,7 @@ class Identities(nn.Module):
         return z.to(torch.float64), z
 
 
-def test_aliases_and_casts_to_the_same_dtype_are_removed(program):
+def test_cast_or_alias_when_it_changes_nothing_then_removed(program):
     p = program(Identities(), (X,))
     p.shows(
         """

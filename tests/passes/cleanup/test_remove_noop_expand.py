@@ -13,7 +13,7 @@ class Expands(nn.Module):
         return kept.sum(0, keepdim=True).expand(2, 3), kept.expand(4, 2, 3)
 
 
-def test_expands_to_the_same_shape_are_removed(program):
+def test_expand_when_the_shape_is_the_same_then_removed(program):
     p = program(Expands(), (X,)).apply(remove_noop_expand)
     p.shows(
         """
@@ -29,7 +29,7 @@ def test_expands_to_the_same_shape_are_removed(program):
     p.matches(rtol=0, atol=0).is_idempotent(remove_noop_expand)
 
 
-def test_symbolic_sizes_are_compared(program):
+def test_expand_when_sizes_are_symbolic_then_removed_only_if_equal(program):
     class Dynamic(nn.Module):
         def forward(self, x, y):
             return x.expand(x.shape[0], 3), x.sum(0).expand(y.shape[0], 3)

@@ -25,7 +25,7 @@ def _operands(gm):
     return [n.name for n in call.args[-1]]
 
 
-def test_fires_and_leaves_the_run_time_operands():
+def test_sink_when_operands_are_constants_then_only_run_time_ones_stay():
     gm = _graph(Cond(), torch.randn(2, 4))
     assert _operands(gm) == ["x", "a_bias", "a_weight", "b_bias", "b_weight"]
     result = sink_constants(gm)
@@ -40,14 +40,14 @@ def test_fires_and_leaves_the_run_time_operands():
     assert set(dict(gm.true_graph_0.named_parameters())) == {"a.weight", "a.bias"}
 
 
-def test_tensors_are_shared_not_copied():
+def test_sink_when_done_then_tensors_are_shared_not_copied():
     model = Cond()
     gm = _graph(model, torch.randn(2, 4))
     sink_constants(gm)
     assert gm.true_graph_0.a.weight.data_ptr() == model.a.weight.data_ptr()
 
 
-def test_numbers_hold():
+def test_sink_when_done_then_outputs_are_equal():
     model = Cond()
     gm = _graph(model, torch.randn(2, 4))
     sink_constants(gm)
@@ -55,12 +55,12 @@ def test_numbers_hold():
         torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
 
 
-def test_declines_without_control_flow():
+def test_sink_when_there_is_no_control_flow_then_declined():
     gm = _graph(nn.Linear(2, 2), torch.randn(1, 2))
     assert not sink_constants(gm).changed
 
 
-def test_is_idempotent():
+def test_sink_when_run_twice_then_the_second_changes_nothing():
     gm = _graph(Cond(), torch.randn(2, 4))
     sink_constants(gm)
     assert not sink_constants(gm).changed

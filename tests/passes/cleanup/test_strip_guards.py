@@ -10,7 +10,7 @@ class Casting(nn.Module):
         return x.to(torch.float32) + 1
 
 
-def test_guards_and_dtype_checks_are_removed():
+def test_strip_when_guards_and_dtype_checks_exist_then_removed():
     gm = torch.export.export(Casting(), (torch.ones(2, 3),)).module()
     assert "_guards_fn = call_module _guards_fn(x)" in show(gm)
     assert "_assert_tensor_metadata" in show(gm)
@@ -30,7 +30,7 @@ def test_guards_and_dtype_checks_are_removed():
     assert torch.equal(gm(torch.ones(2, 3)), torch.full((2, 3), 2.0))
 
 
-def test_checks_inside_regions_are_removed():
+def test_strip_when_checks_are_inside_regions_then_removed():
     class Region(nn.Module):
         def forward(self, x):
             with torch.no_grad():
@@ -45,13 +45,13 @@ def test_checks_inside_regions_are_removed():
     assert torch.equal(gm(torch.ones(2, 3)), torch.full((2, 3), 4.0))
 
 
-def test_a_module_call_that_is_no_guard_stays():
+def test_strip_when_a_module_call_is_no_guard_then_it_stays():
     gm = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))
     assert not strip_guards(gm).changed
     assert "call_module 0" in show(gm)
 
 
-def test_second_run_changes_nothing():
+def test_strip_when_run_twice_then_the_second_changes_nothing():
     gm = torch.export.export(Casting(), (torch.ones(2, 3),)).module()
     strip_guards(gm)
     assert not strip_guards(gm).changed

@@ -32,7 +32,7 @@ def activation_writes(gm) -> list[str]:
     return [root.name for root in mutated_roots(gm.graph) if root.op == "call_function"]
 
 
-def test_in_place_relu_becomes_relu(program):
+def test_relu_when_in_place_then_becomes_relu(program):
     p = program(Call(lambda m, x: F.relu_(x + 1)), (X,))
     p.apply(functionalize_activations)
     p.shows(
@@ -46,7 +46,7 @@ def test_in_place_relu_becomes_relu(program):
     p.matches(rtol=0, atol=0).is_idempotent(functionalize_activations)
 
 
-def test_every_alias_sees_a_write(program):
+def test_write_when_the_tensor_has_aliases_then_every_alias_sees_it(program):
     def body(m, x):
         y = x * 2
         row = y[1]
@@ -72,7 +72,7 @@ def test_every_alias_sees_a_write(program):
     p.matches(rtol=0, atol=0).is_idempotent(functionalize_activations)
 
 
-def test_slice_write_python_style(program):
+def test_slice_when_written_by_assignment_then_functional_and_equal(program):
     def body(m, x):
         y = x.clone()
         y[:, 0] += 1
@@ -84,7 +84,7 @@ def test_slice_write_python_style(program):
     p.matches(rtol=0, atol=0)
 
 
-def test_buffer_writes_stay(program):
+def test_write_when_it_goes_to_a_buffer_then_kept(program):
     def body(m, x):
         m.count.add_(1)
         y = x + m.count
@@ -102,7 +102,7 @@ def test_buffer_writes_stay(program):
     assert torch.equal(eager.count, compiled.count)
 
 
-def test_a_value_copied_from_a_buffer_is_not_written_later(program):
+def test_value_when_copied_from_a_buffer_then_later_writes_miss_it(program):
     def body(m, x):
         y = x[0] * 1
         y.copy_(m.count)
@@ -114,7 +114,7 @@ def test_a_value_copied_from_a_buffer_is_not_written_later(program):
     p.matches(rtol=0, atol=0)
 
 
-def test_input_writes_stay(program):
+def test_write_when_it_goes_to_an_input_then_kept(program):
     p = program(Call(lambda m, x: x.relu_() + 1), (X,))
     p.apply(functionalize_activations)
     assert p.skips == ["relu_ writes an input: kept"]
@@ -123,7 +123,7 @@ def test_input_writes_stay(program):
     assert torch.equal(given_, X.relu())
 
 
-def test_a_write_of_another_dtype_is_cast_back(program):
+def test_write_when_the_result_has_another_dtype_then_cast_back(program):
     def body(m, x):
         y = x.to(torch.bfloat16)
         y.mul_(m.count.float() + 1.5)
@@ -134,7 +134,7 @@ def test_a_write_of_another_dtype_is_cast_back(program):
     p.matches(rtol=0, atol=0)
 
 
-def test_dynamic_shapes_stay_dynamic(program):
+def test_functionalize_when_shapes_are_dynamic_then_other_sizes_match(program):
     def body(m, x):
         y = x * 2
         y.view(-1).add_(1)
@@ -147,7 +147,7 @@ def test_dynamic_shapes_stay_dynamic(program):
     p.matches((torch.randn(7, 4),), rtol=0, atol=0)
 
 
-def test_declines_a_write_that_cannot_be_undone(program):
+def test_write_when_its_view_cannot_be_undone_then_declined(program):
     def body(m, x):
         y = x * 2
         y.unfold(0, 2, 2).mul_(3)
@@ -159,7 +159,7 @@ def test_declines_a_write_that_cannot_be_undone(program):
     p.matches(rtol=0, atol=0)
 
 
-def test_declines_what_has_no_out_of_place_form(program):
+def test_write_when_it_has_no_out_of_place_form_then_declined(program):
     p = program(Call(lambda m, x: (x * 2).normal_()), (X,))
     result = functionalize_activations(p.gm)
     assert not result.changed
@@ -238,11 +238,11 @@ def holds(steps) -> None:
 
 @given(steps=STEPS)
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
-def test_random_programs_of_views_and_writes_match_eager(steps):
+def test_functionalize_when_views_and_writes_are_random_then_matches_eager(steps):
     holds(steps)
 
 
 @pytest.mark.parametrize("name", sorted(WRITES))
-def test_each_write_through_each_view(name):
+def test_write_when_through_each_view_then_matches_eager(name):
     for view in sorted(VIEWS):
         holds([(0, ("view", view)), (3, ("write", name)), (0, ("view", "row"))])

@@ -14,7 +14,7 @@ class Shared(nn.Module):
         return d.relu() + d, d * d
 
 
-def test_every_reader_gets_its_own(program):
+def test_dequantize_when_it_has_many_readers_then_each_gets_its_own(program):
     p = program(Shared(), (X,))
     assert one_reader.check(p.gm) == "dequantize_per_tensor shared"
     p.apply(duplicate_dequantize)
@@ -33,7 +33,7 @@ def test_every_reader_gets_its_own(program):
     p.matches(rtol=0, atol=0).is_idempotent(duplicate_dequantize)
 
 
-def test_a_single_reader_is_left_alone(program):
+def test_dequantize_when_it_has_one_reader_then_left_alone(program):
     class One(nn.Module):
         def forward(self, x):
             return DequantizePerTensor(QuantizePerTensor(x, *QPARAMS), *QPARAMS) + 1

@@ -35,7 +35,7 @@ def _graph(model: nn.Module):
     return export(model.eval(), (torch.randn(2, 4),)).module(check_guards=False)
 
 
-def test_fires_and_gives_exact_multiples():
+def test_bias_when_rounded_then_an_exact_multiple_of_the_step():
     model = Quantized(BIAS)
     gm = _graph(model)
     result = round_biases_to_accumulator(gm)
@@ -45,13 +45,13 @@ def test_fires_and_gives_exact_multiples():
     assert ((gm.bias.detach() - BIAS).abs() <= 0.5 * 0.5 * model.s).all()
 
 
-def test_users_bias_is_not_written():
+def test_bias_when_rounded_then_the_users_own_is_not_written():
     model = Quantized(BIAS.clone())
     round_biases_to_accumulator(_graph(model))
     assert torch.equal(model.bias.detach(), BIAS)
 
 
-def test_numbers_hold_within_half_a_step():
+def test_output_when_biases_are_rounded_then_within_half_a_step():
     model = Quantized(BIAS)
     gm = _graph(model)
     x = torch.randn(2, 4)
@@ -60,7 +60,7 @@ def test_numbers_hold_within_half_a_step():
     assert ((gm(x) - before).abs() <= 0.5 * 0.5 * model.s + 1e-6).all()
 
 
-def test_shared_bias_is_rounded_for_each_reader():
+def test_bias_when_shared_then_rounded_for_each_reader():
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -80,11 +80,11 @@ def test_shared_bias_is_rounded_for_each_reader():
 @pytest.mark.parametrize(
     "model", [Quantized(None), nn.Linear(4, 3)], ids=["no bias", "float operands"]
 )
-def test_declines(model):
+def test_round_biases_when_it_does_not_apply_then_declined(model):
     assert not round_biases_to_accumulator(_graph(model)).changed
 
 
-def test_is_idempotent():
+def test_round_biases_when_run_twice_then_the_second_changes_nothing():
     gm = _graph(Quantized(BIAS))
     round_biases_to_accumulator(gm)
     assert not round_biases_to_accumulator(gm).changed

@@ -27,7 +27,7 @@ def exported(module):
     return torch.export.export(module, (torch.linspace(-9, 9, 64),)).module(check_guards=False)
 
 
-def test_fires_and_is_idempotent():
+def test_signed_when_uint8_then_becomes_int8_once():
     gm = exported(QdqTwice(100, 255))
     assert "quantize_per_tensor(x, 0.05, 100, 0, 255, u8)" in show(gm)
     assert signed_activations(gm).changed
@@ -38,7 +38,7 @@ def test_fires_and_is_idempotent():
 
 @settings(max_examples=30)
 @given(st.integers(0, 255), st.sampled_from([127, 255]))
-def test_real_values_are_the_same_bits(zero_point, high):
+def test_signed_when_applied_then_real_values_are_the_same_bits(zero_point, high):
     gm = exported(QdqTwice(zero_point, high))
     x = torch.linspace(-20, 20, 997)[:64]
     before = gm(x)
@@ -47,7 +47,7 @@ def test_real_values_are_the_same_bits(zero_point, high):
         assert torch.equal(old, new)
 
 
-def test_declines_where_integers_are_read():
+def test_signed_when_something_reads_the_integers_then_declined():
     gm = exported(QdqTwice(100, 255, reads_integers=True))
     before = show(gm)
     result = signed_activations(gm)
@@ -57,6 +57,6 @@ def test_declines_where_integers_are_read():
 
 
 @pytest.mark.parametrize("dtype", [torch.int8])
-def test_leaves_int8_alone(dtype):
+def test_signed_when_already_signed_then_left_alone(dtype):
     gm = exported(QdqTwice(0, 127, dtype))
     assert not signed_activations(gm).changed

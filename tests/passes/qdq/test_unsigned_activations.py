@@ -26,7 +26,7 @@ def exported(module):
     return torch.export.export(module, (torch.linspace(-9, 9, 64),)).module(check_guards=False)
 
 
-def test_fires_and_is_idempotent():
+def test_unsigned_when_int8_then_becomes_uint8_once():
     gm = exported(QdqTwice(-28, -128))
     assert "quantize_per_tensor(x, 0.05, -28, -128, 127, i8)" in show(gm)
     assert unsigned_activations(gm).changed
@@ -37,7 +37,7 @@ def test_fires_and_is_idempotent():
 
 @settings(max_examples=20)
 @given(st.integers(-128, 127), st.sampled_from([-128, -127, 0]))
-def test_real_values_are_the_same_bits(zero_point, low):
+def test_unsigned_when_applied_then_real_values_are_the_same_bits(zero_point, low):
     gm = exported(QdqTwice(zero_point, low))
     x = torch.linspace(-20, 20, 997)[:64]
     before = gm(x)
@@ -46,7 +46,7 @@ def test_real_values_are_the_same_bits(zero_point, low):
         assert torch.equal(old, new)
 
 
-def test_declines_where_integers_are_read():
+def test_unsigned_when_something_reads_the_integers_then_declined():
     gm = exported(QdqTwice(-28, -128, reads_integers=True))
     before = show(gm)
     result = unsigned_activations(gm)
@@ -55,6 +55,6 @@ def test_declines_where_integers_are_read():
     assert show(gm) == before
 
 
-def test_leaves_uint8_alone():
+def test_unsigned_when_already_uint8_then_left_alone():
     gm = exported(QdqTwice(0, 0, torch.uint8))
     assert not unsigned_activations(gm).changed

@@ -87,34 +87,34 @@ MODELS = st.one_of(
 
 @settings(max_examples=25)
 @given(MODELS, st.integers(0, 1000), st.sampled_from([1e-3, 1.0, 300.0]))
-def test_equal_to_the_last_bit(model, seed, spread):
+def test_decompose_when_values_are_random_then_equal_to_the_last_bit(model, seed, spread):
     x = torch.randn(2, 3, 1, generator=torch.Generator().manual_seed(seed)) * spread
     before, after = spelled(model, x)
     assert all(torch.equal(a, b) for a, b in zip(before(x), after(x), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_quantized_from_float32(dtype):
+def test_decompose_when_half_precision_then_quantized_from_float32(dtype):
     x = torch.linspace(-3, 3, 24).reshape(2, 3, 4).to(dtype)
     before, after = spelled(Static(0.02, 5), x)
     assert torch.equal(before(x)[0], after(x)[0])
 
 
-def test_scales_that_are_inputs_of_a_body_are_read_there():
+def test_decompose_when_scales_are_inputs_of_a_body_then_read_there():
     x = torch.linspace(-1, 2, 6).reshape(2, 3)
     before, after = spelled(Branch(), x)
     for sign in (1, -1):
         assert torch.equal(before(sign * x), after(sign * x))
 
 
-def test_sizes_stay_dynamic():
+def test_decompose_when_sizes_are_dynamic_then_other_sizes_match():
     x = torch.randn(2, 3, 4)
     before, after = spelled(Channels(1, 3, 1), x, ({0: Dim("n", max=9)},))
     y = torch.randn(7, 3, 4)
     assert torch.equal(before(y)[1], after(y)[1])
 
 
-def test_other_layouts_and_a_second_run_are_left_alone(program):
+def test_decompose_when_layout_is_other_or_run_twice_then_left_alone(program):
     class Grouped(nn.Module):
         def forward(self, w: Tensor, s: Tensor, z: Tensor) -> Tensor:
             arguments = (-8, 7, torch.int8, 2, torch.float32)

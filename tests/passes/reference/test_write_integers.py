@@ -110,7 +110,7 @@ RELUS = [None, torch.relu, functional.relu6, nn.Hardtanh(-0.5, 0.7), lambda y: y
 @settings(max_examples=15)
 @pytest.mark.parametrize("kind", list(KERNELS))
 @given(data=st.data())
-def test_products_are_within_one_step(kind, data):
+def test_product_when_written_in_integers_then_within_one_step(kind, data):
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     x_qp, y_qp = data.draw(qparams()), data.draw(qparams())
     options = {}
@@ -166,7 +166,7 @@ ONE = {
 @settings(max_examples=10)
 @pytest.mark.parametrize("name", list(TWO))
 @given(data=st.data())
-def test_sums_are_within_one_step(name, data):
+def test_sum_when_written_in_integers_then_within_one_step(name, data):
     a_qp, b_qp, y_qp = (data.draw(qparams()) for _ in range(3))
     inputs = integers((2, 3, 4, 4), a_qp), integers((2, 3, 4, 4), b_qp)
     before, after, skips = written(Between(TWO[name], [a_qp, b_qp], y_qp), *inputs)
@@ -177,7 +177,7 @@ def test_sums_are_within_one_step(name, data):
 @settings(max_examples=8)
 @pytest.mark.parametrize("name", list(ONE))
 @given(data=st.data())
-def test_pools_averages_and_moves_are_within_one_step(name, data):
+def test_pool_or_move_when_written_in_integers_then_within_one_step(name, data):
     x_qp = data.draw(qparams())
     y_qp = data.draw(st.one_of(st.just(x_qp), qparams()))
     x = integers((2, 3, 4, 4), x_qp)
@@ -193,7 +193,7 @@ def test_pools_averages_and_moves_are_within_one_step(name, data):
 @settings(max_examples=5)
 @pytest.mark.parametrize("profile", list(PROFILES.values()), ids=list(PROFILES))
 @given(data=st.data())
-def test_every_profile_is_within_one_step(profile, data):
+def test_profile_when_any_is_chosen_then_within_one_step(profile, data):
     """Two roundings of GEMMLOWP and the half step of TOSA_DOUBLE are still within one step."""
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     a_qp, b_qp, y_qp = (data.draw(qparams()) for _ in range(3))
@@ -214,7 +214,7 @@ def test_every_profile_is_within_one_step(profile, data):
 X = (0.05, 3, -128, 127, torch.int8)
 
 
-def test_a_result_that_stays_float_is_the_accumulator_times_its_scale():
+def test_result_when_it_stays_float_then_the_accumulator_times_its_scale():
     torch.manual_seed(0)
     model = Weighted(nn.Linear, 6, 0, per_channel=True, bias=True)
     x = integers((5, 4), X)
@@ -225,7 +225,7 @@ def test_a_result_that_stays_float_is_the_accumulator_times_its_scale():
     assert float(steps.max()) < 0.51  # the bias is rounded to a step of the accumulator
 
 
-def test_sizes_stay_dynamic():
+def test_write_integers_when_sizes_are_dynamic_then_other_sizes_match():
     torch.manual_seed(0)
     model = Weighted(nn.Conv2d, 6, 0, per_channel=True, bias=True, then=torch.relu)
     shapes = {"xs": ({0: Dim("n", max=8), 2: Dim("h", min=4, max=64)},)}
@@ -265,14 +265,14 @@ A, B = torch.zeros(2, 4, dtype=torch.int8), torch.zeros(4, 4, dtype=torch.int8)
         ),
     ],
 )
-def test_it_declines_with_a_reason_and_leaves_the_qdq(model, inputs, reason):
+def test_write_integers_when_it_declines_then_says_why_and_leaves_the_qdq(model, inputs, reason):
     before, after, skips = written(model, *inputs)
     assert any(reason in text for text in skips)
     assert operators(after) == operators(before) or len(operators(after)) == len(operators(before))
     assert torch.equal(before(*inputs), after(*inputs))
 
 
-def test_an_unknown_operator_keeps_its_qdq_and_a_second_run_changes_nothing(program):
+def test_write_integers_when_unknown_or_run_twice_then_changes_nothing(program):
     p = program(Unknown(), (A,))
     assert not p.apply(duplicate_dequantize, write_integers()).changed
     torch.manual_seed(0)
@@ -282,7 +282,7 @@ def test_an_unknown_operator_keeps_its_qdq_and_a_second_run_changes_nothing(prog
     q.is_idempotent(write_integers())
 
 
-def test_the_graph_reads_as_the_definition(program):
+def test_linear_when_written_in_integers_then_reads_as_the_definition(program):
     class Plain(nn.Module):
         def __init__(self) -> None:
             super().__init__()

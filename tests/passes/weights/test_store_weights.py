@@ -24,7 +24,7 @@ def unfolded(plain_backend):
     return convert
 
 
-def test_a_quantized_constant_becomes_integers(unfolded):
+def test_constant_when_quantized_then_stored_as_integers(unfolded):
     model, x = nn.Sequential(nn.Linear(4, 3, bias=False)), torch.randn(2, 4)
     gm = unfolded(model, x)
     expected = gm(x)
@@ -42,7 +42,7 @@ def test_a_quantized_constant_becomes_integers(unfolded):
     assert (weight.size_before, weight.size_after) == (48, 12 + 3 * (4 + 8))
 
 
-def test_a_second_run_finds_nothing(unfolded):
+def test_store_weights_when_run_twice_then_the_second_changes_nothing(unfolded):
     gm = unfolded(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4))
     run_passes(gm, (store_weights,))
     text = show(gm)
@@ -51,14 +51,14 @@ def test_a_second_run_finds_nothing(unfolded):
     assert show(gm) == text
 
 
-def test_quantized_activations_stay(unfolded):
+def test_activation_when_weights_are_stored_then_its_quantize_stays(unfolded):
     gm = unfolded(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4))
     before = show(gm).count("quantize_per_tensor")
     run_passes(gm, (store_weights,))
     assert show(gm).count("quantize_per_tensor") == before > 0
 
 
-def test_tied_weights_are_stored_once_and_the_users_model_keeps_its_own(unfolded):
+def test_weights_when_tied_then_stored_once_and_the_users_are_kept(unfolded):
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()

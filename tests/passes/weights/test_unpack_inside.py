@@ -29,7 +29,7 @@ def unpacks(gm):
     return [n for n in gm.graph.nodes if is_unpack(n)]
 
 
-def test_packed_operands_of_bodies_are_unpacked_inside():
+def test_operand_when_packed_and_read_in_bodies_then_unpacked_inside():
     gm, x = converted("w4_g32")
     expected = [gm(x), gm(-x)]
     before = len(unpacks(gm))
@@ -43,6 +43,6 @@ def test_packed_operands_of_bodies_are_unpacked_inside():
     assert not unpack_inside(gm).changed
 
 
-def test_operands_that_are_not_packed_are_left():
+def test_operand_when_not_packed_then_left():
     gm, _ = converted("w8")
     assert not unpack_inside(gm).changed

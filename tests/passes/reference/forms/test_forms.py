@@ -208,7 +208,7 @@ def test_products_beyond_int32_when_fixed_then_within_one_step():
         assert steps_apart(model, *inputs, profile=PROFILES[profile]) <= 1
 
 
-def test_a_float_constant_becomes_16_bits():
+def test_constant_when_float_then_becomes_16_bits_within_one_step():
     scale = torch.rand(4, 1, 1) + 0.5
     for operator in (lambda x: x * scale, lambda x: x + scale, lambda x: x - scale):
         assert steps_apart(Between(operator, [A], Y), integers(IMAGE, A)) <= 1
@@ -340,12 +340,12 @@ def test_norms_when_written_then_within_one_step(name, dtype):
         assert steps_apart(Between(norm, [x_qp], qp(2e-4, 0, torch.int16)), x) <= 2
 
 
-def test_the_composite_rms_norm_has_a_form():
+def test_rms_norm_when_composite_then_written_within_one_step():
     model = Between(lambda x: RmsNorm(x, [-1], 1e-5), [A], Y)
     assert steps_apart(model, integers((3, 48), A)) <= 1
 
 
-def test_the_root_of_squares_is_exact():
+def test_square_root_when_values_are_63_bit_then_exact():
     generator = torch.Generator().manual_seed(0)
     wide = torch.randint(0, 2**62, (2000,), generator=generator)
     values = wide >> torch.randint(0, 62, (2000,), generator=generator)
@@ -354,7 +354,7 @@ def test_the_root_of_squares_is_exact():
     assert square_root(values).tolist() == [math.isqrt(v) for v in values.tolist()]
 
 
-def test_the_exponential_is_within_i_bert_s_bound():
+def test_exponential_when_integer_then_within_i_bert_s_bound():
     distance = torch.arange(0, 20 << 14, 7)
     real = torch.exp(-distance.double() / (1 << 14))
     found = integer_exp(distance).double() * 0.3585 / (1 << 28)
@@ -371,7 +371,7 @@ class LongSum(nn.Module):
         return functional.linear(a, DequantizePerTensor(self.w, *A))
 
 
-def test_a_sum_beyond_int32_is_refused_by_name_and_held_by_64_bits():
+def test_sum_when_beyond_int32_then_refused_by_name_and_held_by_64_bits():
     wide = (1e-4, -32768, -32768, 32767, torch.int16)
     model = Between(LongSum(), [wide], qp(20.0, 0))
     x = integers((1, 40_000), wide)
