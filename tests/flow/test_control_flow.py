@@ -62,7 +62,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "batches", "weights"), CASES, ids=["cond", "scan", "while"])
-def test_weights_in_bodies_become_integers(quantizer, model, batches, weights):
+def test_weights_when_in_bodies_then_become_integers(quantizer, model, batches, weights):
     model = model.eval()
     prepared = prepare_pt2e(export(model, batches[0]), quantizer())
     quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
@@ -80,7 +80,7 @@ def test_weights_in_bodies_become_integers(quantizer, model, batches, weights):
 
 
 @pytest.mark.parametrize(("model", "batches", "weights"), CASES, ids=["cond", "scan", "while"])
-def test_control_flow_can_be_exported_again(quantizer, model, batches, weights):
+def test_control_flow_when_converted_then_can_be_exported_again(quantizer, model, batches, weights):
     model = model.eval()
     prepared = prepare_pt2e(export(model, batches[0]), quantizer())
     quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
@@ -108,7 +108,7 @@ def test_branches_when_nothing_was_calibrated_then_refused(quantizer):
         convert_pt2e(prepared)
 
 
-def test_weight_that_branches_share_is_stored_once(quantizer):
+def test_weight_when_branches_share_it_then_stored_once(quantizer):
     class Shared(Cond):
         def forward(self, x: Tensor) -> Tensor:
             return torch.cond(x.sum() > 0, lambda y: self.a(y), lambda y: self.a(y) * 2, (x,))
@@ -121,7 +121,7 @@ def test_weight_that_branches_share_is_stored_once(quantizer):
         assert sqnr_db(model(*batch), quantized(*batch)) > 25
 
 
-def test_branches_of_constants_alone_can_be_quantized(quantizer):
+def test_branches_when_of_constants_alone_then_can_be_quantized(quantizer):
     class Constants(Cond):
         def forward(self, x: Tensor) -> Tensor:
             rows = torch.cond(x.sum() > 0, lambda: self.a.weight * 2, lambda: self.b.weight + 1, ())

@@ -86,7 +86,7 @@ def quantized(make, x, quantizer, *, is_held: bool):
 @pytest.mark.parametrize(
     ("make", "x"), [(convs, torch.ones(1, WIDTH, 4, 4)), (linears, torch.ones(2, 4 * WIDTH))]
 )
-def test_weights_are_turned_one_by_one_and_the_float_ones_go(make, x, quantizer):
+def test_memory_when_the_model_is_not_held_then_float_weights_go_one_by_one(make, x, quantizer):
     ledger, floats, integers = quantized(make, x, quantizer(), is_held=False)
     weight = floats // COUNT
     # The graph module alone holds the weights: each float copy goes before the next is made.
@@ -99,6 +99,6 @@ def test_weights_are_turned_one_by_one_and_the_float_ones_go(make, x, quantizer)
 @pytest.mark.parametrize(
     ("make", "x"), [(convs, torch.ones(1, WIDTH, 4, 4)), (linears, torch.ones(2, 4 * WIDTH))]
 )
-def test_a_model_that_the_caller_holds_costs_the_integers_and_a_tenth(make, x, quantizer):
+def test_memory_when_the_model_is_held_then_at_most_integers_and_a_tenth(make, x, quantizer):
     ledger, floats, integers = quantized(make, x, quantizer(), is_held=True)
     assert ledger.during("convert")[0] <= integers + 0.1 * floats

@@ -116,7 +116,7 @@ def trained(gm, images, seed):
 
 
 @WAYS
-def test_training_goes_on_after_loading(net, quantizer, images, again):
+def test_training_when_loaded_then_goes_on_alike(net, quantizer, images, again):
     program = export(net.train(), (images[0],))
     prepared = prepare_qat_pt2e(program, quantizer())
     trained(prepared, images, 0)
@@ -129,7 +129,7 @@ def test_training_goes_on_after_loading(net, quantizer, images, again):
     assert torch.equal(second(images[0])["logits"], first(images[0])["logits"])
 
 
-def test_stored_twice_is_as_stored_once(net, quantizer, images):
+def test_prepared_when_stored_twice_then_as_stored_once(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     calibrate(prepared, images, progress=False)
     twice = pickled(copy.deepcopy(pickled(prepared)))
@@ -139,7 +139,7 @@ def test_stored_twice_is_as_stored_once(net, quantizer, images):
     )
 
 
-def test_train_and_eval_work_after_loading(net, quantizer, images):
+def test_train_and_eval_when_loaded_then_switch_the_mode(net, quantizer, images):
     twin = pickled(prepare_pt2e(export(net, (images[0],)), quantizer()))
     assert twin.train().training
     assert not twin.eval().training
@@ -155,7 +155,7 @@ class Branches(nn.Module):
 
 
 @WAYS
-def test_bodies_of_control_flow_are_stored_with_their_graph(quantizer, again):
+def test_bodies_when_their_graph_is_stored_then_stored_too(quantizer, again):
     batches = [(torch.ones(2, 4),), (-torch.ones(2, 4),)]
     dynamic = {"x": {0: torch.export.Dim("b", min=2, max=8)}}
     program = export(Branches().eval(), batches[0], dynamic_shapes=dynamic)
@@ -201,7 +201,7 @@ def product(observers):
 
 
 @WAYS
-def test_annotations_name_the_nodes_of_the_copy(again):
+def test_annotations_when_copied_then_name_the_nodes_of_the_copy(again):
     x = torch.randn(3, 4)
     prepared = prepare_pt2e(export(nn.Linear(4, 4), (x,)), Annotate(product))
     prepared(x)
@@ -217,7 +217,7 @@ def test_annotations_name_the_nodes_of_the_copy(again):
 
 
 @pytest.mark.parametrize("again", [pickled, copy.deepcopy])
-def test_a_copy_does_not_keep_the_original_alive(net, quantizer, images, again):
+def test_copy_when_the_original_is_dropped_then_it_is_freed(net, quantizer, images, again):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     gone = weakref.ref(prepared)
     twin = again(prepared)
@@ -233,7 +233,7 @@ def test_a_copy_does_not_keep_the_original_alive(net, quantizer, images, again):
     assert isinstance(last(images[0])["logits"], Tensor)
 
 
-def test_local_function_of_an_observer_is_refused_by_name():
+def test_pickle_when_an_observer_has_a_local_function_then_refused_by_name():
     x = torch.randn(3, 4)
     prepared = prepare_pt2e(export(nn.Linear(4, 4), (x,)), Annotate(lambda o: product(o)))
     with pytest.raises(
@@ -243,7 +243,7 @@ def test_local_function_of_an_observer_is_refused_by_name():
     assert "top of a module" in e.value.fix
 
 
-def test_local_constructor_of_a_spec_keeps_its_name_and_says_so_when_called():
+def test_pickle_when_a_spec_constructor_is_local_then_calling_it_is_refused():
     class Local(Annotate):
         def annotate(self, gm):
             super().annotate(gm)
@@ -265,7 +265,7 @@ def test_local_constructor_of_a_spec_keeps_its_name_and_says_so_when_called():
     assert torch.equal(convert_pt2e(twin)(x), convert_pt2e(prepared)(x))
 
 
-def test_algorithms_of_a_quantizer_are_the_same_passes_after_loading(net, images):
+def test_algorithms_when_loaded_then_the_same_passes(net, images):
     from pt2e_quant.backends.registry import get
 
     pytest.importorskip("executorch")

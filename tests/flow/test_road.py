@@ -32,7 +32,7 @@ def _quantized(net, quantizer, images, **options):
 
 
 @pytest.mark.parametrize("as_program", [True, False])
-def test_road_from_program_and_from_module_gives_the_same(
+def test_quantize_when_from_program_or_module_then_near_the_float_model(
     net, quantizer, images, batch_dim, as_program
 ):
     program = export(net, (images[0],), dynamic_shapes=batch_dim)
@@ -44,20 +44,22 @@ def test_road_from_program_and_from_module_gives_the_same(
     assert sqnr_db(net(images[1])["logits"], found["logits"]) > 30
 
 
-def test_prepared_graph_computes_what_the_float_model_does(net, quantizer, images):
+def test_prepared_when_called_then_equal_to_the_float_model(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     torch.testing.assert_close(
         prepared(images[1])["logits"], net(images[1])["logits"], rtol=1e-5, atol=1e-5
     )
 
 
-def test_users_tensors_stay_bit_equal(net, quantizer, images):
+def test_users_tensors_when_quantized_then_stay_bit_equal(net, quantizer, images):
     before = {name: value.clone() for name, value in net.state_dict().items()}
     _quantized(net, quantizer, images)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_dynamic_batch_survives_convert_and_reexport(net, quantizer, images, batch_dim):
+def test_batch_when_dynamic_then_stays_so_through_convert_and_reexport(
+    net, quantizer, images, batch_dim
+):
     quantized = _quantized(net, quantizer, images, dynamic_shapes=batch_dim)
     assert quantized(torch.randn(7, 3, 8, 8))["logits"].shape == (7, 10)
     program = export_again(quantized)
@@ -66,7 +68,7 @@ def test_dynamic_batch_survives_convert_and_reexport(net, quantizer, images, bat
     assert program.module()(torch.randn(5, 3, 8, 8))["logits"].shape == (5, 10)
 
 
-def test_mutated_buffer_is_still_mutated(net, quantizer, images):
+def test_buffer_when_mutated_then_still_mutated_after_convert(net, quantizer, images):
     quantized = _quantized(net, quantizer, images)
     assert capture_of(quantized).mutated_buffers == ("calls",)
     first, second = quantized(images[0])["calls"], quantized(images[0])["calls"]
@@ -75,13 +77,13 @@ def test_mutated_buffer_is_still_mutated(net, quantizer, images):
     assert list(decomposed.graph_signature.buffers_to_mutate.values()) == ["calls"]
 
 
-def test_calibrate_restores_mutated_buffers(net, quantizer, images):
+def test_calibrate_when_the_model_mutates_buffers_then_they_are_restored(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     calibrate(prepared, images, progress=False)
     assert float(net.calls) == 0.0
 
 
-def test_every_weight_is_stored_as_integers_and_no_float_copy_is_left(net, quantizer, images):
+def test_weights_when_converted_then_stored_as_integers_without_float_copy(net, quantizer, images):
     quantized = _quantized(net, quantizer, images)
     state = quantized.state_dict()
     stored = {name for name, value in state.items() if value.dtype == torch.int8}
@@ -90,14 +92,14 @@ def test_every_weight_is_stored_as_integers_and_no_float_copy_is_left(net, quant
     assert not [name for name in state if name.startswith("bn.")]
 
 
-def test_each_annotated_reader_has_a_dequantize_of_its_own(net, quantizer, images):
+def test_reader_when_annotated_then_has_a_dequantize_of_its_own(net, quantizer, images):
     quantized = _quantized(net, quantizer, images)
     for node in quantized.graph.nodes:
         if is_dequantize(node) and any(Q_ANNOTATION_KEY in u.meta for u in node.users):
             assert len(node.users) == 1
 
 
-def test_metadata_survives_on_every_call(net, quantizer, images):
+def test_metadata_when_converted_then_every_call_keeps_it(net, quantizer, images):
     quantized = _quantized(net, quantizer, images)
     for node in quantized.graph.nodes:
         if node.op == "call_function":
@@ -106,7 +108,7 @@ def test_metadata_survives_on_every_call(net, quantizer, images):
             assert node.meta.get("stack_trace"), node
 
 
-def test_provenance_has_a_record_or_a_reason_for_everything(net, quantizer, images):
+def test_provenance_when_converted_then_has_records_and_reasons(net, quantizer, images):
     provenance = provenance_of(_quantized(net, quantizer, images))
     assert {r.name for r in provenance.tensors} >= {"stem.weight", "body.weight", "head.weight"}
     stem = provenance.tensor("stem.weight")
@@ -117,7 +119,7 @@ def test_provenance_has_a_record_or_a_reason_for_everything(net, quantizer, imag
     assert reasons["aten.flatten"] == "Toy has no int8 flatten here"
 
 
-def test_convert_without_data_names_the_blind_observers(net, quantizer, images):
+def test_convert_when_there_was_no_data_then_names_the_observers(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     with pytest.raises(CalibrationError, match="saw no data: activation_post_process_") as error:
         convert_pt2e(prepared)
@@ -125,13 +127,13 @@ def test_convert_without_data_names_the_blind_observers(net, quantizer, images):
     assert "weight" not in str(error.value).splitlines()[0]
 
 
-def test_calibrate_with_no_batch_is_refused(net, quantizer, images):
+def test_calibrate_when_there_is_no_batch_then_refused(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     with pytest.raises(CalibrationError, match="empty"):
         calibrate(prepared, iter(()), progress=False)
 
 
-def test_wrong_batch_is_refused_before_any_forward(net, quantizer, images):
+def test_calibrate_when_a_batch_is_wrong_then_refused_before_any_forward(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     with pytest.raises(InputError, match=r"size 5 in dimension 0.*exactly 4") as error:
         calibrate(prepared, [torch.randn(5, 3, 8, 8)], progress=False)
@@ -140,7 +142,7 @@ def test_wrong_batch_is_refused_before_any_forward(net, quantizer, images):
         convert_pt2e(prepared)
 
 
-def test_nan_names_node_and_batch(net, quantizer, images):
+def test_calibrate_when_a_batch_holds_nan_then_names_node_and_batch(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     bad = images[1].clone()
     bad[0, 0, 0, 0] = float("nan")
@@ -149,7 +151,7 @@ def test_nan_names_node_and_batch(net, quantizer, images):
     assert "node    x" in str(error.value)
 
 
-def test_nothing_annotated_is_refused_with_reasons(quantizer):
+def test_prepare_when_nothing_is_annotated_then_refused_with_reasons(quantizer):
     class Tanh(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(x)
@@ -161,17 +163,17 @@ def test_nothing_annotated_is_refused_with_reasons(quantizer):
         prepare_pt2e(program, quantizer(), strict=False)
 
 
-def test_symbolic_trace_is_refused(net, quantizer):
+def test_prepare_when_given_a_symbolic_trace_then_refused(net, quantizer):
     with pytest.raises(InputError, match="no fake values"):
         prepare_pt2e(torch.fx.symbolic_trace(nn.ReLU()), quantizer())
 
 
-def test_plain_module_is_refused(net, quantizer):
+def test_prepare_when_given_a_plain_module_then_refused(net, quantizer):
     with pytest.raises(ConfigError, match="takes a captured program, found ConvNet"):
         prepare_pt2e(net, quantizer())
 
 
-def test_deepcopy_of_prepared_and_converted_work_alone(net, quantizer, images):
+def test_deepcopy_when_of_prepared_or_converted_then_works_alone(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     twin = copy.deepcopy(prepared)
     calibrate(prepared, images, progress=False)
@@ -183,7 +185,7 @@ def test_deepcopy_of_prepared_and_converted_work_alone(net, quantizer, images):
     assert torch.equal(third(images[0])["logits"], first(images[0])["logits"])
 
 
-def test_unfolded_keeps_float_weight_and_its_quantize(net, quantizer, images):
+def test_convert_when_unfolded_then_keeps_float_weight_and_its_quantize(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     calibrate(prepared, images, progress=False)
     unfolded = convert_pt2e(prepared, fold_quantize=False)
@@ -197,7 +199,7 @@ def test_unfolded_keeps_float_weight_and_its_quantize(net, quantizer, images):
     )
 
 
-def test_no_grad_region_is_quantized(quantizer):
+def test_region_when_it_is_no_grad_then_quantized(quantizer):
     class Region(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -216,7 +218,7 @@ def test_no_grad_region_is_quantized(quantizer):
     assert any(name.startswith("linear") for name in names)
 
 
-def test_tied_weights_are_stored_once(quantizer):
+def test_weights_when_tied_then_stored_once(quantizer):
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -233,7 +235,7 @@ def test_tied_weights_are_stored_once(quantizer):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_model_stays_in_its_type(net, quantizer, images, dtype):
+def test_model_when_half_precision_then_stays_in_its_type(net, quantizer, images, dtype):
     halves = [image.to(dtype) for image in images]
     model = net.to(dtype)
     prepared = prepare_pt2e(export(model, (halves[0],)), quantizer())
@@ -243,7 +245,7 @@ def test_half_precision_model_stays_in_its_type(net, quantizer, images, dtype):
     assert sqnr_db(model(halves[1])["logits"], found) > 25
 
 
-def test_autocast_region_is_quantized(quantizer):
+def test_region_when_it_is_autocast_then_quantized(quantizer):
     class Region(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -261,7 +263,7 @@ def test_autocast_region_is_quantized(quantizer):
     assert sqnr_db(model(x), quantized(x)) > 25
 
 
-def test_weight_made_from_parameters_alone_is_a_constant(quantizer):
+def test_weight_when_made_from_parameters_alone_then_a_constant(quantizer):
     model = nn.utils.parametrizations.weight_norm(nn.Linear(8, 16)).eval()
     x = torch.randn(4, 8)
     prepared = prepare_pt2e(export(model, (x,)), quantizer())

@@ -82,7 +82,7 @@ def refused(annotate, *, strict=True):
     return caught.value
 
 
-def test_a_node_annotated_twice_with_something_else():
+def test_node_when_annotated_twice_differently_then_refused():
     def annotate(linear, tanh, rule):
         note(tanh, {linear: INT8}, INT8)
         note(tanh, {linear: OTHER}, INT8)
@@ -95,7 +95,7 @@ def test_a_node_annotated_twice_with_something_else():
         prepare_pt2e(export(Net(), INPUTS), Rule(annotate), strict=False)
 
 
-def test_a_second_annotation_that_forgets_a_spec_is_noted():
+def test_second_annotation_when_it_leaves_out_a_spec_then_noted():
     def annotate(linear, tanh, rule):
         note(tanh, {linear: INT8}, INT8)
         note(tanh, output=INT8)
@@ -106,7 +106,7 @@ def test_a_second_annotation_that_forgets_a_spec_is_noted():
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_second_annotation_that_says_the_same_or_more_is_fine(fresh):
+def test_second_annotation_when_it_says_the_same_or_more_then_accepted(fresh):
     def annotate(linear, tanh, rule):
         note(tanh, {linear: INT8})
         again = QuantizationSpec(torch.int8, MinMaxObserver.with_args(), -128, 127, AFFINE)
@@ -116,7 +116,7 @@ def test_a_second_annotation_that_says_the_same_or_more_is_fine(fresh):
     assert all(type(n.meta) is dict for n in prepared.graph.nodes)
 
 
-def test_sharing_with_a_node_of_another_graph_or_one_that_is_gone():
+def test_sharing_when_the_node_is_not_in_the_graph_then_refused():
     stranger = next(iter(export(Net(), INPUTS).graph.nodes))
 
     def elsewhere(linear, tanh, rule):
@@ -135,21 +135,21 @@ def test_sharing_with_a_node_of_another_graph_or_one_that_is_gone():
 
 
 @pytest.mark.parametrize("place", ["linear", ("linear", "tanh"), None, 3])
-def test_sharing_with_something_that_is_no_place(place):
+def test_sharing_when_with_neither_node_nor_edge_then_refused(place):
     def annotate(linear, tanh, rule):
         note(tanh, output=SharedQuantizationSpec(place))
 
     assert f"{place!r}, which is neither a node nor an edge" in refused(annotate).what
 
 
-def test_sharing_with_an_edge_that_is_none():
+def test_sharing_when_the_edge_does_not_exist_then_refused():
     def annotate(linear, tanh, rule):
         note(tanh, output=SharedQuantizationSpec((linear.args[0], tanh)))
 
     assert 'but "tanh" does not read "x"' in refused(annotate).what
 
 
-def test_deriving_from_an_edge_without_spec_or_without_floats():
+def test_deriving_when_the_edge_has_no_spec_or_no_floats_then_refused():
     def derived(*places):
         return DerivedQuantizationSpec(list(places), lambda o: None, torch.int32)
 
@@ -190,7 +190,7 @@ def loose(**changes):
         (-128, 300, "output: quant_min -128 .. quant_max 300 is no range within"),
     ],
 )
-def test_a_range_that_is_none(low, high, words):
+def test_spec_when_its_range_is_invalid_then_refused(low, high, words):
     error = refused(
         lambda linear, tanh, rule: note(tanh, output=loose(quant_min=low, quant_max=high))
     )
@@ -199,7 +199,7 @@ def test_a_range_that_is_none(low, high, words):
 
 
 @pytest.mark.parametrize("axis", [2, 7, -3])
-def test_a_channel_axis_out_of_range(axis):
+def test_spec_when_its_channel_axis_is_out_of_range_then_refused(axis):
     spec = loose(
         observer_or_fake_quant_ctr=PerChannelMinMaxObserver, qscheme=CHANNELS, ch_axis=axis
     )
@@ -226,13 +226,13 @@ class NoObserver(nn.Module):
         (None, "None cannot be made from"),
     ],
 )
-def test_an_unknown_observer(constructor, words):
+def test_spec_when_its_observer_is_unknown_then_refused(constructor, words):
     spec = loose(observer_or_fake_quant_ctr=constructor)
     error = refused(lambda linear, tanh, rule: note(tanh, output=spec))
     assert words in error.what
 
 
-def test_observers_of_torchao_and_of_torch_ao_in_one_graph():
+def test_observers_when_torchao_and_torch_ao_are_mixed_then_refused():
     new = pytest.importorskip("torchao.quantization.pt2e.observer")
     from torch.ao.quantization import observer as old
 
@@ -262,7 +262,7 @@ def test_observers_of_torchao_and_of_torch_ao_in_one_graph():
     )  # fmt: skip
 
 
-def test_a_graph_of_symbolic_trace():
+def test_prepare_when_the_graph_is_of_symbolic_trace_then_refused_with_the_node():
     gm = torch.fx.symbolic_trace(Net())
     with pytest.raises(InputError, match="carries no fake values") as error:
         prepare_pt2e(gm, Rule(lambda linear, tanh, rule: None))

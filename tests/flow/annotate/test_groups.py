@@ -36,7 +36,7 @@ def _annotate(node, inputs=None, output=None, sharing=True):
     node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(inputs or {}, output, sharing, True)
 
 
-def test_output_and_equal_input_of_one_tensor_are_one_group():
+def test_groups_when_output_and_input_specs_are_equal_then_one_group():
     gm, (a, b) = _chain(2)
     _annotate(a, output=SPEC)
     _annotate(b, {a: SPEC})
@@ -44,7 +44,7 @@ def test_output_and_equal_input_of_one_tensor_are_one_group():
     assert groups[a] is groups[a, b]
 
 
-def test_unequal_specs_on_one_tensor_stay_apart():
+def test_groups_when_specs_on_one_tensor_differ_then_apart():
     gm, (a, b) = _chain(2)
     _annotate(a, output=SPEC)
     _annotate(b, {a: OTHER})
@@ -52,7 +52,7 @@ def test_unequal_specs_on_one_tensor_stay_apart():
     assert groups[a] is not groups[a, b]
 
 
-def test_implicit_sharing_can_be_turned_off():
+def test_groups_when_implicit_sharing_is_off_then_apart():
     gm, (a, b) = _chain(2)
     _annotate(a, output=SPEC)
     _annotate(b, {a: SPEC}, sharing=False)
@@ -60,7 +60,7 @@ def test_implicit_sharing_can_be_turned_off():
     assert groups[a] is not groups[a, b]
 
 
-def test_forward_and_transitive_sharing():
+def test_groups_when_sharing_is_forward_and_transitive_then_one_group():
     gm, (a, b, c) = _chain(3)
     _annotate(a, output=SharedQuantizationSpec(b))
     _annotate(b, output=SharedQuantizationSpec(c))
@@ -70,7 +70,7 @@ def test_forward_and_transitive_sharing():
     assert groups[a].spec is SPEC
 
 
-def test_circle_with_one_spec_in_it_is_fine():
+def test_groups_when_a_circle_has_one_spec_then_one_group():
     gm, (a, b, c) = _chain(3)
     _annotate(a, output=SharedQuantizationSpec(b))
     _annotate(b, {a: SPEC}, SharedQuantizationSpec(a))
@@ -79,7 +79,7 @@ def test_circle_with_one_spec_in_it_is_fine():
     assert len({id(g) for g in groups.values()}) == 1
 
 
-def test_circle_without_a_spec_is_refused():
+def test_groups_when_a_circle_has_no_spec_then_refused():
     gm, (a, b) = _chain(2)
     _annotate(a, output=SharedQuantizationSpec(b))
     _annotate(b, output=SharedQuantizationSpec(a))
@@ -87,21 +87,21 @@ def test_circle_without_a_spec_is_refused():
         collect_groups(gm)
 
 
-def test_sharing_with_itself_is_refused():
+def test_groups_when_a_node_shares_with_itself_then_refused():
     gm, (a,) = _chain(1)
     _annotate(a, output=SharedQuantizationSpec(a))
     with pytest.raises(AnnotationError, match="shares in a circle"):
         collect_groups(gm)
 
 
-def test_sharing_with_a_place_without_spec_is_refused():
+def test_groups_when_shared_with_a_place_without_spec_then_refused():
     gm, (a, b) = _chain(2)
     _annotate(b, output=SharedQuantizationSpec(a))
     with pytest.raises(AnnotationError, match='"tanh_1" shares with "tanh", which has no spec'):
         collect_groups(gm)
 
 
-def test_deriving_from_an_unobserved_edge_is_refused():
+def test_groups_when_derived_from_an_unobserved_edge_then_refused():
     gm, (a, b) = _chain(2)
     spec = DerivedQuantizationSpec([(a, b)], lambda observers: None, torch.int32)
     _annotate(b, output=spec)
@@ -109,14 +109,14 @@ def test_deriving_from_an_unobserved_edge_is_refused():
         collect_groups(gm)
 
 
-def test_a_thing_that_is_no_spec_is_refused():
+def test_groups_when_an_annotation_is_no_spec_then_refused():
     gm, (a,) = _chain(1)
     _annotate(a, output=object())
     with pytest.raises(AnnotationError, match="no quantization spec"):
         collect_groups(gm)
 
 
-def test_an_input_that_is_none_of_the_nodes_is_refused():
+def test_groups_when_an_input_is_not_the_nodes_own_then_refused():
     gm, (a, b) = _chain(2)
     _annotate(a, {b: SPEC})
     with pytest.raises(AnnotationError, match='input "tanh_1", which is not one of the inputs'):
@@ -124,7 +124,7 @@ def test_an_input_that_is_none_of_the_nodes_is_refused():
 
 
 @given(st.data())
-def test_groups_are_the_connected_components(data):
+def test_groups_when_sharing_is_random_then_the_connected_components(data):
     """Whatever the sharing, two outputs are in one group iff sharing connects them."""
     size = data.draw(st.integers(2, 8))
     gm, nodes = _chain(size)

@@ -54,26 +54,26 @@ def _deny(kind, pattern):
         (RuleKind.NODE, "linear*", {0, 2, 3}),
     ],
 )
-def test_rule_selects(nodes, kind, pattern, floats):
+def test_rule_when_a_pattern_is_given_then_selects_its_nodes(nodes, kind, pattern, floats):
     found = _schemes(nodes, _deny(kind, pattern))
     assert {i for i, name in enumerate(found) if name is None} == floats
 
 
-def test_more_specific_wins_whatever_the_order(nodes):
+def test_rules_when_kinds_differ_then_the_more_specific_wins(nodes):
     allow = QuantRule(kind=RuleKind.MODULE_NAME, pattern="layers.0", scheme=INT8)
     deny = _deny(RuleKind.OPERATOR, "linear")
     for rules in ((allow, deny), (deny, allow)):
         assert _schemes(nodes, *rules) == ["int8", "int8", None, None]
 
 
-def test_later_wins_within_a_kind(nodes):
+def test_rules_when_of_one_kind_then_the_later_wins(nodes):
     deny = _deny(RuleKind.MODULE_NAME, "layers")
     allow = QuantRule(kind=RuleKind.MODULE_NAME, pattern="layers.0", scheme=INT8)
     assert _schemes(nodes, deny, allow)[0] == "int8"
     assert _schemes(nodes, allow, deny)[0] is None
 
 
-def test_rule_for_one_role_leaves_the_others(nodes):
+def test_rule_when_for_one_role_then_the_others_stay(nodes):
     rule = QuantRule(
         kind=RuleKind.MODULE_NAME, pattern="head", scheme=None, roles=frozenset({Role.OUTPUT})
     )
@@ -82,18 +82,18 @@ def test_rule_for_one_role_leaves_the_others(nodes):
     assert (scheme.input, scheme.weight) == (INT8_ACTIVATION, INT8_WEIGHT)
 
 
-def test_rule_that_selects_nothing_offers_near_names(nodes):
+def test_rule_when_it_selects_nothing_then_near_names_are_offered(nodes):
     book = RuleBook([GLOBAL, _deny(RuleKind.MODULE_NAME, "haed")])
     with pytest.raises(AnnotationError, match='matches "haed": did you mean "head"'):
         book.check_all_matched(nodes)
 
 
-def test_bad_regular_expression_is_refused():
+def test_rule_when_its_regular_expression_is_bad_then_refused():
     with pytest.raises(ConfigError, match="bad regular expression"):
         _deny(RuleKind.NODE, "re:(")
 
 
-def test_rule_with_a_condition_selects_where_it_holds_and_names_it(nodes):
+def test_rule_when_it_has_a_condition_then_selects_where_it_holds(nodes):
     def is_last_linear(node):
         return node.name == "linear_2"
 

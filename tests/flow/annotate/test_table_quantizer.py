@@ -45,13 +45,13 @@ def _annotation(gm, name):
     return _node(gm, name).meta.get(Q_ANNOTATION_KEY)
 
 
-def test_widest_row_wins_and_inner_ops_stay_whole(gm, quantizer):
+def test_annotate_when_rows_overlap_then_the_widest_wins(gm, quantizer):
     quantizer().annotate(gm)
     assert _annotation(gm, "conv2d").output_qspec is None
     assert isinstance(_annotation(gm, "relu").output_qspec, QuantizationSpec)
 
 
-def test_specs_carry_the_scheme(gm, quantizer):
+def test_annotate_when_a_row_matches_then_specs_carry_the_scheme(gm, quantizer):
     quantizer().annotate(gm)
     inputs = {n.name: s for n, s in _annotation(gm, "conv2d").input_qspec_map.items()}
     assert set(inputs) == {"x", "conv_weight"}
@@ -62,13 +62,13 @@ def test_specs_carry_the_scheme(gm, quantizer):
     assert inputs["x"].qscheme is torch.per_tensor_affine
 
 
-def test_shared_slots_point_to_the_first(gm, quantizer):
+def test_annotate_when_slots_share_then_they_point_to_the_first(gm, quantizer):
     quantizer().annotate(gm)
     cat, relu = _node(gm, "cat"), _node(gm, "relu")
     assert _annotation(gm, "cat").output_qspec == SharedQuantizationSpec((relu, cat))
 
 
-def test_every_float_node_has_its_reason(gm, quantizer):
+def test_annotate_when_nodes_stay_float_then_each_has_its_reason(gm, quantizer):
     quantizer().annotate(gm)
     reasons = {r.op: r.reason for r in provenance_of(gm).floats}
     assert reasons["aten.tanh"] == "Toy's tanh is slower than float"
@@ -78,7 +78,7 @@ def test_every_float_node_has_its_reason(gm, quantizer):
     assert annotated + len(provenance_of(gm).floats) == calls
 
 
-def test_denied_module_is_float_with_the_rule_as_reason(gm, quantizer):
+def test_annotate_when_a_module_is_denied_then_float_with_the_rule_as_reason(gm, quantizer):
     quantizer().set_module_name("fc", None).annotate(gm)
     assert _annotation(gm, "linear") is None
     (record,) = [r for r in provenance_of(gm).floats if r.op == "aten.linear"]
@@ -86,13 +86,13 @@ def test_denied_module_is_float_with_the_rule_as_reason(gm, quantizer):
     assert record.size == (4 * 2 + 2) * 4
 
 
-def test_denied_output_of_a_row_that_needs_it_is_a_reason(gm, quantizer):
+def test_annotate_when_a_needed_output_is_denied_then_float_with_reason(gm, quantizer):
     quantizer().set_module_name("fc", None, roles=[Role.OUTPUT]).annotate(gm)
     (record,) = [r for r in provenance_of(gm).floats if r.op == "aten.linear"]
     assert "leaves its output" in record.reason
 
 
-def test_weight_made_at_run_time_is_a_reason(quantizer):
+def test_annotate_when_a_weight_is_made_at_run_time_then_float_with_reason(quantizer):
     class Hyper(nn.Module):
         def forward(self, x: Tensor, w: Tensor) -> Tensor:
             return nn.functional.linear(x, w)
@@ -103,7 +103,7 @@ def test_weight_made_at_run_time_is_a_reason(quantizer):
     assert record.reason == 'Toy linear: its weight "w" is computed at run time'
 
 
-def test_written_buffer_as_an_input_is_a_reason(quantizer):
+def test_annotate_when_an_input_is_a_written_buffer_then_float_with_reason(quantizer):
     class Last(nn.Module):
         """A linear of what the call before left in a buffer."""
 
@@ -154,7 +154,7 @@ def test_input_that_a_graph_writes_when_annotated_then_no_write_is_lost(
     assert edges is None or not edges.input_qspec_map
 
 
-def test_reader_of_a_fixed_scale_takes_it(gm, quantizer):
+def test_annotate_when_the_input_has_a_fixed_scale_then_its_reader_takes_it(gm, quantizer):
     """Behind a sigmoid, say: on a scale of its own it would round once more."""
     quantizer().annotate(gm)
     x = _node(gm, "x")
@@ -170,7 +170,7 @@ def test_reader_of_a_fixed_scale_takes_it(gm, quantizer):
     assert _annotation(gm, "conv2d").input_qspec_map[x] == asked
 
 
-def test_integer_operands_are_a_reason(quantizer):
+def test_annotate_when_operands_are_integers_then_float_with_reason(quantizer):
     class Ints(nn.Module):
         def forward(self, x: Tensor, n: Tensor) -> Tensor:
             return x + n
@@ -181,7 +181,7 @@ def test_integer_operands_are_a_reason(quantizer):
     assert "no floating-point tensor" in record.reason
 
 
-def test_passive_row_follows_its_input(quantizer):
+def test_annotate_when_a_row_only_moves_data_then_it_follows_its_input(quantizer):
     class Pools(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -199,7 +199,7 @@ def test_passive_row_follows_its_input(quantizer):
     assert record.reason == "it only moves data, and its input is float"
 
 
-def test_attention_mask_is_never_annotated(quantizer):
+def test_annotate_when_an_add_is_an_attention_mask_then_left_float(quantizer):
     class Masked(nn.Module):
         def forward(self, x: Tensor, keep: Tensor) -> Tensor:
             mask = (1.0 - keep) * torch.finfo(torch.float32).min
@@ -211,7 +211,7 @@ def test_attention_mask_is_never_annotated(quantizer):
     assert "attention mask" in reasons["aten.add"]
 
 
-def test_annotating_twice_from_scratch_gives_the_same(gm, quantizer):
+def test_annotate_when_done_twice_then_the_same(gm, quantizer):
     quantizer().annotate(gm)
     first = {n.name: repr(n.meta.get(Q_ANNOTATION_KEY)) for n in gm.graph.nodes}
     quantizer().annotate(gm)

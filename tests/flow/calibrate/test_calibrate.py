@@ -26,7 +26,7 @@ def _range_of_input(gm):
     [lambda x: x, lambda x: (x,), lambda x: [x], lambda x: {"x": x}],
     ids=["tensor", "tuple", "list", "dict"],
 )
-def test_every_form_of_batch_is_one_call(prepared, images, wrap):
+def test_calibrate_when_batches_take_any_form_then_each_is_one_call(prepared, images, wrap):
     calibrate(prepared, [wrap(image) for image in images], progress=False)
     assert _range_of_input(prepared) == (
         float(min(i.min() for i in images)),
@@ -34,24 +34,24 @@ def test_every_form_of_batch_is_one_call(prepared, images, wrap):
     )
 
 
-def test_generators_and_batches_of_different_sizes_are_fine(prepared, images):
+def test_calibrate_when_a_generator_varies_its_sizes_then_all_are_observed(prepared, images):
     calibrate(prepared, (image[:n] for n, image in enumerate(images, 2)), progress=False)
     assert _range_of_input(prepared)[1] == float(max(i[:n].max() for n, i in enumerate(images, 2)))
 
 
 @pytest.mark.parametrize("data", [torch.zeros(4, 3, 8, 8), {"x": torch.zeros(4, 3, 8, 8)}])
-def test_one_batch_in_the_place_of_an_iterable_is_refused(prepared, data):
+def test_calibrate_when_given_one_batch_then_refused_with_the_fix(prepared, data):
     with pytest.raises(InputError, match=r"iterable of batches") as error:
         calibrate(prepared, data, progress=False)
     assert "calibrate(prepared, [batch])" in str(error.value)
 
 
-def test_graph_that_was_not_prepared_is_refused(net, images):
+def test_calibrate_when_the_graph_is_not_prepared_then_refused(net, images):
     with pytest.raises(ConfigError, match="not prepared"):
         calibrate(export(net, (images[0],)).module(), images)
 
 
-def test_first_batch_is_kept_as_sample_with_the_float_result(prepared, net, images):
+def test_calibrate_when_done_then_the_first_batch_is_kept_as_sample(prepared, net, images):
     calibrate(prepared, images, progress=False)
     sample = sample_of(prepared)
     assert torch.equal(sample.leaves[0], images[0])
@@ -61,7 +61,7 @@ def test_first_batch_is_kept_as_sample_with_the_float_result(prepared, net, imag
     torch.testing.assert_close(sample.float_outputs[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_call_without_calibrate_is_kept_too(net, quantizer, images):
+def test_prepared_when_called_without_calibrate_then_the_first_call_is_kept(net, quantizer, images):
     class Stateless(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -79,7 +79,7 @@ def test_call_without_calibrate_is_kept_too(net, quantizer, images):
     torch.testing.assert_close(sample.float_outputs[0], model(x).detach())
 
 
-def test_weights_are_observed_once(net, quantizer, images):
+def test_weights_when_calibrated_then_observed_once(net, quantizer, images):
     gm = export(net, (images[0],)).module()
     prepared = prepare_captured(gm, quantizer(), strict=True, observe_constants=True)
     calibrate(prepared, images[:1], progress=False)

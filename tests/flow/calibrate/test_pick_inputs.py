@@ -68,7 +68,7 @@ def test_tuple_with_labels_when_two_are_inputs_then_the_error_shows_both(prepare
     assert "inputs=[0, 1]" in str(error.value)
 
 
-def test_batch_of_wrong_size_then_the_error_shows_no_pick(prepared):
+def test_batch_when_its_size_is_wrong_then_the_error_shows_no_pick(prepared):
     with pytest.raises(InputError) as error:
         calibrate(prepared, [(torch.ones(5, 4), torch.zeros(5))], progress=False)
     assert "inputs=" not in str(error.value)
@@ -82,7 +82,7 @@ def test_batch_of_wrong_size_then_the_error_shows_no_pick(prepared):
         (torch.ones(()), 0, "a Tensor"),
     ],
 )
-def test_part_that_is_not_there_then_refused_with_what_there_is(batch, inputs, says):
+def test_part_when_absent_then_refused_with_what_there_is(batch, inputs, says):
     with pytest.raises(InputError, match=says):
         pick_inputs(batch, inputs)
 

@@ -12,13 +12,13 @@ from pt2e_quant.flow.calibrate.sample import sample_of, sqnr_db
 
 
 @given(st.integers(-40, 60))
-def test_sqnr_is_the_ratio_of_powers(decibels):
+def test_sqnr_when_noise_is_known_then_the_ratio_of_powers(decibels):
     reference = torch.ones(100, dtype=torch.float64)
     noise = 10 ** (-decibels / 20)
     assert sqnr_db(reference, reference + noise) == pytest.approx(decibels, abs=1e-6)
 
 
-def test_equal_is_infinite_and_other_structure_is_nan():
+def test_sqnr_when_equal_then_infinite_and_nan_for_another_structure():
     x = torch.randn(4)
     assert sqnr_db({"a": x, "b": 3}, {"a": x.clone(), "b": 3}) == math.inf
     assert math.isnan(sqnr_db([x], [x, x]))
@@ -26,13 +26,13 @@ def test_equal_is_infinite_and_other_structure_is_nan():
     assert math.isnan(sqnr_db(x, x * float("nan")))
 
 
-def test_masked_entries_do_not_drown_the_rest():
+def test_sqnr_when_entries_are_masked_then_the_rest_still_counts():
     least = torch.finfo(torch.float32).min
     a = torch.tensor([1.0, 2.0, least])
     assert sqnr_db(a, torch.tensor([1.1, 2.0, least])) == pytest.approx(27, abs=1)
 
 
-def test_noise_fits_the_captured_call():
+def test_sample_when_there_was_no_call_then_noise_fits_the_captured_one():
     class Embed(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -31,7 +31,9 @@ def converted(net, quantizer, images, **options):
     return convert_pt2e(calibrate(prepared, images, progress=False))
 
 
-def test_a_net_in_integers_is_its_qdq_graph_within_a_step(net, quantizer, images, batch_dim):
+def test_reference_when_a_net_is_converted_then_within_a_step_of_its_qdq(
+    net, quantizer, images, batch_dim
+):
     quantized = converted(net, quantizer, images, dynamic_shapes=batch_dim)
     reference = integer_reference(copy.deepcopy(quantized))
     assert products(reference) == 3
@@ -43,7 +45,7 @@ def test_a_net_in_integers_is_its_qdq_graph_within_a_step(net, quantizer, images
         assert torch.equal(found["calls"], expected["calls"])
 
 
-def test_the_form_is_verified_and_weights_stay_integers(net, quantizer, images):
+def test_reference_when_made_then_its_form_is_verified_and_weights_integers(net, quantizer, images):
     quantized = converted(net, quantizer, images)
     with pytest.raises(InvariantError, match="not in reference form: a q/dq that integer"):
         verify_canonical(quantized, form=Form.REFERENCE)
@@ -75,7 +77,7 @@ def test_reference_when_asked_for_a_gradient_then_it_says_that_it_has_none(net, 
             assert not gm(x)["logits"].requires_grad
 
 
-def test_a_graph_that_was_not_converted_is_refused(net, quantizer, images):
+def test_reference_when_the_graph_is_not_converted_then_refused(net, quantizer, images):
     prepared = prepare_pt2e(export(net, (images[0],)), quantizer())
     with pytest.raises(InvariantError, match="canonical form"):
         integer_reference(prepared)
@@ -90,7 +92,7 @@ class Branches(nn.Module):
         return torch.cond(x.sum() > 0, lambda y: self.a(y), lambda y: self.b(y).relu(), (x,)) + 1
 
 
-def test_bodies_of_control_flow_are_written_too(quantizer):
+def test_reference_when_there_is_control_flow_then_bodies_are_written_too(quantizer):
     batches = [(torch.ones(2, 4),), (-torch.ones(2, 4),)]
     prepared = prepare_pt2e(export(Branches().eval(), batches[0]), quantizer())
     quantized = convert_pt2e(calibrate(prepared, batches, progress=False))
@@ -137,7 +139,7 @@ CASES = {
 @pytest.mark.slow  # torchao exports some twenty patterns each time
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.filterwarnings("ignore:.*treespec.children_specs.*:FutureWarning")
-def test_ours_and_torchao_s_differ_by_what_theirs_cuts_off(name):
+def test_reference_when_compared_with_torchao_then_apart_by_its_truncation(name):
     torch.manual_seed(0)
     model, x, is_dynamic, steps = CASES[name]
     config = xnnpack.get_symmetric_quantization_config(is_dynamic=is_dynamic)
@@ -166,7 +168,7 @@ def test_ours_and_torchao_s_differ_by_what_theirs_cuts_off(name):
     )
 
 
-def test_unfolded_weights_are_written_too():
+def test_reference_when_weights_are_unfolded_then_written_too():
     torch.manual_seed(0)
     x = torch.randn(3, 5)
     config = xnnpack.get_symmetric_quantization_config(is_per_channel=True)
@@ -181,6 +183,6 @@ def test_unfolded_weights_are_written_too():
     assert torch.equal(folded(x), unfolded(x))
 
 
-def test_the_option_must_be_a_boolean():
+def test_reference_option_when_not_a_boolean_then_refused():
     with pytest.raises(ConfigError, match="must be a bool, found 'yes'"):
         ours.convert_pt2e(None, "yes")

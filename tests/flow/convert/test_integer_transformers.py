@@ -110,7 +110,7 @@ class Llama(nn.Module):
 
 
 @pytest.mark.parametrize(("model", "shape"), [(Vit, (4, 3, 16, 16)), (Llama, (4, 12, 32))])
-def test_a_transformer_in_integers_loses_at_most_one_db(model, shape):
+def test_transformer_when_in_integers_then_loses_at_most_one_db(model, shape):
     torch.manual_seed(0)
     net, batches = model().eval(), [torch.randn(shape) for _ in range(4)]
     prepared = pq.prepare_pt2e(export(net, (batches[0],)), EveryForm(), int_only=True)

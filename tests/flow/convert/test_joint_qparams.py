@@ -34,7 +34,7 @@ def same(found, expected):
 
 @settings(max_examples=25)
 @given(st.integers(0, 10_000), st.integers(1, 6), st.sampled_from(RANGES), st.data())
-def test_together_they_are_what_each_is_alone(seed, count, limits, data):
+def test_qparams_when_computed_jointly_then_equal_to_each_alone(seed, count, limits, data):
     dtype, low, high = limits
     is_channel = data.draw(st.booleans())
     qscheme = data.draw(st.sampled_from(PER_CHANNEL if is_channel else PER_TENSOR))
@@ -55,7 +55,7 @@ def test_together_they_are_what_each_is_alone(seed, count, limits, data):
         same(joint_qparams(observers[0], ranges)[at], alone)
 
 
-def test_observers_of_other_settings_are_not_mixed():
+def test_qparams_when_observers_differ_in_settings_then_not_mixed():
     wide, narrow = (
         MinMaxObserver(dtype=torch.int8),
         MinMaxObserver(dtype=torch.int8, quant_min=-8, quant_max=7),
@@ -67,7 +67,7 @@ def test_observers_of_other_settings_are_not_mixed():
     same(found[id(narrow)], qparams_of(narrow))
 
 
-def test_each_has_storage_of_its_own():
+def test_qparams_when_computed_jointly_then_each_has_its_own_storage():
     observers = [MinMaxObserver(dtype=torch.int8) for _ in range(3)]
     for observer in observers:
         observer(torch.tensor([-1.0, 2.0]))
@@ -86,19 +86,19 @@ def test_each_has_storage_of_its_own():
         ),
     ],
 )
-def test_other_observers_are_left_alone(observer):
+def test_qparams_when_the_observer_is_not_min_max_then_left_alone(observer):
     observer(torch.tensor([[-1.0, 2.0]]))
     assert not is_min_max(observer)
     assert qparams_by_observer([observer]) == {}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_range_that_is_none_is_left_to_its_observer(value):
+def test_qparams_when_a_range_is_invalid_then_left_to_the_observer(value):
     observer = MinMaxObserver(dtype=torch.int8)
     assert joint_qparams(observer, [range_of(observer, torch.tensor([1.0, value]))]) is None
     unseen = MinMaxObserver(dtype=torch.int8)
     assert qparams_by_observer([unseen]) == {}
 
 
-def test_an_empty_constant_has_no_range():
+def test_range_when_the_constant_is_empty_then_there_is_none():
     assert range_of(MinMaxObserver(dtype=torch.int8), torch.empty(0, 4)) is None

@@ -99,7 +99,7 @@ def test_prepare_when_something_may_read_them_then_weights_are_observed(change, 
     assert not prepared_state(gm).constants
 
 
-def test_drop_in_face_observes_weights_as_torchao_does(quantizer):
+def test_weights_when_prepared_by_the_drop_in_face_then_observed(quantizer):
     gm = drop_in.prepare_pt2e(export(Tied().eval(), (X,)), quantizer())
     assert len(observed_constants(gm)) == 2
 
@@ -113,7 +113,9 @@ def test_drop_in_face_observes_weights_as_torchao_does(quantizer):
         ObserverChoice(weight_per_channel=Counting),
     ],
 )
-def test_convert_gives_the_graph_that_observed_weights_give(observers, fold_quantize, quantizer):
+def test_convert_when_weights_are_held_then_equal_to_observed_weights(
+    observers, fold_quantize, quantizer
+):
     converted = []
     for observe in (False, True):
         gm = prepared_of(Tied(), quantizer(observers=observers), observe_constants=observe)
@@ -134,7 +136,7 @@ def test_convert_gives_the_graph_that_observed_weights_give(observers, fold_quan
     assert provenance_of(held).sizes == provenance_of(observed).sizes
 
 
-def test_an_observer_of_the_users_is_shown_each_weight_once(quantizer):
+def test_observer_when_the_users_own_then_shown_each_weight_once(quantizer):
     Counting.made = Counting.shown = 0
     choice = ObserverChoice(weight_per_channel=Counting)
     gm = prepared_of(Tied(), quantizer(observers=choice))
@@ -145,14 +147,14 @@ def test_an_observer_of_the_users_is_shown_each_weight_once(quantizer):
     assert (Counting.made, Counting.shown) == (1, 2)
 
 
-def test_tied_weights_are_stored_once(quantizer):
+def test_weights_when_tied_then_stored_once(quantizer):
     gm = prepared_of(Tied(), quantizer())
     gm(X)
     names = [n for n, _ in convert_pt2e(gm).named_buffers() if n.endswith("_q")]
     assert names == ["third_q", "second.weight_q"]
 
 
-def test_copies_and_pickles_convert_apart(quantizer):
+def test_prepared_when_copied_or_pickled_then_each_converts_apart(quantizer):
     gm = prepared_of(Tied(), quantizer())
     gm(X)
     twin, loaded = copy.deepcopy(gm), pickle.loads(pickle.dumps(gm))
@@ -167,7 +169,7 @@ def test_copies_and_pickles_convert_apart(quantizer):
     assert torch.equal(doubled.get_buffer("third_q"), expected.get_buffer("third_q"))
 
 
-def test_saved_programs_keep_them(quantizer, tmp_path):
+def test_held_weights_when_saved_and_loaded_then_kept(quantizer, tmp_path):
     gm = prepared_of(Tied(), quantizer())
     gm(X)
     pq.save(gm, tmp_path / "p.ptq")
@@ -177,7 +179,7 @@ def test_saved_programs_keep_them(quantizer, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["w8", "w4_g32", "nf4", "int8_dynamic"])
-def test_schemes_without_data_need_no_observer_of_weights_and_no_call(name):
+def test_scheme_when_without_data_then_no_weight_observer_and_no_call(name):
     model, x = model_and_input()
     gm = prepare_pt2e(export(model, x), quantizer_of(scheme_named(name)))
     assert not observed_constants(gm)
@@ -189,7 +191,7 @@ def test_schemes_without_data_need_no_observer_of_weights_and_no_call(name):
     assert result(*x).shape == (3, 5, 64)
 
 
-def test_nan_in_a_weight_names_it(quantizer):
+def test_convert_when_a_weight_holds_nan_then_it_is_named(quantizer):
     model = Tied()
     gm = prepared_of(model, quantizer())
     gm(X)
@@ -200,7 +202,7 @@ def test_nan_in_a_weight_names_it(quantizer):
     assert caught.value.node_name == "third"
 
 
-def test_an_edit_between_prepare_and_convert_is_refused_by_name(quantizer):
+def test_convert_when_a_reader_was_renamed_then_refused_with_its_name(quantizer):
     gm = prepared_of(Tied(), quantizer())
     gm(X)
     reader = next(n for n in gm.graph.nodes if n.name == "linear")
@@ -209,7 +211,7 @@ def test_an_edit_between_prepare_and_convert_is_refused_by_name(quantizer):
         convert_pt2e(gm)
 
 
-def test_a_weight_that_a_bias_derives_from_is_observed(quantizer):
+def test_weight_when_a_bias_derives_from_it_then_observed(quantizer):
     linear = Op(torch.ops.aten.linear.default, Var("x"), Var("w"), Var("b"), name="linear")
     slots = (
         Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,)),
@@ -225,7 +227,7 @@ def test_a_weight_that_a_bias_derives_from_is_observed(quantizer):
     assert not prepared_state(gm).constants
 
 
-def test_weight_observer_keeps_its_qparams_after_another_weight(quantizer):
+def test_weight_observer_when_it_sees_two_weights_then_each_keeps_its_qparams(quantizer):
     choice = ObserverChoice(weight_per_channel=WeightObserver)
     gm = prepared_of(Tied(), quantizer(observers=choice))
     gm(X)

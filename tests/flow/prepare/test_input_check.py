@@ -16,14 +16,14 @@ def prepared(net, quantizer, images):
 
 
 @pytest.mark.parametrize("again", [lambda gm: gm, copy.deepcopy], ids=["itself", "deepcopy"])
-def test_wrong_call_says_what_to_export(prepared, again):
+def test_call_when_its_shape_is_wrong_then_says_what_to_export(prepared, again):
     gm = again(prepared)
     with pytest.raises(InputError, match="exactly 4") as error:
         gm(torch.randn(5, 3, 8, 8))
     assert "dynamic_shapes={'x': {0: torch.export.Dim.AUTO}}" in str(error.value)
 
 
-def test_users_own_hooks_stay(net, quantizer, images):
+def test_hooks_when_the_users_own_then_they_stay(net, quantizer, images):
     seen = []
     gm = export(net, (images[0],)).module()
     gm.register_forward_hook(lambda module, args, output: seen.append(1))

@@ -28,7 +28,7 @@ def _group(spec, node, index=0, sources=()):
     return Group(index=index, spec=spec, places=[node], sources=list(sources))
 
 
-def test_with_args_and_plain_constructors_are_the_same(node):
+def test_constructor_when_plain_or_with_args_then_the_same_observer(node):
     for constructor in (MinMaxObserver, MinMaxObserver.with_args(eps=2**-12)):
         spec = QuantizationSpec(torch.int8, constructor, -128, 127, torch.per_tensor_affine)
         made = make_observer(_group(spec, node), {})
@@ -36,19 +36,19 @@ def test_with_args_and_plain_constructors_are_the_same(node):
         assert (made.quant_min, made.quant_max) == (-128, 127)
 
 
-def test_two_observers_of_one_spec_are_two(node):
+def test_spec_when_used_twice_then_makes_two_observers(node):
     spec = QuantizationSpec(torch.int8, MinMaxObserver, -128, 127, torch.per_tensor_affine)
     assert make_observer(_group(spec, node), {}) is not make_observer(_group(spec, node), {})
 
 
-def test_channel_axis_goes_to_per_channel_observers_only(node):
+def test_channel_axis_when_the_observer_is_per_channel_then_passed(node):
     scheme = torch.per_channel_symmetric
     spec = QuantizationSpec(torch.int8, PerChannelMinMaxObserver, -127, 127, scheme, 1)
     assert make_observer(_group(spec, node), {}).ch_axis == 1
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
-def test_fake_quantize_hands_its_observer_the_axis_that_the_spec_names(node, axis):
+def test_fake_quantize_when_the_spec_names_an_axis_then_its_observer_has_it(node, axis):
     observer = MovingAveragePerChannelMinMaxObserver.with_args(ch_axis=1)
     constructor = FakeQuantize.with_args(observer=observer)
     spec = QuantizationSpec(
@@ -60,13 +60,13 @@ def test_fake_quantize_hands_its_observer_the_axis_that_the_spec_names(node, axi
     assert made.calculate_qparams()[0].numel() == (3 if axis == 0 else 4)
 
 
-def test_fixed_spec_is_known_beforehand(node):
+def test_fixed_spec_when_made_then_its_qparams_are_known(node):
     spec = FixedQParamsQuantizationSpec(torch.int8, 1 / 256, -128, -128, 127)
     scale, zero_point = make_observer(_group(spec, node), {}).calculate_qparams()
     assert (float(scale), int(zero_point)) == (1 / 256, -128)
 
 
-def test_derived_bias_scale_is_the_product(node):
+def test_bias_spec_when_derived_then_its_scale_is_the_product(node):
     activation = MinMaxObserver(dtype=torch.int8)
     weight = PerChannelMinMaxObserver(dtype=torch.int8, qscheme=torch.per_channel_symmetric)
     activation(torch.tensor([-1.0, 3.0]))
@@ -80,7 +80,7 @@ def test_derived_bias_scale_is_the_product(node):
     assert zero_point.tolist() == [0, 0]
 
 
-def test_constructor_that_refuses_names_spec_and_node(node):
+def test_constructor_when_it_raises_then_the_error_names_spec_and_node(node):
     spec = QuantizationSpec(torch.int8, MinMaxObserver, 5, 9, torch.per_tensor_affine)
     with pytest.raises(AnnotationError) as error:
         make_observer(_group(spec, node), {})
@@ -88,14 +88,14 @@ def test_constructor_that_refuses_names_spec_and_node(node):
     assert "node    relu" in str(error.value)
 
 
-def test_constructor_that_makes_no_module_is_refused(node):
+def test_constructor_when_it_makes_no_module_then_refused(node):
     spec = QuantizationSpec(torch.int8, lambda **_: 3)
     with pytest.raises(AnnotationError, match="made a int, not a module"):
         make_observer(_group(spec, node), {})
 
 
 @pytest.mark.parametrize("kind", [MinMaxObserver, PerChannelMinMaxObserver])
-def test_twins_are_as_constructed_and_share_nothing(kind):
+def test_twin_when_made_then_as_constructed_and_sharing_nothing(kind):
     made = kind(dtype=torch.int8, quant_min=-127, quant_max=127)
     twin, fresh = made.twin(), kind(dtype=torch.int8, quant_min=-127, quant_max=127)
     assert type(twin) is kind

@@ -85,7 +85,7 @@ IMAGE = torch.linspace(-2, 2, 2 * 3 * 16 * 16).sin().reshape(2, 3, 16, 16)
 
 
 @pytest.mark.parametrize("model", [Cnn, SqueezeExcite, Functions])
-def test_a_cnn_is_integers_from_the_first_quantize_to_the_last_dequantize(model):
+def test_audit_when_a_cnn_is_integer_only_then_no_island_is_found(model):
     torch.manual_seed(0)
     quantized = converted(model(), IMAGE, int_only=True)
     found = audit(quantized)
@@ -97,7 +97,7 @@ def test_a_cnn_is_integers_from_the_first_quantize_to_the_last_dequantize(model)
     assert pq.sqnr_db(expected, reference) > 25.0
 
 
-def test_an_island_has_its_place_bytes_reason_and_remedy():
+def test_audit_when_there_is_an_island_then_says_place_bytes_reason_remedy():
     found = audit(converted(Cumulative(), torch.randn(4, 6)))
     (island,) = found.islands
     assert island.operator == "aten.cumsum"
@@ -109,13 +109,13 @@ def test_an_island_has_its_place_bytes_reason_and_remedy():
     assert "aten.cumsum" in str(found)
 
 
-def test_int_only_refuses_the_operator_before_data_is_seen():
+def test_int_only_when_an_operator_has_no_integer_form_then_prepare_refuses():
     with pytest.raises(UnsupportedError, match=r"int_only: aten.cumsum(.|\n)*fix") as caught:
         converted(Cumulative(), torch.randn(4, 6), int_only=True)
     assert "cumsum" in caught.value.node_name
 
 
-def test_the_graph_that_is_audited_is_not_touched():
+def test_audit_when_run_then_the_graph_is_not_touched():
     quantized = converted(Cnn(), IMAGE)
     before = [str(node) for node in quantized.graph.nodes], set(quantized.state_dict())
     audit(quantized)

@@ -40,7 +40,7 @@ def _report() -> Report:
     )
 
 
-def test_text_says_all_of_it():
+def test_report_when_printed_then_says_all_of_it():
     text = str(_report())
     for part in (
         "3: 2 conv, 1 linear",
@@ -60,7 +60,7 @@ def test_text_says_all_of_it():
         ), part
 
 
-def test_json_is_json():
+def test_report_when_written_as_json_then_it_parses():
     data = json.loads(_report().to_json())
     assert data["integer_ops"] == {"conv": 2, "linear": 1}
     assert data["provenance"]["tensors"][0]["role"] == "weight"
