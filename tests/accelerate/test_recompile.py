@@ -61,7 +61,7 @@ def example(rows=2):
 
 
 @pytest.mark.parametrize("is_dynamic", [False, True])
-def test_code_is_that_of_torch_fx_at_every_stage(is_dynamic, plain_backend):
+def test_code_when_written_at_every_stage_then_that_of_torch_fx(is_dynamic, plain_backend):
     shapes = {"x": {0: torch.export.Dim("rows", max=64)}, "scale": None} if is_dynamic else None
     ep = torch.export.export(Block().eval(), example(), {"scale": 2.0}, dynamic_shapes=shapes)
     gm = ep.module()
@@ -83,11 +83,11 @@ def test_code_is_that_of_torch_fx_at_every_stage(is_dynamic, plain_backend):
         lambda g, x: g.call_function(torch.ops.aten.sum.dim_IntList, (x, [0, -1], True)),
     ],
 )
-def test_arguments_are_written_as_torch_fx_writes_them(build):
+def test_code_when_arguments_are_of_any_kind_then_written_as_torch_fx(build):
     same_code(graph_of(build))
 
 
-def test_a_name_that_is_no_identifier_is_read_with_getattr():
+def test_code_when_a_name_is_no_identifier_then_read_with_getattr():
     gm = graph_of(lambda g, x: x)
     gm.add_module("0", nn.Linear(2, 2))
     output = gm.graph.output_node()
@@ -110,7 +110,7 @@ def test_a_name_that_is_no_identifier_is_read_with_getattr():
         lambda g, x: g.call_function(torch.ops.aten.neg.default, (x,), type_expr=torch.Tensor),
     ],
 )
-def test_what_is_unusual_is_left_to_torch_fx(build):
+def test_code_when_the_graph_is_unusual_then_left_to_torch_fx(build):
     gm = graph_of(build)
     assert write_code(gm.graph) is None
     recompile(gm)
@@ -119,7 +119,7 @@ def test_what_is_unusual_is_left_to_torch_fx(build):
     assert gm.code == gm.graph.python_code("self").src
 
 
-def test_control_flow_and_another_torch_are_left_to_torch_fx(monkeypatch):
+def test_code_when_control_flow_or_another_torch_then_left_to_torch_fx(monkeypatch):
     gm = torch.export.export(Branches(), (torch.ones(2),)).module()
     assert write_code(gm.graph) is None
     gm = torch.export.export(Block().eval(), example()).module()
@@ -131,7 +131,7 @@ def test_control_flow_and_another_torch_are_left_to_torch_fx(monkeypatch):
     assert torch.equal(gm(*example())["y"], gm(*example())["y"])
 
 
-def test_recompile_takes_the_edited_graph_and_leaves_nothing_behind():
+def test_recompile_when_the_graph_was_edited_then_its_code_is_the_new_one():
     gm = torch.export.export(Block().eval(), example()).module()
     gelu = next(n for n in gm.graph.nodes if n.target is torch.ops.aten.gelu.default)
     gelu.update_kwarg("approximate", "none")

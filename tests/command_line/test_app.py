@@ -26,7 +26,7 @@ def call(*arguments):
 QUANTIZE = ("quantize", "model.pt2", "--backend", "plain", "--calibration-data", "data.npz")
 
 
-def test_quantize_writes_the_file_and_says_what_became_of_it(folder, plain_backend, capsys):
+def test_quantize_when_done_then_writes_the_file_and_a_summary(folder, plain_backend, capsys):
     assert call(*QUANTIZE, "-o", "out.plain", "--report", "report.json") == 0
     out, err = capsys.readouterr()
     assert "wrote out.plain" in out
@@ -74,7 +74,7 @@ def test_quantize_when_every_pass_is_to_be_validated_then_the_backend_is_told(
     assert asked == [True, False]
 
 
-def test_quantize_for_a_gpu_needs_a_word_for_kernels_nobody_measured(folder, capsys):
+def test_quantize_when_kernels_are_unmeasured_then_needs_an_option(folder, capsys):
     asked = [("cuda" if word == "plain" else word) for word in QUANTIZE]
     asked = [word.replace(".plain", ".qcuda") for word in asked]
     assert call(*asked, "-q") == 1
@@ -84,7 +84,7 @@ def test_quantize_for_a_gpu_needs_a_word_for_kernels_nobody_measured(folder, cap
     assert (folder / "model.qcuda").exists()
 
 
-def test_quantize_for_a_cpu_where_layers_measured_slower_needs_a_word(
+def test_quantize_when_layers_measured_slower_then_needs_an_option(
     folder, plain_backend, capsys, monkeypatch
 ):
     monkeypatch.setattr(policy, "measured_here", lambda op: SimpleNamespace(get=lambda *_: 0.5))
@@ -107,15 +107,15 @@ def test_quantize_when_groups_do_not_divide_then_the_option_pads_them(folder, ca
     assert (folder / "model.qcuda").exists()
 
 
-def test_quantize_names_the_output_after_the_model_and_is_quiet(folder, plain_backend, capsys):
+def test_quantize_when_quiet_then_output_named_after_the_model_and_no_text(
+    folder, plain_backend, capsys
+):
     assert call(*QUANTIZE, "--quiet", "--batch-size", "3") == 0
     assert (folder / "model.plain").is_file()
     assert capsys.readouterr() == ("", "")
 
 
-def test_quantize_without_the_data_its_recipe_needs_says_how_to_give_it(
-    folder, plain_backend, capsys
-):
+def test_quantize_when_data_is_missing_then_says_how_to_give_it(folder, plain_backend, capsys):
     assert call("quantize", "model.pt2", "--backend", "plain") == 1
     err = capsys.readouterr().err
     assert "needs calibration data, and none was given" in err
@@ -123,7 +123,7 @@ def test_quantize_without_the_data_its_recipe_needs_says_how_to_give_it(
     assert not (folder / "model.plain").exists()
 
 
-def test_modules_kept_float_have_a_record_that_says_so(folder, plain_backend, capsys):
+def test_quantize_when_a_module_is_kept_float_then_inspect_says_so(folder, plain_backend, capsys):
     assert call(*QUANTIZE, "--keep-float", "0") == 0
     capsys.readouterr()
     assert call("inspect", "model.plain", "--json") == 0
@@ -133,7 +133,9 @@ def test_modules_kept_float_have_a_record_that_says_so(folder, plain_backend, ca
     assert "module_name" in reasons["linear"]
 
 
-def test_inspect_shows_tensors_reasons_and_sizes(folder, plain_backend, capsys):
+def test_inspect_when_given_an_artifact_then_shows_tensors_reasons_sizes(
+    folder, plain_backend, capsys
+):
     assert call(*QUANTIZE, "-q") == 0
     assert call("inspect", "model.plain") == 0
     out = capsys.readouterr().out
@@ -141,7 +143,7 @@ def test_inspect_shows_tensors_reasons_and_sizes(folder, plain_backend, capsys):
         assert words in out
 
 
-def test_run_gives_what_the_float_program_gives(folder, plain_backend, capsys):
+def test_run_when_given_an_artifact_then_near_the_float_program(folder, plain_backend, capsys):
     assert call(*QUANTIZE, "-q") == 0
     for name in ("model.plain", "model.pt2"):
         assert call("run", name, "--inputs", "data.npz", "-o", f"{name}.npz") == 0
@@ -156,7 +158,9 @@ def test_run_gives_what_the_float_program_gives(folder, plain_backend, capsys):
     assert 0 < error < 4 * np.ptp(reference) / 255
 
 
-def test_bench_prints_the_ratio_and_json(folder, plain_backend, capsys):
+def test_bench_when_run_against_a_program_then_prints_the_ratio_and_json(
+    folder, plain_backend, capsys
+):
     assert call(*QUANTIZE, "-q") == 0
     command = ("bench", "model.plain", "--against", "model.pt2", "--rounds", "3")
     assert call(*command) == 0
@@ -191,7 +195,7 @@ def test_bench_prints_the_ratio_and_json(folder, plain_backend, capsys):
         (("bench", "model.pt2", "--against", "model.pt2"), "against itself"),
     ],
 )
-def test_an_error_of_ours_is_text_without_a_traceback(
+def test_command_when_it_fails_then_text_without_a_traceback(
     folder, plain_backend, capsys, arguments, words
 ):
     assert call(*arguments) == 1
@@ -204,12 +208,12 @@ def test_an_error_of_ours_is_text_without_a_traceback(
 @pytest.mark.parametrize(
     "arguments", [(), ("quantise",), ("quantize", "model.pt2"), ("bench", "a", "--rounds", "0")]
 )
-def test_wrong_usage_exits_with_2(folder, capsys, arguments):
+def test_command_when_its_usage_is_wrong_then_exits_with_2(folder, capsys, arguments):
     assert call(*arguments) == 2
     assert "Usage" in "".join(capsys.readouterr())
 
 
-def test_the_module_runs_as_a_program():
+def test_module_when_run_with_python_m_then_a_program():
     done = subprocess.run(
         [sys.executable, "-m", "pt2e_quant", "inspect", "gone.pt2"],
         capture_output=True,
@@ -225,7 +229,9 @@ def test_the_module_runs_as_a_program():
     ("backend", "suffix", "package"),
     [("onnx", ".onnx", "onnxruntime"), ("xnnpack", ".pte", "executorch")],
 )
-def test_the_four_commands_through_a_real_backend(folder, capsys, backend, suffix, package):
+def test_commands_when_the_backend_is_real_then_all_four_work(
+    folder, capsys, backend, suffix, package
+):
     pytest.importorskip(package)
     file = f"model{suffix}"
     assert call(*QUANTIZE[:3], backend, *QUANTIZE[4:], "-o", file) == 0
@@ -239,7 +245,9 @@ def test_the_four_commands_through_a_real_backend(folder, capsys, backend, suffi
     assert json.loads(capsys.readouterr().out)["sqnr_db"] > 25
 
 
-def test_a_model_that_returns_a_class_asks_for_its_module(folder, plain_backend, capsys):
+def test_command_when_the_model_returns_a_class_then_asks_for_its_module(
+    folder, plain_backend, capsys
+):
     (folder / "my_result.py").write_text(RESULT_CLASS)
     script = "import my_result; my_result.save('classy.pt2')"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
@@ -294,12 +302,12 @@ def save(path):
 """
 
 
-def test_version_then_the_package_and_torch_are_named(capsys):
+def test_version_when_asked_then_the_package_and_torch_are_named(capsys):
     assert call("--version") == 0
     assert re.fullmatch(r"pt2e-quant \d+\.\d+\.\d+, torch \S+\n", capsys.readouterr().out)
 
 
-def test_recipes_then_every_backend_lists_its_own(capsys):
+def test_recipes_when_asked_then_every_backend_lists_its_own(capsys):
     assert call("recipes", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["recipes"]["cpu"]) == set(get("cpu").recipes)

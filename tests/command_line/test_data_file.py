@@ -7,7 +7,7 @@ from pt2e_quant.command_line.data_file import read_data
 from pt2e_quant.core.errors import ArtifactError, InputError
 
 
-def test_every_file_format_gives_the_same_arrays(tmp_path):
+def test_read_data_when_the_format_differs_then_the_same_arrays(tmp_path):
     x = torch.randn(3, 2)
     np.savez(tmp_path / "a.npz", x=x.numpy())
     save_file({"x": x}, tmp_path / "a.safetensors")
@@ -19,14 +19,14 @@ def test_every_file_format_gives_the_same_arrays(tmp_path):
         assert torch.equal(data.arrays["x"], x)
 
 
-def test_a_pt_list_is_batches_and_a_lone_tensor_an_array(tmp_path):
+def test_read_data_when_a_pt_list_then_batches_and_a_lone_tensor_an_array(tmp_path):
     torch.save([(torch.ones(1),), {"x": torch.ones(2)}], tmp_path / "batches.pt")
     torch.save(torch.ones(4), tmp_path / "images.pt")
     assert len(read_data(str(tmp_path / "batches.pt")).batches) == 2
     assert list(read_data(str(tmp_path / "images.pt")).arrays) == ["images"]
 
 
-def test_a_function_beside_the_model_gives_batches(tmp_path, monkeypatch):
+def test_read_data_when_a_function_is_named_then_its_batches(tmp_path, monkeypatch):
     (tmp_path / "my_batches_a.py").write_text("def make():\n    yield from [1, 2]\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["/nowhere"])
@@ -41,12 +41,12 @@ def test_a_function_beside_the_model_gives_batches(tmp_path, monkeypatch):
         ("tempfile:gettempdir", "returned a str, expected an iterable of batches"),
     ],
 )
-def test_a_function_that_is_not_there_is_named(source, words):
+def test_read_data_when_the_function_does_not_exist_then_named(source, words):
     with pytest.raises(InputError, match=words):
         read_data(source)
 
 
-def test_a_function_whose_module_fails_to_import_shows_its_own_error(tmp_path, monkeypatch):
+def test_read_data_when_the_module_fails_to_import_then_its_own_error(tmp_path, monkeypatch):
     (tmp_path / "my_batches_b.py").write_text("import not_installed_at_all\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [str(tmp_path)])
@@ -56,7 +56,7 @@ def test_a_function_whose_module_fails_to_import_shows_its_own_error(tmp_path, m
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt"])
 @pytest.mark.parametrize("content", [b"", b"not numbers" * 20])
-def test_a_damaged_file_is_named_with_the_line_that_writes_one(tmp_path, suffix, content):
+def test_read_data_when_a_file_is_damaged_then_named_with_the_fix(tmp_path, suffix, content):
     path = tmp_path / f"data{suffix}"
     path.write_bytes(content)
     with pytest.raises(ArtifactError, match=r"data\S+ is damaged") as caught:
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_named_with_the_line_that_writes_one(tmp_path, suffix,
     assert "\x1b" not in str(caught.value)
 
 
-def test_a_truncated_npz_is_damaged(tmp_path):
+def test_read_data_when_an_npz_is_truncated_then_damaged(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.arange(10_000, dtype=np.float32))
     path.write_bytes(path.read_bytes()[:-5000])
@@ -73,7 +73,7 @@ def test_a_truncated_npz_is_damaged(tmp_path):
         read_data(str(path))
 
 
-def test_a_flipped_byte_in_an_npz_is_damaged(tmp_path):
+def test_read_data_when_a_byte_of_an_npz_is_flipped_then_damaged(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.arange(10_000, dtype=np.float32))
     content = bytearray(path.read_bytes())
@@ -83,7 +83,7 @@ def test_a_flipped_byte_in_an_npz_is_damaged(tmp_path):
         read_data(str(path))
 
 
-def test_objects_are_refused_and_never_unpickled(tmp_path):
+def test_read_data_when_objects_are_stored_then_refused_without_unpickling(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}], dtype=object))
     torch.save(torch.nn.Linear(1, 1), tmp_path / "a.pt")
     with pytest.raises(ArtifactError, match="numbers only"):
@@ -92,7 +92,7 @@ def test_objects_are_refused_and_never_unpickled(tmp_path):
         read_data(str(tmp_path / "a.pt"))
 
 
-def test_text_arrays_no_arrays_and_other_contents_are_refused(tmp_path):
+def test_read_data_when_the_contents_are_no_numbers_then_refused(tmp_path):
     np.savez(tmp_path / "text.npz", x=np.array(["a", "b"]))
     np.savez(tmp_path / "empty.npz")
     torch.save({"x": 3}, tmp_path / "number.pt")
@@ -105,7 +105,7 @@ def test_text_arrays_no_arrays_and_other_contents_are_refused(tmp_path):
             read_data(str(tmp_path / name))
 
 
-def test_a_missing_file_and_an_unknown_suffix_are_named(tmp_path):
+def test_read_data_when_the_file_is_missing_or_of_unknown_suffix_then_named(tmp_path):
     with pytest.raises(ArtifactError, match=r"no data file .*gone\.npz"):
         read_data(str(tmp_path / "gone.npz"))
     with pytest.raises(ArtifactError, match=r'not "\.csv"'):

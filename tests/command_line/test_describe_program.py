@@ -12,7 +12,7 @@ def model_and_input():
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), torch.randn(2, 4)
 
 
-def test_a_float_program_is_left_float_with_that_reason():
+def test_describe_when_the_program_is_float_then_that_reason():
     model, x = model_and_input()
     report = describe_program(export(model, (x,)).module())
     assert report.float_ops == {"aten.linear": 2, "aten.relu": 1}
@@ -20,7 +20,7 @@ def test_a_float_program_is_left_float_with_that_reason():
     assert report.size_bytes == report.float_size_bytes == 4 * (32 + 8 + 24 + 3)
 
 
-def test_a_quantized_program_is_read_off_its_graph(plain_backend):
+def test_describe_when_the_program_is_quantized_then_read_off_its_graph(plain_backend):
     model, x = model_and_input()
     prepared = pq.prepare_pt2e(export(model, (x,)), plain_backend.quantizer())
     pq.calibrate(prepared, [x])
@@ -36,7 +36,7 @@ def test_a_quantized_program_is_read_off_its_graph(plain_backend):
     assert report.size_bytes < report.float_size_bytes
 
 
-def test_what_only_lays_out_scales_is_no_operator():
+def test_describe_when_a_call_only_lays_out_scales_then_no_operator():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
     program = export(model, (torch.randn(2, 128),))

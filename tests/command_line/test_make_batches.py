@@ -34,7 +34,7 @@ def relu(batch, *, is_dynamic=False):
     return capture_of_call(nn.ReLU(), torch.zeros(batch, 3), dynamic_shapes=shapes)
 
 
-def test_a_fixed_first_dimension_is_cut_at_the_captured_size():
+def test_split_when_the_first_dimension_is_fixed_then_cut_at_its_size():
     x = torch.arange(18.0).reshape(6, 3)
     pieces = split(relu(2), {"input": x})
     assert [tuple(p["input"].shape) for p in pieces] == [(2, 3)] * 3
@@ -42,17 +42,17 @@ def test_a_fixed_first_dimension_is_cut_at_the_captured_size():
 
 
 @pytest.mark.parametrize(("size", "expected"), [(None, [4, 1]), (2, [2, 2, 1]), (5, [5])])
-def test_a_dynamic_first_dimension_is_cut_at_the_batch_size(size, expected):
+def test_split_when_the_first_dimension_is_dynamic_then_cut_at_batch_size(size, expected):
     pieces = split(relu(4, is_dynamic=True), {"input": torch.zeros(5, 3)}, batch_size=size)
     assert [len(p["input"]) for p in pieces] == expected
 
 
-def test_max_batches_keeps_the_first_ones():
+def test_split_when_max_batches_is_given_then_the_first_ones():
     pieces = split(relu(1), {"input": torch.arange(12.0).reshape(4, 3)}, max_batches=2)
     assert [float(p["input"][0, 0]) for p in pieces] == [0.0, 3.0]
 
 
-def test_one_more_dimension_is_one_whole_input_an_entry():
+def test_split_when_there_is_one_more_dimension_then_an_entry_is_an_input():
     capture = capture_of_call(Two(), torch.zeros(1, 3), torch.zeros(3, 2))
     arrays = {"x": torch.zeros(4, 3), "table": torch.rand(4, 3, 2)}
     pieces = split(capture, arrays)
@@ -60,7 +60,7 @@ def test_one_more_dimension_is_one_whole_input_an_entry():
     assert torch.equal(pieces[3]["table"], arrays["table"][3])
 
 
-def test_different_numbers_of_batches_are_refused():
+def test_split_when_numbers_of_batches_differ_then_refused():
     capture = capture_of_call(Two(), torch.zeros(1, 3), torch.zeros(3, 2))
     arrays = {"x": torch.zeros(4, 3), "table": torch.zeros(3, 2)}
     with pytest.raises(InputError, match="4 for x, 1 for table") as caught:
@@ -68,21 +68,21 @@ def test_different_numbers_of_batches_are_refused():
     assert "one more axis in front" in caught.value.fix
 
 
-def test_nested_inputs_are_named_with_dots():
+def test_split_when_inputs_are_nested_then_named_with_dots():
     capture = capture_of_call(Nested(), {"q": torch.zeros(1, 2)}, [torch.zeros(1, 2)])
     pieces = split(capture, {"z.q": torch.zeros(3, 2), "rest.0": torch.ones(3, 2)})
     assert len(pieces) == 3
     assert torch.equal(pieces[0]["rest"][0], torch.ones(1, 2))
 
 
-def test_positional_savez_names_go_by_order_and_a_single_array_by_itself():
+def test_split_when_names_are_positional_then_arrays_go_by_order():
     capture = capture_of_call(Two(), torch.zeros(1, 3), torch.zeros(3, 2))
     pieces = split(capture, {"arr_0": torch.zeros(2, 3), "arr_1": torch.zeros(2, 3, 2)})
     assert set(pieces[0]) == {"x", "table"}
     assert len(split(relu(1), {"images": torch.zeros(2, 3)})) == 2
 
 
-def test_arrays_that_are_no_input_are_named_and_left_out():
+def test_make_batches_when_an_array_is_no_input_then_named_and_left_out():
     arrays = {"input": torch.zeros(2, 3), "labels": torch.zeros(2)}
     made = make_batches(Data(label="d", arrays=arrays), relu(1))
     assert made.unused == ("labels",)
@@ -98,13 +98,13 @@ def test_arrays_that_are_no_input_are_named_and_left_out():
         (torch.zeros(0, 3), "is empty", "at least one sample"),
     ],
 )
-def test_an_array_that_does_not_fit_is_refused(array, words, fix):
+def test_split_when_an_array_does_not_fit_then_refused(array, words, fix):
     with pytest.raises(InputError, match=words) as caught:
         split(relu(2), {"input": array})
     assert fix in caught.value.fix
 
 
-def test_a_missing_array_is_named_with_those_there_are():
+def test_split_when_an_array_is_missing_then_named_with_those_there_are():
     capture = capture_of_call(Two(), torch.zeros(1, 3), torch.zeros(3, 2))
     with pytest.raises(InputError, match="no array for input table: it holds x, tabel"):
         split(capture, {"x": torch.zeros(1, 3), "tabel": torch.zeros(1, 3, 2)})
@@ -113,13 +113,13 @@ def test_a_missing_array_is_named_with_those_there_are():
 @pytest.mark.parametrize(
     ("is_dynamic", "words"), [(False, "captured with fixed sizes, 2"), (True, "for 1 to 64")]
 )
-def test_a_batch_size_that_the_program_cannot_take_is_refused(is_dynamic, words):
+def test_split_when_the_batch_size_does_not_fit_then_refused(is_dynamic, words):
     capture = relu(2, is_dynamic=is_dynamic)
     with pytest.raises(InputError, match=words):
         split(capture, {"input": torch.zeros(200, 3)}, batch_size=100)
 
 
-def test_ready_batches_pass_through_and_take_no_batch_size():
+def test_make_batches_when_batches_are_ready_then_passed_through():
     data = Data(label="m:f", batches=iter([1, 2, 3]))
     assert list(make_batches(data, relu(1), max_batches=2).batches) == [1, 2]
     with pytest.raises(InputError, match="gives whole batches"):

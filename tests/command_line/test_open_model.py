@@ -28,7 +28,7 @@ def program():
     return ep, rebuild_capture(ep.module()), leaves, ep.module()(*args, **kwargs)["y"]
 
 
-def test_a_pt2_program_runs_as_it_was_exported(program, tmp_path):
+def test_open_when_a_pt2_program_then_runs_as_exported(program, tmp_path):
     ep, _, leaves, expected = program
     torch.export.save(ep, tmp_path / "float.pt2")
     model = open_model(tmp_path / "float.pt2")
@@ -36,7 +36,7 @@ def test_a_pt2_program_runs_as_it_was_exported(program, tmp_path):
     assert torch.equal(model.run_leaves(leaves)[0], expected)
 
 
-def test_a_float_onnx_of_another_tool_is_a_reference(program, tmp_path):
+def test_open_when_a_float_onnx_of_another_tool_then_a_reference(program, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     ep, capture, leaves, expected = program
@@ -47,7 +47,7 @@ def test_a_float_onnx_of_another_tool_is_a_reference(program, tmp_path):
     torch.testing.assert_close(run(leaves)[0], expected)
 
 
-def test_a_float_pte_of_another_tool_is_a_reference(program, tmp_path):
+def test_open_when_a_float_pte_of_another_tool_then_a_reference(program, tmp_path):
     exir = pytest.importorskip("executorch.exir")
     partitioners = pytest.importorskip("executorch.backends.xnnpack.partition.xnnpack_partitioner")
     ep, capture, leaves, expected = program
@@ -61,7 +61,7 @@ def test_a_float_pte_of_another_tool_is_a_reference(program, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pte", ".pt2"])
-def test_a_damaged_or_missing_reference_is_refused(program, tmp_path, suffix):
+def test_open_when_a_reference_is_damaged_or_missing_then_refused(program, tmp_path, suffix):
     package = {".onnx": "onnxruntime", ".pte": "executorch", ".pt2": "torch"}[suffix]
     pytest.importorskip(package)
     path = tmp_path / f"float{suffix}"
@@ -72,7 +72,7 @@ def test_a_damaged_or_missing_reference_is_refused(program, tmp_path, suffix):
         open_reference(path, program[1], threads=1)
 
 
-def test_a_backend_is_found_by_the_suffix_of_its_files(tmp_path, plain_backend):
+def test_backend_of_when_given_a_file_then_found_by_its_suffix(tmp_path, plain_backend):
     assert backend_of(tmp_path / "a.plain") is plain_backend
     assert backend_of(tmp_path / "a.onnx").name == "onnx"
     with pytest.raises(ArtifactError, match=r'no backend writes files that end in "\.bin"'):

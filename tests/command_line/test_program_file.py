@@ -18,7 +18,7 @@ def saved(tmp_path):
     return path
 
 
-def test_a_saved_program_comes_back(saved):
+def test_load_when_a_program_was_saved_then_it_comes_back(saved):
     ep = load_program(saved)
     assert ep.module()(torch.ones(1, 2)).item() == 0.75
 
@@ -33,7 +33,7 @@ def damaged_weight(content):
     [lambda b: b"", lambda b: b"hello" * 40, lambda b: b[: len(b) // 2], damaged_weight],
     ids=["empty", "text", "half", "one byte"],
 )
-def test_a_damaged_file_is_refused_with_its_name(saved, damage, caplog):
+def test_load_when_the_file_is_damaged_then_refused_with_its_name(saved, damage, caplog):
     saved.write_bytes(damage(saved.read_bytes()))
     with pytest.raises(ArtifactError, match=r"model\.pt2 is damaged") as caught:
         load_program(saved)
@@ -41,7 +41,7 @@ def test_a_damaged_file_is_refused_with_its_name(saved, damage, caplog):
     assert not caplog.records
 
 
-def test_a_file_of_torch_save_and_a_missing_one_are_told_apart(tmp_path):
+def test_load_when_of_torch_save_or_missing_then_told_apart(tmp_path):
     path = tmp_path / "weights.pt2"
     torch.save(nn.Linear(3, 2).state_dict(), path)
     with pytest.raises(ArtifactError, match=r"written by torch\.save"):
@@ -50,7 +50,7 @@ def test_a_file_of_torch_save_and_a_missing_one_are_told_apart(tmp_path):
         load_program(tmp_path / "gone.pt2")
 
 
-def test_another_archive_is_refused(tmp_path):
+def test_load_when_the_archive_is_another_then_refused(tmp_path):
     path = tmp_path / "other.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "a")

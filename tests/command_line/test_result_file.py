@@ -31,12 +31,12 @@ class Returns(nn.Module):
         (lambda x: {"a": x + 1, "b": [x + 2]}, ["a", "b.0"]),
     ],
 )
-def test_results_are_named_by_their_path(make, names):
+def test_results_when_named_then_by_their_path(make, names):
     capture = rebuild_capture(export(Returns(make), (torch.zeros(2),)).module())
     assert result_names(capture, [torch.zeros(2)] * len(names)) == names
 
 
-def test_results_are_joined_where_their_shapes_allow():
+def test_results_when_shapes_allow_then_joined():
     a, b = torch.ones(1, 3), torch.zeros(2, 3)
     assert join_results(["out"], [[a], [b]])["out"].shape == (3, 3)
     assert join_results(["n"], [[3], [4]])["n"].tolist() == [3, 4]
@@ -48,7 +48,7 @@ def test_results_are_joined_where_their_shapes_allow():
     assert join_results(["none"], [[None]]) == {}
 
 
-def test_arrays_are_written_whole_and_leave_no_other_file(tmp_path):
+def test_write_npz_when_done_then_leaves_no_other_file(tmp_path):
     path = tmp_path / "out.npz"
     write_npz(path, {"file": torch.ones(2), "half": torch.ones(1, dtype=torch.bfloat16)})
     with np.load(path) as archive:
@@ -57,7 +57,7 @@ def test_arrays_are_written_whole_and_leave_no_other_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out.npz"]
 
 
-def test_a_path_that_cannot_be_written_is_refused(tmp_path):
+def test_check_writable_when_the_path_cannot_be_written_then_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for path, words in [
         (tmp_path / "none" / "a.pte", "there is no folder"),
@@ -70,7 +70,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_read_only_folder_is_refused(tmp_path, monkeypatch):
+def test_check_writable_when_the_folder_is_read_only_then_refused(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 

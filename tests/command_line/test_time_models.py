@@ -6,7 +6,7 @@ from pt2e_quant.command_line.time_models import WARM_UP_ROUNDS, noise_leaves, ti
 from pt2e_quant.core.read_capture import rebuild_capture
 
 
-def test_models_are_called_in_turn_and_each_first_as_often(monkeypatch):
+def test_time_in_turn_when_two_models_then_each_is_first_as_often(monkeypatch):
     called = []
     clock = iter(range(1000))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
@@ -18,7 +18,7 @@ def test_models_are_called_in_turn_and_each_first_as_often(monkeypatch):
     assert timings["b"].size_bytes == 2
 
 
-def test_noise_has_the_captured_types_and_is_the_same_each_time():
+def test_noise_when_drawn_twice_then_the_same_in_the_captured_types():
     class Embed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

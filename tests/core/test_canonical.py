@@ -37,11 +37,11 @@ def _find(gm, target):
     return next(n for n in gm.graph.nodes if n.target is target)
 
 
-def test_canonical_graph_passes(gm):
+def test_verify_when_the_graph_is_canonical_then_passes(gm):
     verify_canonical(gm)
 
 
-def test_observer_left_is_named(gm):
+def test_verify_when_an_observer_is_left_then_refused(gm):
     gm.add_submodule("left_over", nn.Identity())
     node = _find(gm, torch.ops.aten.linear.default)
     with gm.graph.inserting_after(node):
@@ -50,7 +50,7 @@ def test_observer_left_is_named(gm):
         verify_canonical(gm)
 
 
-def test_dead_constant_is_named(gm):
+def test_verify_when_a_constant_is_dead_then_refused(gm):
     gm.register_buffer("unused", torch.ones(1))
     with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
         gm.graph.get_attr("unused")
@@ -80,7 +80,7 @@ def test_float_twin_when_converted_and_packed_then_registered_by_every_pass():
         verify_canonical(gm)
 
 
-def test_integers_read_by_another_op_are_named(gm):
+def test_verify_when_another_op_reads_integers_then_refused(gm):
     node = _find(gm, _lib.quantize_per_tensor.default)
     with gm.graph.inserting_after(node):
         gm.graph.call_function(torch.ops.aten.abs.default, (node,))
@@ -88,7 +88,7 @@ def test_integers_read_by_another_op_are_named(gm):
         verify_canonical(gm)
 
 
-def test_dequantize_of_float_is_named(gm):
+def test_verify_when_a_dequantize_reads_floats_then_refused(gm):
     x = next(n for n in gm.graph.nodes if n.op == "placeholder")
     quantize = _find(gm, _lib.quantize_per_tensor.default)
     quantize.replace_all_uses_with(x)
@@ -97,7 +97,7 @@ def test_dequantize_of_float_is_named(gm):
         verify_canonical(gm)
 
 
-def test_float_constant_with_quantize_is_unfolded_not_canonical(gm):
+def test_verify_when_a_float_constant_is_quantized_then_only_unfolded(gm):
     gm.register_buffer("c", torch.ones(3, 3))
     old = next(n for n in gm.graph.nodes if n.target == "weight_q")
     dequantize = next(iter(old.users))

@@ -43,7 +43,7 @@ def _call(batch=4, rows=6):
     return {"x": torch.randn(batch, 4, 3), "n": 7, "extra": {"q": torch.randn(rows, 3)}}
 
 
-def test_capture_reads_names_paths_and_kinds():
+def test_capture_when_read_then_has_names_paths_and_kinds():
     capture = _capture(x=Dim("b", min=2, max=64))
     assert capture.arg_names == ("x", "mask", "n", "extra")
     assert [i.path for i in capture.inputs] == ["x", "mask", "n", "extra['q']"]
@@ -57,7 +57,7 @@ def test_capture_reads_names_paths_and_kinds():
     assert (limits.minimum, limits.maximum, limits.hint) == (1, 64, 4)
 
 
-def test_bind_takes_positional_and_keyword_either_way():
+def test_bind_when_positional_or_by_keyword_then_the_same():
     capture = _capture()
     call = _call()
     by_name = capture.bind((), call)
@@ -66,7 +66,7 @@ def test_bind_takes_positional_and_keyword_either_way():
     assert capture.positional(by_name)[0] is call["x"]
 
 
-def test_literal_left_out_gets_its_captured_value():
+def test_bind_when_a_literal_is_left_out_then_its_captured_value():
     call = _call()
     del call["n"]
     assert _capture().bind((), call)[2] == 7
@@ -84,12 +84,12 @@ def test_literal_left_out_gets_its_captured_value():
         ({"other": 1}, r"unknown input \['other'\]: expected \(x, mask, n, extra\)"),
     ],
 )
-def test_bind_refuses_with_the_fact(change, message):
+def test_bind_when_an_input_is_wrong_then_refused_with_the_fact(change, message):
     with pytest.raises(InputError, match=message):
         _capture().bind((), _call() | change)
 
 
-def test_static_size_is_refused_with_the_line_to_paste():
+def test_bind_when_a_static_size_differs_then_refused_with_the_line_to_paste():
     with pytest.raises(InputError) as error:
         _capture(q=Dim("rows", min=2)).bind((), _call(batch=5))
     line = (
@@ -99,7 +99,7 @@ def test_static_size_is_refused_with_the_line_to_paste():
     assert line in str(error.value)
 
 
-def test_the_pasted_line_works():
+def test_line_to_paste_when_pasted_then_other_sizes_bind():
     with pytest.raises(InputError) as error:
         _capture().bind((), _call(batch=5))
     text = str(error.value.fix)
@@ -113,7 +113,7 @@ def test_the_pasted_line_works():
     capture_of(program.module()).bind((), _call(batch=5))
 
 
-def test_missing_and_surplus_inputs_are_refused():
+def test_bind_when_inputs_are_missing_or_surplus_then_refused():
     with pytest.raises(InputError, match=r"missing input \['extra'\]"):
         _capture().bind((torch.randn(4, 4, 3),))
     with pytest.raises(InputError, match="5 positional inputs for a graph of 4"):
@@ -123,13 +123,13 @@ def test_missing_and_surplus_inputs_are_refused():
 
 
 @pytest.mark.parametrize("size", [0, 65])
-def test_size_outside_the_range_is_refused(size):
+def test_bind_when_a_size_is_outside_its_range_then_refused(size):
     capture = _capture(x=Dim("b", min=2, max=64))
     with pytest.raises(InputError, match="captured for 1 to 64"):
         capture.bind((), _call(batch=size))
 
 
-def test_equal_dims_must_be_equal():
+def test_bind_when_equal_dims_differ_then_refused():
     dim = Dim("b", min=2, max=64)
 
     class Two(nn.Module):
@@ -145,7 +145,7 @@ def test_equal_dims_must_be_equal():
 
 @settings(max_examples=4)
 @given(batch=st.integers(2, 9), low=st.integers(0, 2), span=st.integers(9, 90))
-def test_export_again_keeps_ranges(batch, low, span):
+def test_capture_when_exported_again_then_ranges_stay(batch, low, span):
     high = low + span
     capture = _capture(batch=batch, x=Dim("b", min=low, max=high), q=Dim("rows"))
     args, kwargs = capture.example_inputs()
@@ -154,18 +154,18 @@ def test_export_again_keeps_ranges(batch, low, span):
     assert set(again.dims.values()) == set(capture.dims.values())
 
 
-def test_json_round_trip():
+def test_capture_when_written_as_json_then_reads_back_equal():
     capture = _capture(x=Dim("b", min=2, max=64))
     assert Capture.from_json(capture.to_json()) == capture
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"arg_names": 3}', "null"])
-def test_damaged_json_is_refused(text):
+def test_capture_when_its_json_is_damaged_then_refused(text):
     with pytest.raises(InputError, match="not the description of a captured call"):
         Capture.from_json(text)
 
 
-def test_output_structure_is_the_models_own():
+def test_output_when_unflattened_then_the_models_own_structure():
     capture = _capture()
     out = capture.unflatten_output([1, 2, None])
     assert out == {"sum": 1, "scaled": 2, "none": None}

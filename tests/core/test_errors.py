@@ -30,7 +30,7 @@ class Net(nn.Module):
         return self.block(x)
 
 
-def test_error_adds_node_module_and_source():
+def test_error_when_given_a_node_then_adds_node_module_and_source():
     gm = export(Net(), (torch.randn(1, 2),)).module()
     (node,) = [n for n in gm.graph.nodes if n.op == "call_function"]
     text = str(UnsupportedError("no such thing", node=node, rule="row 3", fix="leave it"))
@@ -60,7 +60,7 @@ def test_source_when_torch_called_last_then_the_line_before_it(files, expected):
     assert source_line(node) == (f"{expected}  y = x" if expected else "")
 
 
-def test_errors_pickle():
+def test_error_when_pickled_then_text_and_fix_stay():
     made = pickle.loads(pickle.dumps(InputError("bad", fix="good")))
     assert (str(made), made.fix) == (str(InputError("bad", fix="good")), "good")
     extra = pickle.loads(pickle.dumps(MissingExtraError("onnx", "onnxscript")))
@@ -83,6 +83,6 @@ def test_error_when_torchao_raises_a_builtin_then_caught_as_that_too(refused, bu
     assert str(error) == "bad\n  fix     good"
 
 
-def test_near_offers_close_names_first():
+def test_near_when_names_are_close_then_offered_first():
     assert near("xnpack", ["onnx", "xnnpack"]).startswith('did you mean "xnnpack"?')
     assert near("zzz", []) == "known: none"

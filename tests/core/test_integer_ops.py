@@ -45,7 +45,7 @@ def zero_point(draw, dtype):
 
 @settings(max_examples=50)
 @given(st.data(), STORAGES, SEEDS)
-def test_a_difference_never_overflows(data, dtype, seed):
+def test_widen_when_the_difference_is_extreme_then_it_never_overflows(data, dtype, seed):
     x, zero = integers(seed, (7,), dtype), zero_point(data.draw, dtype)
     assert torch.equal(widen(compute, x, zero, dtype).long(), x.long() - zero)
 
@@ -126,7 +126,7 @@ def _requantized(value: int, factor: float, out: OutputRange) -> int:
 @pytest.mark.parametrize("bounds", [(0.0, None), (0.0, 6.0), (-1.0, 1.0), (None, None), (0, 1e30)])
 @settings(max_examples=50)
 @given(st.data(), SCALES)
-def test_bounds_in_integers_are_the_bounds_quantized(bounds, data, scale):
+def test_output_range_when_bounds_are_given_then_they_are_quantized(bounds, data, scale):
     zero = zero_point(data.draw, torch.int8)
     qp = QParams.per_tensor(scale, zero, -128, 127, torch.int8)
     out = output_range(qp, torch.int8, bounds)
@@ -140,7 +140,7 @@ def test_bounds_in_integers_are_the_bounds_quantized(bounds, data, scale):
 
 @settings(max_examples=50)
 @given(st.data(), STORAGES, SEEDS)
-def test_linear_is_the_sum_of_products(data, dtype, seed):
+def test_multiply_rows_when_values_are_random_then_the_sum_of_products(data, dtype, seed):
     rows, inner, out = (data.draw(st.integers(1, 5)) for _ in range(3))
     x, w = integers(seed, (2, rows, inner), dtype), integers(seed + 1, (out, inner), torch.int8)
     zero = zero_point(data.draw, dtype)
@@ -157,7 +157,7 @@ def test_linear_is_the_sum_of_products(data, dtype, seed):
 
 @settings(max_examples=50)
 @given(st.data(), SEEDS)
-def test_a_convolution_is_that_of_the_differences_with_zeros_around(data, seed):
+def test_convolve_when_padded_then_zeros_stand_around_the_differences(data, seed):
     rank = data.draw(st.integers(1, 3))
     groups, per = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
     kernel = [data.draw(st.integers(1, 3)) for _ in range(rank)]
@@ -187,7 +187,7 @@ def test_a_convolution_is_that_of_the_differences_with_zeros_around(data, seed):
 
 @settings(max_examples=50)
 @given(st.data(), st.sampled_from([torch.int8, torch.uint8, torch.int16]), SEEDS)
-def test_add_rounds_the_exact_sum_once(data, dtype, seed):
+def test_add_when_scales_differ_then_the_exact_sum_is_rounded_once(data, dtype, seed):
     first, second = data.draw(SCALES), data.draw(SCALES)
     factors = common_shift(first, second)
     x, y = integers(seed, (3, 4), dtype), integers(seed + 1, (4,), dtype)
@@ -205,7 +205,7 @@ def test_add_rounds_the_exact_sum_once(data, dtype, seed):
     assert float((exact - real).abs().max()) <= bound
 
 
-def test_factors_without_a_common_shift_are_declined():
+def test_common_shift_when_there_is_none_then_declined():
     assert common_shift(2.0**31, 1.0) is None
     assert common_shift(float("inf"), 1.0) is None
     assert common_shift(1e-30, 1e-30).shift == 61
@@ -213,7 +213,7 @@ def test_factors_without_a_common_shift_are_declined():
 
 @settings(max_examples=50)
 @given(st.data(), STORAGES, SEEDS, st.booleans())
-def test_sums_are_those_of_the_differences(data, dtype, seed, keepdim):
+def test_add_up_when_there_is_a_zero_point_then_the_sum_of_differences(data, dtype, seed, keepdim):
     x, zero = integers(seed, (2, 3, 4, 5), dtype), zero_point(data.draw, dtype)
     found = add_up(compute, x, [-2, 3], keepdim=keepdim, zero_point=zero, storage=dtype)
     assert found.dtype == torch.int32
@@ -222,7 +222,9 @@ def test_sums_are_those_of_the_differences(data, dtype, seed, keepdim):
 
 @settings(max_examples=50)
 @given(st.data(), STORAGES, SCALES, SEEDS)
-def test_quantize_and_dequantize_are_the_operators_to_the_last_bit(data, dtype, scale, seed):
+def test_quantize_and_dequantize_when_run_then_the_operators_to_the_last_bit(
+    data, dtype, scale, seed
+):
     low, high = LIMITS[dtype]
     zero = zero_point(data.draw, dtype)
     generator = torch.Generator().manual_seed(seed)

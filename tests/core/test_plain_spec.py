@@ -32,7 +32,7 @@ def spec_text(kind, context, children):
         ("[3, 4]", (1, 2)),
     ],
 )
-def test_unknown_class_then_its_fields_are_a_dict_or_a_tuple(context, expected):
+def test_spec_when_its_class_is_unknown_then_fields_are_a_dict_or_a_tuple(context, expected):
     text = spec_text("nobody.Result", context, [LEAF, LEAF])
     with pytest.warns(Pt2eQuantWarning, match=r"class nobody\.Result .* import nobody before"):
         spec = load_result_spec(text)
@@ -47,7 +47,7 @@ def test_unknown_class_when_it_is_inside_others_then_they_are_kept():
     assert pytree.tree_unflatten([1, 2], spec) == [{"a": 1}, 2]
 
 
-def test_known_structure_then_read_without_a_warning():
+def test_spec_when_its_structure_is_known_then_read_without_a_warning():
     spec = pytree.tree_structure({"x": (1, [2])})
     assert load_result_spec(pytree.treespec_dumps(spec)) == spec
 

@@ -19,17 +19,17 @@ def _table() -> Provenance:
     )
 
 
-def test_json_round_trip():
+def test_provenance_when_written_as_json_then_reads_back_equal():
     assert Provenance.from_json(_table().to_json()) == _table()
 
 
-def test_newer_version_says_so():
+def test_provenance_when_its_version_is_newer_then_says_so():
     data = json.loads(_table().to_json()) | {"version": 99}
     with pytest.raises(ArtifactError, match="version 99"):
         Provenance.from_json(json.dumps(data))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1, "tensors": [{}]}', "3"])
-def test_damaged_json_is_refused(text):
+def test_provenance_when_its_json_is_damaged_then_refused(text):
     with pytest.raises(ArtifactError, match="damaged"):
         Provenance.from_json(text)

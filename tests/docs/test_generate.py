@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_generated_pages_are_up_to_date():
+def test_pages_when_generated_then_up_to_date():
     done = subprocess.run(
         [sys.executable, "docs/generate.py", "--check"],
         cwd=ROOT,

@@ -65,7 +65,7 @@ def takes_other_sizes(artifact):
 
 @pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize("page", pages_with_code(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_blocks_of_a_page_run_in_order(page, monkeypatch, capsys):
+def test_python_blocks_when_run_in_order_then_they_work(page, monkeypatch, capsys):
     if page not in IN_THIS_PROCESS:
         verify_in_new_processes(monkeypatch)
     names = {"__name__": page.stem}
@@ -76,12 +76,12 @@ def test_python_blocks_of_a_page_run_in_order(page, monkeypatch, capsys):
             assert all(takes_other_sizes(artifact) for artifact in left), f"block {number}"
 
 
-def test_every_python_block_stands_at_the_margin_where_tests_find_it():
+def test_python_blocks_when_written_then_at_the_margin_where_tests_look():
     for page in DOCS.glob("**/*.md"):
         assert not re.search(r"^[ \t]+```python|^```(py|python3|Python)\n", page.read_text(), re.M)
 
 
-def test_console_commands_of_their_page_run(empty_folder, capsys):
+def test_console_commands_when_run_then_they_work(empty_folder, capsys):
     names = {"__name__": "command_line"}
     for block in [*setup_of(COMMANDS), *blocks(COMMANDS, "python")]:
         exec(compile(block, COMMANDS.name, "exec"), names)
@@ -99,7 +99,7 @@ def test_console_commands_of_their_page_run(empty_folder, capsys):
     assert (empty_folder / "results.npz").is_file()
 
 
-def test_the_first_two_shell_blocks_of_the_readme_are_the_two_commands():
+def test_readme_when_read_then_its_first_shell_blocks_run_and_test():
     run, test = blocks(README, "sh")[:2]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
@@ -113,7 +113,7 @@ def test_the_first_two_shell_blocks_of_the_readme_are_the_two_commands():
     assert test.rstrip().endswith("&& pytest -n auto --dist loadfile")
 
 
-def test_every_error_class_is_explained():
+def test_errors_page_when_read_then_every_error_class_is_explained():
     text = (ROOT / "docs" / "errors.md").read_text()
     source = (ROOT / "pt2e_quant" / "core" / "errors.py").read_text()
     for name in re.findall(r"^class (\w+)\(", source, re.MULTILINE):

@@ -17,7 +17,7 @@ def export(model, *args):
     return torch.export.export(model.eval(), args).module()
 
 
-def test_a_view_has_the_root_of_its_source():
+def test_roots_when_a_node_is_a_view_then_its_root_is_the_sources():
     class Views(nn.Module):
         def forward(self, x):
             y = x + 1
@@ -31,7 +31,7 @@ def test_a_view_has_the_root_of_its_source():
     assert root["x"] == "x"
 
 
-def test_results_of_one_call_are_apart():
+def test_roots_when_a_call_has_many_results_then_they_are_apart():
     class Parts(nn.Module):
         def forward(self, x):
             values, _ = x.topk(2)
@@ -41,7 +41,7 @@ def test_results_of_one_call_are_apart():
     assert [n.name for n in mutated_roots(gm.graph)] == ["getitem"]
 
 
-def test_buffers_written_directly_through_views_and_by_statistics():
+def test_mutated_buffers_when_written_in_any_way_then_all_are_found():
     class Writes(State):
         def __init__(self):
             super().__init__()
@@ -58,7 +58,7 @@ def test_buffers_written_directly_through_views_and_by_statistics():
     assert mutated_buffers(gm) == ("cache", "count", "mean", "var")
 
 
-def test_a_write_inside_a_region_is_seen():
+def test_mutated_buffers_when_written_inside_a_region_then_found():
     class Region(State):
         def forward(self, x):
             with torch.no_grad():
@@ -70,7 +70,7 @@ def test_a_write_inside_a_region_is_seen():
     assert mutated_buffers(gm) == ("count",)
 
 
-def test_evaluation_writes_nothing():
+def test_mutated_buffers_when_in_evaluation_then_none():
     gm = export(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()), torch.ones(2, 3))
     assert mutated_buffers(gm) == ()
     inplace = export(nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True)), torch.ones(2, 3))
@@ -78,7 +78,7 @@ def test_evaluation_writes_nothing():
     assert [n.name for n in mutated_roots(inplace.graph)] == ["linear"]
 
 
-def test_lists_written_in_place_are_seen():
+def test_mutated_buffers_when_a_list_is_written_in_place_then_found():
     class Lists(State):
         def forward(self, x):
             torch._foreach_add_([self.count, self.cache], 1)

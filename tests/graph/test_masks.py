@@ -39,7 +39,7 @@ def masks_of(model, *args):
     return {n.name for n in found.masks}, {n.name for n in found.masked_scores}, gm
 
 
-def test_additive_bert_style_mask_from_its_input_to_the_add():
+def test_masks_when_additive_like_bert_then_found_from_input_to_add():
     def apply(m, scores, seen):
         return (
             scores + (1.0 - seen[:, None, None, :].to(scores.dtype)) * torch.finfo(scores.dtype).min
@@ -51,7 +51,7 @@ def test_additive_bert_style_mask_from_its_input_to_the_add():
     assert not {"div", "matmul", "linear", "x"} & masks
 
 
-def test_masked_fill_and_where():
+def test_masks_when_by_masked_fill_or_where_then_found():
     masks, scores, _ = masks_of(
         Scores(lambda m, s, blocked: s.masked_fill(blocked, -math.inf)), Q, BLOCKED
     )
@@ -62,7 +62,7 @@ def test_masked_fill_and_where():
     assert (masks, scores) == ({"mask"}, {"where"})
 
 
-def test_causal_masks_from_buffers():
+def test_masks_when_causal_from_buffers_then_found():
     masks, scores, _ = masks_of(Scores(lambda m, s, _: s + m.causal), Q, SEEN)
     assert (masks, scores) == ({"causal"}, {"add"})
     masks, scores, _ = masks_of(
@@ -72,7 +72,7 @@ def test_causal_masks_from_buffers():
     assert scores == {"masked_fill", "add"}
 
 
-def test_a_mask_added_by_the_product_itself():
+def test_masks_when_the_product_itself_adds_them_then_found():
     def apply(m, scores, seen):
         x = scores.flatten(0, 1)
         bias = (1.0 - seen.to(x.dtype)).repeat_interleave(4, 0)[:, None, :] * -1e9
@@ -83,7 +83,7 @@ def test_a_mask_added_by_the_product_itself():
     assert scores == {"baddbmm", "view"}
 
 
-def test_two_masks_on_the_way():
+def test_masks_when_there_are_two_then_both_are_found():
     def apply(m, scores, seen):
         return (scores + m.causal) * 0.5 + (seen[:, None, None, :] - 1) * 1e9
 
@@ -92,7 +92,7 @@ def test_two_masks_on_the_way():
     assert scores == {"add", "mul", "add_1"}
 
 
-def test_a_mask_that_is_data_elsewhere_is_a_mask_only_where_it_is_one():
+def test_masks_when_one_is_data_elsewhere_then_only_its_mask_part_is_found():
     class Pooled(Scores):
         def forward(self, x, mask):
             attended = self.q(super().forward(x, mask))
@@ -107,7 +107,7 @@ def test_a_mask_that_is_data_elsewhere_is_a_mask_only_where_it_is_one():
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
-def test_the_mask_of_attention_before_and_after_it_is_written_out(dtype):
+def test_masks_when_attention_is_written_out_then_found_before_and_after(dtype):
     class Attention(nn.Module):
         def forward(self, q, mask):
             return F.scaled_dot_product_attention(q, q, q, mask)
@@ -124,7 +124,7 @@ def test_the_mask_of_attention_before_and_after_it_is_written_out(dtype):
     assert all(user in found.masks for user in gate.users), show(gm)
 
 
-def test_biases_and_data_are_no_masks():
+def test_masks_when_operands_are_biases_or_data_then_none():
     class Classifier(nn.Module):
         def __init__(self):
             super().__init__()
@@ -138,7 +138,7 @@ def test_biases_and_data_are_no_masks():
     assert (masks, scores) == (set(), set())
 
 
-def test_a_bias_computed_from_a_product_is_data():
+def test_masks_when_a_bias_is_computed_from_a_product_then_none():
     def apply(m, scores, _):
         return scores + scores.transpose(-1, -2) @ scores
 
@@ -147,7 +147,7 @@ def test_a_bias_computed_from_a_product_is_data():
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_the_masks_of_bert(implementation):
+def test_masks_when_the_model_is_bert_then_one_per_softmax(implementation):
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=16,

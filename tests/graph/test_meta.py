@@ -33,7 +33,7 @@ def weights():
     return gm, [n.args[1] for n in gm.graph.nodes if n.target is aten.linear.default]
 
 
-def test_a_constant_is_read_through_views_and_casts():
+def test_constant_when_behind_views_and_casts_then_read():
     gm, (viewed, written, computed) = weights()
     assert torch.equal(constant_of(gm, viewed), gm.w.detach())
     assert source_constant(viewed).target == "w"
@@ -45,7 +45,7 @@ def test_a_constant_is_read_through_views_and_casts():
     assert computed not in constants
 
 
-def test_a_fake_value_keeps_symbols_and_adds_no_guard():
+def test_fake_value_when_sizes_are_symbolic_then_kept_without_a_guard():
     gm, _ = weights()
     x = next(n for n in gm.graph.nodes if n.op == "placeholder")
     mode = fake_mode_of(gm.graph)
@@ -57,6 +57,6 @@ def test_a_fake_value_keeps_symbols_and_adds_no_guard():
     assert mode.cache_enabled
 
 
-def test_a_graph_without_values_gets_a_fresh_mode():
+def test_fake_mode_when_the_graph_has_no_values_then_a_fresh_one():
     gm = torch.fx.symbolic_trace(nn.ReLU())
     assert fake_mode_of(gm.graph) is not None

@@ -26,23 +26,23 @@ RELU = OpRow(
 )
 
 
-def test_two_rows_that_match_the_same_are_refused():
+def test_table_when_two_rows_match_the_same_then_refused():
     with pytest.raises(ConfigError, match="rows of equal width match the same nodes"):
         OpTable(backend="Toy", rows=(RELU, replace(RELU, name="again")))
 
 
-def test_two_rows_of_one_name_are_refused():
+def test_table_when_two_rows_have_one_name_then_refused():
     other = replace(RELU, find=(Op(aten.tanh.default, Var("x")),))
     with pytest.raises(ConfigError, match="two rows of one name"):
         OpTable(backend="Toy", rows=(RELU, other))
 
 
-def test_sharing_with_a_slot_that_is_not_there_is_refused():
+def test_table_when_a_row_shares_with_no_slot_then_refused():
     with pytest.raises(ConfigError, match='row "relu" has no slot "y"'):
         OpTable(backend="Toy", rows=(replace(RELU, share=(("x", "y"),)),))
 
 
-def test_slot_takes_the_axis_of_its_operator():
+def test_slot_when_its_operator_has_an_axis_then_the_scheme_takes_it():
     slot = Slot(
         at="w",
         role=Role.WEIGHT,
@@ -52,13 +52,13 @@ def test_slot_takes_the_axis_of_its_operator():
     assert slot.resolve(scheme).granularity.axis == 1
 
 
-def test_slot_refuses_with_expected_and_found():
+def test_slot_when_the_scheme_does_not_fit_then_says_expected_and_found():
     scheme = Scheme(name="u8", input=UINT8_ACTIVATION, output=None, weight=None)
     with pytest.raises(ValueError, match=r'its input "x" takes int8.*, not uint8'):
         IN.resolve(scheme)
 
 
-def test_slot_that_takes_many_schemes_names_those_most_alike():
+def test_slot_when_it_takes_many_schemes_then_names_those_most_alike():
     groups = (None, 16, 32, 64, 128)
     accepts = tuple(
         weight_scheme(bits, group, symmetric=symmetric)
@@ -74,7 +74,7 @@ def test_slot_that_takes_many_schemes_names_those_most_alike():
     assert first.startswith("int4[-8, 7] symmetric PerGroup(group_size=32, axis=-1) or int4")
 
 
-def test_optional_slot_stays_float_where_the_scheme_says_so():
+def test_slot_when_optional_and_the_scheme_is_float_then_stays_float():
     scheme = Scheme(name="s", input=INT8_ACTIVATION, output=None, weight=None)
     assert replace(RESULT, is_optional=True).resolve(scheme) is None
     with pytest.raises(ValueError, match='scheme "s" leaves its output "out" float'):

@@ -60,7 +60,7 @@ def names(matches):
     return [(key, m.anchor.name) for key, m in matches]
 
 
-def test_the_widest_chain_wins_in_any_row_order():
+def test_match_when_rows_are_in_any_order_then_the_widest_chain_wins():
     def forward(m, x):
         y = F.relu(m.bn(m.conv(x)))
         return m.conv(y) + 1
@@ -90,19 +90,19 @@ def test_the_widest_chain_wins_in_any_row_order():
         F.relu6,
     ],
 )
-def test_every_spelling_of_relu6_is_one(act):
+def test_match_when_relu6_is_in_any_form_then_found(act):
     graph = graph_of(lambda m, x: act(m.conv(x)), IMAGE, conv=nn.Conv2d(3, 3, 1))
     found = find_matches(graph, [("relu6", Op(RELU6, CONV, name="act"))])
     assert len(found) == 1
 
 
-def test_other_bounds_are_no_relu6():
+def test_match_when_bounds_are_others_then_no_relu6():
     graph = graph_of(lambda m, x: F.hardtanh(x, 0, 5) + x.clamp(min=0), IMAGE)
     rows = [("relu6", Op(RELU6, Var("x"))), ("tanh", Op(HARDTANH, Var("x")))]
     assert names(find_matches(graph, rows)) == [("tanh", "hardtanh")]
 
 
-def test_a_spelling_with_fixed_arguments_beats_its_general_form():
+def test_match_when_arguments_are_fixed_then_beats_the_general_form():
     graph = graph_of(lambda m, x: F.hardtanh(x, 0, 6), IMAGE)
     rows = [("tanh", Op(HARDTANH, Var("x"))), ("relu6", Op(RELU6, Var("x")))]
     assert ties(rows) == []
@@ -110,7 +110,7 @@ def test_a_spelling_with_fixed_arguments_beats_its_general_form():
     assert names(find_matches(graph, rows[::-1])) == [("relu6", "hardtanh")]
 
 
-def test_defaults_and_keywords_are_normalised():
+def test_match_when_arguments_are_defaults_or_keywords_then_read_alike():
     conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
     graph = graph_of(
         lambda m, x: torch.conv2d(m.conv(x), m.conv.weight, padding=2), IMAGE, conv=conv
@@ -121,7 +121,7 @@ def test_defaults_and_keywords_are_normalised():
     assert [m.arg("conv", "groups") for _, m in found] == [1, 1]
 
 
-def test_an_interior_value_may_have_one_reader_only():
+def test_match_when_an_interior_value_has_two_readers_then_none():
     def forward(m, x):
         y = m.conv(x)
         return F.relu(y), y
@@ -142,7 +142,7 @@ def test_an_interior_value_when_it_is_an_operand_too_then_not_matched():
     assert len(find_matches(graph, [("sum", Op(ADD, shared, Var("y")))])) == 1
 
 
-def test_the_anchor_may_have_any_readers():
+def test_match_when_the_anchor_has_many_readers_then_found():
     def forward(m, x):
         y = F.relu(m.conv(x))
         return y + 1, y + 2, y
@@ -151,7 +151,7 @@ def test_the_anchor_may_have_any_readers():
     assert len(find_matches(graph, [("a", Op(RELU, CONV))])) == 1
 
 
-def test_a_name_used_twice_is_one_value():
+def test_match_when_a_name_is_used_twice_then_it_is_one_value():
     silu = either_order(MUL, Var("x"), Op(SIGMOID, Var("x")))
     graph = graph_of(
         lambda m, x, y: (x * x.sigmoid(), x.sigmoid() * x, x * y.sigmoid()), IMAGE, IMAGE + 1
@@ -162,7 +162,7 @@ def test_a_name_used_twice_is_one_value():
     assert names(find_matches(square, [("sq", Op(MUL, Var("x"), Var("x")))])) == [("sq", "mul")]
 
 
-def test_literals_lists_and_predicates():
+def test_match_when_by_literals_lists_or_predicates_then_only_what_fits():
     graph = graph_of(lambda m, x, y: (torch.cat([x, y], 1), torch.cat([x, x, y])), IMAGE, IMAGE + 1)
     rows = [("channels", Op(CAT, Many("xs"), Lit(1))), ("any", Op(CAT, Many("xs")))]
     found = find_matches(graph, rows)
@@ -176,7 +176,7 @@ def test_literals_lists_and_predicates():
     assert len(find_matches(scaled, [("scale", Op(MUL, Var("x"), numbers))])) == 1
 
 
-def test_views_may_stand_between_where_asked_for():
+def test_match_when_views_stand_between_then_found_only_if_asked_for():
     graph = graph_of(
         lambda m, x: m.fc(x).transpose(1, 2).relu(), torch.ones(2, 3, 4), fc=nn.Linear(4, 5)
     )
@@ -187,7 +187,7 @@ def test_views_may_stand_between_where_asked_for():
     assert [n.name for n in match.covered] == ["linear", "transpose", "relu"]
 
 
-def test_a_call_with_several_results_matches_at_the_first():
+def test_match_when_a_call_has_several_results_then_at_the_first():
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).eval()
     graph = torch.export.export(model, (IMAGE,)).run_decompositions({}).module().graph
     conv = Op((aten.conv2d.default, aten.convolution.default), Var("x"), name="conv")
@@ -196,7 +196,7 @@ def test_a_call_with_several_results_matches_at_the_first():
     assert match.nodes["bn"] is match.anchor.args[0]
 
 
-def test_constants_are_seen_through_views_but_not_if_written():
+def test_match_when_a_constant_is_viewed_then_seen_unless_written():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -215,7 +215,7 @@ def test_constants_are_seen_through_views_but_not_if_written():
     assert all(m.is_constant("b") for _, m in found), "no bias is a constant"
 
 
-def test_two_patterns_for_one_place_are_a_tie():
+def test_ties_when_two_patterns_fit_one_place_then_named():
     rows = [("a", Op(RELU, CONV)), ("b", Op(RELU, Op(CONV2D, Var("in")))), ("c", Op(RELU6, CONV))]
     assert ties(rows) == [("a", "b")]
     assert ties([("x", Op(CLAMP, Var("x"))), ("y", Op(RELU6, Var("x")))]) == []
@@ -225,7 +225,7 @@ def test_two_patterns_for_one_place_are_a_tie():
     assert ties([("a", CONV), ("b", grouped)]) == []
 
 
-def test_predicates_that_do_not_exclude_each_other_are_refused():
+def test_match_when_predicates_both_hold_then_refused():
     graph = graph_of(lambda m, x: x.relu(), IMAGE)
     rows = [
         ("a", Op(RELU, where=lambda n: True)),
@@ -235,20 +235,20 @@ def test_predicates_that_do_not_exclude_each_other_are_refused():
         find_matches(graph, rows)
 
 
-def test_a_name_given_to_two_operators_is_refused():
+def test_match_when_two_operators_have_one_name_then_refused():
     with pytest.raises(ConfigError, match='the name "a" twice'):
         find_matches(
             graph_of(lambda m, x: x + 1, IMAGE), [("k", Op(RELU, Op(RELU, name="a"), name="a"))]
         )
 
 
-def test_a_spelling_reads_its_arguments_by_name():
+def test_match_when_a_form_fixes_an_argument_then_read_by_name():
     four = spelled(aten.leaky_relu.default, negative_slope=0.25)
     graph = graph_of(lambda m, x: F.leaky_relu(F.leaky_relu(x, 0.25)), IMAGE)
     assert names(find_matches(graph, [("k", Op(four, Var("x")))])) == [("k", "leaky_relu")]
 
 
-def test_tries_grow_with_the_graph_and_not_with_the_rows(monkeypatch):
+def test_match_when_the_graph_grows_then_tries_grow_with_it_not_with_rows(monkeypatch):
     tries = []
     op = Attempt.op
 
@@ -294,7 +294,7 @@ ACTS = {
     seed=st.randoms(use_true_random=False),
 )
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
-def test_a_random_net_is_matched_layer_by_layer(layers, seed):
+def test_match_when_the_net_is_random_then_layer_by_layer(layers, seed):
     """Each layer is a linear or a sum, maybe an activation, maybe with a second reader."""
 
     def forward(m, x):
@@ -325,7 +325,7 @@ def test_a_random_net_is_matched_layer_by_layer(layers, seed):
     assert len(covered) == len(set(covered)), "matches do not overlap"
 
 
-def test_a_step_takes_further_arguments():
+def test_chain_when_a_step_has_further_arguments_then_matched():
     rows = chain(CONV, step(ADD, "sum", Var("other")), maybe(RELU))
     graph = graph_of(lambda m, x: F.relu(m.conv(x) + x), IMAGE, conv=nn.Conv2d(3, 3, 1))
     [(_, match)] = find_matches(graph, [("res", op) for op in rows])

@@ -50,7 +50,7 @@ RIGHT = swap("same", aten.relu.default)
 NO_RELU = absent("no relu is left", RELU)
 
 
-def test_a_decorated_function_is_a_pass_of_its_name():
+def test_graph_pass_when_a_function_is_decorated_then_a_pass_of_its_name():
     @graph_pass(needs=(), gives=(NO_RELU,))
     def my_pass(gm):
         """Do nothing."""
@@ -61,7 +61,7 @@ def test_a_decorated_function_is_a_pass_of_its_name():
     assert my_pass.gives == (NO_RELU,)
 
 
-def test_one_recompile_ends_a_run(gm, monkeypatch):
+def test_run_when_many_passes_run_then_one_recompile_ends_it(gm, monkeypatch):
     calls = []
     compile_ = type(gm).recompile
     monkeypatch.setattr(type(gm), "recompile", lambda self: calls.append(1) or compile_(self))
@@ -71,12 +71,12 @@ def test_one_recompile_ends_a_run(gm, monkeypatch):
     assert all(r.time_s > 0 for r in records)
 
 
-def test_a_pass_alone_can_be_called_afterwards(gm):
+def test_pass_when_called_alone_then_the_module_runs_the_new_graph(gm):
     swap("negate", aten.neg.default)(gm)
     assert torch.equal(gm(X), -X + 1)
 
 
-def test_a_changed_output_names_the_pass_and_those_before_it(gm):
+def test_verify_when_outputs_change_then_names_the_pass_and_those_before(gm):
     wrong = swap("wrong", aten.neg.default)
     with pytest.raises(
         InvariantError, match=r"wrong changed the outputs \(output 0: .*\); passes before it: same"
@@ -84,7 +84,7 @@ def test_a_changed_output_names_the_pass_and_those_before_it(gm):
         run_passes(gm, (RIGHT, wrong), verify=True, sample=((X,), {}))
 
 
-def test_a_broken_promise_names_the_pass(gm):
+def test_verify_when_a_pass_breaks_its_promise_then_named(gm):
     liar = swap("liar", aten.relu.default, gives=(NO_RELU,))
     with pytest.raises(InvariantError, match=r"liar broke: no relu is left \(relu_1 left\)"):
         run_passes(gm, (liar,), verify=True)
@@ -98,7 +98,7 @@ def insert_relu(gm):
     return PassResult(changed=editor.finish())
 
 
-def test_a_later_pass_must_keep_earlier_promises(gm):
+def test_verify_when_a_later_pass_breaks_an_earlier_promise_then_named(gm):
     first = swap("first", aten.relu6.default, gives=(NO_RELU,))
     second = GraphPass("second", insert_relu, needs=(), gives=())
     with pytest.raises(
@@ -113,13 +113,13 @@ def test_run_passes_when_a_pass_ends_a_promise_then_it_may_break_it(gm):
     assert [record.changed for record in run_passes(gm, (first, second), verify=True)] == [True] * 2
 
 
-def test_an_unmet_need_is_refused_before_the_pass(gm):
+def test_verify_when_a_need_is_unmet_then_refused_before_the_pass(gm):
     needy = GraphPass("needy", lambda gm: PassResult(changed=False), needs=(NO_RELU,), gives=())
     with pytest.raises(InvariantError, match="needy needs: no relu is left"):
         run_passes(gm, (needy,), verify=True)
 
 
-def test_a_node_without_value_is_found(gm):
+def test_verify_when_a_node_has_no_value_then_found(gm):
     def forget(gm):
         node = next(n for n in gm.graph.nodes if n.name == "relu")
         del node.meta["val"]
@@ -145,7 +145,7 @@ def test_run_passes_when_the_environment_asks_then_it_verifies(gm, monkeypatch, 
         run_passes(gm, (liar,))
 
 
-def test_a_trial_run_restores_what_it_writes(gm):
+def test_trial_run_when_it_writes_buffers_then_restored(gm):
     given = X.clone()
     found = trial_run(gm, ((given,), {}))
     assert torch.equal(found[0], X.relu() + 1)
@@ -154,12 +154,12 @@ def test_a_trial_run_restores_what_it_writes(gm):
     assert torch.equal(given, X)
 
 
-def test_verification_leaves_buffers_alone(gm):
+def test_verify_when_run_then_buffers_are_left_alone(gm):
     run_passes(gm, (RIGHT,), verify=True, sample=((X,), {}))
     assert torch.equal(gm.count, torch.zeros(1))
 
 
-def test_an_error_inside_a_pass_leaves_a_module_that_runs(gm):
+def test_run_when_a_pass_raises_then_the_module_still_runs(gm):
     def fail(gm):
         raise InvariantError("no")
 
@@ -188,9 +188,9 @@ def test_an_error_inside_a_pass_leaves_a_module_that_runs(gm):
         (3, 4, False),
     ],
 )
-def test_outputs_may_differ_by_rounding_only(a, b, same):
+def test_first_difference_when_values_differ_then_only_rounding_is_allowed(a, b, same):
     assert (first_difference([a], [b]) is None) == same
 
 
-def test_a_missing_output_is_a_difference():
+def test_first_difference_when_an_output_is_missing_then_said():
     assert first_difference([1], []) == "1 outputs expected, 0 found"

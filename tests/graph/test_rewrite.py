@@ -35,7 +35,7 @@ def double(m, editor):
 DOUBLE = Rule("doubled", Op(RELU, Var("x")), double)
 
 
-def test_every_match_is_rewritten_with_one_recompile(monkeypatch):
+def test_rewrite_when_there_are_many_matches_then_one_recompile(monkeypatch):
     gm = export(lambda m, x: x.relu().relu().relu() + 1)
     calls = []
     compile_ = type(gm).recompile
@@ -59,7 +59,7 @@ def test_every_match_is_rewritten_with_one_recompile(monkeypatch):
     assert torch.equal(gm(X), X * 8 + 1)
 
 
-def test_a_skip_leaves_the_graph_and_tells_why():
+def test_rewrite_when_a_rule_skips_then_the_graph_stays_and_says_why():
     def declined(m, editor):
         editor.call(aten.neg.default, m["x"], like=m.anchor)
         return Skip("not today")
@@ -72,7 +72,7 @@ def test_a_skip_leaves_the_graph_and_tells_why():
     assert [(n.node, n.text, n.skipped) for n in result.notes] == [("relu", "not today", True)]
 
 
-def test_a_rule_never_sees_the_result_of_another():
+def test_rewrite_when_two_rules_apply_then_neither_sees_the_others_result():
     def negate(m, editor):
         return editor.call(aten.neg.default, m["x"], like=m.anchor)
 
@@ -85,12 +85,12 @@ def test_a_rule_never_sees_the_result_of_another():
     ]
 
 
-def test_nothing_found_changes_nothing():
+def test_rewrite_when_nothing_is_found_then_nothing_changes():
     gm = export(lambda m, x: x + 1)
     assert not rewrite(gm, (DOUBLE,)).changed
 
 
-def test_new_nodes_carry_value_and_trace():
+def test_rewrite_when_a_node_is_made_then_carries_value_and_trace():
     rows = torch.export.Dim("rows", min=2, max=9)
     gm = export(lambda m, x: m.act(x), ({0: rows},), act=nn.ReLU())
     rewrite(gm, (DOUBLE,))
@@ -103,7 +103,7 @@ def test_new_nodes_carry_value_and_trace():
     assert "F.relu(" in node.meta["stack_trace"]
 
 
-def test_names_of_constants_are_unique():
+def test_editor_when_constants_are_made_then_their_names_are_unique():
     gm = export(lambda m, x: m.fc(x), fc=nn.Linear(4, 4))
     editor = Editor(gm)
     like = next(n for n in gm.graph.nodes if n.op == "call_function")
@@ -114,7 +114,7 @@ def test_names_of_constants_are_unique():
     assert made[0].meta["val"].shape == (2,)
 
 
-def test_making_many_constants_takes_linear_time():
+def test_editor_when_many_constants_are_made_then_each_name_takes_one_probe():
     gm = export(lambda m, x: m.fc(x), fc=nn.Linear(4, 4))
     editor = Editor(gm)
     for _ in range(500):
@@ -123,7 +123,7 @@ def test_making_many_constants_takes_linear_time():
     assert probes == 500, "each name is found at the first try"
 
 
-def test_rebind_makes_a_new_tensor_under_the_old_name():
+def test_rebind_when_a_constant_has_one_reader_then_new_tensor_under_old_name():
     gm = export(lambda m, x: m.fc(x), fc=nn.Linear(4, 4))
     reader = next(n for n in gm.graph.nodes if n.op == "call_function")
     weight = next(n for n in gm.graph.nodes if n.target == "fc.weight")
@@ -137,7 +137,7 @@ def test_rebind_makes_a_new_tensor_under_the_old_name():
     assert torch.equal(gm.fc.weight, before * 2)
 
 
-def test_rebind_of_a_shared_constant_makes_a_new_name():
+def test_rebind_when_a_constant_is_shared_then_a_new_name():
     gm = export(lambda m, x: m.fc(m.fc(x)), fc=nn.Linear(4, 4))
     reader = next(n for n in gm.graph.nodes if n.op == "call_function")
     weight = next(n for n in gm.graph.nodes if n.target == "fc.weight")
@@ -145,7 +145,7 @@ def test_rebind_of_a_shared_constant_makes_a_new_name():
     assert made.target == "fc.weight_1"
 
 
-def test_a_replaced_node_stands_for_its_replacement():
+def test_editor_when_a_node_is_replaced_then_stands_for_its_replacement():
     gm = export(lambda m, x: (x.relu() + 1).sum())
     editor = Editor(gm)
     relu, add = (n for n in gm.graph.nodes if n.name in ("relu", "add"))
@@ -158,7 +158,7 @@ def test_a_replaced_node_stands_for_its_replacement():
     assert [n.name for n in gm.graph.nodes if n.op == "call_function"] == ["neg", "abs_1", "sum_1"]
 
 
-def test_replace_may_spare_readers():
+def test_replace_when_readers_are_excepted_then_they_keep_the_old():
     gm = export(lambda m, x: x.relu() + 1)
     editor = Editor(gm)
     relu = next(n for n in gm.graph.nodes if n.name == "relu")
@@ -172,7 +172,7 @@ def test_replace_may_spare_readers():
     ]
 
 
-def test_a_value_missing_at_an_input_is_named():
+def test_editor_when_an_input_has_no_value_then_named():
     gm = export(lambda m, x: x.relu())
     relu = next(n for n in gm.graph.nodes if n.name == "relu")
     del relu.meta["val"]

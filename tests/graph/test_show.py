@@ -5,7 +5,7 @@ from pt2e_quant.graph.show import show, show_type
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 
-def test_the_text_does_not_depend_on_names_or_spelling():
+def test_show_when_names_or_argument_forms_differ_then_the_same_text():
     class Positional(nn.Module):
         def forward(self, x):
             return torch.ops.aten.softmax.int(x, 1, None).sum(dim=1)
@@ -31,7 +31,7 @@ def test_the_text_does_not_depend_on_names_or_spelling():
     )
 
 
-def test_bodies_are_shown_below():
+def test_show_when_there_are_bodies_then_shown_below():
     class Branch(nn.Module):
         def forward(self, x):
             return torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
@@ -56,13 +56,13 @@ def test_bodies_are_shown_below():
     )
 
 
-def test_types_are_short():
+def test_show_type_when_tensors_or_tuples_then_short():
     assert show_type(torch.ones(2, 3, dtype=torch.int8)) == "i8[2, 3]"
     assert show_type((torch.ones(1), torch.ones(1, dtype=torch.bool))) == "(f32[1], bool[1])"
     assert show_type(None) == ""
 
 
-def test_unsigned_dtype_is_no_symbol():
+def test_show_when_a_dtype_is_unsigned_then_no_symbol():
     class Bytes(torch.nn.Module):
         def forward(self, x):
             return x.to(torch.uint8)

@@ -18,7 +18,7 @@ def outer_names(gm):
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 
-def test_weights_of_branches_are_traced_to_the_module():
+def test_constants_when_branches_read_weights_then_traced_to_the_module():
     class Branch(Weighted):
         def forward(self, x):
             return torch.cond(x.sum() > 0, lambda v: self.fc(v), lambda v: v - 1, (x,))
@@ -31,7 +31,7 @@ def test_weights_of_branches_are_traced_to_the_module():
         assert inner.meta["val"].shape == outer.meta["val"].shape
 
 
-def test_weights_of_branches_in_branches():
+def test_constants_when_branches_are_nested_then_traced_to_the_module():
     class Nested(Weighted):
         def forward(self, x):
             def then(v):
@@ -46,7 +46,7 @@ def test_weights_of_branches_in_branches():
     assert all(n.graph is gm.graph for n in inner[0].constants.values())
 
 
-def test_values_carried_by_a_loop_are_no_constants():
+def test_constants_when_a_loop_carries_a_value_then_not_among_them():
     from torch._higher_order_ops import while_loop
 
     class Loop(Weighted):
@@ -61,7 +61,7 @@ def test_values_carried_by_a_loop_are_no_constants():
     assert names == {"fc.bias", "fc.weight"}
 
 
-def test_a_written_buffer_is_no_constant():
+def test_constants_when_a_buffer_is_written_then_not_among_them():
     class Counts(Weighted):
         def forward(self, x):
             self.count.add_(1)

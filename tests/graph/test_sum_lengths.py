@@ -38,6 +38,6 @@ def test_annotate_when_a_sum_may_leave_int32_then_float(backend, recipe, name):
         prepared(LONGEST_SUM + 1)
 
 
-def test_longest_sum_is_the_longest_that_int32_holds():
+def test_longest_sum_when_products_are_largest_then_just_fits_int32():
     largest = 255 * 128
     assert LONGEST_SUM * largest <= torch.iinfo(torch.int32).max < (LONGEST_SUM + 1) * largest

@@ -107,7 +107,7 @@ def check(name, backend, recipe):
     ("name", "backend", "recipe"),
     [("albert", "onnx", "int8"), ("albert", "xnnpack", "int8_dynamic")],
 )
-def test_architecture(name, backend, recipe):
+def test_architecture_when_in_the_fast_subset_then_near_its_float_model(name, backend, recipe):
     check(name, backend, recipe)
 
 
@@ -115,7 +115,7 @@ def test_architecture(name, backend, recipe):
 @pytest.mark.parametrize("recipe", ["int8", "int8_dynamic"])
 @pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_every_architecture(name, backend, recipe):
+def test_architecture_when_any_backend_and_recipe_then_near_its_float_model(name, backend, recipe):
     if MODELS[name][3] == "image" and recipe == "int8_dynamic" and name in ("convnext", "regnet"):
         pytest.skip("its convolutions are float in dynamic recipes")
     check(name, backend, recipe)

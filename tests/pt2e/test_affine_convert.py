@@ -131,7 +131,9 @@ class Tied(nn.Module):
     ],
 )
 @pytest.mark.parametrize("mapping", [MappingType.SYMMETRIC, MappingType.ASYMMETRIC])
-def test_weights_in_blocks_are_stored_as_integers_once(dtype, low, high, granularity, mapping):
+def test_weights_when_quantized_in_blocks_then_stored_as_integers_once(
+    dtype, low, high, granularity, mapping
+):
     torch.manual_seed(0)
     model, ids = Tied().eval(), torch.arange(6)
     observer = AffineQuantizedMinMaxObserver.with_args(

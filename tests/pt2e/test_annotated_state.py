@@ -30,7 +30,7 @@ from pt2e_quant.pt2e.quantize_pt2e import prepare_pt2e
 # Inputs, outputs, layouts, sizes, devices
 
 
-def test_outputs_that_are_inputs_stay_so():
+def test_outputs_when_they_are_inputs_then_they_stay_so():
     def rule(f):
         node = f.one(aten.tanh.default)
         f.note(node, {node.args[0]: INT8}, INT8)
@@ -42,7 +42,7 @@ def test_outputs_that_are_inputs_stay_so():
     assert torch.equal(found[2], X)
 
 
-def test_an_input_that_is_read_quantized_and_returned_stays_float():
+def test_input_when_quantized_and_also_returned_then_returned_in_float():
     def rule(f):
         node = f.one(aten.tanh.default)
         f.note(node, {node.args[0]: INT8}, INT8)
@@ -51,7 +51,7 @@ def test_an_input_that_is_read_quantized_and_returned_stays_float():
     assert torch.equal(gm(X * 1.01)["x"][0], X * 1.01)
 
 
-def test_channels_last_stays_channels_last():
+def test_memory_format_when_channels_last_then_stays_so():
     def rule(f):
         conv = f.one(aten.conv2d.default)
         x, w = conv.args[:2]
@@ -66,7 +66,7 @@ def test_channels_last_stays_channels_last():
     assert gm.state_dict()["weight_q"].is_contiguous()
 
 
-def test_dynamic_sizes_stay_dynamic_in_every_dimension():
+def test_sizes_when_dynamic_then_stay_so_in_every_dimension():
     def rule(f):
         linear, cat = f.one(aten.linear.default), f.one(aten.cat.default)
         x, w = linear.args[:2]
@@ -84,7 +84,7 @@ def test_dynamic_sizes_stay_dynamic_in_every_dimension():
     assert len(again.range_constraints) == 2
 
 
-def test_each_device_keeps_its_constants():
+def test_constants_when_on_two_devices_then_each_device_keeps_its_own():
     def rule(f):
         for node in f.all(aten.linear.default):
             x, w = node.args[:2]
@@ -128,7 +128,7 @@ def cache_rule(f):
     f.note(matmul, dict.fromkeys(matmul.args, INT8), INT8)
 
 
-def test_a_cache_is_still_written_after_convert_and_export():
+def test_cache_when_converted_and_exported_then_still_written():
     torch.manual_seed(0)
     model = Cache().eval()
     inputs = [(torch.randn(1, 4),) for _ in range(4)]
@@ -151,7 +151,7 @@ def test_a_cache_is_still_written_after_convert_and_export():
     assert int((gm.rows.abs().sum(1) > 0).sum()) == 4
 
 
-def test_a_cache_may_be_kept_in_integers():
+def test_cache_when_the_model_keeps_it_in_integers_then_left_alone():
     """The model writes and reads int8 by itself: the quantizer leaves the buffer alone."""
     quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
     dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default

@@ -34,7 +34,7 @@ from pt2e_quant.pt2e.quantizer import (  # noqa: E402
 # Sharing
 
 
-def test_cat_of_a_tensor_with_itself_shares_one_scale():
+def test_cat_when_of_a_tensor_with_itself_then_one_scale():
     def rule(f):
         cat = f.one(aten.cat.default)
         x = cat.args[0][0]
@@ -44,7 +44,7 @@ def test_cat_of_a_tensor_with_itself_shares_one_scale():
     assert len(set(scales(gm))) == 1
 
 
-def test_cat_inputs_of_two_producers_share_forward():
+def test_cat_when_inputs_have_two_producers_then_one_scale():
     def rule(f):
         cat = f.one(aten.cat.default)
         a, b = cat.args[0]
@@ -54,7 +54,7 @@ def test_cat_inputs_of_two_producers_share_forward():
     assert len(set(scales(gm))) == 1
 
 
-def test_sharing_with_an_output_that_comes_later_and_on_from_there():
+def test_sharing_when_with_later_outputs_in_a_chain_then_one_scale():
     def rule(f):
         first, second, third = (
             f.one(aten.sin.default),
@@ -70,7 +70,7 @@ def test_sharing_with_an_output_that_comes_later_and_on_from_there():
     assert len({r.group for r in provenance_of(gm).tensors}) == 1
 
 
-def test_a_circle_of_sharing_takes_the_one_spec_in_it():
+def test_sharing_when_in_a_circle_then_its_one_spec_is_taken():
     def rule(f):
         first, second = f.one(aten.sin.default), f.one(aten.cos.default)
         f.note(first, output=shared((first, second)))
@@ -81,7 +81,7 @@ def test_a_circle_of_sharing_takes_the_one_spec_in_it():
     assert len(set(scales(gm))) == 1
 
 
-def test_equal_specs_of_one_tensor_share_unless_they_may_not():
+def test_specs_when_equal_on_one_tensor_then_share_unless_forbidden():
     def rule(sharing):
         def annotate(f):
             first, (a, b) = f.one(aten.sin.default), f.all(aten.tanh.default)
@@ -106,7 +106,7 @@ def product(observers):
     return scale, torch.zeros_like(scale, dtype=torch.int32)
 
 
-def test_a_bias_derives_its_scale_from_input_and_weight():
+def test_bias_when_derived_then_its_scale_is_of_input_and_weight():
     def rule(f):
         linear = f.one(aten.linear.default)
         x, w, b = linear.args
@@ -126,7 +126,7 @@ def test_a_bias_derives_its_scale_from_input_and_weight():
     assert torch.int32 in by_dtype
 
 
-def test_fixed_qparams_are_taken_as_they_are():
+def test_qparams_when_fixed_then_taken_as_they_are():
     def rule(f):
         node = f.one(aten.sigmoid.default)
         fixed = theirs_quantizer.FixedQParamsQuantizationSpec(
@@ -141,7 +141,7 @@ def test_fixed_qparams_are_taken_as_they_are():
 # Several readers, and requantize
 
 
-def test_readers_of_one_tensor_with_different_specs_get_their_own():
+def test_readers_when_their_specs_differ_then_each_gets_its_own():
     def rule(f):
         first, tanh, cos = (f.one(t.default) for t in (aten.sin, aten.tanh, aten.cos))
         f.note(tanh, {first: INT8})
@@ -152,7 +152,7 @@ def test_readers_of_one_tensor_with_different_specs_get_their_own():
     assert kinds == {torch.int8, torch.uint8}
 
 
-def test_output_and_input_of_one_tensor_in_different_types_requantize():
+def test_tensor_when_output_and_input_types_differ_then_requantized():
     def rule(f):
         first, second = f.one(aten.sin.default), f.one(aten.tanh.default)
         f.note(first, output=INT8)
@@ -168,7 +168,7 @@ def test_output_and_input_of_one_tensor_in_different_types_requantize():
 # What holds no float data, and constants
 
 
-def test_integers_and_booleans_are_left_alone():
+def test_tensors_when_integer_or_boolean_then_left_alone():
     def rule(f):
         for node in f.nodes:
             if node.op == "call_function":
@@ -186,7 +186,7 @@ def test_integers_and_booleans_are_left_alone():
     assert [v.dtype for v in values] == [torch.float32, torch.int64, torch.bool]
 
 
-def test_a_constant_is_observed_and_stored_once():
+def test_constant_when_annotated_then_stored_once_as_integers():
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -204,7 +204,7 @@ def test_a_constant_is_observed_and_stored_once():
     assert "table" not in gm.state_dict()
 
 
-def test_a_parameter_that_two_operators_read_is_stored_once():
+def test_parameter_when_two_operators_read_it_then_stored_once():
     def rule(f):
         for linear in f.all(aten.linear.default):
             x, w = linear.args[:2]
@@ -233,7 +233,7 @@ def test_a_parameter_that_two_operators_read_is_stored_once():
         lambda w: w.expand(4, 4),
     ],
 )
-def test_views_of_a_parameter_become_integers(view):
+def test_parameter_when_read_through_a_view_then_becomes_integers(view):
     def rule(f):
         linear = f.one(aten.linear.default)
         f.note(linear, {linear.args[0]: INT8, linear.args[1]: WEIGHT})
@@ -258,7 +258,7 @@ def test_views_of_a_parameter_become_integers(view):
 # The specs of this package are those of torchao, and may be mixed with them
 
 
-def test_specs_of_both_libraries_in_one_graph():
+def test_specs_when_of_both_libraries_in_one_graph_then_they_share():
     def rule(f):
         first, second, third = (f.one(t.default) for t in (aten.sin, aten.tanh, aten.cos))
         own = QuantizationSpec(

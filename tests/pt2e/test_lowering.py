@@ -86,7 +86,9 @@ def operators(gm):
 
 @pytest.mark.parametrize(("model", "inputs"), [(Residual(), IMAGE), (Mlp(), ROW)])
 @pytest.mark.parametrize("is_dynamic", [False, True])
-def test_the_same_operators_are_fused_as_by_torchao(model, inputs, is_dynamic):
+def test_lowering_when_compared_with_torchao_then_the_same_operators_are_fused(
+    model, inputs, is_dynamic
+):
     torch.manual_seed(0)
     lowered = []
     for flow, lower in (
@@ -102,7 +104,7 @@ def test_the_same_operators_are_fused_as_by_torchao(model, inputs, is_dynamic):
 
 
 @pytest.mark.parametrize("model", [Residual(), Counting()])
-def test_dynamic_sizes_and_written_buffers_survive(model):
+def test_lowering_when_sizes_are_dynamic_and_buffers_written_then_both_stay(model):
     shapes = ({0: Dim("batch", min=2, max=64)},)
     gm = converted(ours, model, IMAGE, shapes)
     twin = copy.deepcopy(gm)
@@ -122,7 +124,7 @@ def test_dynamic_sizes_and_written_buffers_survive(model):
         assert state[name].abs().max() > 0
 
 
-def test_no_weight_is_left_beside_its_packed_form():
+def test_lowering_when_done_then_no_weight_is_left_beside_its_packed_form():
     lowered = lower_pt2e_quantized_to_x86(converted(ours, Residual(), IMAGE), IMAGE)
     names = {str(n.target) for n in lowered.graph.nodes if n.op == "get_attr"}
     held = dict(lowered.named_buffers()) | dict(lowered.named_parameters())
@@ -130,7 +132,7 @@ def test_no_weight_is_left_beside_its_packed_form():
     assert not [n for n in held if n.endswith(("weight", "weight_q"))]
 
 
-def test_the_input_check_stays_and_names_the_fix():
+def test_lowering_when_an_input_is_wrong_then_refused_with_the_fix():
     gm = converted(ours, Residual(), IMAGE)
     lowered = lower_pt2e_quantized_to_x86(gm, IMAGE)
     for call in (lowered, lambda x: lower_pt2e_quantized_to_x86(gm, (x,))):

@@ -96,7 +96,7 @@ def test_block_when_quantized_then_as_its_graph_at_each_size(name, backend, form
 @pytest.mark.parametrize("form", [STATIC, DYNAMIC])
 @pytest.mark.parametrize("backend", EXTRAS)
 @pytest.mark.parametrize("name", sorted(ZOO))
-def test_every_block(name, backend, form, tmp_path):
+def test_block_when_any_form_then_as_its_graph_or_refused(name, backend, form, tmp_path):
     block = ZOO[name]
     if form == DYNAMIC and all(dim is None for dim in block.dynamic):
         pytest.skip("no dimension of it is dynamic")

@@ -30,12 +30,12 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def test_every_operator_is_checked():
+def test_operators_when_listed_then_every_one_is_checked():
     assert set(ARGUMENTS) == set(INTEGER_OPS)
 
 
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
-def test_the_fake_kernel_is_that_of_the_kernel(name):
+def test_fake_kernel_when_called_then_agrees_with_the_kernel(name):
     arguments = ARGUMENTS[name]
     if name == "integer_convolution":  # transposed: [in, out, kernel]
         arguments = (X, torch.ones(3, 2, 2, dtype=torch.int16), *arguments[2:])
