@@ -78,6 +78,12 @@ def _not_depthwise(m: Match) -> bool:
     return bool(m.arg("op", "groups") == 1 or m["w"].meta["val"].shape[1] > 1)
 
 
+def _has_columns(m: Match) -> bool:
+    value = m["w"].meta["val"] if isinstance(m["w"], Node) else None
+    return isinstance(value, Tensor) and value.shape[-1] > 1
+
+
+SEVERAL_COLUMNS = Constraint(text="a weight with more than one column", holds=_has_columns)
 EVEN_COLUMNS = Constraint(text="a weight with an even number of columns", holds=_even_columns)
 ONE_IMAGE = Constraint(
     text="a batch of 1 (the delegate gives each image a scale of its own)", holds=_one_image

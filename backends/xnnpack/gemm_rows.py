@@ -9,6 +9,7 @@ from pt2e_quant.backends.xnnpack.conditions import (
     NOT_DEPTHWISE,
     ONE_GROUP,
     ONE_IMAGE,
+    SEVERAL_COLUMNS,
     WEIGHT_IS_MATRIX,
 )
 from pt2e_quant.core.formats.scale_format import ScaleFormat
@@ -187,6 +188,7 @@ EMBEDDINGS = (
         name="embedding",
         find=(Op(ops.EMBEDDING, _W, name="op"),),
         slots=(Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT, INT8_WEIGHT_ROWS)),),
+        constraints=(SEVERAL_COLUMNS,),
         lowers_to="quantized_decomposed.embedding_byte, outside the delegate",
         note=_PORTABLE,
     ),

@@ -1,6 +1,7 @@
 """Functions of rows (orders, scans, searches), in terms of operators that every runtime has."""
 
 import math
+import string
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -171,6 +172,25 @@ def cdist(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: int | None = None)
     if p == 2:
         return torch.sqrt((apart * apart).sum(-1))
     return torch.pow(torch.pow(apart, p).sum(-1), 1.0 / p)
+
+
+def trilinear(
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    expand_x: Sequence[int],
+    expand_y: Sequence[int],
+    expand_z: Sequence[int],
+    summed: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """The sum over dimensions of x * y * z, each expanded by others; nn.Bilinear becomes one."""
+    letters = string.ascii_lowercase[: x.dim() + len(expand_x)]
+    x_dims, y_dims, z_dims, kept = (
+        "".join(letter for dim, letter in enumerate(letters) if dim not in left_out)
+        for left_out in (expand_x, expand_y, expand_z, summed)
+    )
+    return torch.einsum(f"{x_dims},{y_dims},{z_dims}->{kept}", x, y, z)
 
 
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:

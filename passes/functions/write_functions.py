@@ -22,6 +22,7 @@ from pt2e_quant.passes.functions import elementwise, rows
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__lshift__.Scalar": elementwise.shift_left,
     "aten.__rshift__.Scalar": elementwise.shift_right,
+    "aten._trilinear.default": rows.trilinear,
     "aten.adaptive_max_pool2d.default": rows.adaptive_max_pool,
     "aten.cdist.default": rows.cdist,
     "aten.pdist.default": rows.pdist,

@@ -112,8 +112,8 @@ def _edge_name(node: Node) -> str:
 
 
 def _edge(target: Any) -> Any:
-    """The edge operator of an ATen overload: the copying one of a view."""
-    if not isinstance(target, torch._ops.OpOverload):
+    """The edge operator of an ATen overload: the copying one of a view. Sizes have none."""
+    if not isinstance(target, torch._ops.OpOverload) or target is torch.ops.aten.sym_size.int:
         return target
     namespace = getattr(exir_ops.edge, target.namespace)
     name = f"{target._opname}_copy" if target.is_view else target._opname

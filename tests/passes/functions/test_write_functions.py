@@ -12,6 +12,7 @@ from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_functio
 X = torch.randn(64, 9, generator=torch.Generator().manual_seed(0)) * 3
 X[0, :3] = torch.tensor([0.0, -0.0, 1.0])
 Y = X.roll(1, 0)
+WHOLE = X.round()
 BOUND = 5e-6
 """lgamma and digamma subtract numbers of about 20, a step of which is 2e-6 in float32."""
 EXACT = {
@@ -19,6 +20,15 @@ EXACT = {
     "aten.pdist.default": (X, 2.0),
     "aten.angle.default": (X,),
     "aten.atan2.default": (X, Y),
+    "aten._trilinear.default": (
+        WHOLE,
+        WHOLE[:45].view(5, 9, 9),
+        WHOLE,
+        [1, 3],
+        [0],
+        [1, 2],
+        [2, 3],
+    ),
     "aten.copysign.Tensor": (X, Y),
     "aten.cummax.default": (X, 1),
     "aten.cummin.default": (X, 1),
