@@ -74,7 +74,7 @@ def prepared_at(model, backend, batch=1, **options):
         (None, "must be a tensor, found NoneType", None),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused_before_the_forward(
+def test_calibrate_when_a_batch_does_not_fit_then_refuses_before_the_forward(
     model, plain_backend, batch, words, fix
 ):
     prepared = prepared_at(model, plain_backend)
@@ -84,7 +84,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_the_forward(
     assert fix is None or fix in caught.value.fix
 
 
-def test_batch_5_into_an_export_at_batch_1_shows_the_line_to_paste(model, plain_backend):
+def test_calibrate_when_batch_5_meets_batch_1_then_shows_the_line_to_paste(model, plain_backend):
     prepared = prepared_at(model, plain_backend)
     with pytest.raises(InputError, match=r"size 5 in dimension 0, .* exactly 1") as caught:
         pq.calibrate(prepared, [torch.randn(5, 4)])
@@ -97,13 +97,13 @@ def test_batch_5_into_an_export_at_batch_1_shows_the_line_to_paste(model, plain_
     pq.calibrate(wider, [torch.randn(5, 4), torch.randn(1, 4)])
 
 
-def test_a_later_batch_is_named_by_its_number(model, plain_backend):
+def test_calibrate_when_a_later_batch_is_wrong_then_names_it_by_its_number(model, plain_backend):
     prepared = prepared_at(model, plain_backend)
     with pytest.raises(InputError, match="calibration batch 2: "):
         pq.calibrate(prepared, [torch.randn(1, 4), torch.randn(1, 4), torch.randn(2, 4)])
 
 
-def test_sizes_outside_the_range_and_unequal_ones_are_refused(plain_backend):
+def test_calibrate_when_sizes_are_outside_the_range_or_unequal_then_refuses(plain_backend):
     class Add(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -122,12 +122,12 @@ def test_sizes_outside_the_range_and_unequal_ones_are_refused(plain_backend):
 
 
 @pytest.mark.parametrize("batches", [torch.randn(2, 4), {"x": torch.randn(1, 4)}, "data.npz"])
-def test_one_batch_instead_of_many_is_refused(model, plain_backend, batches):
+def test_calibrate_when_given_one_batch_instead_of_many_then_refuses(model, plain_backend, batches):
     with pytest.raises(InputError, match="must be an iterable of batches, found one"):
         pq.calibrate(prepared_at(model, plain_backend), batches)
 
 
-def test_batches_that_are_no_iterable_are_refused(model, plain_backend):
+def test_calibrate_when_batches_are_no_iterable_then_refuses(model, plain_backend):
     with pytest.raises(InputError, match="must be an iterable of batches, found one int"):
         pq.calibrate(prepared_at(model, plain_backend), 3)
     with pytest.raises(InputError, match="found one function") as caught:
@@ -135,7 +135,7 @@ def test_batches_that_are_no_iterable_are_refused(model, plain_backend):
     assert "function()" in caught.value.fix
 
 
-def test_an_empty_set_and_a_used_up_generator_are_refused(model, plain_backend):
+def test_calibrate_when_the_data_is_empty_or_used_up_then_refuses(model, plain_backend):
     prepared = prepared_at(model, plain_backend)
     batches = (torch.randn(1, 4) for _ in range(2))
     list(batches)
@@ -146,7 +146,7 @@ def test_an_empty_set_and_a_used_up_generator_are_refused(model, plain_backend):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_nan_and_inf_in_the_data_name_node_and_batch(model, plain_backend, value):
+def test_calibrate_when_data_has_nan_or_inf_then_names_node_and_batch(model, plain_backend, value):
     prepared = prepared_at(model, plain_backend)
     bad = torch.randn(1, 4)
     bad[0, 2] = value
@@ -155,7 +155,7 @@ def test_nan_and_inf_in_the_data_name_node_and_batch(model, plain_backend, value
     assert caught.value.node_name == "x"
 
 
-def test_nan_made_inside_the_model_names_the_node_and_its_line(plain_backend):
+def test_calibrate_when_the_model_makes_nan_then_names_the_node_and_its_line(plain_backend):
     class Log(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -171,7 +171,7 @@ def test_nan_made_inside_the_model_names_the_node_and_its_line(plain_backend):
     assert "torch.log(x)" in str(caught.value)
 
 
-def test_nan_in_a_weight_is_refused_by_name(model, plain_backend):
+def test_calibrate_when_a_weight_has_nan_then_names_its_module(model, plain_backend):
     with torch.no_grad():
         model.second.weight[0, 0] = float("nan")
     prepared = prepared_at(model, plain_backend)
@@ -183,7 +183,7 @@ def test_nan_in_a_weight_is_refused_by_name(model, plain_backend):
 # Names
 
 
-def test_unknown_names_offer_near_ones(model, plain_backend):
+def test_quantize_when_a_name_is_unknown_then_offers_near_ones(model, plain_backend):
     with pytest.raises(ConfigError, match='no backend "plian": did you mean "plain"'):
         pq.quantize(model, (torch.randn(1, 4),), calibration_data=[], backend="plian")
     with pytest.raises(ConfigError, match='no recipe "int9": did you mean "int8"'):
@@ -201,7 +201,7 @@ def test_unknown_names_offer_near_ones(model, plain_backend):
         ("set_node", "linear_7", '"linear_1"'),
     ],
 )
-def test_a_rule_that_matches_nothing_offers_near_names(
+def test_prepare_when_a_rule_matches_nothing_then_offers_near_names(
     model, plain_backend, set_rule, name, offered
 ):
     quantizer = plain_backend.quantizer()
@@ -211,24 +211,24 @@ def test_a_rule_that_matches_nothing_offers_near_names(
     assert offered in str(caught.value)
 
 
-def test_a_malformed_regular_expression_is_refused(plain_backend):
+def test_rule_when_its_regular_expression_is_malformed_then_refuses(plain_backend):
     with pytest.raises(ConfigError, match=r'bad regular expression "\(first"'):
         plain_backend.quantizer().set_module_name("re:(first", None)
 
 
-def test_a_scheme_given_by_its_name_is_refused(plain_backend):
+def test_rule_when_a_scheme_is_given_by_its_name_then_refuses(plain_backend):
     with pytest.raises(ConfigError, match="None for float, found 'int8'"):
         plain_backend.quantizer().set_module_name("first", "int8")
 
 
-def test_near_offers_no_nameless_name():
+def test_near_when_a_known_name_is_empty_then_does_not_offer_it():
     assert near("conv", ["", "0"]) == "known: 0"
 
 
 # Graphs
 
 
-def test_nothing_quantized_says_why(plain_backend):
+def test_prepare_when_nothing_is_quantized_then_says_why(plain_backend):
     ep = export(nn.Sequential(nn.ReLU(), nn.Sigmoid()), (torch.randn(2, 2),))
     with pytest.raises(AnnotationError, match="no tensor of this graph is to be quantized") as e:
         pq.prepare_pt2e(ep, plain_backend.quantizer())
@@ -236,19 +236,19 @@ def test_nothing_quantized_says_why(plain_backend):
     assert "1 x Plain has no int8 sigmoid" in str(e.value)
 
 
-def test_everything_kept_float_by_a_rule_says_which(model, plain_backend):
+def test_prepare_when_a_rule_keeps_everything_float_then_says_which(model, plain_backend):
     quantizer = plain_backend.quantizer().set_global(None)
     with pytest.raises(AnnotationError, match="global -> float"):
         pq.prepare_pt2e(export(model, (torch.randn(1, 4),)), quantizer)
 
 
-def test_convert_without_calibration_names_the_observers(model, plain_backend):
+def test_convert_when_not_calibrated_then_names_the_observers(model, plain_backend):
     with pytest.raises(CalibrationError, match=r"observers saw no data: \w+ on x") as caught:
         pq.convert_pt2e(prepared_at(model, plain_backend))
     assert "calibrate(prepared, batches)" in caught.value.fix
 
 
-def test_steps_out_of_order_name_the_step_before(model, plain_backend):
+def test_steps_when_out_of_order_then_name_the_step_before(model, plain_backend):
     ep = export(model, (torch.randn(1, 4),))
     for step in (lambda gm: pq.calibrate(gm, [torch.randn(1, 4)]), pq.convert_pt2e):
         with pytest.raises(ConfigError, match="was not prepared by prepare_pt2e"):
@@ -257,7 +257,7 @@ def test_steps_out_of_order_name_the_step_before(model, plain_backend):
         plain_backend.lower(prepared_at(model, plain_backend))
 
 
-def test_a_model_that_was_not_exported_is_refused_with_the_call(model, plain_backend):
+def test_prepare_when_the_model_was_not_exported_then_refuses_with_the_call(model, plain_backend):
     with pytest.raises(ConfigError, match="captured program, found Net") as caught:
         pq.prepare_pt2e(model, plain_backend.quantizer())
     assert "torch.export.export(model.eval()" in caught.value.fix
@@ -265,14 +265,14 @@ def test_a_model_that_was_not_exported_is_refused_with_the_call(model, plain_bac
         pq.prepare_pt2e(export(model, (torch.randn(1, 4),)), "int8")
 
 
-def test_a_graph_of_symbolic_trace_is_refused(model, plain_backend):
+def test_prepare_when_the_graph_is_of_symbolic_trace_then_refuses(model, plain_backend):
     gm = torch.fx.symbolic_trace(model)
     with pytest.raises(InputError, match="carries no fake values") as caught:
         pq.prepare_pt2e(gm, plain_backend.quantizer())
     assert "not a symbolic_trace" in caught.value.fix
 
 
-def test_quantize_shows_the_reason_of_torch_export(plain_backend):
+def test_quantize_when_torch_export_fails_then_shows_its_reason(plain_backend):
     class Branch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -294,7 +294,7 @@ def test_quantize_shows_the_reason_of_torch_export(plain_backend):
     assert len(text.splitlines()) < 30
 
 
-def test_quantize_without_inputs_or_with_them_twice_is_refused(model, plain_backend):
+def test_quantize_when_inputs_are_missing_or_given_twice_then_refuses(model, plain_backend):
     with pytest.raises(InputError, match="needs example inputs"):
         pq.quantize(model, calibration_data=[], backend="plain")
     ep = export(model, (torch.randn(1, 4),))
@@ -308,7 +308,7 @@ def test_quantize_without_inputs_or_with_them_twice_is_refused(model, plain_back
         pq.quantize("model.pt2", (torch.randn(1, 4),), calibration_data=[], backend="plain")
 
 
-def test_integer_inputs_and_their_ranges_are_checked_like_others(plain_backend):
+def test_calibrate_when_inputs_are_integers_then_checks_them_like_others(plain_backend):
     ep = export(Lookup(), (torch.zeros(1, 3, dtype=torch.int64),))
     prepared = pq.prepare_pt2e(ep, plain_backend.quantizer())
     with pytest.raises(InputError, match=r"dtype float32, .* int64"):
@@ -317,7 +317,7 @@ def test_integer_inputs_and_their_ranges_are_checked_like_others(plain_backend):
         pq.calibrate(prepared, [{"ids": torch.zeros(1, 3, dtype=torch.int64), "mask": 1}])
 
 
-def test_an_artifact_checks_its_inputs_as_calibrate_does(model, plain_backend):
+def test_artifact_when_inputs_do_not_fit_then_refuses_as_calibrate_does(model, plain_backend):
     artifact = pq.quantize(
         model, (torch.randn(1, 4),), calibration_data=[torch.randn(1, 4)], backend="plain"
     )
@@ -334,7 +334,7 @@ def test_an_artifact_checks_its_inputs_as_calibrate_does(model, plain_backend):
     ("backend", "package", "suffix"),
     [("onnx", "onnxruntime", ".onnx"), ("xnnpack", "executorch", ".pte")],
 )
-def test_a_missing_extra_says_what_installs_it(
+def test_backend_when_its_extra_is_missing_then_says_what_installs_it(
     model, tmp_path, monkeypatch, backend, package, suffix
 ):
     real_import = builtins.__import__
@@ -363,7 +363,7 @@ def test_a_missing_extra_says_what_installs_it(
     ("backend", "package", "suffix"),
     [("onnx", "onnxruntime", ".onnx"), ("xnnpack", "executorch", ".pte")],
 )
-def test_a_damaged_or_foreign_artifact_is_refused(tmp_path, backend, package, suffix):
+def test_load_when_a_file_is_damaged_or_foreign_then_refuses(tmp_path, backend, package, suffix):
     pytest.importorskip(package)
     target = pq.backends.get(backend)
     for content in (b"", b"hello" * 50):
@@ -379,7 +379,7 @@ def test_a_damaged_or_foreign_artifact_is_refused(tmp_path, backend, package, su
     ("backend", "package", "suffix"),
     [("onnx", "onnxruntime", ".onnx"), ("xnnpack", "executorch", ".pte")],
 )
-def test_an_artifact_that_cannot_be_written_says_where(model, tmp_path, backend, package, suffix):
+def test_save_when_it_cannot_write_then_says_where(model, tmp_path, backend, package, suffix):
     pytest.importorskip(package)
     batches = torch.randn(32, 1, 4)
     artifact = pq.quantize(

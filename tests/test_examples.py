@@ -61,7 +61,7 @@ def _runtimes_installed():
         pytest.importorskip(package, reason=f"the examples need {package}")
 
 
-def test_quickstart_trains_quantizes_and_prints_the_table(tmp_path):
+def test_quickstart_when_run_then_trains_quantizes_and_prints_the_table(tmp_path):
     done = run_example("quickstart.py", "--epochs", "5", "--keep", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
@@ -72,7 +72,7 @@ def test_quickstart_trains_quantizes_and_prints_the_table(tmp_path):
         check_batches_of_other_sizes(quantized)
 
 
-def test_llm_w4_trains_quantizes_and_keeps_the_perplexity(tmp_path):
+def test_llm_w4_when_run_then_trains_and_saves_small_files_for_prompts_of_any_length(tmp_path):
     pytest.importorskip("transformers", reason="the example needs transformers")
     done = run_example("llm_w4.py", "--steps", "60", "--keep", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -83,7 +83,7 @@ def test_llm_w4_trains_quantizes_and_keeps_the_perplexity(tmp_path):
         check_prompts_of_other_lengths(tmp_path / f"llama_w4{suffix}")
 
 
-def test_qat_trains_three_bit_weights_and_saves_a_file(tmp_path):
+def test_qat_when_run_then_trains_three_bit_weights_and_saves_a_file(tmp_path):
     done = run_example("qat.py", "--epochs", "2", "--keep", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     found = {
@@ -94,20 +94,20 @@ def test_qat_trains_three_bit_weights_and_saves_a_file(tmp_path):
     check_batches_of_other_sizes(tmp_path / "digits_w3.pte")
 
 
-def test_own_cpu_kernel_is_used_and_reported():
+def test_own_cpu_kernel_when_run_then_it_is_used_and_reported():
     done = run_example("own_cpu_kernel.py")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "pool_uint8" in done.stdout
 
 
-def test_write_a_backend_lowers_its_three_operators_and_loads_the_file():
+def test_write_a_backend_when_run_then_lowers_its_three_operators_and_loads_the_file():
     done = run_example("write_a_backend.py")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "4: 1 toy_add, 3 toy_product" in done.stdout
     assert "Toy has no int8 form of it" in done.stdout
 
 
-def test_every_example_is_short():
+def test_examples_when_read_then_each_is_short():
     for path in (ROOT / "examples").glob("*.py"):
         lines = 150 if path.name == "write_a_backend.py" else 120
         assert len(path.read_text().splitlines()) <= lines, path.name

@@ -30,7 +30,7 @@ def modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_import_then_nothing_heavy_is_imported():
+def test_package_when_imported_then_nothing_heavy_is():
     new = modules_after("import pt2e_quant")
     assert not [name for name in new if name.startswith(HEAVY)]
     own = [name for name in new if name.startswith("pt2e_quant")]
@@ -38,13 +38,13 @@ def test_import_then_nothing_heavy_is_imported():
     assert len(new) <= 60  # 26 of torch.ao, which registers the operators of q/dq graphs
 
 
-def test_import_then_the_operators_of_converted_graphs_are_registered():
+def test_package_when_imported_then_operators_of_converted_graphs_are_registered():
     names = "quantized_decomposed.quantize_per_tensor", "pt2e_quant.unpack"
     lookups = "; ".join(f"torch.ops.{name}.default" for name in names)
     assert modules_after(f"import pt2e_quant; {lookups}")
 
 
-def test_dir_then_the_table_of_contents():
+def test_dir_when_called_then_gives_the_table_of_contents():
     assert dir(pq) == sorted(pq.__all__)
     assert {"quantize", "prepare", "calibrate", "convert", "save", "load"} <= set(dir(pq))
     assert [name for name in dir(pq) if inspect.ismodule(getattr(pq, name))] == [
@@ -54,7 +54,7 @@ def test_dir_then_the_table_of_contents():
     ]
 
 
-def test_names_then_type_checkers_see_each_where_it_comes_from():
+def test_names_when_a_type_checker_reads_them_then_it_sees_where_each_comes_from():
     for name, file, target in checked_names():
         found = importlib.import_module(file)
         expected = getattr(found, target, None) or importlib.import_module(f"{file}.{target}")
@@ -62,7 +62,7 @@ def test_names_then_type_checkers_see_each_where_it_comes_from():
     assert sorted(name for name, _, _ in checked_names()) == dir(pq)
 
 
-def test_docstring_then_it_names_what_the_package_offers():
+def test_docstring_when_read_then_names_what_the_package_offers():
     told = pq.__doc__ or ""
     untold = [name for name in dir(pq) if f"`{name}" not in told and "Observer" not in name]
     # Those of one kind are named by an example.
@@ -72,13 +72,13 @@ def test_docstring_then_it_names_what_the_package_offers():
 SPECS = ("SharedQuantizationSpec", "DerivedQuantizationSpec")
 
 
-def test_short_names_then_the_functions_of_pt2e():
+def test_short_names_when_read_then_are_the_functions_of_pt2e():
     assert pq.prepare is pq.prepare_pt2e
     assert pq.convert is pq.convert_pt2e
     assert pq.prepare_qat is pq.prepare_qat_pt2e
 
 
-def test_an_unknown_name_then_an_attribute_error():
+def test_names_when_one_is_unknown_then_raises_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'quantise'"):
         pq.quantise  # noqa: B018
 

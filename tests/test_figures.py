@@ -82,12 +82,12 @@ SENTENCES = list(sentences())
 
 
 @pytest.mark.parametrize(("page", "words"), SENTENCES, ids=[words for _, words in SENTENCES])
-def test_a_figure_is_that_of_its_result_file(page, words):
+def test_figures_when_a_page_gives_one_then_it_is_that_of_its_result_file(page, words):
     text = re.sub(r"\s+", " ", page.read_text())
     assert words in text, f"{page.name} has other figures than benchmarks/results: {words}"
 
 
-def test_every_result_file_that_a_page_names_is_there():
+def test_pages_when_they_name_a_result_file_then_it_is_there():
     there = {path.name for path in (ROOT / "benchmarks" / "results").glob("*.json")}
     for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")):
         named = set(re.findall(r"benchmarks/results/(\w+\.json)", page.read_text()))
@@ -98,7 +98,7 @@ EXAMPLES = {"guide.md", "errors.md", "glossary.md", "accuracy.md"}
 """Pages whose figures are settings, rules of thumb, or examples of what is printed."""
 
 
-def test_pages_with_figures_of_no_result_file_say_that_they_are_single_runs():
+def test_pages_when_figures_are_of_no_result_file_then_say_they_are_single_runs():
     """Times, ratios and distances on pages that no table of results is behind."""
     measured = re.compile(r"\d(?:\.\d+)? ?(?:dB|us|µs|ms)\b")
     for page in ROOT.glob("docs/**/*.md"):

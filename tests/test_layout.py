@@ -32,7 +32,7 @@ def shown(path):
     return str(path.relative_to(ROOT))
 
 
-def test_floors_and_other_import_contracts_hold():
+def test_imports_when_checked_then_floors_and_other_contracts_hold():
     pytest.importorskip("importlinter")
     done = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"],
@@ -45,18 +45,18 @@ def test_floors_and_other_import_contracts_hold():
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_a_top_folder_is_linked_into_the_package(name):
+def test_package_when_a_top_folder_is_beside_it_then_links_to_it(name):
     link = ROOT / "pt2e_quant" / name
     assert link.is_symlink()
     assert os.readlink(link) == os.path.join("..", name)
 
 
-def test_no_file_is_too_long():
+def test_files_when_counted_then_none_is_too_long():
     lengths = {shown(p): len(p.read_text().splitlines()) for p in ALL}
     assert {p: n for p, n in lengths.items() if n > 400} == {}
 
 
-def test_no_function_is_too_long():
+def test_functions_when_counted_then_none_is_too_long():
     found = {}
     for path in ALL:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -68,7 +68,7 @@ def test_no_function_is_too_long():
     assert found == {}
 
 
-def test_no_file_is_private_or_named_for_nothing():
+def test_files_when_named_then_none_is_private_or_named_for_nothing():
     private = [shown(p) for p in ALL if re.fullmatch(r"_[^_].*\.py", p.name)]
     assert private == []
     # The drop-in face has torchao's own file names.
@@ -131,7 +131,7 @@ def test_passes_when_read_then_each_says_what_it_needs_and_gives():
     assert wrong == []
 
 
-def test_every_pass_and_observer_has_its_test_file():
+def test_passes_and_observers_when_listed_then_each_has_its_test_file():
     for folder in ("passes", "pt2e_quant/observers"):
         tests = ROOT / "tests" / Path(folder).name
         there = {p.name for p in tests.glob("test_*.py")}
@@ -150,7 +150,7 @@ def defines_pass_or_class(path):
     return "@graph_pass" in text or "Observer(" in text
 
 
-def test_every_module_has_a_docstring_and_absolute_imports():
+def test_modules_when_read_then_have_docstrings_and_absolute_imports():
     for path in ALL:
         tree = ast.parse(path.read_text())
         assert shown(path).startswith("tests") or ast.get_docstring(tree), shown(path)
@@ -158,7 +158,7 @@ def test_every_module_has_a_docstring_and_absolute_imports():
         assert not relative, shown(path)
 
 
-def test_docs_link_to_files_that_exist():
+def test_docs_when_they_link_to_files_then_these_exist():
     docs = ROOT / "docs"
     # Some pages of the site's menu are made when it is built.
     menu = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))

@@ -45,13 +45,15 @@ def run(code):
         return names["result"], names["model"](names["x"])
 
 
-def test_every_section_is_compared():
+def test_migration_guide_when_it_has_sections_then_each_is_compared():
     assert set(sections()) == set(LEAST_DB)
 
 
 @pytest.mark.parametrize("heading", LEAST_DB)
 @pytest.mark.filterwarnings("ignore")  # the other packages' own: deprecations, registrations
-def test_code_before_and_after_gives_the_same(heading, tmp_path, monkeypatch):
+def test_migration_guide_when_code_before_and_after_runs_then_it_gives_the_same(
+    heading, tmp_path, monkeypatch
+):
     for package in PACKAGES:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)

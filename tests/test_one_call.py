@@ -41,7 +41,7 @@ def _decoder_inputs(seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(1, 2, 8, generator=generator), torch.tensor([seed, seed + 1])
 
 
-def test_users_model_is_bit_equal_before_and_after_with_batch_norm_and_cache():
+def test_quantize_when_a_model_has_batch_norm_and_cache_then_leaves_it_bit_equal():
     pytest.importorskip("executorch")
     torch.manual_seed(0)
     model = Decoder().train()
@@ -64,7 +64,7 @@ def test_users_model_is_bit_equal_before_and_after_with_batch_norm_and_cache():
 
 
 @pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
-def test_keyword_inputs_and_nested_results_on_both_runtimes(backend):
+def test_quantize_when_inputs_are_keywords_and_results_nested_then_both_runtimes_agree(backend):
     pytest.importorskip({"xnnpack": "executorch", "onnx": "onnxruntime"}[backend])
     torch.manual_seed(0)
     model = Head().eval()
@@ -85,12 +85,12 @@ def test_keyword_inputs_and_nested_results_on_both_runtimes(backend):
     assert pq.sqnr_db(expected, found) > 25
 
 
-def test_model_without_example_inputs_is_refused():
+def test_quantize_when_a_model_has_no_example_inputs_then_refuses():
     with pytest.raises(InputError, match="needs example inputs"):
         pq.quantize(nn.Linear(2, 2), calibration_data=[], backend="xnnpack")
 
 
-def test_exported_program_with_inputs_is_refused():
+def test_quantize_when_an_exported_program_comes_with_inputs_then_refuses():
     program = torch.export.export(nn.Linear(2, 2).eval(), (torch.randn(1, 2),))
     with pytest.raises(InputError, match="has its inputs and dynamic shapes already"):
         pq.quantize(program, (torch.randn(1, 2),), calibration_data=[], backend="xnnpack")

@@ -32,7 +32,7 @@ def reason_of(model, x, operator):
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_of_too_many_terms_stays_float(name):
+def test_product_when_it_has_too_many_terms_then_stays_float(name):
     make, (depth, outputs), shape = PRODUCTS[name]
     # Behind it, something that is quantized in either case.
     for terms, is_float in ((depth, False), (depth + 1, True)):
@@ -43,7 +43,7 @@ def test_a_product_of_too_many_terms_stays_float(name):
         assert ("at most 65793" in reason_of(model, x, f"aten.{name}")) is is_float
 
 
-def test_a_product_of_two_tensors_counts_both_zero_points():
+def test_product_when_of_two_tensors_then_both_zero_points_count():
     x = torch.ones(1, 3, 2)
     assert "at most 33025" not in reason_of(Scores(33_025), x, "aten.matmul")
     assert "at most 33025" in reason_of(Scores(33_026), x, "aten.matmul")

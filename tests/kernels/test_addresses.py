@@ -75,7 +75,7 @@ FOUND = dict(functions())
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_products_that_make_addresses_have_64_bits(name):
+def test_products_when_they_make_addresses_then_have_64_bits(name):
     # Values, not addresses, are loaded and multiplied.
     found = {p for p in narrow_products(FOUND[name]) if "tl.load" not in p}
     assert found <= BOUNDED
@@ -91,6 +91,6 @@ def test_products_that_make_addresses_have_64_bits(name):
         ("at = tl.program_id(0) * K", 1),
     ],
 )
-def test_a_narrow_product_is_seen(line, found):
+def test_narrow_products_when_a_product_is_narrow_then_sees_it(line, found):
     (function,) = ast.parse(f"def f(x, K, BLOCK: tl.constexpr):\n {line}").body
     assert len(list(narrow_products(function))) == found

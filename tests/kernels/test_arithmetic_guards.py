@@ -44,12 +44,12 @@ by_function = pytest.mark.parametrize(
 )
 
 
-def test_functions_are_found():
+def test_kernels_when_sources_are_read_then_functions_are_found():
     assert {("int8_linear", "int8_linear_kernel"), *DIVIDES} <= {found[:2] for found in FOUND}
 
 
 @by_function
-def test_no_division_but_those_that_may_be_inexact(unit, name, node):
+def test_kernels_when_they_divide_then_only_where_it_may_be_inexact(unit, name, node):
     divisions = [ast.unparse(n) for n in ast.walk(node) if is_division(n)]
     assert len(divisions) == DIVIDES.get((unit, name), 0), divisions
 
@@ -59,7 +59,9 @@ def is_division(node):
 
 
 @by_function
-def test_no_function_that_is_approximate_or_unknown_to_the_interpreter(unit, name, node):
+def test_kernels_when_they_call_functions_then_none_is_approximate_or_unknown_to_the_interpreter(
+    unit, name, node
+):
     assert called(node) & (INEXACT | UNKNOWN_TO_THE_INTERPRETER) == set()
 
 
@@ -69,13 +71,15 @@ def called(node):
     return {ast.unparse(call.func).rpartition(".")[2] for call in calls}
 
 
-def test_multiply_adds_are_fused_where_a_bound_allows_it_alone():
+def test_compile_cases_when_multiply_adds_are_fused_then_only_where_a_bound_allows_it():
     """`test_guards` holds each launch to its compile case; this says which may say so."""
     assert {(c.op, c.kernel) for c in COMPILE_CASES if c.fp_fusion} == FUSED
 
 
 @by_function
-def test_inline_assembly_has_a_twin_that_the_interpreter_runs(unit, name, node):
+def test_kernels_when_they_use_inline_assembly_then_have_a_twin_for_the_interpreter(
+    unit, name, node
+):
     # The interpreter's own fma rounds twice.
     if called(node) & {"inline_asm_elementwise", "fma"}:
         assert "EMULATE" in {argument.arg for argument in node.args.args}

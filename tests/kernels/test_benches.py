@@ -18,7 +18,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_call_moves_at_least_its_operands(case):
+def test_cost_when_a_case_is_called_then_moves_at_least_its_operands(case):
     """Up to a few vectors that a cost leaves out; the result comes on top."""
     with FakeTensorMode():
         operands = pytree.tree_leaves(case.make(torch.device("cpu"), 0))
@@ -27,14 +27,14 @@ def test_a_call_moves_at_least_its_operands(case):
     assert case.cost.operations > 0
 
 
-def test_every_case_has_a_limit_and_something_beside_it():
+def test_benches_when_listed_then_every_case_has_a_limit_and_a_peer():
     for bench in BENCHES:
         for case in bench.cases:
             assert LIMITS["h200"].seconds(case.cost, case.unit), (bench.op, case.name)
             assert case.peers, (bench.op, case.name)
 
 
-def test_the_targets_of_the_products_are_listed():
+def test_benches_when_listed_then_have_the_targets_of_the_products():
     """Ratios over cuBLAS bf16 that kernels are made for; which are met is measured, not here."""
     aims = {(bench.op, case.name): case.targets for bench in BENCHES for case in bench.cases}
     wanted = {"int8_linear": 1.6, "int4_linear": 3.0, "a8w4_linear": 3.0}

@@ -54,7 +54,7 @@ def lowered(model, recipe, x, *batches):
     return artifact
 
 
-def test_images_are_integers_from_the_first_quantize_to_the_last_linear():
+def test_images_when_lowered_then_are_integers_from_the_first_quantize_to_the_last_linear():
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randn(2, 3, 16, 16, generator=generator) for _ in range(4)]
     artifact = lowered(Images(), "int8", batches[0], *batches)
@@ -67,7 +67,7 @@ def test_images_are_integers_from_the_first_quantize_to_the_last_linear():
     assert {"int8_pool", "int8_cat", "int8_add", "int8_conv2d", "int8_linear"} < set(names)
 
 
-def test_three_linears_share_one_norm_that_is_quantized_per_token():
+def test_tokens_when_lowered_then_three_linears_share_one_norm_quantized_per_token():
     artifact = lowered(Tokens(), "int8_dynamic", torch.randint(0, 50, (2, 7)))
     assert sorted(calls_of(artifact.module)) == [
         "embedding_gather",

@@ -114,20 +114,20 @@ def defined():
                 yield re.search(r"\w+(?=\()", ast.unparse(node.args[0])).group()
 
 
-def test_every_operator_is_here():
+def test_operators_when_listed_then_every_defined_one_is_here():
     # Owned by units whose operands come packed: their benches' cases are called instead.
     assert set(defined()) - set(OPERATORS) == {"a8w4_linear"}
 
 
 @by_operator
-def test_without_triton_the_extra_is_named(name, monkeypatch):
+def test_operator_when_triton_is_missing_then_names_the_extra(name, monkeypatch):
     monkeypatch.setattr(fused_op, "find_spec", lambda name: None)
     with fake_cuda(), pytest.raises(MissingExtraError, match=r"pip install 'pt2e-quant\[cuda\]'"):
         called(name, CUDA)
 
 
 @by_operator
-def test_a_gpu_that_is_too_old_is_refused(name):
+def test_operator_when_the_gpu_is_too_old_then_refuses(name):
     pytest.importorskip("triton")
     older = FakeGpu("A100", 8, 0) if name in FLOAT8 else FakeGpu("NVIDIA T4", 7, 5)
     with fake_cuda(older), pytest.raises(UnsupportedError, match=f"found {older.name}") as caught:
@@ -136,7 +136,7 @@ def test_a_gpu_that_is_too_old_is_refused(name):
 
 
 @by_operator
-def test_no_rows_give_what_the_fake_says(name):
+def test_operator_when_there_are_no_rows_then_gives_what_the_fake_says(name):
     made = pytree.tree_leaves(called(name, torch.device("cpu"), rows=0))
     with FakeTensorMode():
         said = pytree.tree_leaves(called(name, torch.device("cpu"), rows=0))
@@ -145,7 +145,7 @@ def test_no_rows_give_what_the_fake_says(name):
 
 
 @by_operator
-def test_no_rows_launch_no_empty_grid(name, monkeypatch):
+def test_operator_when_there_are_no_rows_then_launches_no_empty_grid(name, monkeypatch):
     """A GPU refuses a grid of nothing. Only a scale of a whole tensor is written all the same."""
     jit = pytest.importorskip("triton.runtime.jit")
     grids = []
@@ -160,7 +160,7 @@ def test_no_rows_launch_no_empty_grid(name, monkeypatch):
 
 
 @by_operator
-def test_a_launch_makes_its_tensors_device_the_current_one(name, monkeypatch):
+def test_operator_when_tensors_are_on_another_gpu_then_launches_on_it(name, monkeypatch):
     """Triton launches on the current device, whatever device the tensors lie on."""
     jit = pytest.importorskip("triton.runtime.jit")
     second, current = torch.device("cuda", 1), []

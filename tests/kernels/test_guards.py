@@ -32,19 +32,19 @@ UNITS = sorted(LAUNCHES)
 CASE_KERNELS = {(case.op, case.kernel) for case in COMPILE_CASES}
 
 
-def test_units_are_found():
+def test_units_when_sources_are_read_then_are_found():
     assert "int8_linear" in UNITS
 
 
 @pytest.mark.parametrize("op", UNITS)
-def test_a_unit_has_all_its_files(op):
+def test_unit_when_listed_then_has_all_its_files(op):
     assert [name for name in ALWAYS if not (KERNELS / op / name).exists()] == []
     tools = [TOOLS / folder / f"{op}.py" for folder in ("bench", "compile_cases")]
     assert [path for path in tools if not path.exists()] == []
 
 
 @pytest.mark.parametrize("op", UNITS)
-def test_a_unit_is_reached_by_a_lowering(op):
+def test_unit_when_listed_then_a_lowering_reaches_it(op):
     wanted = f"from pt2e_quant.kernels.{op}.op import"
     own = {KERNELS / op / name for name in ("op.py", "gpu.py", "reference.py")}
     readers = [
@@ -57,7 +57,7 @@ def test_a_unit_is_reached_by_a_lowering(op):
 
 
 @pytest.mark.parametrize("op", UNITS)
-def test_every_launch_names_its_arguments_and_says_whether_multiply_adds_are_fused(op):
+def test_launches_when_read_then_name_arguments_and_say_whether_multiply_adds_are_fused(op):
     fused = {case.kernel: case.fp_fusion for case in COMPILE_CASES if case.op == op}
     for kernel, call in LAUNCHES[op]:
         assert call.args == [], f"{op}: {kernel} is launched with positional arguments"
@@ -67,18 +67,18 @@ def test_every_launch_names_its_arguments_and_says_whether_multiply_adds_are_fus
 
 
 @pytest.mark.parametrize("op", UNITS)
-def test_every_kernel_has_a_compile_case(op):
+def test_kernels_when_launched_then_have_a_compile_case(op):
     assert {(op, kernel) for kernel, _ in LAUNCHES[op]} == {p for p in CASE_KERNELS if p[0] == op}
 
 
 @pytest.mark.parametrize("op", UNITS)
-def test_every_unit_has_interpreted_tests_that_run_its_launcher(op):
+def test_unit_when_listed_then_interpreted_tests_run_its_launcher(op):
     wanted = f"from pt2e_quant.kernels.{op}.gpu import"
     assert any(wanted in path.read_text() for path in INTERPRETED.glob("test_*.py"))
 
 
 @pytest.mark.parametrize("op", UNITS)
-def test_every_tile_row_is_compiled_swept_and_has_a_case(op):
+def test_tile_rows_when_listed_then_are_compiled_and_cases_and_sweeps_have_no_others(op):
     rows = set(read_tiles(op))
     assert {case.shape_class for case in COMPILE_CASES if case.op == op} == rows
     for bench in (bench for bench in BENCHES if bench.op == op):
@@ -87,7 +87,7 @@ def test_every_tile_row_is_compiled_swept_and_has_a_case(op):
 
 
 @pytest.mark.parametrize("op", UNITS)
-def test_a_sweep_has_the_blocks_of_the_table(op):
+def test_sweep_when_listed_then_has_the_blocks_of_the_table(op):
     (bench,) = (bench for bench in BENCHES if bench.name == op)
     for shape_class, row in read_tiles(op).items():
         names = {name for name, _ in row.blocks}
@@ -95,14 +95,14 @@ def test_a_sweep_has_the_blocks_of_the_table(op):
             assert {name for name, _ in tiles.blocks} == names
 
 
-def test_every_case_is_of_a_unit_and_named_once():
+def test_cases_when_listed_then_are_of_a_unit_and_named_once():
     assert {case.op for case in COMPILE_CASES} == set(UNITS)
     assert {bench.op for bench in BENCHES} == set(UNITS)
     names = [case.name for case in COMPILE_CASES]
     assert sorted(set(names)) == sorted(names)
 
 
-def test_only_fp8_is_left_out_for_older_gpus():
+def test_targets_when_gpus_are_older_then_only_fp8_is_left_out():
     for target in targets(COMPILE_CASES):
         assert target.table == DEFAULT or target.capability >= 80
     for case in COMPILE_CASES:
@@ -110,7 +110,7 @@ def test_only_fp8_is_left_out_for_older_gpus():
         assert (case.lowest_capability > 80) == any("fp8" in t for t in types), case.name
 
 
-def test_a_case_says_what_multiplies_on_every_generation_or_on_none():
+def test_compile_cases_when_they_name_matrix_units_then_do_so_for_every_generation():
     for case in COMPILE_CASES:
         known = {c for c in (80, 89, 90, 100) if c >= case.lowest_capability}
         assert set(case.matrix_units) in (known, set()), case.name

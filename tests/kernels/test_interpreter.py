@@ -10,7 +10,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def test_kernels_in_the_interpreter():
+def test_kernels_when_run_in_the_interpreter_then_their_tests_pass():
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", str(HERE / "interpreted")],

@@ -54,7 +54,7 @@ def off_device(tree):
 
 
 @by_unit
-def test_every_case_is_launched_with_all_its_arguments_on_its_device(bench, launched):
+def test_cases_when_called_then_launch_with_all_arguments_on_the_device(bench, launched):
     for case in bench.cases:
         launched.calls.clear()
         with fake_cuda():
@@ -70,7 +70,7 @@ def test_every_case_is_launched_with_all_its_arguments_on_its_device(bench, laun
 
 
 @by_unit
-def test_every_peer_takes_the_operands_and_gives_a_result_on_the_device(bench):
+def test_peers_when_prepared_then_take_the_operands_and_give_results_on_the_device(bench):
     for case in bench.cases:
         for name, peer in case.peers.items():
             with fake_cuda():
@@ -80,7 +80,7 @@ def test_every_peer_takes_the_operands_and_gives_a_result_on_the_device(bench):
 
 
 @by_unit
-def test_a_gpu_that_is_too_old_is_refused(bench, launched):
+def test_bench_when_the_gpu_is_too_old_then_refuses_before_the_launch(bench, launched):
     older = FakeGpu("NVIDIA T4", 7, 5) if bench.lowest_capability == 80 else FakeGpu("A100", 8, 0)
     with fake_cuda(older), pytest.raises(UnsupportedError, match=f"found {older.name}") as caught:
         bench.call(bench.cases[0].make(CUDA, 0), None)
@@ -89,7 +89,7 @@ def test_a_gpu_that_is_too_old_is_refused(bench, launched):
 
 
 @by_unit
-def test_without_triton_the_extra_is_named(bench, monkeypatch):
+def test_bench_when_triton_is_missing_then_names_the_extra(bench, monkeypatch):
     monkeypatch.setattr(fused_op, "find_spec", lambda name: None)
     with fake_cuda(), pytest.raises(MissingExtraError, match=r"pip install 'pt2e-quant\[cuda\]'"):
         bench.call(bench.cases[0].make(CUDA, 0), None)
@@ -112,7 +112,7 @@ class HopperDriver:
 
 @pytest.mark.slow  # compiles a hundred kernels
 @by_unit
-def test_every_launch_compiles_as_triton_itself_specialises_it(
+def test_launches_when_specialised_by_triton_itself_then_compile(
     bench, launched, monkeypatch, tmp_path
 ):
     """Sizes that divide by 16, ones, integers of 64 bits: what a compile case only says."""
@@ -132,7 +132,7 @@ def test_every_launch_compiles_as_triton_itself_specialises_it(
         assert kernel.run(grid=grid, warmup=True, **plain).asm["cubin"]
 
 
-def test_the_tiles_of_the_device_at_hand_are_read(launched, monkeypatch):
+def test_tiles_when_the_device_has_a_table_then_they_are_read_from_it(launched, monkeypatch):
     (bench,) = (bench for bench in BENCHES if bench.name == "int8_linear")
     default = tiles.read_tiles("int8_linear")["large"]
     mine = tiles.TileConfig(default.blocks, num_warps=16, num_stages=2)
@@ -145,7 +145,7 @@ def test_the_tiles_of_the_device_at_hand_are_read(launched, monkeypatch):
     assert (given["num_warps"], given["num_stages"]) == (16, 2)
 
 
-def test_every_kernel_has_a_timed_case(launched):
+def test_benches_when_all_are_called_then_every_kernel_has_a_timed_case(launched):
     for bench in BENCHES:
         for case in bench.cases:
             with fake_cuda():
@@ -154,7 +154,7 @@ def test_every_kernel_has_a_timed_case(launched):
     assert {case.kernel for case in COMPILE_CASES} <= timed
 
 
-def test_what_a_gpu_is_checked_on_reaches_every_function_and_layout():
+def test_bench_draws_when_many_are_made_then_reach_every_function_and_layout():
     (bench,) = (bench for bench in BENCHES if bench.name == "quantize")
     drawn = [bench.draw(torch.device("cpu"), seed) for seed in range(20)]
     assert {operands.activation for operands in drawn} == {str(a) for a in Activation}

@@ -55,7 +55,7 @@ def dequantized(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_scheme_is_read_back(name):
+def test_scheme_of_when_a_graph_is_read_then_gives_back_the_scheme(name):
     scheme = NAMES[name]
     gm, x, weight, _ = dequantized(name)
     # As text: a range that is the dtype's own may be given or not.
@@ -67,7 +67,7 @@ def test_the_scheme_is_read_back(name):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "w4" in n])
-def test_the_weight_is_read_back(name):
+def test_read_grouped_weight_when_a_graph_is_read_then_gives_back_the_weight(name):
     scheme = NAMES[name]
     gm, _, node, weight = dequantized(name)
     found = read_grouped_weight(gm, node)
@@ -83,7 +83,7 @@ def test_the_weight_is_read_back(name):
     assert (real - weight).abs().max() <= step  # at most half a step, and a clamped end
 
 
-def test_groups_and_tokens_are_told_apart():
+def test_scheme_of_when_a_graph_has_groups_or_tokens_then_tells_them_apart():
     gm, x, weight, _ = dequantized("mxfp8")
     assert scheme_of(gm, weight).granularity == PerGroup(32)
     assert scheme_of(gm, x).granularity == PerGroup(32)

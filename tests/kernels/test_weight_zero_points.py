@@ -34,7 +34,7 @@ def shifted(backend, product):
 
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
-def test_a_weight_with_a_zero_point_is_refused_or_computed_right(name, product):
+def test_product_when_a_weight_has_a_zero_point_then_is_refused_or_computed_right(name, product):
     backend = pq.backends.get(name)
     if name == "cuda":
         backend = backend.allowing_unmeasured()

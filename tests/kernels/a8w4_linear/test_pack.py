@@ -17,7 +17,7 @@ from tests.kernels.operands import integers
 
 @settings(max_examples=40)
 @given(st.data(), st.integers(0, 9), st.integers(0, 300), st.sampled_from([32, 64]))
-def test_packing_is_undone(data, N, K, half):
+def test_pack_halves_when_unpacked_then_nothing_is_lost(data, N, K, half):
     weight = data.draw(integers((N, K), -8, 7))
     packed = pack_halves(weight, half)
     assert packed.shape == (-(-K // (2 * half)), N, half)
@@ -27,7 +27,7 @@ def test_packing_is_undone(data, N, K, half):
     assert torch.equal(unpack(stored, torch.int4, (N, K)), weight)
 
 
-def test_a_mask_and_a_shift_give_both_halves_sixteen_times_too_large():
+def test_packed_word_when_masked_and_shifted_then_gives_both_halves_sixteen_times_too_large():
     weight = torch.arange(-64, 64).remainder(16).sub(8).to(torch.int8).reshape(1, 128)
     word = pack_halves(weight, 64).view(torch.int32)[0, 0]
     low, high = (word << 4) & -252645136, word & -252645136
@@ -35,13 +35,13 @@ def test_a_mask_and_a_shift_give_both_halves_sixteen_times_too_large():
     assert torch.equal(high.view(torch.int8), 16 * weight[0, 64:])
 
 
-def test_runs_are_groups_of_at_most_128():
+def test_runs_when_groups_are_of_any_size_then_have_at_most_128_weights():
     wanted = {(32, 96): (32, 32), (64, 64): (64, 128), (64, 128): (64, 64), (256, 512): (64, 128)}
     found = {(size, K): (half_of(size, K), run_of(size, K)) for size, K in wanted}
     assert found == wanted
 
 
-def test_weight_sums_are_of_scaled_rows():
+def test_weight_sums_when_groups_have_scales_then_are_of_scaled_rows():
     weight = torch.tensor([[1, 2, 3, 4], [-8, -8, 7, 0]], dtype=torch.int8)
     scale = torch.tensor([[1.0, 2.0], [0.5, 0.25]], dtype=torch.bfloat16)
     assert weight_sums(weight, scale, 2).tolist() == [3.0 + 3.5, -32.0 + 1.75]

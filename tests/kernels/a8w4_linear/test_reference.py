@@ -56,14 +56,14 @@ def by_hand(operands):
 
 @settings(max_examples=40)
 @given(st.data(), st.integers(1, 4), st.integers(1, 4), st.booleans())
-def test_equals_pythons_integers(data, M, N, per_row):
+def test_a8w4_linear_when_inputs_are_drawn_then_equals_pythons_integers(data, M, N, per_row):
     operands = data.draw(a8w4_operands(M, N, most_k=200, per_row=per_row))
     assert a8w4_linear(*operands).tolist() == by_hand(operands).tolist()
 
 
 @settings(max_examples=60)
 @given(st.integers(-(2**18), 2**18), floats, floats, st.integers(-60, 60))
-def test_a_multiply_add_is_rounded_once(whole, scale, addend, shift):
+def test_multiply_add_when_terms_differ_widely_then_rounds_once(whole, scale, addend, shift):
     # Sums of very different sizes are where rounding twice would show.
     start = torch.tensor([addend], dtype=torch.float32) * 2.0**shift
     made = multiply_add(torch.tensor([whole]), torch.tensor([scale]), start)
@@ -72,14 +72,14 @@ def test_a_multiply_add_is_rounded_once(whole, scale, addend, shift):
 
 
 @pytest.mark.parametrize(("sign", "wanted"), [(1, 1 + 2.0**-23), (-1, 1.0)])
-def test_what_float64_drops_breaks_a_tie(sign, wanted):
+def test_multiply_add_when_float64_drops_a_bit_then_it_still_breaks_the_tie(sign, wanted):
     # 1 + 2^-24 is in the middle of two float32 numbers; float64 has no room for 2^-80 beside it.
     middle = torch.tensor([1 + 2.0**-24], dtype=torch.float64)
     made = multiply_add(middle, torch.ones(1), torch.tensor([sign * 2.0**-80]))
     assert made.item() == wanted
 
 
-def test_the_operator_is_whole():
+def test_operator_when_checked_by_torch_then_is_whole():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-8, 8, (5, 64), dtype=torch.int8, generator=generator)
     operands = (
@@ -100,7 +100,7 @@ def test_the_operator_is_whole():
 
 
 @pytest.mark.parametrize("name", ["a8w4_g32", "a8w4"])
-def test_dynamic_linears_are_one_call_each(name):
+def test_dynamic_linears_when_lowered_then_are_one_call_each(name):
     gm, x = quantized(scheme_named(name))
     wanted = copy.deepcopy(gm)(x)
     names, refused = fused(gm)

@@ -20,7 +20,7 @@ from tests.kernels.lowering import calls_of, captured, fuse, qdq
 
 @settings(max_examples=60)
 @given(tables())
-def test_equals_numpys_float32(drawn):
+def test_embedding_gather_when_inputs_are_drawn_then_equals_numpys_float32(drawn):
     (table, scale, zero_point, indices, K, bits, is_signed), codes = drawn
     made = embedding_gather(table, scale, zero_point, indices, K, bits, is_signed)
     group = K // scale.shape[1]
@@ -31,7 +31,7 @@ def test_equals_numpys_float32(drawn):
     assert made.tolist() == values[indices.numpy()].tolist()
 
 
-def test_the_operator_is_whole_and_says_what_it_refuses():
+def test_operator_when_checked_by_torch_then_is_whole_and_says_what_it_refuses():
     table, scale = torch.randint(-128, 128, (6, 8), dtype=torch.int8), torch.rand(6, 2)
     indices = torch.tensor([[0, 5], [3, 3]])
     named = {"out_dtype": torch.bfloat16}
@@ -42,7 +42,7 @@ def test_the_operator_is_whole_and_says_what_it_refuses():
         embedding_gather(table, scale, None, indices, 8, 2)
 
 
-def test_cost_counts_the_rows_that_are_looked_up():
+def test_cost_when_few_rows_are_looked_up_then_counts_those_rows_alone():
     table, scale = torch.zeros(1000, 8, dtype=torch.int8), torch.zeros(1000, 1)
     assert cost(table, scale, torch.zeros(3).long(), torch.zeros(3, 8)).bytes == 24 + 96 + 3 * 12
 
@@ -90,7 +90,7 @@ class Quantized(Bytes):
 
 
 @pytest.mark.parametrize("model", [Bytes, Affine, Nibbles, Quantized])
-def test_a_lookup_is_one_call_and_equal(model):
+def test_lookup_when_its_table_is_quantized_then_is_one_call_and_equal(model):
     indices = torch.tensor([[0, 9, 3], [3, 3, 1]])
     gm = captured(model(), indices)
     wanted = gm(indices)
@@ -99,7 +99,7 @@ def test_a_lookup_is_one_call_and_equal(model):
     assert torch.equal(gm(indices), wanted)
 
 
-def test_a_float_table_stays():
+def test_lookup_when_its_table_is_float_then_stays():
     gm = captured(nn.Embedding(5, 8), torch.tensor([1]))
     assert calls_of(fuse(gm, KERNELS)) == []
 
@@ -108,7 +108,7 @@ STATED = st.sampled_from([torch.float16, torch.bfloat16])
 
 
 @given(STATED)
-def test_narrow_results_are_rounded_once(dtype):
+def test_embedding_gather_when_the_result_is_narrow_then_rounds_once(dtype):
     table, scale = torch.tensor([[127]], dtype=torch.int8), torch.tensor([[0.0123]])
     made = embedding_gather(table, scale, None, torch.tensor(0), 1, out_dtype=dtype)
     assert made.item() == (127 * scale[0, 0]).to(dtype).item()

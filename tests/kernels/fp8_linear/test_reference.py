@@ -19,7 +19,7 @@ from tests.kernels.grouped_models import fused, quantized
 
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40))
-def test_is_the_exact_sum_rounded_step_by_step(data, M, N, K):
+def test_fp8_linear_when_inputs_are_drawn_then_is_the_exact_sum_rounded_step_by_step(data, M, N, K):
     x, x_scale, weight, weight_scale = operands = data.draw(fp8_operands(M, N, K))
     sums = [
         [
@@ -34,7 +34,7 @@ def test_is_the_exact_sum_rounded_step_by_step(data, M, N, K):
 
 
 @pytest.mark.parametrize("count", [1, 6])
-def test_the_operator_is_whole(count):
+def test_operator_when_checked_by_torch_then_is_whole(count):
     generator = torch.Generator().manual_seed(0)
     x, weight = (
         torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
@@ -53,7 +53,7 @@ def test_the_operator_is_whole(count):
 
 
 @pytest.mark.parametrize("per_row", [False, True])
-def test_cublas_has_the_same_scales_and_layouts(per_row):
+def test_scaled_mm_when_run_by_torch_then_has_the_same_scales_and_layouts(per_row):
     generator = torch.Generator().manual_seed(0)
     x, weight = (
         torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
@@ -67,7 +67,7 @@ def test_cublas_has_the_same_scales_and_layouts(per_row):
     torch.testing.assert_close(made, wanted, rtol=2**-7, atol=1e-4)
 
 
-def test_cublas_gets_what_it_takes():
+def test_takes_scaled_mm_when_sizes_scales_or_gpus_vary_then_names_what_cublas_takes():
     one, rows = torch.ones(1), torch.ones(80)
     half = torch.bfloat16
     assert takes_scaled_mm(80, 48, 32, one, one, torch.float32, 89)
@@ -80,7 +80,7 @@ def test_cublas_gets_what_it_takes():
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_per_tensor", "fp8_dynamic", "fp8_dynamic_per_tensor"])
-def test_linears_are_one_call_each(name):
+def test_linears_when_lowered_then_are_one_call_each(name):
     gm, x = quantized(scheme_named(name))
     wanted = copy.deepcopy(gm)(x)
     names, refused = fused(gm)

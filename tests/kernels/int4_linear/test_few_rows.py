@@ -36,7 +36,7 @@ def exact(x, codes, scale, zero_point, bias=None):
 
 @settings(max_examples=50)
 @given(st.data(), st.integers(1, 6), COLUMNS, st.sampled_from([32, 64, 128, 256]))
-def test_product_is_within_the_bound(data, M, N, G):
+def test_product_when_inputs_are_drawn_then_is_within_the_bound(data, M, N, G):
     K = G * data.draw(st.integers(1, max(1, 384 // G)))
     x = data.draw(float_rows((M, K), (torch.float32,)))
     codes = data.draw(integers((N, K), 0, 15, torch.uint8))
@@ -50,7 +50,7 @@ def test_product_is_within_the_bound(data, M, N, G):
 
 
 @pytest.mark.parametrize(("N", "K", "G"), [(16, 32, 32), (33, 128, 64), (70, 384, 128)])
-def test_codes_come_back_from_the_layout(N, K, G):
+def test_packed_codes_when_read_through_an_identity_then_come_back(N, K, G):
     """Rows of an identity read each weight: with scales of 1 all is exact."""
     codes = torch.randint(0, 16, (N, K), dtype=torch.uint8)
     read = multiplied(torch.eye(K), codes, torch.ones(N, K // G), None)
@@ -58,7 +58,7 @@ def test_codes_come_back_from_the_layout(N, K, G):
 
 
 @pytest.mark.parametrize("shape", [(64,), (2, 2, 64), (0, 64)])
-def test_any_rank_is_the_rows_of_two_dimensions(shape):
+def test_product_when_x_has_any_rank_then_is_that_of_its_rows_in_two_dimensions(shape):
     x, codes = torch.randn(shape), torch.randint(0, 16, (20, 64), dtype=torch.uint8)
     scale = torch.rand(20, 2)
     made = multiplied(x, codes, scale, None)
@@ -66,20 +66,20 @@ def test_any_rank_is_the_rows_of_two_dimensions(shape):
     assert torch.equal(made, expected.reshape(*shape[:-1], 20))
 
 
-def test_activations_that_are_not_contiguous_are_read_right():
+def test_product_when_activations_are_not_contiguous_then_reads_them_right():
     x, codes = torch.randn(64, 3).t(), torch.randint(0, 16, (16, 64), dtype=torch.uint8)
     scale = torch.rand(16, 2)
     expected = multiplied(x.contiguous(), codes, scale, None)
     assert torch.equal(multiplied(x, codes, scale, None), expected)
 
 
-def test_activations_of_another_dtype_are_refused_by_name():
+def test_product_when_activations_have_another_dtype_then_refuses_it_by_name():
     codes = torch.zeros(16, 64, dtype=torch.uint8)
     with pytest.raises(UnsupportedError, match=r"float32 activations, found torch\.float16"):
         multiplied(torch.zeros(2, 64).half(), codes, torch.ones(16, 2), None)
 
 
-def test_the_operators_fake_has_the_results_shape_and_dtype():
+def test_operator_when_run_on_fake_tensors_then_has_the_results_shape_and_dtype():
     with FakeTensorMode():
         packed = PackInt4(torch.empty(20, 32, dtype=torch.uint8))
         both = scales_and_zeros(torch.empty(20, 2), None)

@@ -20,7 +20,7 @@ SCHEMES = {
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_weight_only_linears_are_one_call_each(name):
+def test_weight_only_linears_when_lowered_then_are_one_call_each(name):
     gm, x = quantized(SCHEMES[name])
     wanted = copy.deepcopy(gm)(x)
     names, refused = fused(gm)
@@ -33,7 +33,7 @@ def test_weight_only_linears_are_one_call_each(name):
     assert (first.args[3] is None) == (name != "zero points")
 
 
-def test_bfloat16_models_keep_their_dtype():
+def test_weight_only_linears_when_the_model_is_bfloat16_then_keep_its_dtype():
     gm, x = quantized(scheme_named("w4_g32"), torch.bfloat16)
     wanted = copy.deepcopy(gm)(x)
     assert fused(gm)[0] == ["int4_linear", "int4_linear"]

@@ -12,7 +12,7 @@ from pt2e_quant.kernels.int4_linear.pack import check_group_size, pack_codes, un
 
 @settings(max_examples=40)
 @given(st.integers(0, 9), st.integers(0, 400), st.integers(0, 2**31))
-def test_packing_is_undone(N, K, seed):
+def test_pack_codes_when_unpacked_then_nothing_is_lost(N, K, seed):
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 16, (N, K), dtype=torch.uint8, generator=generator)
     packed = pack_codes(codes)
@@ -22,7 +22,7 @@ def test_packing_is_undone(N, K, seed):
 
 @given(st.integers(0, 2**31))
 @settings(max_examples=5)
-def test_stored_weights_go_there_and_back(seed):
+def test_stored_weights_when_packed_and_unpacked_then_are_what_they_were(seed):
     generator = torch.Generator().manual_seed(seed)
     stored = torch.randint(0, 256, (6, 100), dtype=torch.uint8, generator=generator)
     signed = unpack(stored, torch.int4, (6, 200))
@@ -30,7 +30,7 @@ def test_stored_weights_go_there_and_back(seed):
     assert torch.equal(pack(undone, torch.int4), stored)
 
 
-def test_a_code_is_where_the_text_says():
+def test_pack_codes_when_one_code_is_set_then_it_is_where_the_text_says():
     for k in (0, 1, 31, 32, 33, 127, 128, 200):
         codes = torch.zeros(1, 256, dtype=torch.uint8)
         codes[0, k] = 15
@@ -42,11 +42,11 @@ def test_a_code_is_where_the_text_says():
 
 
 @pytest.mark.parametrize(("size", "K"), [(16, 64), (96, 192), (128, 192), (0, 64)])
-def test_other_groups_are_refused(size, K):
+def test_check_group_size_when_groups_do_not_fit_blocks_then_refuses(size, K):
     with pytest.raises(ConfigError, match=f"groups of {size} of {K} do not fit blocks of 128"):
         check_group_size(size, K)
 
 
 @pytest.mark.parametrize(("size", "K"), [(32, 96), (64, 64), (256, 512), (100, 100)])
-def test_groups_that_fit_pass(size, K):
+def test_check_group_size_when_groups_fit_blocks_then_passes(size, K):
     check_group_size(size, K)

@@ -33,7 +33,7 @@ def exact(operands):
 
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 3), st.integers(1, 4))
-def test_is_the_exact_sum_rounded(data, M, N):
+def test_int4_linear_when_inputs_are_drawn_then_is_the_exact_sum_rounded(data, M, N):
     operands = data.draw(int4_operands(M, N, most_k=70))
     made, wanted = int4_linear(*operands), exact(operands)
     # Float64 sums of at most 70 products, then one rounding to float32.
@@ -41,7 +41,7 @@ def test_is_the_exact_sum_rounded(data, M, N):
     assert ((made - wanted).abs() <= wanted.abs() * 2**-24 + magnitude * 2**-44).all()
 
 
-def test_the_operator_is_whole():
+def test_operator_when_checked_by_torch_then_is_whole():
     operands = (
         torch.randn(2, 3, 64),
         torch.randint(-(2**31), 2**31 - 1, (1, 5, 16), dtype=torch.int32),
@@ -54,7 +54,7 @@ def test_the_operator_is_whole():
     assert Int4Linear(*operands, **named).shape == (2, 3, 5)
 
 
-def test_a_weight_costs_about_half_a_byte():
+def test_cost_when_a_weight_is_large_then_is_about_half_a_byte_an_element():
     scale = torch.zeros(64, 4096, dtype=torch.float16)
     weight = torch.zeros(64, 4096, 16, dtype=torch.int32)
     x, out = torch.zeros(0, 8192), torch.zeros(0, 4096)

@@ -55,20 +55,20 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_becomes_one_call_is_the_q_dq_graph_to_the_last_bit(name):
+def test_fuse_when_a_case_can_be_fused_then_is_the_q_dq_graph_to_the_last_bit(name):
     run, count = CASES[name]
     gm, difference = fused(run, *two())
     assert len(calls_of(gm)) == count
     assert difference == 0.0
 
 
-def test_a_subtrahend_keeps_its_place():
+def test_fuse_when_the_subtrahend_is_quantized_then_it_keeps_its_place():
     gm, difference = fused(lambda x, y: qdq(x - qdq(y, 0.03), 0.05), *two())
     assert "combine=sub, y_scale=0.03" in show(gm)
     assert difference == 0.0
 
 
-def test_lone_qdq_are_one_launch_each_and_equal():
+def test_fuse_lone_qdq_when_no_kernel_took_a_qdq_then_each_is_one_launch_and_equal():
     x, _ = two()
     gm = captured(Model(lambda x: qdq(torch.nn.functional.elu(qdq(x, 0.02, 4)), 0.03)), x)
     wanted = gm(x)
@@ -79,5 +79,5 @@ def test_lone_qdq_are_one_launch_each_and_equal():
     assert not fuse_lone_qdq(gm).changed
 
 
-def test_the_registry_has_the_rows():
+def test_registry_when_asked_for_the_device_then_has_int8_add_and_quantize():
     assert {k.op for k in Registry.of(KERNELS[0].device)} >= {"int8_add", "quantize"}

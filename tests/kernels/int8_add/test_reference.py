@@ -18,7 +18,9 @@ ZERO = st.integers(-128, 127)
 
 @settings(max_examples=80)
 @given(st.data(), STEP, STEP, STEP, ZERO, ZERO, ZERO, st.sampled_from(["add", "sub", "mul"]))
-def test_equals_numpys_float32(data, xs, ys, out_scale, xz, yz, oz, combine):
+def test_int8_add_when_inputs_are_drawn_then_equals_numpys_float32(
+    data, xs, ys, out_scale, xz, yz, oz, combine
+):
     x, y = data.draw(integers((40,))), data.draw(integers((40,)))
     made = int8_add(
         x,
@@ -41,7 +43,9 @@ def test_equals_numpys_float32(data, xs, ys, out_scale, xz, yz, oz, combine):
 
 @settings(max_examples=40)
 @given(st.data(), STEP, STEP, STEP, ZERO, ZERO)
-def test_is_within_a_step_of_the_integer_definition(data, xs, ys, out_scale, xz, yz):
+def test_int8_add_when_inputs_are_drawn_then_is_within_a_step_of_the_integer_definition(
+    data, xs, ys, out_scale, xz, yz
+):
     x, y = data.draw(integers((40,))), data.draw(integers((40,)))
     factors = common_shift(xs / out_scale, ys / out_scale)
     assert factors is not None
@@ -67,7 +71,7 @@ def test_is_within_a_step_of_the_integer_definition(data, xs, ys, out_scale, xz,
     assert (made.int() - whole.int()).abs().max() <= 1
 
 
-def test_the_operator_is_whole():
+def test_operator_when_checked_by_torch_then_is_whole():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-128, 128, (2, 3, 4, 5), dtype=torch.int8, generator=generator)
     named = {"combine": "mul", "out_dtype": torch.int8, "out_scale": 0.1}
@@ -77,6 +81,6 @@ def test_the_operator_is_whole():
     assert Int8Add(x[:, :1], torch.randn(3, 1, 5), **named).shape == (2, 3, 4, 5)
 
 
-def test_cost_counts_each_tensor_once():
+def test_cost_when_counted_then_has_each_tensor_once():
     x, y = torch.zeros(4, 5, dtype=torch.int8), torch.zeros(5)
     assert cost(x, y, x).bytes == 20 + 20 + 20

@@ -19,7 +19,9 @@ ZERO = st.integers(-128, 127)
 
 @settings(max_examples=50)
 @given(st.data(), STEP, STEP, ZERO, ZERO)
-def test_equals_numpys_float32(data, scale, out_scale, zero_point, out_zero_point):
+def test_int8_cat_when_inputs_are_drawn_then_equals_numpys_float32(
+    data, scale, out_scale, zero_point, out_zero_point
+):
     x, y = data.draw(integers((3, 7))), data.draw(integers((3, 5)))
     named = {"out_dtype": torch.int8, "out_scale": out_scale, "out_zero_point": out_zero_point}
     made = int8_cat([x, y], 1, [scale, out_scale], [zero_point, out_zero_point], **named)
@@ -30,7 +32,7 @@ def test_equals_numpys_float32(data, scale, out_scale, zero_point, out_zero_poin
     assert torch.equal(made[:, 7:], y)
 
 
-def test_the_operator_is_whole():
+def test_operator_when_checked_by_torch_then_is_whole():
     x = torch.randint(-128, 128, (2, 3, 4, 5), dtype=torch.int8)
     named = {"out_dtype": torch.int8, "out_scale": 0.2}
     for y in (x, x.to(memory_format=torch.channels_last)):
@@ -39,7 +41,7 @@ def test_the_operator_is_whole():
         int8_cat([], 0, [], [])
 
 
-def test_cost_counts_each_tensor_once():
+def test_cost_when_counted_then_has_each_tensor_once():
     x = torch.zeros(2, 3, dtype=torch.int8)
     assert cost([x, x], torch.zeros(2, 6, dtype=torch.int8)).bytes == 24
 
@@ -61,7 +63,7 @@ class Joined(nn.Module):
         (lambda x: torch.cat([qdq(x, 0.02), x], 1), 0),
     ],
 )
-def test_a_cat_of_integers_is_one_call_and_equal(run, count):
+def test_cat_when_its_inputs_are_integers_then_is_one_call_and_equal(run, count):
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     gm = captured(Joined(run), x)
     wanted = gm(x)

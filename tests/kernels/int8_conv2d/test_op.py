@@ -55,7 +55,7 @@ def canonical(model, shape):
 @pytest.mark.parametrize(
     ("model", "shape", "count"), [(Images(), (3, 17, 16), 4), (Sequence(), (4, 13), 2)]
 )
-def test_every_convolution_is_one_call_and_numbers_hold(model, shape, count):
+def test_convolutions_when_lowered_then_each_is_one_call_and_numbers_hold(model, shape, count):
     gm = canonical(model, shape)
     artifact = ALLOWING.lower(gm)
     assert artifact.report.integer_ops["int8_conv2d"] == count
@@ -71,7 +71,7 @@ def test_every_convolution_is_one_call_and_numbers_hold(model, shape, count):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding:UserWarning")
-def test_padding_that_differs_on_its_sides_stays_float():
+def test_convolution_when_padding_differs_on_its_sides_then_is_refused():
     class Uneven(nn.Module):
         def __init__(self):
             super().__init__()

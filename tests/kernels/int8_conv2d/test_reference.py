@@ -42,7 +42,7 @@ def by_hand(drawn, operands, out_scale):
 
 @settings(max_examples=40)
 @given(st.data(), convolutions(most_channels=8), st.sampled_from([0.002, 0.7, 40.0]))
-def test_equals_pythons_integers(data, drawn, out_scale):
+def test_int8_conv2d_when_inputs_are_drawn_then_equals_pythons_integers(data, drawn, out_scale):
     operands = data.draw(conv_operands(drawn))
     made = int8_conv2d(*operands, out_dtype=torch.int8, out_scale=out_scale, out_zero_point=-3)
     assert torch.equal(made, by_hand(drawn, operands, out_scale))
@@ -51,7 +51,7 @@ def test_equals_pythons_integers(data, drawn, out_scale):
 
 @settings(max_examples=40)
 @given(st.data(), convolutions())
-def test_packing_is_undone(data, drawn):
+def test_pack_weight_when_unpacked_then_nothing_is_lost(data, drawn):
     weight = data.draw(integers(drawn.weight_shape))
     packed = pack_weight(weight, drawn.groups)
     assert packed.numel() == weight.numel()
@@ -60,7 +60,7 @@ def test_packing_is_undone(data, drawn):
 
 @settings(max_examples=40)
 @given(st.data(), convolutions())
-def test_sums_of_any_part_of_a_window_come_from_its_corners(data, drawn):
+def test_window_sums_when_a_part_of_the_window_is_read_then_its_corners_give_the_sum(data, drawn):
     weight = data.draw(integers(drawn.weight_shape))
     (top, bottom), (left, right) = (
         sorted(data.draw(st.lists(st.integers(0, size), min_size=2, max_size=2)))
@@ -77,13 +77,13 @@ DEPTHWISE = Drawn(1, 4, 8, (5, 5), (3, 3), (1, 1), (1, 1), (1, 1), 4)
 
 
 @pytest.mark.parametrize("drawn", [DENSE, DEPTHWISE])
-def test_the_operator_is_whole(drawn):
+def test_operator_when_checked_by_torch_then_is_whole(drawn):
     operands = made_of(drawn, zero_point=4)
     named = {"bias": torch.ones(drawn.outputs), "out_dtype": torch.float16}
     torch.library.opcheck(Int8Conv2d, operands, named)
 
 
-def test_its_shape_follows_dynamic_sizes_and_its_strides_are_channels_last():
+def test_operator_when_sizes_are_dynamic_then_shapes_follow_and_strides_are_channels_last():
     operands = made_of(DENSE, zero_point=4)
 
     class Model(torch.nn.Module):
@@ -100,7 +100,7 @@ def test_its_shape_follows_dynamic_sizes_and_its_strides_are_channels_last():
     assert ep.module()(larger).shape == (3, 5, 5, 8)
 
 
-def test_cost_counts_each_tensor_once():
+def test_cost_when_counted_then_has_each_tensor_once():
     found = cost(
         torch.zeros(1, 3, 4, 4, dtype=torch.int8),
         torch.zeros(5, 2, 2, 3, dtype=torch.int8),
@@ -119,12 +119,12 @@ def test_cost_counts_each_tensor_once():
         (Drawn(64, 96, 96, (56, 56), (3, 3), (1, 1), (1, 1), (1, 1), 96), "depthwise"),
     ],
 )
-def test_a_shape_falls_into_its_class(drawn, name):
+def test_conv_sizes_when_given_a_shape_then_names_its_class(drawn, name):
     packed = pack_weight(torch.zeros(drawn.weight_shape, dtype=torch.int8), drawn.groups)
     shape = (drawn.batch, drawn.channels, *drawn.image)
     assert conv_sizes(shape, packed.shape, *drawn.window).shape_class == name
 
 
-def test_sizes_that_do_not_go_together_are_refused():
+def test_conv_sizes_when_sizes_do_not_go_together_then_refuses():
     with pytest.raises(InputError, match="x has 7 channels, the weight 1 groups of 6"):
         conv_sizes((1, 7, 5, 5), (5, 3, 3, 6), (1, 1), (0, 0), (1, 1), 1)

@@ -48,7 +48,7 @@ def lowered(model, x):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_an_image_of_three_channels_becomes_words(layout):
+def test_widen_pixels_when_an_image_has_three_channels_then_it_becomes_words(layout):
     x = torch.randn(2, 3, 7, 6, generator=torch.Generator().manual_seed(0)) * 4
     gm, result = lowered(Stem(count=2), x.contiguous(memory_format=layout))
     assert result.changed
@@ -68,7 +68,7 @@ def test_an_image_of_three_channels_becomes_words(layout):
     [Stem(channels=4), Stem(channels=3, groups=3), Stem(reads_more=True)],
     ids=["four channels", "groups", "others read the image"],
 )
-def test_other_images_stay(model):
+def test_widen_pixels_when_channels_groups_or_readers_are_others_then_the_image_stays(model):
     channels = model.weight.shape[1] * model.groups
     x = torch.randn(1, channels, 5, 5, generator=torch.Generator().manual_seed(0))
     gm, result = lowered(model, x)
@@ -77,13 +77,13 @@ def test_other_images_stay(model):
     assert [n for n in gm.graph.nodes if n.target is QuantizePerTensor]
 
 
-def test_the_reason_is_given_where_others_read_the_image():
+def test_widen_pixels_when_others_read_the_image_then_gives_the_reason():
     x = torch.randn(1, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     _, result = lowered(Stem(reads_more=True), x)
     assert "others than plain convolutions read them" in result.notes[0].text
 
 
-def test_the_operator_is_whole():
+def test_operator_when_checked_by_torch_then_is_whole():
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     named = {"out_scale": 0.03, "out_zero_point": -9}
     torch.library.opcheck(QuantizePixels, (x,), named)
@@ -93,7 +93,7 @@ def test_the_operator_is_whole():
     assert (made[:, 3] == -9).all()
 
 
-def test_filled_weights_are_undone_and_sum_to_the_same():
+def test_fill_channels_when_undone_then_weights_and_their_sums_are_the_same():
     generator = torch.Generator().manual_seed(0)
     packed = torch.randint(-128, 128, (5, 3, 2, 3), dtype=torch.int8, generator=generator)
     filled = fill_channels(packed, 4)

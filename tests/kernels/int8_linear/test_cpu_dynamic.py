@@ -32,7 +32,9 @@ def equal(a, b):
 @needs_vnni
 @settings(max_examples=60)
 @given(st.data(), SIZES, SIZES, st.sampled_from([1, 3, 64, 129, 514]), st.booleans())
-def test_equal_the_definition_to_the_last_bit(data, M, N, K, per_row):
+def test_implementations_when_inputs_are_drawn_then_equal_the_definition_to_the_last_bit(
+    data, M, N, K, per_row
+):
     operands = data.draw(linear_operands(M, N, K, per_row=per_row))
     named = data.draw(epilogues((M, N)))
     expected = defined(*operands, **named)
@@ -47,7 +49,7 @@ def test_equal_the_definition_to_the_last_bit(data, M, N, K, per_row):
 
 @needs_vnni
 @pytest.mark.parametrize("K", [768, 4096])
-def test_long_rows_are_exact_where_their_sums_fit(K):
+def test_rows_when_their_sums_fit_float32_then_long_ones_are_exact(K):
     generator = torch.Generator().manual_seed(K)
     x = torch.randint(-128, 128, (19, K), dtype=torch.int8, generator=generator)
     weight = torch.randn(40, K, generator=generator).mul(30).clamp(-127, 127).to(torch.int8)
@@ -65,7 +67,7 @@ def test_long_rows_are_exact_where_their_sums_fit(K):
     assert torch.equal(rows(*operands), defined(*operands))
 
 
-def test_rows_whose_sums_leave_float32s_integers_are_told():
+def test_sums_fit_float_when_sums_grow_then_is_false_beyond_float32s_integers():
     assert sums_fit_float(torch.full((2, 518), 127, dtype=torch.int8))
     assert not sums_fit_float(torch.full((2, 519), 127, dtype=torch.int8))
     assert not sums_fit_float(torch.full((2, 519), -127, dtype=torch.int8))
@@ -74,7 +76,7 @@ def test_rows_whose_sums_leave_float32s_integers_are_told():
 
 @needs_vnni
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
-def test_no_rows_give_no_rows(shape):
+def test_implementations_when_there_are_no_rows_then_give_no_rows(shape):
     weight = torch.ones(5, 8, dtype=torch.int8)
     zero = torch.zeros(0, 1, dtype=torch.int32)
     operands = (
@@ -89,7 +91,7 @@ def test_no_rows_give_no_rows(shape):
         assert made.shape == (*shape[:-1], 5)
 
 
-def test_where_integer_products_saturate_the_definition_runs(monkeypatch):
+def test_multiply_when_integer_products_saturate_then_runs_the_definition(monkeypatch):
     x = torch.full((2, 8), -128, dtype=torch.int8)
     weight = torch.full((3, 8), -127, dtype=torch.int8)
     operands = (
@@ -105,7 +107,7 @@ def test_where_integer_products_saturate_the_definition_runs(monkeypatch):
     assert multiplied(*operands).tolist() == [[128.0 * 127 * 8] * 3] * 2
 
 
-def test_the_operators_fake_has_the_results_shape_and_dtype():
+def test_operator_when_run_on_fake_tensors_then_has_the_results_shape_and_dtype():
     with FakeTensorMode():
         weight = PackLinear(torch.empty(5, 8, dtype=torch.int8), None)
         made = Int8LinearRows(

@@ -8,7 +8,9 @@ from pt2e_quant.kernels.int8_linear import multiply_cpu
 
 @pytest.mark.parametrize("hits_positive", [True, False])
 @pytest.mark.parametrize("wrong_rows", [1, 16])
-def test_a_product_that_saturates_for_some_operands_is_seen(monkeypatch, hits_positive, wrong_rows):
+def test_int_mm_is_exact_when_a_product_saturates_for_some_operands_then_is_false(
+    monkeypatch, hits_positive, wrong_rows
+):
     """As oneDNN does without VNNI, where only activations near one end saturate."""
     exact = torch._int_mm
 

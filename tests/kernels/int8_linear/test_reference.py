@@ -36,7 +36,9 @@ def by_hand(operands, out_scale, out_zero_point):
     st.sampled_from([0.002, 0.7, 40.0]),
     st.integers(-128, 127),
 )
-def test_equals_pythons_integers(data, M, N, K, per_row, out_scale, out_zero_point):
+def test_int8_linear_when_inputs_are_drawn_then_equals_pythons_integers(
+    data, M, N, K, per_row, out_scale, out_zero_point
+):
     operands = data.draw(linear_operands(M, N, K, per_row=per_row))
     made = int8_linear(
         *operands, out_dtype=torch.int8, out_scale=out_scale, out_zero_point=out_zero_point
@@ -44,7 +46,7 @@ def test_equals_pythons_integers(data, M, N, K, per_row, out_scale, out_zero_poi
     assert made.tolist() == by_hand(operands, out_scale, out_zero_point).tolist()
 
 
-def test_the_operator_is_whole():
+def test_operator_when_checked_by_torch_then_is_whole():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (5, 8), dtype=torch.int8, generator=generator)
     operands = (
@@ -60,7 +62,7 @@ def test_the_operator_is_whole():
     assert Int8Linear(*operands, **named).shape == (2, 3, 5)
 
 
-def test_cost_counts_each_tensor_once():
+def test_cost_when_counted_then_has_each_tensor_once():
     x, weight = torch.zeros(2, 8, dtype=torch.int8), torch.zeros(5, 8, dtype=torch.int8)
     found = cost(x, weight, torch.zeros(2, 5))
     assert (found.bytes, found.operations) == (16 + 40 + 40 + 40, 160)

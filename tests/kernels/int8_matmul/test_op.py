@@ -54,7 +54,7 @@ def lowered(model):
 @pytest.mark.parametrize(
     "model", [Attention(4, 4, divides=True), Attention(4, 2, divides=False)], ids=["own", "shared"]
 )
-def test_both_products_of_attention_are_calls_and_numbers_hold(model):
+def test_attention_when_lowered_then_both_products_are_calls_and_numbers_hold(model):
     gm, artifact = lowered(model)
     scores, mixed = [n for n in artifact.module.graph.nodes if n.target is Int8Matmul]
     # The factor is part of the scale, and shared keys are read where they lie.

@@ -40,7 +40,7 @@ def pairs_of(left, right):
 
 @settings(max_examples=40)
 @given(st.data(), product_shapes(most=7), st.sampled_from([0.0001, 0.3, 40.0]))
-def test_equals_pythons_integers(data, shapes, out_scale):
+def test_int8_matmul_when_inputs_are_drawn_then_equals_pythons_integers(data, shapes, out_scale):
     left, right, *rest = data.draw(matmul_operands(*shapes))
     end = {"out_dtype": torch.int8, "out_scale": out_scale, "out_zero_point": 9}
     made = int8_matmul(left, right, *rest, **end)
@@ -52,12 +52,12 @@ def test_equals_pythons_integers(data, shapes, out_scale):
 
 
 @pytest.mark.parametrize("shapes", [((2, 4, 3, 5), (2, 2, 5, 6)), ((3, 5), (5, 2))])
-def test_the_operator_is_whole(shapes):
+def test_operator_when_checked_by_torch_then_is_whole(shapes):
     left, right = (torch.ones(shape, dtype=torch.int8) for shape in shapes)
     torch.library.opcheck(Int8Matmul, (left, right, 0.1, 3, -2), {"out_dtype": torch.float16})
 
 
-def test_its_shape_follows_dynamic_sizes():
+def test_operator_when_sizes_are_dynamic_then_its_shape_follows():
     class Scores(torch.nn.Module):
         def forward(self, q, k):
             return Int8Matmul(q, k.transpose(-2, -1), 0.1, 0, 0, out_dtype=torch.int8)
@@ -72,12 +72,12 @@ def test_its_shape_follows_dynamic_sizes():
 
 
 @pytest.mark.parametrize("shapes", [((3, 4), (5, 2)), ((4, 3, 4), (3, 4, 2)), ((4,), (4, 2))])
-def test_shapes_that_do_not_go_together_are_refused(shapes):
+def test_read_batches_when_shapes_do_not_go_together_then_refuses(shapes):
     with pytest.raises(InputError, match="has no product of"):
         read_batches(*shapes)
 
 
-def test_cost_counts_each_tensor_once():
+def test_cost_when_counted_then_has_each_tensor_once():
     left, right = (torch.zeros(s, dtype=torch.int8) for s in ((4, 3, 5), (2, 5, 6)))
     found = cost(left, right, torch.zeros(4, 3, 6))
     assert (found.bytes, found.operations) == (60 + 60 + 288, 2 * 72 * 5)

@@ -33,7 +33,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_one_call_within_a_step_of_the_q_dq_graph(name):
+def test_pool_when_between_qdq_then_is_one_call_within_a_step_of_the_q_dq_graph(name):
     x = torch.randn(2, 5, 9, 8, generator=torch.Generator().manual_seed(0))
     gm = captured(Pooled(CASES[name]), x)
     wanted = gm(x)
@@ -53,13 +53,13 @@ def test_it_is_one_call_within_a_step_of_the_q_dq_graph(name):
         lambda x: qdq(F.max_pool2d(x, 2), 0.02),
     ],
 )
-def test_it_stays_where_the_kernel_has_no_such_thing(run):
+def test_pool_when_the_kernel_has_no_such_form_then_stays(run):
     gm = captured(Pooled(run), torch.ones(2, 5, 9, 8))
     fuse(gm, KERNELS)
     assert calls_of(gm) == []
 
 
-def test_a_symbolic_batch_is_one_call():
+def test_pool_when_the_batch_is_symbolic_then_is_one_call():
     x = torch.randn(2, 5, 9, 8, generator=torch.Generator().manual_seed(0))
     shapes = ({0: torch.export.Dim("batch")},)
     ep = torch.export.export(Pooled(CASES["mean"]), (x,), dynamic_shapes=shapes)

@@ -15,7 +15,7 @@ from tests.kernels.operands import integers
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(-128, 127))
-def test_equals_torchs_pool_of_the_integers(data, zero_point):
+def test_int8_pool_when_inputs_are_drawn_then_equals_torchs_pool_of_the_integers(data, zero_point):
     H, W, (kind, kernel, stride, padding, out, counts, divisor) = data.draw(pools())
     x = data.draw(integers((2, 3, H, W)))
     made = int8_pool(
@@ -36,7 +36,9 @@ def test_equals_torchs_pool_of_the_integers(data, zero_point):
 
 @settings(max_examples=40)
 @given(st.data(), st.integers(-128, 127), st.integers(-128, 127))
-def test_a_global_average_is_the_nearest_integer(data, zero_point, out_zero_point):
+def test_int8_pool_when_averaging_a_whole_image_then_gives_the_nearest_integer(
+    data, zero_point, out_zero_point
+):
     x = data.draw(integers((1, 1, 5, 6)))
     made = int8_pool(
         x,
@@ -57,7 +59,7 @@ def test_a_global_average_is_the_nearest_integer(data, zero_point, out_zero_poin
     assert abs(made.item() - nearest) <= Fraction(1, 2) + Fraction(1, 2**14)
 
 
-def test_the_operator_is_whole():
+def test_operator_when_checked_by_torch_then_is_whole():
     images = torch.randint(-128, 128, (2, 3, 6, 6), dtype=torch.int8)
     named = {"x_scale": 0.1, "out_dtype": torch.int8, "out_scale": 0.2}
     for x in (images, images.to(memory_format=torch.channels_last)):
@@ -65,7 +67,7 @@ def test_the_operator_is_whole():
         torch.library.opcheck(Int8Pool, (x, "adaptive", [0, 0], [0, 0], [0, 0], [1, 1]), named)
 
 
-def test_cost_counts_each_element_of_each_window():
+def test_cost_when_windows_overlap_or_not_then_counts_each_element_of_each_window():
     x, out = torch.zeros(1, 4, 6, 6, dtype=torch.int8), torch.zeros(1, 4, 3, 3, dtype=torch.int8)
     found = cost(x, out, 4)
     assert (found.bytes, found.operations) == (144 + 36, 144)

@@ -25,7 +25,7 @@ def small(splits):
 
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 20), st.integers(1, 20), st.booleans())
-def test_equals_the_definition_for_ragged_shapes(data, M, N, per_row):
+def test_a8w4_linear_when_shapes_are_ragged_then_equals_the_definition(data, M, N, per_row):
     operands = data.draw(a8w4_operands(M, N, most_k=300, per_row=per_row))
     epilogue = data.draw(epilogues((M, N)))
     made = a8w4_linear(*operands, tiles=small(1), **epilogue)
@@ -45,7 +45,7 @@ def test_equals_the_definition_for_ragged_shapes(data, M, N, per_row):
 
 @settings(max_examples=8)
 @given(st.data(), st.integers(1, 18), st.integers(1, 18), st.sampled_from([32, 64, 256]))
-def test_splits_of_k_are_within_their_bound(data, M, N, size):
+def test_a8w4_linear_when_k_is_split_then_is_within_the_bound(data, M, N, size):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     K = 12 * 128 if size != 32 else 12 * 64
     weight = torch.randint(-8, 8, (N, K), dtype=torch.int8, generator=generator)
@@ -68,7 +68,9 @@ def test_splits_of_k_are_within_their_bound(data, M, N, size):
 
 @pytest.mark.parametrize("as_bits", [True, False])
 @pytest.mark.parametrize("size", [32, 256])
-def test_either_way_to_float_gives_the_greatest_sums(monkeypatch, as_bits, size):
+def test_a8w4_linear_when_sums_are_greatest_then_either_way_to_float_gives_them(
+    monkeypatch, as_bits, size
+):
     monkeypatch.setattr(gpu, "sums_as_bits", lambda device: as_bits)
     generator = torch.Generator().manual_seed(size)
     signs = torch.randint(0, 2, (5, 512), generator=generator) * 2 - 1
@@ -85,7 +87,7 @@ def test_either_way_to_float_gives_the_greatest_sums(monkeypatch, as_bits, size)
     assert torch.equal(a8w4_linear(*operands, tiles=small(1)), reference(*operands))
 
 
-def test_equals_the_definition_with_the_shipped_tiles():
+def test_a8w4_linear_when_tiles_are_the_shipped_ones_then_equals_the_definition():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-8, 8, (70, 256), dtype=torch.int8, generator=generator)
     for M in (1, 33):
@@ -102,14 +104,14 @@ def test_equals_the_definition_with_the_shipped_tiles():
         assert torch.equal(A8w4Linear(*operands, **end), reference(*operands, **end))
 
 
-def test_refuses_other_dtypes():
+def test_a8w4_linear_when_dtypes_are_others_then_refuses():
     one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
     weight, sums = torch.zeros(1, 3, 64, dtype=torch.int8), torch.zeros(3)
     with pytest.raises(InputError, match=r"takes x in torch.int8, found torch.float32"):
         a8w4_linear(torch.zeros(2, 4), one, zero, weight, torch.ones(1, 3), sums, 4)
 
 
-def test_refuses_other_shapes():
+def test_a8w4_linear_when_shapes_are_others_then_refuses():
     one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
     weight, sums = torch.zeros(1, 3, 64, dtype=torch.int8), torch.zeros(3)
     x = torch.zeros(2, 256, dtype=torch.int8)
@@ -120,7 +122,7 @@ def test_refuses_other_shapes():
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
-def test_of_nothing_is_nothing(shape):
+def test_a8w4_linear_when_there_is_nothing_then_gives_nothing(shape):
     M, N = shape
     made = a8w4_linear(
         torch.zeros(M, 8, dtype=torch.int8),

@@ -63,14 +63,14 @@ def spread(tensor):
 
 
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
-def test_tensors_that_are_not_contiguous_give_the_same(bench):
+def test_launchers_when_tensors_are_not_contiguous_then_give_the_same(bench):
     drawn = Drawn(bench)
     for place in drawn.places:
         assert drawn.is_good(drawn.call_with(place, spread(drawn.leaves[place]))), place
 
 
 @by_larger_unit
-def test_other_lengths_are_refused(bench):
+def test_launchers_when_lengths_are_others_then_refuse(bench):
     """But for one: a scale for all rows, a mask that broadcasts, a group a row are another call."""
     drawn = Drawn(bench)
     for place in drawn.fixed:
@@ -84,7 +84,7 @@ def test_other_lengths_are_refused(bench):
 
 
 @by_larger_unit
-def test_integers_for_floats_and_other_integers_are_refused(bench):
+def test_launchers_when_dtypes_are_others_then_refuse(bench):
     drawn = Drawn(bench)
     for place in drawn.fixed:
         is_float = drawn.leaves[place].is_floating_point()
@@ -94,7 +94,7 @@ def test_integers_for_floats_and_other_integers_are_refused(bench):
 
 
 @by_larger_unit
-def test_a_tensor_on_another_device_is_refused(bench):
+def test_launchers_when_one_tensor_is_on_another_device_then_refuse(bench):
     drawn = Drawn(bench)
     for place in drawn.places if len(drawn.places) > 1 else ():
         with pytest.raises(InputError, match="of one device"):

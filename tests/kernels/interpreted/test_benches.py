@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
-def test_a_draw_is_within_its_bound(bench):
+def test_bench_when_drawn_then_is_within_its_bound(bench):
     operands = bench.draw(CPU, 0)
     made, wanted, bound = (
         bench.call(operands, None),

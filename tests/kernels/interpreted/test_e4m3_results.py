@@ -40,7 +40,7 @@ SCALES = st.sampled_from([1.0, 0.3, 7e-6, 2.0**-126, 3e30])
 @extreme
 @settings(max_examples=5)
 @given(SCALES)
-def test_hard_values_round_to_the_last_bit(scale):
+def test_quantize_when_values_are_hard_to_round_then_is_right_to_the_last_bit(scale):
     for x in (hard_values(), hard_values() * scale):
         named = {"out_dtype": E4M3, "out_scale": scale}
         assert same_codes(quantize(x, tiles=ELEMENTS, **named), quantize_reference(x, **named))
@@ -49,7 +49,7 @@ def test_hard_values_round_to_the_last_bit(scale):
 @extreme
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 200))
-def test_quantize_equals_the_definition(data, size):
+def test_quantize_when_inputs_are_drawn_then_equals_the_definition(data, size):
     x = data.draw(float_rows((size,)))
     drawn = data.draw(outputs())
     named = {n: drawn[n] for n in ("activation", "limits") if n in drawn}
@@ -64,7 +64,7 @@ def test_quantize_equals_the_definition(data, size):
 
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 9), st.integers(1, 50))
-def test_rows_equal_the_definition_for_ragged_shapes(data, M, K):
+def test_quantize_rows_when_shapes_are_ragged_then_equals_the_definition(data, M, K):
     x = data.draw(float_rows((M, K)))
     (codes, scale), (wanted, wanted_scale) = quantize_per_token_e4m3(x, tiles=ROWS), rows(x)
     assert torch.equal(scale, wanted_scale)
@@ -73,7 +73,7 @@ def test_rows_equal_the_definition_for_ragged_shapes(data, M, K):
 
 @extreme
 @pytest.mark.parametrize("block_k", [16, 64])
-def test_rows_of_extreme_values_equal_the_definition(block_k):
+def test_quantize_rows_when_values_are_extreme_then_equals_the_definition(block_k):
     x = torch.zeros(6, 40)
     x[0, 3], x[1, 39], x[2, 17], x[2, 0] = torch.inf, torch.nan, torch.nan, -torch.inf
     x[3, 1], x[3, 2], x[4, 5] = 3e38, -3e38, 2.0**-149
@@ -83,7 +83,7 @@ def test_rows_of_extreme_values_equal_the_definition(block_k):
     assert same_codes(codes, wanted)
 
 
-def test_rows_with_the_shipped_tiles():
+def test_quantize_rows_when_tiles_are_the_shipped_ones_then_equals_the_definition():
     generator = torch.Generator().manual_seed(0)
     for K in (65, 1025, 8200):
         x = torch.randn(2, 3, K, generator=generator).bfloat16()
@@ -94,7 +94,7 @@ def test_rows_with_the_shipped_tiles():
 
 @settings(max_examples=15)
 @given(st.data(), st.integers(1, 9), st.integers(1, 60))
-def test_norms_are_within_a_code_of_the_definition(data, M, K):
+def test_norms_when_inputs_are_drawn_then_are_within_a_code_of_the_definition(data, M, K):
     x, norm = data.draw(float_rows((M, K))), data.draw(norms(K))
     end = {"out_dtype": E4M3, "out_scale": 0.013}
     made = norm_quantize(x, **norm, **end, tiles=WHOLE_ROWS)
@@ -109,7 +109,7 @@ def test_norms_are_within_a_code_of_the_definition(data, M, K):
     assert ((real - wanted_real).abs() <= bound).all()
 
 
-def test_norms_with_the_shipped_tiles():
+def test_norms_when_tiles_are_the_shipped_ones_then_are_within_a_code_of_the_definition():
     generator = torch.Generator().manual_seed(0)
     for K in (100, 4000, 6000):
         x = torch.randn(2, 3, K, generator=generator).half()
@@ -126,7 +126,9 @@ def test_norms_with_the_shipped_tiles():
 @given(
     st.data(), st.integers(1, 20), st.integers(1, 20), st.integers(1, 300), st.sampled_from([1, 3])
 )
-def test_products_are_within_a_code_of_the_definition(data, M, N, K, splits):
+def test_products_when_inputs_are_drawn_then_are_within_a_code_of_the_definition(
+    data, M, N, K, splits
+):
     operands = data.draw(fp8_operands(M, N, K))
     blocks = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32, "GROUP_M": 2, "SPLIT_K": splits}
     tiles = TileConfig(tuple(blocks.items()), num_warps=4, num_stages=2)
@@ -142,7 +144,7 @@ def test_products_are_within_a_code_of_the_definition(data, M, N, K, splits):
     assert (error <= bound + half_step * (1 + 2**-20) + 2**-22).all()
 
 
-def test_shipped_tiles_of_products_and_elements():
+def test_products_and_elements_when_tiles_are_the_shipped_ones_then_hold_to_the_definition():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(70, 256, generator=generator).to(E4M3)
     for M in (1, 33):
@@ -155,14 +157,14 @@ def test_shipped_tiles_of_products_and_elements():
     assert same_codes(Quantize(strided, **end), quantize_reference(strided, **end))
 
 
-def test_refuse_what_they_cannot_do():
+def test_launchers_when_given_what_they_cannot_do_then_refuse():
     with pytest.raises(InputError, match="at least one element"):
         quantize_per_token_e4m3(torch.zeros(2, 0))
     with pytest.raises(ConfigError, match="scale of a result must be positive"):
         quantize(torch.zeros(2), out_dtype=E4M3, out_scale=0.0)
 
 
-def test_of_nothing_is_nothing():
+def test_launchers_when_there_is_nothing_then_give_nothing():
     codes, scale = quantize_per_token_e4m3(torch.zeros(0, 4))
     assert (codes.shape, scale.shape, codes.dtype) == ((0, 4), (0, 1), E4M3)
     assert norm_quantize_per_token_e4m3(torch.zeros(0, 4), "rms")[0].shape == (0, 4)

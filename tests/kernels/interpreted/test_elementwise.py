@@ -43,7 +43,7 @@ def operands(draw, shape, name):
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(1, 200))
-def test_quantize_equals_the_definition(data, size):
+def test_quantize_when_inputs_are_drawn_then_equals_the_definition(data, size):
     x, qparams = data.draw(operands((size,), "x"))
     output = data.draw(outputs())
     made = quantize(x, tiles=SMALL, **qparams, **output)
@@ -70,7 +70,9 @@ SHAPES = [
     st.booleans(),
     st.booleans(),
 )
-def test_int8_add_equals_the_definition(data, shapes, combine, x_reversed, y_reversed):
+def test_int8_add_when_inputs_are_drawn_then_equals_the_definition(
+    data, shapes, combine, x_reversed, y_reversed
+):
     x, x_qparams = data.draw(operands(shapes[0], "x"))
     y, y_qparams = data.draw(operands(shapes[1], "y"))
     if x_reversed and x.dim() == 4:
@@ -82,7 +84,7 @@ def test_int8_add_equals_the_definition(data, shapes, combine, x_reversed, y_rev
     assert_near(made, add_reference(x, y, **named), named["activation"])
 
 
-def test_the_shipped_tiles_and_layouts():
+def test_elementwise_when_tiles_are_the_shipped_ones_then_equals_the_definition_in_any_layout():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-128, 128, (2, 8, 130, 140), dtype=torch.int8, generator=generator)
     end = {"out_dtype": torch.int8, "out_scale": 0.1, "out_zero_point": 3}
@@ -94,13 +96,13 @@ def test_the_shipped_tiles_and_layouts():
     assert torch.equal(Quantize(strided, x_scale=0.02, **end), wanted)
 
 
-def test_refuse_what_they_cannot_read():
+def test_elementwise_when_given_what_it_cannot_read_then_refuses():
     with pytest.raises(InputError, match=r"takes x in .*, found torch.int32"):
         quantize(torch.zeros(2, dtype=torch.int32))
     with pytest.raises(ConfigError, match='add, sub, mul, found "div"'):
         int8_add(torch.zeros(2), torch.zeros(2), combine="div")
 
 
-def test_of_nothing_is_nothing():
+def test_elementwise_when_there_is_nothing_then_gives_nothing():
     assert quantize(torch.zeros(0, 3)).shape == (0, 3)
     assert int8_add(torch.zeros(0, 3), torch.zeros(3)).shape == (0, 3)

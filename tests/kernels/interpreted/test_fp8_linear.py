@@ -26,7 +26,7 @@ def small(splits):
 @given(
     st.data(), st.integers(1, 20), st.integers(1, 20), st.integers(1, 500), st.sampled_from([1, 3])
 )
-def test_is_within_the_bound_for_ragged_shapes(data, M, N, K, splits):
+def test_fp8_linear_when_shapes_are_ragged_then_is_within_the_bound(data, M, N, K, splits):
     operands = data.draw(fp8_operands(M, N, K))
     end = {
         "bias": torch.linspace(-1, 1, N),
@@ -42,7 +42,7 @@ def test_is_within_the_bound_for_ragged_shapes(data, M, N, K, splits):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
-def test_shipped_tiles_and_results(dtype):
+def test_fp8_linear_when_tiles_are_the_shipped_ones_then_every_result_dtype_holds(dtype):
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(70, 256, generator=generator).to(torch.float8_e4m3fn)
     for M in (1, 33):
@@ -56,13 +56,13 @@ def test_shipped_tiles_and_results(dtype):
             torch.testing.assert_close(made, wanted, rtol=2**-10, atol=1e-5)
 
 
-def test_refuses_other_dtypes():
+def test_fp8_linear_when_dtypes_are_others_then_refuses():
     one, weight = torch.ones(1), torch.zeros(3, 4).to(torch.float8_e5m2)
     with pytest.raises(InputError, match=r"takes weight in torch.float8_e4m3fn"):
         fp8_linear(torch.zeros(2, 4).to(torch.float8_e4m3fn), one, weight, one)
 
 
-def test_refuses_other_shapes():
+def test_fp8_linear_when_shapes_are_others_then_refuses():
     x, weight = (torch.zeros(rows, 4).to(torch.float8_e4m3fn) for rows in (2, 3))
     one = torch.ones(1)
     with pytest.raises(InputError, match=r"takes x of shape \(1, 4\), found \(1, 8\)"):
@@ -72,7 +72,7 @@ def test_refuses_other_shapes():
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
-def test_of_nothing_is_nothing(shape):
+def test_fp8_linear_when_there_is_nothing_then_gives_nothing(shape):
     M, N = shape
     x, weight = (torch.zeros(rows, 8).to(torch.float8_e4m3fn) for rows in shape)
     assert fp8_linear(x, torch.ones(1), weight, torch.ones(1)).shape == (M, N)

@@ -120,7 +120,9 @@ UNITS = [
 
 
 @pytest.mark.parametrize("bench", UNITS)
-def test_the_script_checks_tunes_times_and_writes_what_others_read(bench, made_up_gpu, monkeypatch):
+def test_gpu_benchmark_when_run_then_checks_tunes_times_and_writes_what_others_read(
+    bench, made_up_gpu, monkeypatch
+):
     monkeypatch.setattr(gpu, "BENCHES", (small(bench),))
     with torch.compiler.set_stance("force_eager"):
         assert gpu.main(["--seeds", "1", "--no-models"]) == 0
@@ -161,7 +163,7 @@ def page_of(results: Path) -> str:
     return text
 
 
-def test_models_go_through_the_script(made_up_gpu, monkeypatch):
+def test_gpu_benchmark_when_models_are_asked_for_then_they_go_through_it(made_up_gpu, monkeypatch):
     monkeypatch.setattr(gpu, "BENCHES", ())
     with torch.compiler.set_stance("force_eager"):
         assert gpu.main(["--no-sanitizer", "--no-sweep"]) == 0
@@ -169,7 +171,9 @@ def test_models_go_through_the_script(made_up_gpu, monkeypatch):
     assert [row["program"] for row in rows if "failure" not in row]
 
 
-def test_a_wrong_kernel_is_neither_tuned_nor_timed(made_up_gpu, monkeypatch):
+def test_gpu_benchmark_when_a_kernel_is_wrong_then_neither_tunes_nor_times_it(
+    made_up_gpu, monkeypatch
+):
     (bench,) = (bench for bench in BENCHES if bench.name == "quantize")
     wrong = dataclasses.replace(small(bench), call=lambda x, tiles: bench.call(x, tiles) + 1)
     monkeypatch.setattr(gpu, "BENCHES", (wrong,))

@@ -24,7 +24,7 @@ def small(splits):
 
 @settings(max_examples=20)
 @given(st.data(), st.integers(1, 20), st.integers(1, 20))
-def test_sums_are_within_the_bound_for_ragged_shapes(data, M, N):
+def test_int4_linear_when_shapes_are_ragged_then_sums_are_within_the_bound(data, M, N):
     operands = data.draw(int4_operands(M, N, most_k=300))
     made = int4_linear(*operands, tiles=small(1))
     wanted = reference(*operands)
@@ -34,7 +34,7 @@ def test_sums_are_within_the_bound_for_ragged_shapes(data, M, N):
 
 @settings(max_examples=10)
 @given(st.data(), st.integers(1, 18), st.integers(1, 18))
-def test_splits_of_k_and_what_follows_them(data, M, N):
+def test_int4_linear_when_k_is_split_then_the_whole_result_is_within_the_bound(data, M, N):
     operands = data.draw(int4_operands(M, N, most_k=128))
     x, weight, scale, zero_point, size = operands
     # Twelve blocks in three runs: the same weights over and over.
@@ -56,7 +56,7 @@ def test_splits_of_k_and_what_follows_them(data, M, N):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
-def test_shipped_tiles_and_results(dtype):
+def test_int4_linear_when_tiles_are_the_shipped_ones_then_every_result_dtype_holds(dtype):
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (70, 256), dtype=torch.uint8, generator=generator)
     scale = torch.rand(2, 70, generator=generator) * 0.01 + 0.01
@@ -71,7 +71,7 @@ def test_shipped_tiles_and_results(dtype):
             torch.testing.assert_close(made, wanted, rtol=2**-10, atol=1e-5)
 
 
-def test_refuses_what_it_does_not_take():
+def test_int4_linear_when_given_what_it_does_not_take_then_refuses():
     weight, scale = torch.zeros(1, 3, 16, dtype=torch.int32), torch.ones(2, 3)
     with pytest.raises(InputError, match=r"takes weight in torch.int32, found torch.int8"):
         int4_linear(torch.zeros(2, 64), weight.to(torch.int8), scale, None, 32)
@@ -84,7 +84,7 @@ def test_refuses_what_it_does_not_take():
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
-def test_of_nothing_is_nothing(shape):
+def test_int4_linear_when_there_is_nothing_then_gives_nothing(shape):
     M, N = shape
     made = int4_linear(
         torch.zeros(M, 64), torch.zeros(1, N, 16, dtype=torch.int32), torch.ones(1, N), None, 64

@@ -17,7 +17,9 @@ SMALL = TileConfig((("BLOCK_M", 4), ("BLOCK_K", 16)), num_warps=4, num_stages=1)
 
 @settings(max_examples=20)
 @given(st.data(), st.integers(1, 6), st.sampled_from([0, 1, 2, -1]), st.booleans())
-def test_equals_the_definition(data, count, dim, is_channels_last):
+def test_int8_cat_when_inputs_are_drawn_then_equals_the_definition(
+    data, count, dim, is_channels_last
+):
     xs = []
     for _ in range(count):
         shape = [2, 3, 4, 5]
@@ -38,7 +40,7 @@ def test_equals_the_definition(data, count, dim, is_channels_last):
     assert torch.equal(made, wanted)
 
 
-def test_the_shipped_tiles():
+def test_int8_cat_when_tiles_are_the_shipped_ones_then_equals_the_definition():
     xs = [torch.randint(-128, 128, (2, n, 3, 3), dtype=torch.int8) for n in (64, 200, 1)]
     for last in (False, True):
         parts = [x.to(memory_format=torch.channels_last) if last else x for x in xs]
@@ -47,7 +49,7 @@ def test_the_shipped_tiles():
         assert torch.equal(Int8Cat(*arguments, **named), reference(*arguments, **named))
 
 
-def test_refuses_what_it_cannot_join():
+def test_int8_cat_when_given_what_it_cannot_join_then_refuses():
     x = torch.zeros(2, 3, dtype=torch.int8)
     with pytest.raises(ConfigError, match="found 2 tensors, 1 scales and 2 zero points"):
         int8_cat([x, x], 0, [1.0], [0, 0])
@@ -55,6 +57,6 @@ def test_refuses_what_it_cannot_join():
         int8_cat([x, x.float()], 0, [1.0, 1.0], [0, 0])
 
 
-def test_of_nothing_is_nothing():
+def test_int8_cat_when_there_is_nothing_then_gives_nothing():
     x = torch.zeros(0, 3, dtype=torch.int8)
     assert int8_cat([x, x], 1, [1.0, 1.0], [0, 0]).shape == (0, 6)

@@ -40,7 +40,7 @@ def assert_equal(made, wanted, activation):
 
 @settings(max_examples=25)
 @given(st.data(), convolutions())
-def test_equals_the_definition_for_ragged_windows(data, drawn):
+def test_int8_conv2d_when_windows_are_ragged_then_equals_the_definition(data, drawn):
     operands = data.draw(conv_operands(drawn))
     sizes = sizes_of(operands)
     shape = (sizes.batch, sizes.outputs, *sizes.out)
@@ -65,7 +65,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_equals_the_definition_with_the_shipped_tiles(form):
+def test_int8_conv2d_when_tiles_are_the_shipped_ones_then_equals_the_definition(form):
     operands = made_of(FORMS[form], zero_point=-128)
     assert sizes_of(operands).shape_class in read_tiles("int8_conv2d")
     end = {"out_dtype": torch.int8, "out_scale": 0.4, "out_zero_point": 3, "activation": "relu"}
@@ -74,18 +74,18 @@ def test_equals_the_definition_with_the_shipped_tiles(form):
     assert torch.equal(made, wanted)
 
 
-def test_reads_images_in_any_layout():
+def test_int8_conv2d_when_images_are_in_another_layout_then_reads_them():
     operands = made_of(FORMS["dense"], zero_point=5)
     packed = (operands[0].contiguous(), *operands[1:])
     assert torch.equal(int8_conv2d(*packed, tiles=PRODUCT), reference(*operands))
 
 
-def test_of_nothing_is_nothing():
+def test_int8_conv2d_when_there_is_nothing_then_gives_nothing():
     operands = made_of(Drawn(0, 3, 4, (5, 5), (3, 3), (1, 1), (0, 0), (1, 1), 1), zero_point=0)
     assert int8_conv2d(*operands).shape == (0, 4, 3, 3)
 
 
-def test_refuses_what_does_not_go_together():
+def test_int8_conv2d_when_operands_do_not_go_together_then_refuses():
     operands = made_of(FORMS["dense"], zero_point=0)
     with pytest.raises(InputError, match=r"takes x in torch.int8, found torch.float32"):
         int8_conv2d(operands[0].float(), *operands[1:])

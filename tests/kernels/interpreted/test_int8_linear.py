@@ -19,7 +19,7 @@ CUT = TileConfig((*BLOCKS, ("SPLIT_K", 8)), num_warps=4, num_stages=2)
 
 @settings(max_examples=40)
 @given(st.data(), st.integers(1, 40), st.integers(1, 40), st.integers(1, 80), st.booleans())
-def test_equals_the_definition_for_ragged_shapes(data, M, N, K, per_row):
+def test_int8_linear_when_shapes_are_ragged_then_equals_the_definition(data, M, N, K, per_row):
     operands = data.draw(linear_operands(M, N, K, per_row=per_row))
     epilogue = data.draw(epilogues((M, N)))
     made = int8_linear(*operands, tiles=SMALL, **epilogue)
@@ -38,7 +38,9 @@ def test_equals_the_definition_for_ragged_shapes(data, M, N, K, per_row):
 
 @settings(max_examples=10)
 @given(st.data(), st.integers(1, 20), st.integers(1, 20), st.integers(250, 600), st.booleans())
-def test_a_product_that_is_cut_along_k_equals_the_definition(data, M, N, K, per_row):
+def test_int8_linear_when_a_product_is_cut_along_k_then_equals_the_definition(
+    data, M, N, K, per_row
+):
     operands = data.draw(linear_operands(M, N, K, per_row=per_row))
     epilogue = {**data.draw(epilogues((M, N))), "activation": "relu", "limits": []}
     epilogue["out_dtype"] = data.draw(st.sampled_from([torch.int8, torch.float32]))
@@ -46,7 +48,7 @@ def test_a_product_that_is_cut_along_k_equals_the_definition(data, M, N, K, per_
     assert torch.equal(made, reference(*operands, **epilogue))
 
 
-def test_equals_the_definition_with_the_shipped_tiles():
+def test_int8_linear_when_tiles_are_the_shipped_ones_then_equals_the_definition():
     generator = torch.Generator().manual_seed(0)
     for M, K in ((1, 130), (1, 4100), (33, 130), (200, 130), (300, 130)):
         x = torch.randint(-128, 128, (M, K), dtype=torch.int8, generator=generator)
@@ -63,7 +65,7 @@ def test_equals_the_definition_with_the_shipped_tiles():
         assert torch.equal(Int8Linear(*operands, **end), reference(*operands, **end))
 
 
-def test_takes_scales_of_rows_as_a_column():
+def test_int8_linear_when_scales_of_rows_are_a_column_then_takes_them():
     weight = torch.arange(-6, 6, dtype=torch.int8).reshape(3, 4)
     x = torch.arange(-12, 12, dtype=torch.int8).reshape(2, 3, 4)
     scale, zero = torch.rand(2, 3, 1), torch.arange(6, dtype=torch.int32).reshape(2, 3, 1)
@@ -72,14 +74,14 @@ def test_takes_scales_of_rows_as_a_column():
     assert torch.equal(made, reference(x, scale, zero, *rest))
 
 
-def test_refuses_other_dtypes():
+def test_int8_linear_when_dtypes_are_others_then_refuses():
     one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
     weight = torch.zeros(3, 4, dtype=torch.int8)
     with pytest.raises(InputError, match=r"takes x in torch.int8, found torch.float32"):
         int8_linear(torch.zeros(2, 4), one, zero, weight, torch.ones(3), zero.expand(3))
 
 
-def test_refuses_shapes_that_do_not_go_together():
+def test_int8_linear_when_shapes_do_not_go_together_then_refuses():
     weight, one = torch.zeros(3, 4, dtype=torch.int8), torch.ones(1)
     zero, sums = torch.zeros(1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
     with pytest.raises(InputError, match=r"takes x of shape \(2, 4\), found \(2, 6\)"):
@@ -89,7 +91,7 @@ def test_refuses_shapes_that_do_not_go_together():
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
-def test_of_nothing_is_nothing(shape):
+def test_int8_linear_when_there_is_nothing_then_gives_nothing(shape):
     M, N = shape
     made = int8_linear(
         torch.zeros(M, 8, dtype=torch.int8),

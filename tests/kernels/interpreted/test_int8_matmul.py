@@ -21,7 +21,7 @@ EXACT = {"none", "relu", "clamp", "leaky_relu", "hardswish"}
 
 @settings(max_examples=15)
 @given(st.data(), product_shapes(most=24))
-def test_equals_the_definition_for_any_batches_and_strides(data, shapes):
+def test_int8_matmul_when_batches_and_strides_are_any_then_equals_the_definition(data, shapes):
     operands = data.draw(matmul_operands(*shapes))
     shape = (*read_batches(*shapes).shape, shapes[0][-2], shapes[1][-1])
     epilogue = data.draw(epilogues(shape))
@@ -40,7 +40,7 @@ def test_equals_the_definition_for_any_batches_and_strides(data, shapes):
 
 
 @pytest.mark.parametrize("M", [1, 33, 200, 260])
-def test_equals_the_definition_with_the_shipped_tiles(M):
+def test_int8_matmul_when_tiles_are_the_shipped_ones_then_equals_the_definition(M):
     generator = torch.Generator().manual_seed(0)
     # Heads as a view of what a linear wrote, keys shared by two heads each.
     rows = torch.randint(-128, 128, (1, M, 4, 40), dtype=torch.int8, generator=generator)
@@ -51,17 +51,17 @@ def test_equals_the_definition_with_the_shipped_tiles(M):
 
 
 @pytest.mark.parametrize("shapes", [((0, 4), (4, 3)), ((2, 0, 3, 4), (2, 0, 4, 3))])
-def test_of_nothing_is_nothing(shapes):
+def test_int8_matmul_when_there_is_nothing_then_gives_nothing(shapes):
     left, right = (torch.zeros(shape, dtype=torch.int8) for shape in shapes)
     assert int8_matmul(left, right, 1.0, 0, 0).shape == (*shapes[0][:-1], 3)
 
 
-def test_a_sum_of_nothing_is_zero():
+def test_int8_matmul_when_a_sum_is_of_nothing_then_gives_zeros():
     left, right = torch.zeros(2, 0, dtype=torch.int8), torch.zeros(0, 3, dtype=torch.int8)
     assert torch.equal(int8_matmul(left, right, 1.0, 5, 5), torch.zeros(2, 3))
 
 
-def test_refuses_other_dtypes():
+def test_int8_matmul_when_dtypes_are_others_then_refuses():
     left, right = torch.zeros(2, 4), torch.zeros(4, 3, dtype=torch.int8)
     with pytest.raises(InputError, match=r"takes left in torch.int8, found torch.float32"):
         int8_matmul(left, right, 1.0, 0, 0)

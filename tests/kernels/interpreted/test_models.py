@@ -29,7 +29,7 @@ LEAST_DB = 45.0
         ("llama", "a8w4_g32"),
     ],
 )
-def test_kernels_compute_what_their_definitions_do(name, recipe, monkeypatch):
+def test_models_when_kernels_run_then_compute_what_the_definitions_do(name, recipe, monkeypatch):
     make, batches = MODELS[name]
     data = batches()
     monkeypatch.setenv("TRITON_INTERPRET", "0")  # calibration and checks by the definitions
@@ -42,7 +42,7 @@ def test_kernels_compute_what_their_definitions_do(name, recipe, monkeypatch):
     assert sqnr_db([wanted], [made]) > LEAST_DB
 
 
-def test_a_product_runs_where_it_alone_was_measured(monkeypatch):
+def test_int8_linear_when_it_alone_was_measured_then_runs_behind_torchs_quantize(monkeypatch):
     """Behind torch's own quantize, whose scales are float64: a launcher refuses those."""
     torch.manual_seed(0)
     x = torch.randn(3, 40)

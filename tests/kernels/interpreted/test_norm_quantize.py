@@ -21,7 +21,7 @@ SMALL = TileConfig((("BLOCK_M", 4), ("BLOCK_K", 64)), num_warps=4, num_stages=1)
 
 @settings(max_examples=50)
 @given(st.data(), st.integers(1, 9), st.integers(1, 60), st.sampled_from([0, -128, 19]))
-def test_static_is_within_a_step_of_the_definition(data, M, K, zero_point):
+def test_norm_quantize_when_static_then_is_within_a_step_of_the_definition(data, M, K, zero_point):
     x, norm = data.draw(float_rows((M, K))), data.draw(norms(K))
     output = {"out_scale": 0.037, "out_zero_point": zero_point, "out_min": -127}
     made = norm_quantize(x, **norm, **output, tiles=SMALL)
@@ -31,14 +31,14 @@ def test_static_is_within_a_step_of_the_definition(data, M, K, zero_point):
 
 @settings(max_examples=50)
 @given(st.data(), st.integers(1, 9), st.integers(1, 60))
-def test_per_token_is_within_a_step_of_the_definition(data, M, K):
+def test_norm_quantize_when_per_token_then_is_within_a_step_of_the_definition(data, M, K):
     x, norm = data.draw(float_rows((M, K))), data.draw(norms(K))
     assert_same_values(
         norm_quantize_per_token(x, **norm, tiles=SMALL), reference_per_token(x, **norm)
     )
 
 
-def test_the_shipped_tiles():
+def test_norm_quantize_when_tiles_are_the_shipped_ones_then_is_within_a_step_of_the_definition():
     generator = torch.Generator().manual_seed(0)
     for K in (100, 768, 4000, 6000):
         x = torch.randn(2, 3, K, generator=generator)
@@ -54,7 +54,7 @@ def test_the_shipped_tiles():
             )
 
 
-def test_refuses_what_it_cannot_hold():
+def test_norm_quantize_when_given_what_it_cannot_hold_then_refuses():
     with pytest.raises(InputError, match="rows of 1 to 16384 elements"):
         norm_quantize(torch.zeros(1, 16385), "rms")
     with pytest.raises(InputError, match=r"takes weight in .*, found torch.float64"):
@@ -63,6 +63,6 @@ def test_refuses_what_it_cannot_hold():
         norm_quantize(torch.zeros(1, 4), "group")
 
 
-def test_of_no_rows_is_nothing():
+def test_norm_quantize_when_there_are_no_rows_then_gives_nothing():
     assert norm_quantize(torch.zeros(0, 4), "rms").shape == (0, 4)
     assert norm_quantize_per_token(torch.zeros(0, 4), "rms")[1].shape == (0, 1)

@@ -36,7 +36,9 @@ def assert_equal_codes(made, wanted):
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(1, 9), st.integers(1, 20), RANGES, st.booleans())
-def test_equals_the_definition_for_ragged_shapes(data, M, K, limits, symmetric):
+def test_quantize_per_tensor_when_shapes_are_ragged_then_equals_the_definition(
+    data, M, K, limits, symmetric
+):
     # One program, several, and several with up to three blocks each.
     x = data.draw(float_rows((M, K)))
     eps = data.draw(st.sampled_from([2.0**-23, 1e-12, 0.5]))
@@ -48,7 +50,7 @@ def test_equals_the_definition_for_ragged_shapes(data, M, K, limits, symmetric):
 
 @settings(max_examples=30)
 @given(st.data(), st.integers(1, 9), st.integers(1, 20))
-def test_codes_equal_the_definition_for_ragged_shapes(data, M, K):
+def test_codes_when_shapes_are_ragged_then_equal_the_definition(data, M, K):
     x = data.draw(float_rows((M, K)))
     wanted = reference.quantize_per_tensor_e4m3(x)
     assert_equal_codes(quantize_per_tensor_e4m3(x, tiles=SMALL), wanted)
@@ -58,14 +60,14 @@ def test_codes_equal_the_definition_for_ragged_shapes(data, M, K):
 @pytest.mark.parametrize("elements", [10, 100])
 @pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3e38, 2.0**-149])
-def test_codes_of_extreme_values_equal_the_definition(elements, at, value):
+def test_codes_when_values_are_extreme_then_equal_the_definition(elements, at, value):
     x = torch.linspace(-1.0, 1.0, elements)
     x[at] = value
     wanted = reference.quantize_per_tensor_e4m3(x)
     assert_equal_codes(quantize_per_tensor_e4m3(x, tiles=SMALL), wanted)
 
 
-def test_hard_values_round_to_the_last_bit():
+def test_codes_when_values_are_hard_to_round_then_are_right_to_the_last_bit():
     x = hard_values()
     x = x[x.abs() <= 448]
     assert_equal_codes(
@@ -73,7 +75,7 @@ def test_hard_values_round_to_the_last_bit():
     )
 
 
-def test_equals_the_definition_with_the_shipped_tiles():
+def test_quantize_per_tensor_when_tiles_are_the_shipped_ones_then_equals_the_definition():
     generator = torch.Generator().manual_seed(0)
     for size, dtype in zip((8192, 8193, 2**18 + 5), FLOATS, strict=True):
         x = torch.randn(size, generator=generator).to(dtype)
@@ -82,14 +84,14 @@ def test_equals_the_definition_with_the_shipped_tiles():
 
 
 @extreme
-def test_a_range_beyond_float16_has_an_infinite_scale_as_in_torch():
+def test_quantize_per_tensor_when_a_range_is_beyond_float16_then_its_scale_is_infinite():
     x = torch.tensor([-6e4, 1.0, 6e4], dtype=torch.float16)
     made = quantize_per_tensor(x, tiles=SMALL)
     assert_equal(made, reference.quantize_per_tensor(x))
     assert made[1].isinf()
 
 
-def test_keeps_dense_strides_and_copies_others():
+def test_quantize_per_tensor_when_strides_are_dense_then_keeps_them_and_copies_others():
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     for laid in (x.to(memory_format=torch.channels_last), x[:, :, ::2], x.transpose(0, 1)):
         assert_equal(quantize_per_tensor(laid, tiles=SMALL), reference.quantize_per_tensor(laid))
@@ -99,7 +101,7 @@ def test_keeps_dense_strides_and_copies_others():
         assert made[0].stride() == wanted[0].stride()
 
 
-def test_of_no_elements_has_the_qparams_of_zeros():
+def test_quantize_per_tensor_when_there_are_no_elements_then_has_the_qparams_of_zeros():
     x = torch.zeros(0, 4)
     for found in (quantize_per_tensor(x, tiles=SMALL), reference.quantize_per_tensor(x)):
         assert found[0].shape == (0, 4)
@@ -109,7 +111,7 @@ def test_of_no_elements_has_the_qparams_of_zeros():
     )
 
 
-def test_refuses_other_dtypes_and_ranges():
+def test_quantize_per_tensor_when_dtypes_or_ranges_are_others_then_refuses():
     for launch in (quantize_per_tensor, quantize_per_tensor_e4m3):
         with pytest.raises(InputError, match=r"takes x in torch.float32 or .*, found torch.int8"):
             launch(torch.zeros(2, 3, dtype=torch.int8))

@@ -24,12 +24,14 @@ def assert_equal(made, wanted):
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(1, 9), st.integers(1, 50), st.sampled_from([-128, -127, -8]))
-def test_equals_the_definition_for_ragged_shapes(data, M, K, quant_min):
+def test_quantize_per_token_when_shapes_are_ragged_then_equals_the_definition(
+    data, M, K, quant_min
+):
     x = data.draw(float_rows((M, K)))
     assert_equal(quantize_per_token(x, quant_min, tiles=SMALL), reference(x, quant_min))
 
 
-def test_equals_the_definition_with_the_shipped_tiles():
+def test_quantize_per_token_when_tiles_are_the_shipped_ones_then_equals_the_definition():
     generator = torch.Generator().manual_seed(0)
     for K in (65, 768, 1025, 8200):
         x = torch.randn(2, 3, K, generator=generator)
@@ -37,18 +39,18 @@ def test_equals_the_definition_with_the_shipped_tiles():
             assert_equal(QuantizeRows(x.to(dtype)), reference(x.to(dtype)))
 
 
-def test_takes_rows_of_any_stride():
+def test_quantize_per_token_when_rows_have_any_stride_then_takes_them():
     x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).t()
     assert_equal(quantize_per_token(x, tiles=SMALL), reference(x))
 
 
-def test_refuses_other_dtypes_and_empty_rows():
+def test_quantize_per_token_when_dtypes_are_others_or_rows_empty_then_refuses():
     with pytest.raises(InputError, match=r"takes x in torch.float32 or .*, found torch.int8"):
         quantize_per_token(torch.zeros(2, 3, dtype=torch.int8))
     with pytest.raises(InputError, match="at least one element"):
         quantize_per_token(torch.zeros(2, 0))
 
 
-def test_of_no_rows_is_nothing():
+def test_quantize_per_token_when_there_are_no_rows_then_gives_nothing():
     integers, scale, zero_point = quantize_per_token(torch.zeros(0, 4))
     assert (integers.shape, scale.shape, zero_point.shape) == ((0, 4), (0, 1), (0, 1))

@@ -32,14 +32,16 @@ def assert_equal(made, wanted):
     st.sampled_from([torch.contiguous_format, torch.channels_last]),
     st.sampled_from([(-128, -128), (127, -127), (3, -128)]),
 )
-def test_equals_the_definition_for_ragged_images(data, shape, layout, limits):
+def test_quantize_pixels_when_images_are_ragged_then_equals_the_definition(
+    data, shape, layout, limits
+):
     x = data.draw(float_rows(shape)).contiguous(memory_format=layout)
     zero_point, low = limits
     named = {"out_scale": 0.11, "out_zero_point": zero_point, "out_min": low}
     assert_equal(quantize_pixels(x, tiles=SMALL, **named), reference(x, **named))
 
 
-def test_the_shipped_tiles_strides_and_extreme_values():
+def test_quantize_pixels_when_tiles_are_the_shipped_ones_then_any_strides_and_extreme_values_hold():
     generator = torch.Generator().manual_seed(0)
     for shape in ((2, 3, 33, 70), (1, 3, 300, 260)):
         x = torch.randn(shape, generator=generator)
@@ -51,7 +53,7 @@ def test_the_shipped_tiles_strides_and_extreme_values():
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (3, 3)])
-def test_a_stem_of_words_gives_what_one_of_three_bytes_gives(padding):
+def test_stem_when_it_reads_words_then_gives_what_one_of_three_bytes_gives(padding):
     drawn = Drawn(2, 3, 20, (15, 13), (7, 7), (2, 2), padding, (1, 1), 1)
     _, *others = made_of(drawn, zero_point=-14)
     x = torch.randn(2, 3, 15, 13, generator=torch.Generator().manual_seed(0))
@@ -62,7 +64,7 @@ def test_a_stem_of_words_gives_what_one_of_three_bytes_gives(padding):
     assert torch.equal(Int8Conv2d(words, *others, **end), wanted)
 
 
-def test_refuses_what_it_cannot_read():
+def test_quantize_pixels_when_given_what_it_cannot_read_then_refuses():
     with pytest.raises(InputError, match=r"takes x in .*, found torch.int8"):
         quantize_pixels(torch.zeros(1, 3, 2, 2, dtype=torch.int8))
     for shape in ((3, 2, 2), (1, 5, 2, 2)):
@@ -70,5 +72,5 @@ def test_refuses_what_it_cannot_read():
             quantize_pixels(torch.zeros(shape))
 
 
-def test_of_nothing_is_nothing():
+def test_quantize_pixels_when_there_is_nothing_then_gives_nothing():
     assert quantize_pixels(torch.zeros(0, 3, 2, 2)).shape == (0, 4, 2, 2)

@@ -22,7 +22,9 @@ SMALL = TileConfig((("BLOCK_M", 4), ("BLOCK_K", 32)), num_warps=4, num_stages=1)
     st.integers(1, 32),
     st.sampled_from(["none", "whole", "key", "query", "one"]),
 )
-def test_is_within_a_step_of_the_definition(data, leading, K, kind):
+def test_softmax_quantize_when_inputs_are_drawn_then_is_within_a_step_of_the_definition(
+    data, leading, K, kind
+):
     x = data.draw(float_rows((*leading, K)))
     shapes = {"whole": (*leading, K), "key": (K,), "query": (*leading[-1:], K), "one": (1,)}
     mask = None
@@ -39,7 +41,7 @@ def test_is_within_a_step_of_the_definition(data, leading, K, kind):
     assert (made.int() - wanted.int()).abs().max() <= 1
 
 
-def test_the_shipped_tiles():
+def test_softmax_quantize_when_tiles_are_the_shipped_ones_then_is_within_a_step_of_the_definition():
     generator = torch.Generator().manual_seed(0)
     for K in (100, 600, 2000, 5000):
         x = torch.randn(2, 2, 3, K, generator=generator) * 4
@@ -49,7 +51,7 @@ def test_the_shipped_tiles():
         assert difference.abs().float().mean() < 1e-3
 
 
-def test_refuses_what_it_cannot_hold():
+def test_softmax_quantize_when_given_what_it_cannot_hold_then_refuses():
     with pytest.raises(InputError, match="rows of 1 to 16384 scores"):
         softmax_quantize(torch.zeros(1, 16385))
     with pytest.raises(InputError, match=r"broadcasts to the scores' \(2, 3\), found \(2,\)"):
@@ -58,5 +60,5 @@ def test_refuses_what_it_cannot_hold():
         softmax_quantize(torch.zeros(2, 3), torch.zeros(3).bool())
 
 
-def test_of_nothing_is_nothing():
+def test_softmax_quantize_when_there_is_nothing_then_gives_nothing():
     assert softmax_quantize(torch.zeros(0, 3)).shape == (0, 3)

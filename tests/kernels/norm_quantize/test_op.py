@@ -81,7 +81,7 @@ class Dynamic(Static):
 
 
 @pytest.mark.parametrize(("kind", "dtype"), CASES)
-def test_static_is_one_call_within_a_step(kind, dtype):
+def test_norm_when_a_static_quantize_reads_it_then_is_one_call_within_a_step(kind, dtype):
     x = torch.randn(2, 5, K, generator=torch.Generator().manual_seed(1)).to(dtype)
     gm = captured(Static(norm_of(kind, dtype)), x)
     wanted = gm(x)
@@ -94,7 +94,7 @@ def test_static_is_one_call_within_a_step(kind, dtype):
 
 
 @pytest.mark.parametrize(("kind", "dtype"), CASES)
-def test_per_token_is_one_call_for_all_readers(kind, dtype):
+def test_norm_when_quantized_per_token_then_is_one_call_for_all_readers(kind, dtype):
     x = torch.randn(2, 5, K, generator=torch.Generator().manual_seed(1)).to(dtype)
     gm = captured(Dynamic(norm_of(kind, dtype)), x)
     wanted = gm(x)
@@ -118,7 +118,7 @@ class AlsoFloat(Static):
         return DequantizePerToken(q, scale, zero_point, -128, 127, torch.int8, x.dtype), made
 
 
-def test_a_norm_that_is_read_in_float_too_stays():
+def test_norm_when_read_in_float_too_then_stays():
     gm = captured(AlsoFloat(nn.LayerNorm(K)), torch.ones(2, K))
     run_passes(gm, (strip_guards, fuse_choose_quantize))
     result = fuse_norm_per_token(gm)
@@ -130,7 +130,7 @@ def test_a_norm_that_is_read_in_float_too_stays():
     assert calls_of(gm) == ["quantize_per_token"]
 
 
-def test_two_normalized_axes_stay():
+def test_norm_when_two_axes_are_normalized_then_stays():
     gm = captured(Static(nn.LayerNorm((5, K))), torch.ones(2, 5, K))
     fuse(gm, KERNELS)
     assert calls_of(gm) == []

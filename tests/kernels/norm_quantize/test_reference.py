@@ -14,7 +14,7 @@ from tests.kernels.operands import float_rows
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(2, 40))
-def test_is_torchs_norm_but_for_last_bits(data, K):
+def test_normalize_when_inputs_are_drawn_then_is_torchs_norm_but_for_last_bits(data, K):
     x = data.draw(float_rows((3, K), dtypes=(torch.float32,)))
     named = {**data.draw(norms(K)), "value_dtype": torch.float32}
     norm = Norm(**named)
@@ -28,7 +28,9 @@ def test_is_torchs_norm_but_for_last_bits(data, K):
 
 @settings(max_examples=30)
 @given(st.data(), st.integers(2, 40), st.integers(-128, 127))
-def test_the_integers_are_those_of_the_normalized_values(data, K, zero_point):
+def test_norm_quantize_when_inputs_are_drawn_then_gives_the_integers_of_the_normalized_values(
+    data, K, zero_point
+):
     x, named = data.draw(float_rows((3, K))), data.draw(norms(K))
     made = norm_quantize(x, **named, out_scale=0.04, out_zero_point=zero_point)
     values = normalize(x, Norm(**named)).float()
@@ -36,7 +38,7 @@ def test_the_integers_are_those_of_the_normalized_values(data, K, zero_point):
     assert torch.equal(made.float(), steps.clamp(-128, 127))
 
 
-def test_the_operators_are_whole():
+def test_operators_when_checked_by_torch_then_are_whole():
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
     weight = torch.ones(8).bfloat16()
     torch.library.opcheck(NormQuantize, (x, "layer", weight), {"out_dtype": torch.uint8})
@@ -45,6 +47,6 @@ def test_the_operators_are_whole():
     torch.library.opcheck(NormQuantize, (strided, "rms"), {})
 
 
-def test_cost_counts_each_tensor_once():
+def test_cost_when_counted_then_has_each_tensor_once():
     x, weight = torch.zeros(4, 8), torch.zeros(8)
     assert cost(x, weight, None).bytes == 128 + 32 + 32

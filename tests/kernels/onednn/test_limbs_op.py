@@ -70,7 +70,7 @@ def test_float_weights_when_multiplied_in_two_limbs_then_within_the_bound(data, 
 
 @settings(max_examples=60)
 @given(st.data(), SIZES, FEATURES)
-def test_limbs_of_a_weight_are_within_half_a_step_of_it(data, N, K):
+def test_weight_limbs_when_inputs_are_drawn_then_are_within_half_a_step_of_the_weight(data, N, K):
     real = data.draw(float_rows((N, K), FLOAT))
     high, low, scale = weight_limbs(real)
     made = (256 * high.double() + low.double()) * scale.double().unsqueeze(1)
@@ -82,7 +82,7 @@ def test_limbs_of_a_weight_are_within_half_a_step_of_it(data, N, K):
 
 @settings(max_examples=40)
 @given(st.data(), SIZES, st.sampled_from([32, 64, 128]), st.integers(1, 3))
-def test_codes_of_a_grouped_weight_come_back_from_its_limbs(data, N, G, groups):
+def test_weight_limbs_when_the_weight_is_grouped_then_its_codes_come_back(data, N, G, groups):
     """Where scales of a row differ by less than a thousandfold, as those of trained weights do."""
     codes = data.draw(integers((N, groups * G), 0, 15, torch.uint8)).double()
     zeros = data.draw(integers((N, groups), 0, 15, torch.uint8)).double().repeat_interleave(G, 1)
@@ -95,7 +95,7 @@ def test_codes_of_a_grouped_weight_come_back_from_its_limbs(data, N, G, groups):
 
 @needs_vnni
 @pytest.mark.parametrize("size", [0.0, 1e-42, 1e-30, 1e30])
-def test_rows_of_every_size_share_a_call(size):
+def test_product_when_rows_have_every_size_then_they_share_a_call(size):
     torch.manual_seed(0)
     x, real = torch.randn(3, 64), torch.randn(8, 64)
     x[1] *= size
@@ -106,7 +106,9 @@ def test_rows_of_every_size_share_a_call(size):
 
 @needs_vnni
 @pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
-def test_row_that_is_not_finite_gives_nothing_finite_and_leaves_the_others(wrong):
+def test_product_when_a_row_is_not_finite_then_gives_nothing_finite_there_and_leaves_the_others(
+    wrong,
+):
     torch.manual_seed(0)
     x, weight = torch.randn(3, 64), torch.randint(-127, 128, (8, 64), dtype=torch.int8)
     expected = of_int8(x, weight, torch.ones(8))
@@ -118,7 +120,7 @@ def test_row_that_is_not_finite_gives_nothing_finite_and_leaves_the_others(wrong
 
 @needs_vnni
 @pytest.mark.parametrize("shape", [(64,), (2, 3, 64), (1, 2, 2, 64)])
-def test_any_rank_is_the_rows_of_two_dimensions(shape):
+def test_product_when_x_has_any_rank_then_is_that_of_its_rows_in_two_dimensions(shape):
     x, weight = torch.randn(shape), torch.randint(-127, 128, (8, 64), dtype=torch.int8)
     made = of_int8(x, weight, torch.ones(8))
     expected = of_int8(x.reshape(-1, 64), weight, torch.ones(8))
@@ -126,25 +128,25 @@ def test_any_rank_is_the_rows_of_two_dimensions(shape):
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (2, 0, 64)])
-def test_no_rows_give_no_rows(shape):
+def test_product_when_there_are_no_rows_then_gives_no_rows(shape):
     weight = torch.ones(8, 64, dtype=torch.int8)
     assert of_int8(torch.zeros(shape), weight, torch.ones(8)).shape == (*shape[:-1], 8)
 
 
-def test_rows_that_want_a_gradient_get_a_result_without_one():
+def test_product_when_rows_want_a_gradient_then_gives_a_result_without_one():
     x = torch.randn(2, 64, requires_grad=True)
     weight = torch.ones(8, 64, dtype=torch.int8)
     assert not of_int8(x, weight, torch.ones(8)).requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_activations_of_another_dtype_are_refused_by_name(dtype):
+def test_product_when_activations_have_another_dtype_then_refuses_it_by_name(dtype):
     weight = torch.ones(8, 64, dtype=torch.int8)
     with pytest.raises(UnsupportedError, match=f"float32 activations, found {dtype}"):
         of_int8(torch.zeros(2, 64, dtype=dtype), weight, torch.ones(8))
 
 
-def test_the_operators_fake_has_the_results_shape_and_dtype():
+def test_operator_when_run_on_fake_tensors_then_has_the_results_shape_and_dtype():
     with FakeTensorMode():
         weight = torch.empty(8, 64, dtype=torch.int8)
         made = of_int8(torch.empty(2, 3, 64), weight, torch.empty(8), torch.empty(8))
@@ -160,5 +162,5 @@ def test_the_operators_fake_has_the_results_shape_and_dtype():
         (None, 4096 * 4096, "weight >= 2^22, any M"),
     ],
 )
-def test_classes_tell_rows_and_weights_apart(rows, weight, named):
+def test_class_of_when_rows_and_weights_vary_then_tells_them_apart(rows, weight, named):
     assert class_of("rows", rows, weight) == f"float x, rows, {named}"

@@ -46,7 +46,9 @@ def test_images_when_read_twice_then_laid_out_once(converted):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_images_in_either_layout_then_the_canonical_result(converted, layout):
+def test_convolutions_when_images_are_in_either_layout_then_give_the_canonical_result(
+    converted, layout
+):
     gm, x = converted
     artifact = get("cpu").lower(gm)
     given = x.contiguous(memory_format=layout)

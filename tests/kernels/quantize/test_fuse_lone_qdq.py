@@ -31,7 +31,7 @@ def fused(model, x):
     return [n for n in gm.graph.nodes if n.target is Quantize], result
 
 
-def test_a_constant_scale_is_one_launch_to_the_last_bit():
+def test_fuse_lone_qdq_when_the_scale_is_constant_then_is_one_launch_to_the_last_bit():
     x = hard_values().reshape(2, -1)
     for scale in (1.0, 0.3, 1e-5):
         for dtype in (torch.float32, torch.bfloat16):
@@ -40,7 +40,7 @@ def test_a_constant_scale_is_one_launch_to_the_last_bit():
             assert len(made) == 1
 
 
-def test_other_blocks_and_formats_stay():
+def test_fuse_lone_qdq_when_blocks_or_formats_are_others_then_stays():
     x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
     rows = Quantized(torch.full((2, 1), 0.1), [1, -1])
     wide = Quantized(torch.full((1, 1), 0.1), [-1, -1], "float6_e2m3fn")

@@ -75,7 +75,9 @@ def fused(model, edit=fuse_choose_tensor, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("choose", [ChoosePerTensor, ChoosePerTensorSymmetric])
-def test_readers_share_one_call_and_hold_to_the_last_bit(choose, dtype):
+def test_fuse_choose_tensor_when_readers_are_alike_then_share_one_call_to_the_last_bit(
+    choose, dtype
+):
     gm, result = fused(Readers(*[lambda h: through(h, choose)] * 3), dtype=dtype)
     assert result.changed
     assert calls_of(gm) == ["quantize_per_tensor"]
@@ -86,7 +88,7 @@ def test_readers_share_one_call_and_hold_to_the_last_bit(choose, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_codes_share_one_call_and_hold_to_the_last_bit(dtype):
+def test_fuse_choose_tensor_when_readers_want_codes_then_share_one_call_to_the_last_bit(dtype):
     model = Readers(through_codes, through_codes, lambda h: through_codes(h, (1, 1, -1)))
     gm, result = fused(model, fuse_choose_tensor_e4m3, dtype)
     assert result.changed
@@ -95,12 +97,12 @@ def test_codes_share_one_call_and_hold_to_the_last_bit(dtype):
     assert not fuse_choose_tensor_e4m3(gm).changed
 
 
-def test_symmetric_and_affine_are_two_calls():
+def test_fuse_choose_tensor_when_one_reader_is_symmetric_then_makes_two_calls():
     gm, _ = fused(Readers(through, lambda h: through(h, ChoosePerTensorSymmetric)))
     assert calls_of(gm) == ["quantize_per_tensor", "quantize_per_tensor"]
 
 
-def test_what_is_written_in_between_is_quantized_again():
+def test_fuse_choose_tensor_when_written_in_between_then_quantizes_again():
     gm, _ = fused(WrittenBetween())
     assert calls_of(gm) == ["quantize_per_tensor", "quantize_per_tensor"]
 
@@ -113,7 +115,7 @@ def test_what_is_written_in_between_is_quantized_again():
         (Readers(lambda h: through(h, low=-8, high=7)), "chosen for -128 .. 127, and -8 .. 7"),
     ],
 )
-def test_others_stay_with_the_reason(model, reason):
+def test_fuse_choose_tensor_when_a_choice_cannot_be_fused_then_stays_with_the_reason(model, reason):
     gm, result = fused(model)
     assert not result.changed
     assert calls_of(gm) == []

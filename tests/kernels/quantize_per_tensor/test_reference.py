@@ -26,7 +26,9 @@ RANGES = st.sampled_from([(-128, 127), (-127, 127), (-8, 7), (0, 127)])
 
 @settings(max_examples=100)
 @given(st.data(), st.integers(1, 6), st.integers(1, 40), RANGES, st.booleans())
-def test_equals_torch_to_the_last_bit(data, M, K, limits, symmetric):
+def test_quantize_per_tensor_when_inputs_are_drawn_then_equals_torch_to_the_last_bit(
+    data, M, K, limits, symmetric
+):
     x = data.draw(float_rows((M, K)))
     eps = data.draw(st.sampled_from([2.0**-23, 1e-12, 0.3]))
     choose = ChoosePerTensorSymmetric if symmetric else ChoosePerTensor
@@ -40,7 +42,7 @@ def test_equals_torch_to_the_last_bit(data, M, K, limits, symmetric):
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(1, 6), st.integers(1, 40))
-def test_codes_equal_our_operators_to_the_last_bit(data, M, K):
+def test_codes_when_inputs_are_drawn_then_equal_our_operators_to_the_last_bit(data, M, K):
     x = data.draw(float_rows((M, K)))
     scale = ChooseScales(x, None, [-1, -1], 448.0, torch.float32)
     wanted = QuantizeFloat(x, scale, None, [-1, -1], "float8_e4m3fn")
@@ -51,7 +53,9 @@ def test_codes_equal_our_operators_to_the_last_bit(data, M, K):
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(2, 20), st.booleans())
-def test_every_element_is_within_a_step_of_its_value(data, K, symmetric):
+def test_quantize_per_tensor_when_inputs_are_drawn_then_every_element_is_within_a_step_of_its_value(
+    data, K, symmetric
+):
     x = data.draw(float_rows((K,), dtypes=(torch.float32,)))
     integers, scale, zero_point = quantize_per_tensor(x, symmetric=symmetric)
     step = Fraction(scale.item())
@@ -62,7 +66,7 @@ def test_every_element_is_within_a_step_of_its_value(data, K, symmetric):
 
 
 @pytest.mark.parametrize("op", [QuantizeTensor, QuantizeTensorE4m3])
-def test_the_operators_are_whole(op):
+def test_operators_when_checked_by_torch_then_are_whole(op):
     x = torch.randn(2, 3, 8, 5, generator=torch.Generator().manual_seed(0)).bfloat16()
     for laid in (x, x.to(memory_format=torch.channels_last), x[:, :, ::2]):
         torch.library.opcheck(op, (laid,), {"label": "block.norm"})
@@ -70,5 +74,5 @@ def test_the_operators_are_whole(op):
     assert [list(t.shape) for t in op(x)][:2] == [[2, 3, 8, 5], scale]
 
 
-def test_cost_reads_the_tensor_twice():
+def test_cost_when_counted_then_reads_the_tensor_twice():
     assert cost(torch.zeros(4, 8)).bytes == 2 * 4 * 8 * 4 + 4 * 8

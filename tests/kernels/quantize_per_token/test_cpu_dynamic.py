@@ -11,7 +11,9 @@ from tests.kernels.operands import float_rows
 
 @settings(max_examples=100)
 @given(st.data(), st.integers(0, 5), st.integers(1, 70), st.sampled_from([-128, -127]))
-def test_equals_the_definition_and_leaves_its_input(data, M, K, quant_min):
+def test_quantize_per_token_when_inputs_are_drawn_then_equals_the_definition_and_leaves_its_input(
+    data, M, K, quant_min
+):
     x = data.draw(float_rows((M, K)))
     before = x.clone()
     for made, expected in zip(quantize_per_token(x, quant_min), defined(x, quant_min), strict=True):

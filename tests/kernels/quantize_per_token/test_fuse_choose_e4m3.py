@@ -59,7 +59,7 @@ def calls(gm, target):
     return [n for n in gm.graph.nodes if n.target is target]
 
 
-def test_three_readers_share_one_launch_and_hold_to_the_last_bit():
+def test_fuse_choose_e4m3_when_three_readers_are_alike_then_share_one_launch_to_the_last_bit():
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         gm, result = fused(ThreeReaders(), dtype)
         assert result.changed
@@ -72,18 +72,18 @@ def test_three_readers_share_one_launch_and_hold_to_the_last_bit():
         assert not fuse_choose_e4m3(gm).changed
 
 
-def test_what_is_written_in_between_is_quantized_again():
+def test_fuse_choose_e4m3_when_written_in_between_then_quantizes_again():
     gm, _ = fused(WrittenBetween())
     assert len(calls(gm, QuantizeRowsE4m3)) == 2
 
 
-def test_other_blocks_and_formats_stay():
+def test_fuse_choose_e4m3_when_blocks_or_formats_are_others_then_stays():
     gm, result = fused(OtherFormats())
     assert not result.changed
     assert len(calls(gm, ChooseScales)) == 3
 
 
-def test_scales_that_others_read_stay():
+def test_fuse_choose_e4m3_when_others_read_the_scales_then_stays():
     _, result = fused(ReadScale())
     assert not result.changed
     assert "read by others" in result.notes[0].text

@@ -52,7 +52,7 @@ def calls(gm, target):
     return [n for n in gm.graph.nodes if n.target is target]
 
 
-def test_three_readers_share_one_launch_and_hold_to_the_last_bit():
+def test_fuse_choose_quantize_when_three_readers_are_alike_then_share_one_launch_to_the_last_bit():
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.randn(2, 5, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
         gm, result = fused(ThreeReaders(), x)
@@ -66,17 +66,17 @@ def test_three_readers_share_one_launch_and_hold_to_the_last_bit():
         }
 
 
-def test_it_is_idempotent():
+def test_fuse_choose_quantize_when_run_again_then_changes_nothing():
     gm, _ = fused(ThreeReaders(), torch.ones(2, 3))
     assert not fuse_choose_quantize(gm).changed
 
 
-def test_a_write_in_between_keeps_the_launches_apart():
+def test_fuse_choose_quantize_when_written_in_between_then_keeps_the_launches_apart():
     gm, _ = fused(WrittenBetween(), torch.randn(4, 9, generator=torch.Generator().manual_seed(0)))
     assert len(calls(gm, QuantizeRows)) == 2
 
 
-def test_qparams_that_others_read_stay():
+def test_fuse_choose_quantize_when_others_read_the_qparams_then_stays():
     gm, result = fused(ReadScale(), torch.ones(2, 3))
     assert not result.changed
     assert [note.text for note in result.notes] == ["its qparams are read by others too"]

@@ -14,7 +14,9 @@ from tests.kernels.operands import float_rows
 
 @settings(max_examples=100)
 @given(st.data(), st.integers(1, 6), st.integers(1, 40), st.sampled_from([-128, -127, -8]))
-def test_equals_torch_to_the_last_bit(data, M, K, quant_min):
+def test_quantize_per_token_when_inputs_are_drawn_then_equals_torch_to_the_last_bit(
+    data, M, K, quant_min
+):
     x = data.draw(float_rows((2, M, K)))
     scale, zero_point = ChoosePerToken(x, torch.int8)
     wanted = QuantizePerToken(x, scale, zero_point, quant_min, 127, torch.int8)
@@ -26,7 +28,9 @@ def test_equals_torch_to_the_last_bit(data, M, K, quant_min):
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(2, 20))
-def test_every_element_is_within_half_a_step_of_its_value(data, K):
+def test_quantize_per_token_when_inputs_are_drawn_then_every_element_is_within_a_step_of_its_value(
+    data, K
+):
     x = data.draw(float_rows((K,), dtypes=(torch.float32,)))
     integers, scale, zero_point = quantize_per_token(x)
     step = Fraction(scale.item())
@@ -36,11 +40,11 @@ def test_every_element_is_within_half_a_step_of_its_value(data, K):
         assert abs(made - Fraction(value)) <= step * Fraction(100001, 100000)
 
 
-def test_the_operator_is_whole():
+def test_operator_when_checked_by_torch_then_is_whole():
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     torch.library.opcheck(QuantizeRows, (x,), {"label": "block.norm"})
     assert [t.shape for t in QuantizeRows(x)] == [(2, 3, 8), (2, 3, 1), (2, 3, 1)]
 
 
-def test_cost_counts_each_tensor_once():
+def test_cost_when_counted_then_has_each_tensor_once():
     assert cost(torch.zeros(4, 8)).bytes == 4 * 8 * 4 + 4 * 8 + 4 * 8

@@ -20,7 +20,9 @@ STEP = 1.0 / 256
 
 @settings(max_examples=60)
 @given(st.data(), st.integers(1, 30), st.sampled_from([1.0, 0.125]))
-def test_is_the_nearest_step_of_the_exact_probability(data, K, scale):
+def test_softmax_quantize_when_inputs_are_drawn_then_is_the_nearest_step_of_the_exact_probability(
+    data, K, scale
+):
     x = data.draw(float_rows((K,), dtypes=(torch.float32,)))
     made = softmax_quantize(x, None, scale)
     scores = [value * scale for value in x.tolist()]
@@ -30,14 +32,14 @@ def test_is_the_nearest_step_of_the_exact_probability(data, K, scale):
         assert abs(integer - exact) <= 0.5 + 1e-3
 
 
-def test_the_operator_is_whole():
+def test_operator_when_checked_by_torch_then_is_whole():
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     mask = torch.zeros(4, 5).half()
     torch.library.opcheck(SoftmaxQuantize, (x, mask, 0.5), {"out_dtype": torch.uint8})
     torch.library.opcheck(SoftmaxQuantize, (x.transpose(1, 2),), {})
 
 
-def test_cost_counts_each_tensor_once():
+def test_cost_when_counted_then_has_each_tensor_once():
     assert cost(torch.zeros(2, 8), torch.zeros(8)).bytes == 64 + 32 + 16
 
 
@@ -63,7 +65,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_quantized_softmax_is_one_call_within_a_step(form):
+def test_softmax_when_quantized_then_is_one_call_within_a_step(form):
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     mask = torch.zeros(2, 1, 4, 5).masked_fill(torch.ones(4, 5).triu(1).bool(), float("-inf"))
     gm = captured(Attention(lambda x, m: qdq(FORMS[form](x, m), STEP, -128)), x, mask)
@@ -83,12 +85,12 @@ def test_a_quantized_softmax_is_one_call_within_a_step(form):
         lambda x, mask: qdq(x.softmax(1), STEP, -128),
     ],
 )
-def test_it_stays_where_the_kernel_has_no_such_thing(run):
+def test_softmax_when_the_kernel_has_no_such_form_then_stays(run):
     x = torch.ones(2, 3, 4, 5)
     assert calls_of(fuse(captured(Attention(run), x, x), KERNELS)) == []
 
 
-def test_a_mask_that_widens_the_scores_is_added_before():
+def test_softmax_when_a_mask_widens_the_scores_then_it_is_added_before():
     x, mask = torch.ones(1, 3, 4, 5), torch.zeros(2, 1, 4, 5)
     gm = captured(Attention(lambda x, m: qdq((x * 0.5 + m).softmax(-1), STEP, -128)), x, mask)
     wanted = gm(x, mask)
@@ -96,5 +98,5 @@ def test_a_mask_that_widens_the_scores_is_added_before():
     assert torch.equal(gm(x, mask), wanted)
 
 
-def test_the_registry_has_the_rows():
+def test_registry_when_asked_for_the_device_then_has_softmax_quantize():
     assert "softmax_quantize" in {k.op for k in Registry.of(KERNELS[0].device)}
