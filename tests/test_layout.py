@@ -113,6 +113,14 @@ def test_tests_when_they_have_a_module_then_they_lie_beside_it():
     assert strays == {}
 
 
+def test_tests_when_named_then_unit_condition_and_outcome_are_said():
+    found = []
+    for path in python_files("tests"):
+        names = re.findall(r"^ *def (test_\w+)\(", path.read_text(), re.MULTILINE)
+        found += [f"{shown(path)} {n}" for n in names if not re.search(r"_when_.+_then_.+", n)]
+    assert found == []
+
+
 def test_passes_when_read_then_each_says_what_it_needs_and_gives():
     """Both are written out, and a pass of a file that reads values needs that they are there."""
     wrong = []
