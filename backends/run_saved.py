@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.backends.job_files import FAILED, Job, JobFiles
+from pt2e_quant.backends.new_process import FAILED, Job, JobFiles
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.run_calls import run_artifact
 from pt2e_quant.core.errors import Pt2eQuantError

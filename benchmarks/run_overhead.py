@@ -23,7 +23,7 @@ from benchmarks.cases import digits_case
 from benchmarks.measure import interleave
 from benchmarks.results import write_results
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.backends.cpu.flat_call import flat_call
+from pt2e_quant.backends.cpu.artifact import flat_call
 from pt2e_quant.backends.xnnpack.load_program import load_program
 
 console = Console(width=120)

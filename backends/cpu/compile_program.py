@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from pt2e_quant.backends.cpu.load_compiled import WRITTEN_BUFFERS
-from pt2e_quant.backends.cpu.passes.written_out import write_out
+from pt2e_quant.backends.cpu.passes.module_passes import write_out
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import QuantizePerTensor
 from pt2e_quant.kernels.onednn.operators import ConvSum, LinearSum, QConvSum, QLinear, aten

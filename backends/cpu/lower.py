@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
-from pt2e_quant.backends.cpu.choice import decide
 from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
 from pt2e_quant.backends.cpu.failed_products import (
     Failure,
@@ -17,31 +16,38 @@ from pt2e_quant.backends.cpu.failed_products import (
     find_failures,
     hold_weights,
 )
-from pt2e_quant.backends.cpu.opaque_to_compile import opaque_to_compile
-from pt2e_quant.backends.cpu.passes.fold_packing import fold_packing
+from pt2e_quant.backends.cpu.passes.module_passes import (
+    fold_packing,
+    reshape_views,
+    write_sums_in_place,
+)
 from pt2e_quant.backends.cpu.passes.pack_recurrent import pack_recurrent
-from pt2e_quant.backends.cpu.passes.reshape_views import reshape_views
 from pt2e_quant.backends.cpu.passes.single_pass_qdq import single_pass_qdq
-from pt2e_quant.backends.cpu.passes.write_sums_in_place import write_sums_in_place
 from pt2e_quant.backends.cpu.recipes import RECIPES
-from pt2e_quant.backends.cpu.refuse_weights import loose_weights
 from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, in_float32
 from pt2e_quant.backends.target.lower import Options as AnyOptions
+from pt2e_quant.backends.target.recipe import Wanted
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.report.report import Report
+from pt2e_quant.core.schemes import Role
+from pt2e_quant.flow.report.report import FloatRegion, Report
+from pt2e_quant.graph.op_table import Slot
+from pt2e_quant.graph.ops import LINEAR, is_call
+from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
 from pt2e_quant.graph.subgraphs import named_graphs
+from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE, are_tried
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
-from pt2e_quant.kernels.quantized_values import affine_of
+from pt2e_quant.kernels.quantized_values import affine_of, read_weight, requantized
+from pt2e_quant.kernels.read_scheme import scheme_of, slots_fit
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.lift_constants import lift_constants
@@ -218,3 +224,91 @@ def _refuse_saturation(gm: GraphModule) -> None:
 
 
 LOWERING = Lowering(name="cpu", options=Options, prepare=_start, emit=_emit, load=load)
+
+
+def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match], bool]:
+    """A predicate for the matcher; why a match that fits is left goes to `refused`, by node."""
+    return lambda kernel, match: _fits(gm, kernel, match, refused)
+
+
+def _fits(gm: GraphModule, kernel: Kernel, match: Match, refused: dict[str, str]) -> bool:
+    """Whether the q/dq around a match are the row's; why one that fits is left goes to `refused`.
+
+    Ranges narrower than the row's, or of weights that use -128, are taken: what a foreign
+    quantizer wrote runs too.
+    """
+    row = kernel.row
+    takes_floats = any(slot.role is Role.INPUT and not slot.accepts for slot in row.slots)
+    if takes_floats and not slots_fit(gm, row, match):
+        return False
+    if not takes_floats and not all(_slot_fits(gm, match, slot) for slot in row.slots):
+        return False
+    broken = row.refusal(match)
+    if broken is not None:
+        refused.setdefault(match.anchor.name, f"{kernel.op} needs {broken.text}")
+    return broken is None
+
+
+def _slot_fits(gm: GraphModule, match: Match, slot: Slot) -> bool:
+    at, role = slot.at, slot.role
+    if any(accepted.is_dynamic for accepted in slot.accepts):
+        found = scheme_of(gm, match[at])
+        return found is not None and any(found.fits(accepted) for accepted in slot.accepts)
+    if role is Role.WEIGHT:
+        return match[at] is None or read_weight(gm, match[at]) is not None
+    if role is Role.OUTPUT:
+        written = requantized(match.anchor)
+        return written is not None and written[0].dtype is torch.uint8
+    if at == "y":  # a summand may be float
+        return isinstance(match[at], Node)
+    value = match[at]
+    sources = value if isinstance(value, tuple) else (value,)
+    affines = [affine_of(source) for source in sources]
+    return all(affine is not None and affine.dtype is torch.uint8 for affine in affines)
+
+
+def opaque_to_compile(module: GraphModule) -> GraphModule:
+    """Let `torch.compile` of a model around a module call it instead of tracing into it.
+
+    Dynamo knows no quantized tensors (`int_repr`), and Inductor asks for oneDNN's packed weights as
+    constants, which they are under `freezing` alone. A program (`CpuArtifact.program`) is traced.
+
+    Args:
+        module: is changed: its forward is marked.
+
+    Returns:
+        The module itself.
+    """
+    call = torch.compiler.disable(module.forward, reason="its weights are packed for oneDNN")  # type: ignore[no-untyped-call]  # torch's own
+    setattr(module, "forward", call)  # noqa: B010  # an attribute of this module, not of its class
+    return module
+
+
+def loose_weights(program: GraphModule, weights: Sequence[FloatRegion]) -> UnsupportedError:
+    """The error for weights that would be dequantized in every call.
+
+    Args:
+        program: the fused one.
+        weights: what is left in it, at least one.
+    """
+    first = weights[0]
+    graph, reader = next(
+        (graph.gm, node)
+        for graph in named_graphs(program)
+        for node in graph.gm.graph.nodes
+        if graph.prefix + node.name == first.node
+    )
+    nearest = ""
+    for source in reader.all_input_nodes if is_call(reader, LINEAR) else []:
+        scheme = scheme_of(graph, source)
+        if scheme is None:
+            continue
+        wanted = Wanted.of_weight(scheme)
+        nearest = f'the nearest recipe it runs is "{RECIPES.nearest(wanted)}"; or '
+    return UnsupportedError(
+        f"oneDNN has no fused operator for the quantized weight of {first.node}"
+        + (f" and {len(weights) - 1} more" if len(weights) > 1 else "")
+        + f": {first.reason}",
+        node=reader,
+        fix=f"{nearest}lower(..., strict=False) to dequantize it in every call",
+    )

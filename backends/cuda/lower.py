@@ -1,30 +1,33 @@
 """Lowering: a canonical graph to a module of fused kernels."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
-from pt2e_quant.backends.cuda.choice import decide_by
 from pt2e_quant.backends.cuda.describe import describe
-from pt2e_quant.backends.cuda.passes.widen_untaken_scales import widen_untaken_scales
 from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.backends.cuda.table import REGISTRY
 from pt2e_quant.backends.edited_copy import edited_copy
-from pt2e_quant.backends.fuse_kernels import fuse_kernels
+from pt2e_quant.backends.fuse_kernels import Decide, fuse_kernels
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering
 from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
+from pt2e_quant.core.formats.format_ops import DequantizeBlock
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.schemes import Role
 from pt2e_quant.flow.report.report import Report
-from pt2e_quant.graph.pipeline import GraphPass, Validation
+from pt2e_quant.graph.op_table import OUT
+from pt2e_quant.graph.pattern import Match, find_matches
+from pt2e_quant.graph.pipeline import GraphPass, PassResult, Validation
 from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
+from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.measured import Variant
 from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import (
     fuse_norm_per_token,
@@ -37,12 +40,15 @@ from pt2e_quant.kernels.quantize_per_tensor.fuse_choose_tensor import (
 )
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_e4m3 import fuse_choose_e4m3
 from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
+from pt2e_quant.kernels.quantized_values import requantized
+from pt2e_quant.kernels.read_scheme import slots_fit
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.tiles import device_slug
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.signed_activations import signed_activations
+from pt2e_quant.passes.qdq.widen_scales import widen_chosen_scales
 
 SUFFIX = ".qcuda"
 
@@ -204,3 +210,72 @@ def _loose_weights(report: Report) -> str:
 
 
 LOWERING = Lowering(name="cuda", options=Options, prepare=lambda gm, _: gm, emit=_emit, load=load)
+
+
+def decide_by(measures: Measures) -> Decide:
+    """Of a graph: whether a kernel takes a match, as far as its q/dq, its row and speed go."""
+
+    def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match], bool]:
+        return lambda kernel, match: _takes(gm, measures, kernel, match, refused)
+
+    return decide
+
+
+def _takes(
+    gm: GraphModule, measures: Measures, kernel: Kernel, match: Match, refused: dict[str, str]
+) -> bool:
+    if not slots_fit(gm, kernel.row, match) or not _output_fits(kernel, match):
+        return False
+    broken = kernel.row.refusal(match)
+    if broken is not None:
+        reason: str | None = f"{kernel.op} needs {broken.text}"
+    else:
+        reason = measures.objection(kernel, match)
+    if reason is None:
+        return True
+    refused.setdefault(match.anchor.name, reason)
+    return False
+
+
+def _output_fits(kernel: Kernel, match: Match) -> bool:
+    """Whether a result that the row wants quantized is, as the row wants it."""
+    slot = next((s for s in kernel.row.slots if s.role is Role.OUTPUT and s.at == OUT), None)
+    if slot is None or slot.is_optional:
+        return True
+    written = requantized(match.anchor)
+    return written is not None and any(written[0].dtype == a.dtype for a in slot.accepts)
+
+
+def widen_untaken_scales(registry: Registry) -> GraphPass:
+    """A pass that widens scales as `passes.widen_scales` does, but for those that a kernel reads.
+
+    Before:  linear(x, dequantize_block(weight_q: int4, weight_scale: bfloat16, …))
+             linear(x, dequantize_block(weight_q: int8, weight_scale: bfloat16, …))
+    After:   linear(x, dequantize_block(weight_q: int4, weight_scale: bfloat16, …))
+             linear(x, dequantize_per_channel(weight_q: int8, scale: float32, …))
+
+    Kernels for 4-bit weights read scales of 16 bits as they are: fewer bytes in every call.
+
+    Args:
+        registry: the kernels.
+    """
+
+    def takes(kernel: Kernel, match: Match) -> bool:
+        gm = match.anchor.graph.owning_module
+        assert isinstance(gm, GraphModule)
+        return slots_fit(gm, kernel.row, match) and kernel.row.refusal(match) is None
+
+    def edit(gm: GraphModule) -> PassResult:
+        blocks = [n for n in gm.graph.nodes if n.target is DequantizeBlock]
+        if not blocks:
+            return PassResult(changed=False)
+        patterns = [(kernel, op) for kernel in registry for op in kernel.row.find]
+        taken = {
+            value
+            for _, match in find_matches(gm.graph, patterns, takes)
+            for value in match.values.values()
+            if isinstance(value, Node)
+        }
+        return widen_chosen_scales(gm, [n for n in blocks if n not in taken])
+
+    return GraphPass("widen_untaken_scales", edit, needs=(), gives=())

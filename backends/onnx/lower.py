@@ -11,11 +11,10 @@ from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
 from pt2e_quant.backends.onnx.export_model import export_model, name_inputs
 from pt2e_quant.backends.onnx.metadata import Metadata
-from pt2e_quant.backends.onnx.passes.carry_state import carry_state
+from pt2e_quant.backends.onnx.passes.carry_state import carry_state, return_written
 from pt2e_quant.backends.onnx.passes.keep_codes import keep_codes, powers_as_bytes
 from pt2e_quant.backends.onnx.passes.leave_float import LeftFloat, leave_float, node_of
 from pt2e_quant.backends.onnx.passes.recurrent import split_left
-from pt2e_quant.backends.onnx.passes.return_written import return_written
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results

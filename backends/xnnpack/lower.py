@@ -21,42 +21,54 @@ from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
+from pt2e_quant.backends.xnnpack.passes.as_products import (
+    group_heads,
+    means_as_products,
+    selections_as_products,
+)
 from pt2e_quant.backends.xnnpack.passes.buffer_writes import can_write_in_place, keep_contents
-from pt2e_quant.backends.xnnpack.passes.conv1d_as_conv2d import conv1d_as_conv2d
-from pt2e_quant.backends.xnnpack.passes.copies import remove_noop_copies
 from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers, unbind_as_selects
 from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     dequantize_for_each_reader,
+    gather_shared_inputs,
     pad_integers,
     read_rows_through_views,
+    remove_noop_copies,
 )
-from pt2e_quant.backends.xnnpack.passes.embeddings import LINKED_KERNELS, embed_bytes
-from pt2e_quant.backends.xnnpack.passes.grouped_heads import group_heads
-from pt2e_quant.backends.xnnpack.passes.means import means_as_products
+from pt2e_quant.backends.xnnpack.passes.embeddings import (
+    LINKED_KERNELS,
+    embed_bytes,
+    embed_portable,
+)
+from pt2e_quant.backends.xnnpack.passes.images import (
+    conv1d_as_conv2d,
+    pool_by_depthwise,
+    volumes_as_images,
+)
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     no_out_variant_refused,
+    plain_strides,
     refuse_loops,
     refuse_missing_kernels,
+    resizing_loops,
     write_functions,
 )
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import spell_for_delegate
-from pt2e_quant.backends.xnnpack.passes.plain_strides import plain_strides
-from pt2e_quant.backends.xnnpack.passes.pooling import pool_by_depthwise
-from pt2e_quant.backends.xnnpack.passes.portable_embeddings import embed_portable
-from pt2e_quant.backends.xnnpack.passes.recurrent import STEPS_KEY, recurrent_as_steps, split_left
+from pt2e_quant.backends.xnnpack.passes.recurrent import (
+    STEPS_KEY,
+    recurrent_as_steps,
+    split_left,
+)
 from pt2e_quant.backends.xnnpack.passes.recurrent_loops import loop_recurrent
 from pt2e_quant.backends.xnnpack.passes.refloat import (
+    choose_per_row,
+    has_per_tensor,
     refloat_leftovers,
     refloat_products,
+    split_biases,
     unfold_biases,
 )
-from pt2e_quant.backends.xnnpack.passes.resizing_loops import resizing_loops
-from pt2e_quant.backends.xnnpack.passes.run_time_rows import choose_per_row, has_per_tensor
 from pt2e_quant.backends.xnnpack.passes.scale_limits import notes_of_scales
-from pt2e_quant.backends.xnnpack.passes.selections import selections_as_products
-from pt2e_quant.backends.xnnpack.passes.shared_inputs import gather_shared_inputs
-from pt2e_quant.backends.xnnpack.passes.split_biases import split_biases
-from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.sizes import (
     PlanForDeclared,

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends import known_calls
-from pt2e_quant.backends.known_calls import KnownCalls, result_builder
+from pt2e_quant.backends import artifact
+from pt2e_quant.backends.artifact import KnownCalls, result_builder
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.read_capture import capture_of
@@ -98,7 +98,7 @@ def test_bind_when_a_call_does_not_fit_then_an_error_each_time(capture, name):
 
 
 def test_bind_when_signatures_are_many_then_few_are_kept(capture, checks, monkeypatch):
-    monkeypatch.setattr(known_calls, "LIMIT", 3)
+    monkeypatch.setattr(artifact, "LIMIT", 3)
     calls = KnownCalls(capture)
     for batch in (2, 3, 4, 4, 5, 2):
         args, kwargs = call(batch)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from pt2e_quant.backends.cuda.choice import decide_by
+from pt2e_quant.backends.cuda.lower import decide_by
 from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.backends.cuda.table import TABLE
 from pt2e_quant.backends.fuse_kernels import REFUSED_KEY, fuse_kernels

@@ -2,7 +2,7 @@
 
 import torch
 
-from pt2e_quant.backends.cuda.choice import decide_by
+from pt2e_quant.backends.cuda.lower import decide_by
 from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor

@@ -7,42 +7,45 @@ from typing import TypeAlias
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips
-from pt2e_quant.backends.onnx.rewrites.block_kernels import look_up_blocks, multiply_blocks
-from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once
-from pt2e_quant.backends.onnx.rewrites.drop_reshapes import drop_reshapes, join_reshapes
-from pt2e_quant.backends.onnx.rewrites.dynamic_linear import (
+from pt2e_quant.backends.onnx.rewrites.biases import integer_bias, widen_bias
+from pt2e_quant.backends.onnx.rewrites.block_kernels import (
+    look_up_blocks,
+    look_up_portable,
+    multiply_blocks,
+    transpose_blocks,
+)
+from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once, gather_integers
+from pt2e_quant.backends.onnx.rewrites.expand_per_token import expand_per_token
+from pt2e_quant.backends.onnx.rewrites.integer_products import (
     multiply_per_tensor,
     multiply_per_token,
     multiply_per_token_portable,
+    scale_products,
 )
-from pt2e_quant.backends.onnx.rewrites.expand_per_token import expand_per_token
-from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts
-from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers
-from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias
-from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm
-from pt2e_quant.backends.onnx.rewrites.pool_in_float import pool_in_float
-from pt2e_quant.backends.onnx.rewrites.portable_blocks import look_up_portable, transpose_blocks
-from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max
+from pt2e_quant.backends.onnx.rewrites.layouts import drop_reshapes, join_reshapes, write_rows
+from pt2e_quant.backends.onnx.rewrites.prevent_fusions import (
+    keep_layer_norm,
+    pool_in_float,
+    relu_as_max,
+)
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
+    absorb_clips,
     cancel_requantize,
+    fold_casts,
     run_on_integers,
     subtract_by_add,
+    turn_shared_weights,
+    unsigned_activations,
 )
-from pt2e_quant.backends.onnx.rewrites.scale_products import scale_products
 from pt2e_quant.backends.onnx.rewrites.split_results import (
     split_results,
     split_results_portable,
 )
-from pt2e_quant.backends.onnx.rewrites.turn_shared_weights import turn_shared_weights
-from pt2e_quant.backends.onnx.rewrites.unsigned_activations import unsigned_activations
-from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias
 from pt2e_quant.backends.onnx.rewrites.write_formats import write_formats
 from pt2e_quant.backends.onnx.rewrites.write_recurrent import (
     write_recurrent,
     write_recurrent_portable,
 )
-from pt2e_quant.backends.onnx.rewrites.write_rows import write_rows
 from pt2e_quant.backends.onnx.translate.marks import MARKS
 from pt2e_quant.backends.onnx.validate_rewrites import SCOPES, RewriteValidation
 from pt2e_quant.backends.onnx.values import MICROSOFT

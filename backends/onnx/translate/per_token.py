@@ -1,6 +1,6 @@
 """Marks for q/dq per token, which ONNX has no operators for; a rewrite takes every one out.
 
-`rewrites/dynamic_linear.py` makes integer products of those that a linear reads, and
+`rewrites/integer_products.py` makes integer products of those that a linear reads, and
 `rewrites/expand_per_token.py` writes out the rest.
 """
 

@@ -1,15 +1,23 @@
 """Forms that the delegate takes, written into the edge program before it is partitioned.
 
 ExecuTorch decomposes operators when it makes an edge program, so that the passes before did not
-see all that stands there: `unfold` becomes a pad and an index.
+see all that stands there: `unfold` becomes a pad and an index. A copy between two operators of
+the delegate cuts it in two. In ExecuTorch's graphs every tensor is contiguous, so a clone that
+only changes strides and an expand to the same shape do nothing, and are removed.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from executorch.exir.dialects._ops import ops as exir_ops
+from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.passes.infra.pass_base import PassResult
+from torch.fx.passes.infra.pass_base import PassResult as EdgeResult
+
+from pt2e_quant.core.qdq import QdqKind, is_quantize, kind_of_qdq
+from pt2e_quant.graph.ops import LINEAR, is_call
+from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
 _EDGE = exir_ops.edge.aten
 _QDQ = exir_ops.edge.quantized_decomposed
@@ -33,7 +41,7 @@ _COLUMNS_LAST = frozenset(
 """What the delegate computes with the last dimension last, whatever it reads."""
 
 
-def dequantize_for_each_reader(gm: GraphModule) -> PassResult:
+def dequantize_for_each_reader(gm: GraphModule) -> EdgeResult:
     """Give each reader of an integer activation a dq of its own.
 
     A decomposition may read one dq several times. Where its readers want different layouts,
@@ -54,10 +62,10 @@ def dequantize_for_each_reader(gm: GraphModule) -> PassResult:
             changed = True
     if changed:
         gm.recompile()
-    return PassResult(gm, changed)
+    return EdgeResult(gm, changed)
 
 
-def pad_integers(gm: GraphModule) -> PassResult:
+def pad_integers(gm: GraphModule) -> EdgeResult:
     """Give a pad of integers with 0 a q and a dq of its own behind it.
 
     ExecuTorch (1.4) inserts them inside the delegate where the pad's input may be float: the
@@ -83,7 +91,7 @@ def pad_integers(gm: GraphModule) -> PassResult:
         changed = True
     if changed:
         gm.recompile()
-    return PassResult(gm, changed)
+    return EdgeResult(gm, changed)
 
 
 def _pads_integers(node: Node) -> bool:
@@ -98,7 +106,7 @@ def _pads_integers(node: Node) -> bool:
     )
 
 
-def read_rows_through_views(gm: GraphModule) -> PassResult:
+def read_rows_through_views(gm: GraphModule) -> EdgeResult:
     """Read four dimensions whose rows are quantized at run time through a view of their shape.
 
     The delegate computes convolutions with channels last, and linears with columns last.
@@ -122,7 +130,7 @@ def read_rows_through_views(gm: GraphModule) -> PassResult:
         changed = True
     if changed:
         gm.recompile()
-    return PassResult(gm, changed)
+    return EdgeResult(gm, changed)
 
 
 def _view(gm: GraphModule, value: Node) -> Node:
@@ -141,3 +149,96 @@ def _view(gm: GraphModule, value: Node) -> Node:
         view = gm.graph.call_function(_EDGE.view_copy.default, (value, shape))
     view.meta = dict(value.meta)
     return view
+
+
+_COPIES = frozenset(
+    {
+        exir_ops.edge.aten.clone.default,
+        exir_ops.edge.aten.expand_copy.default,
+        exir_ops.edge.aten.alias_copy.default,
+        exir_ops.edge.dim_order_ops._clone_dim_order.default,
+        exir_ops.edge.dim_order_ops._to_dim_order_copy.default,
+    }
+)
+
+
+def remove_noop_copies(gm: GraphModule) -> EdgeResult:
+    """Let the readers of a copy read its input where shape, dtype and dim order are the same."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.target in _COPIES and _is_noop(node):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+            changed = True
+    if changed:
+        gm.recompile()
+    return EdgeResult(gm, changed)
+
+
+def _is_noop(node: Node) -> bool:
+    source = node.args[0]
+    # An output must not be an input of the program.
+    if not isinstance(source, Node) or (
+        source.op != "call_function" and any(u.op == "output" for u in node.users)
+    ):
+        return False
+    before, after = source.meta.get("val"), node.meta.get("val")
+    return (
+        isinstance(before, Tensor)
+        and isinstance(after, Tensor)
+        and before.dtype == after.dtype
+        and str(before.shape) == str(after.shape)
+        and before.dim_order() == after.dim_order()
+    )
+
+
+@graph_pass(needs=(), gives=())
+def gather_shared_inputs(gm: GraphModule) -> PassResult:
+    """Move the linears that share an input quantized at run time behind the first of them.
+
+    ExecuTorch's partitioner takes them as one and tries to join it with its neighbours once, from
+    the last one's place: an operator between the first and the last then cuts the delegate.
+
+    Before:  g = linear(dq(x_q), …); s = sigmoid(g); u = linear(dq(x_q), …); s * u
+    After:   g = linear(dq(x_q), …); u = linear(dq(x_q), …); s = sigmoid(g); s * u
+    """
+    order = {node: i for i, node in enumerate(gm.graph.nodes)}
+    notes = []
+    for node in [n for n in gm.graph.nodes if is_quantize(n)]:
+        if kind_of_qdq(node) is not QdqKind.PER_TOKEN:
+            continue
+        readers = [r for dq in node.users for r in dq.users if is_call(r, LINEAR)]
+        linears = sorted(readers, key=order.__getitem__)
+        if not any(_is_apart(first, second) for first, second in pairwise(linears)):
+            continue
+        last, place = linears[0], order[linears[0]]
+        for linear in linears[1:]:
+            for part in (*_own_inputs(linear, node), linear):
+                # What stands before them may have readers there: layers that share a weight.
+                if order[part] > place:
+                    last.append(part)
+                    last, order[part] = part, place
+        notes.append(Note(node.name, f"its {len(linears)} linears stand together"))
+    return PassResult(bool(notes), tuple(notes))
+
+
+def _own_inputs(linear: Node, quantized: Node) -> list[Node]:
+    """The dq of the shared input, and what a linear reads of constants, inputs first."""
+    found: dict[Node, None] = {}
+    for source in linear.all_input_nodes:
+        if quantized not in source.all_input_nodes:
+            found |= dict.fromkeys(source.all_input_nodes)
+        found[source] = None
+    return list(found)
+
+
+def _is_apart(first: Node, second: Node) -> bool:
+    """Whether more than the second linear's own inputs stand between two linears."""
+    own = {second, *second.all_input_nodes}
+    own |= {n for source in second.all_input_nodes for n in source.all_input_nodes}
+    current = first.next
+    while current is not second:
+        if current not in own:
+            return True
+        current = current.next
+    return False

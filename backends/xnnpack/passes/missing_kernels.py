@@ -1,4 +1,8 @@
-"""Operators that ExecuTorch has no kernel for: write them out, or report the line."""
+"""What ExecuTorch has no kernel for, or runs wrong: write it out, or report the line.
+
+ExecuTorch 1.4 copies values of a dynamic size through loops without resizing them, and takes the
+strides of a constant for its layout.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,13 +11,19 @@ from typing import Any
 
 import torch
 from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.emit._emitter import EValue, Instruction, Int, KernelCall, _Emitter
 from executorch.exir.passes.scalar_to_tensor_pass import ScalarToTensorPass
 from executorch.runtime import Runtime
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.passes.infra.pass_base import PassResult
+from torch.fx.passes.infra.pass_base import PassResult as EdgeResult
 
 from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.meta import attribute, constant_nodes
+from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.strides import has_plain_strides
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
 
@@ -84,7 +94,7 @@ def _name(node: Node) -> str:
     return str(node.target._schema.name) if isinstance(node.target, OpOverload) else ""
 
 
-def write_functions(gm: GraphModule) -> PassResult:
+def write_functions(gm: GraphModule) -> EdgeResult:
     """Write the functions of `FUNCTIONS` out, in the edge program and its bodies.
 
     ExecuTorch's decompositions have written larger operators as them by then.
@@ -100,9 +110,9 @@ def write_functions(gm: GraphModule) -> PassResult:
             body.recompile()
             changed = True
     if not changed:
-        return PassResult(gm, False)
+        return EdgeResult(gm, False)
     # The delegate takes no numbers as operands.
-    return PassResult(ScalarToTensorPass()(gm).graph_module, True)
+    return EdgeResult(ScalarToTensorPass()(gm).graph_module, True)
 
 
 def _edge_name(node: Node) -> str:
@@ -118,3 +128,72 @@ def _edge(target: Any) -> Any:
     namespace = getattr(exir_ops.edge, target.namespace)
     name = f"{target._opname}_copy" if target.is_view else target._opname
     return getattr(getattr(namespace, name), target._overloadname)
+
+
+@contextmanager
+def resizing_loops() -> Iterator[None]:
+    """While the block runs, loops are written with operators that resize their results.
+
+    `_Emitter._emit_scan` writes `aten::copy_` for states and `et_copy_index` for what is kept of
+    each step. Both leave the sizes that were planned, so that a smaller batch stops in them.
+    `aten::copy.out` gives its result the size of its first argument; what is kept gets the size of
+    the first state, with a step in front, before the loop. Of an out variant the result stands
+    twice: as an argument, and as what is returned.
+
+    Before:  copy_(state, next, False) -> state
+    After:   unsqueeze_copy(state, 0, kept) -> kept; copy.out(next, next, False, state) -> state
+    """
+    original = _Emitter._emit_scan
+
+    def emit_scan(self: Any, args: Any, outputs: Any) -> Any:
+        _resize_kept(self, args[1], outputs)
+        start = len(self.chain.instructions)
+        found = original(self, args, outputs)
+        index, _ = self._get_operator(name="aten::copy_")
+        resizing, _ = self._get_operator(name="aten::copy", overload="out")
+        for instruction in self.chain.instructions[start:]:
+            call = instruction.instr_args
+            if isinstance(call, KernelCall) and call.op_index == index:
+                _, value, is_blocking, state = call.args
+                call.op_index, call.args = resizing, [value, value, is_blocking, state, state]
+        return found
+
+    _Emitter._emit_scan = emit_scan
+    try:
+        yield
+    finally:
+        _Emitter._emit_scan = original
+
+
+def _resize_kept(emitter: Any, states: Any, outputs: Any) -> None:
+    """Give what is kept of each step the size of a step, where it is the first state."""
+    first = states[0]
+    for kept in outputs[len(states) :]:
+        if list(kept.tensor.sizes[1:]) != list(first.tensor.sizes):
+            continue
+        index, _ = emitter._get_operator(name="aten::unsqueeze_copy", overload="out")
+        axis = emitter._emit_evalue(EValue(Int(0)))
+        arguments = [first.id, axis.id, kept.id, kept.id]
+        call = Instruction(KernelCall(op_index=index, args=arguments))
+        emitter.chain.instructions.append(call)
+
+
+@graph_pass(needs=(), gives=())
+def plain_strides(gm: GraphModule) -> PassResult:
+    """Store constants that are views, or in channels-last, as new tensors; the model's stay.
+
+    Before:  bmm(p, x)          p: [4, 1, 16], strides (16, 64, 1)
+    After:   bmm(p_plain, x)    p_plain: [4, 1, 16], strides (16, 16, 1)
+    """
+    editor = Editor(gm)
+    made: dict[str, Node] = {}
+    constants = constant_nodes(gm.graph)
+    for node in [n for n in gm.graph.nodes if n.op == "get_attr" and n in constants]:
+        tensor = attribute(gm, str(node.target))
+        if not isinstance(tensor, Tensor) or has_plain_strides(tensor):
+            continue
+        if str(node.target) not in made:
+            plain = tensor.detach().clone(memory_format=torch.contiguous_format)
+            made[str(node.target)] = editor.constant(f"{node.target}_plain", plain, like=node)
+        editor.replace(node, made[str(node.target)])
+    return PassResult(editor.finish())

@@ -10,7 +10,7 @@ from torch import nn
 
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu.load_compiled import load_compiled
-from pt2e_quant.backends.cpu.passes.written_out import write_out
+from pt2e_quant.backends.cpu.passes.module_passes import write_out
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.unpack_op import Unpack

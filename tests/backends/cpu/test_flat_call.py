@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pt2e_quant.backends.cpu.flat_call import flat_call
+from pt2e_quant.backends.cpu.artifact import flat_call
 
 
 class Kept(nn.Module):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pt2e_quant.backends.onnx.stored_provenance import pack_provenance, unpack_provenance
+from pt2e_quant.backends.onnx.metadata import pack_provenance, unpack_provenance
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance, TensorRecord
 from pt2e_quant.core.schemes import Role

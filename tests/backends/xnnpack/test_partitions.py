@@ -8,12 +8,13 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.passes.grouped_heads import group_heads
-from pt2e_quant.backends.xnnpack.passes.means import means_as_products
-from pt2e_quant.backends.xnnpack.passes.run_time_rows import choose_per_row
-from pt2e_quant.backends.xnnpack.passes.selections import selections_as_products
-from pt2e_quant.backends.xnnpack.passes.shared_inputs import gather_shared_inputs
-from pt2e_quant.backends.xnnpack.passes.split_biases import split_biases
+from pt2e_quant.backends.xnnpack.passes.as_products import (
+    group_heads,
+    means_as_products,
+    selections_as_products,
+)
+from pt2e_quant.backends.xnnpack.passes.edge_forms import gather_shared_inputs
+from pt2e_quant.backends.xnnpack.passes.refloat import choose_per_row, split_biases
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e

@@ -8,18 +8,16 @@ from hypothesis import strategies as st
 ir = pytest.importorskip("onnx_ir", reason="the extra onnx is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from pt2e_quant.backends.onnx.rewrites.block_kernels import (  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.block_kernels import (  # noqa: E402  # noqa: E402
     look_up_blocks,
+    look_up_portable,
     multiply_blocks,
     pack_rows,
+    transpose_blocks,
 )
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once  # noqa: E402
-from pt2e_quant.backends.onnx.rewrites.dynamic_linear import (  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.integer_products import (  # noqa: E402
     multiply_per_tensor,
-)
-from pt2e_quant.backends.onnx.rewrites.portable_blocks import (  # noqa: E402
-    look_up_portable,
-    transpose_blocks,
 )
 from pt2e_quant.backends.onnx.values import MICROSOFT, Array, make_constant  # noqa: E402
 

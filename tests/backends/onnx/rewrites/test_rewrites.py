@@ -8,21 +8,23 @@ import pytest
 ir = pytest.importorskip("onnx_ir", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from pt2e_quant.backends.onnx.rewrites.absorb_clips import absorb_clips  # noqa: E402
-from pt2e_quant.backends.onnx.rewrites.fold_casts import fold_casts  # noqa: E402
-from pt2e_quant.backends.onnx.rewrites.gather_integers import gather_integers  # noqa: E402
-from pt2e_quant.backends.onnx.rewrites.integer_bias import integer_bias  # noqa: E402
-from pt2e_quant.backends.onnx.rewrites.keep_layer_norm import keep_layer_norm  # noqa: E402
-from pt2e_quant.backends.onnx.rewrites.relu_as_max import relu_as_max  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.biases import (  # noqa: E402
+    integer_bias,
+    widen_bias,
+)
+from pt2e_quant.backends.onnx.rewrites.dequantize_once import gather_integers  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.prevent_fusions import (  # noqa: E402
+    keep_layer_norm,
+    relu_as_max,
+)
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (  # noqa: E402
+    absorb_clips,
     cancel_requantize,
+    fold_casts,
     run_on_integers,
     subtract_by_add,
-)
-from pt2e_quant.backends.onnx.rewrites.unsigned_activations import (  # noqa: E402
     unsigned_activations,
 )
-from pt2e_quant.backends.onnx.rewrites.widen_bias import widen_bias  # noqa: E402
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>\n'
 QPARAMS = "float s = {0.05}, uint8 z = {100}, float s2 = {0.03}, uint8 z2 = {7}, uint8 zero = {0}"

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from pt2e_quant.backends.onnx.rewrites.scale_products import scale_products
+from pt2e_quant.backends.onnx.rewrites.integer_products import scale_products
 
 ROOM = 10
 

@@ -8,7 +8,7 @@ from torch.export import Dim
 
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images
+from pt2e_quant.backends.xnnpack.passes.images import volumes_as_images
 from pt2e_quant.graph.pipeline import run_passes
 
 CONVS = {

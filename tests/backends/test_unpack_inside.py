@@ -3,10 +3,10 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.backends.cpu.backend import BACKEND as CPU
+from pt2e_quant.backends.edited_copy import unpack_inside
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.unpack_op import is_unpack
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.weights.unpack_inside import unpack_inside
 
 
 class Cond(nn.Module):
