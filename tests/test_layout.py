@@ -122,21 +122,42 @@ def test_tests_when_named_then_unit_condition_and_outcome_are_said():
 
 
 def test_passes_when_read_then_each_says_what_it_needs_and_gives():
-    """Both are written out, and a pass of a file that reads values needs that they are there."""
+    """Both are written out, and a pass that reads values, itself or by a helper, needs them."""
     wrong = []
     for path in python_files("pt2e_quant", *LINKED):
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)):
-            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if name not in ("graph_pass", "GraphPass") or path.name == "pipeline.py":
-                continue
-            said = {k.arg: ast.unparse(k.value) for k in node.keywords}
-            needs_values = 'meta["val"]' in text
-            if not {"needs", "gives"} <= set(said) or (
-                needs_values and "HAS_VALUES" not in said["needs"]
-            ):
-                wrong.append(f"{shown(path)}:{node.lineno}")
+        if path.name == "pipeline.py":
+            continue
+        tree = ast.parse(path.read_text())
+        parts = {name: n for n in tree.body for name in names_of(n)}
+        for part in tree.body:
+            for node in ast.walk(part):
+                name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+                if name not in ("graph_pass", "GraphPass"):
+                    continue
+                said = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                if not {"needs", "gives"} <= set(said) or (
+                    reads_values(part, parts) and "HAS_VALUES" not in said["needs"]
+                ):
+                    wrong.append(f"{shown(path)}:{node.lineno}")
     assert wrong == []
+
+
+def names_of(statement):
+    """The names that a statement of a module defines, imports aside."""
+    targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+    names = {getattr(statement, "name", None), *(getattr(t, "id", None) for t in targets)}
+    return names - {None}
+
+
+def reads_values(part, parts):
+    """Whether what a module defines, or what of the module it names, reads `meta["val"]`."""
+    reached, ahead = [part], [part]
+    while ahead:
+        named = {n.id for n in ast.walk(ahead.pop()) if isinstance(n, ast.Name)}
+        found = [parts[n] for n in sorted(named & set(parts)) if parts[n] not in reached]
+        reached += found
+        ahead += found
+    return any("meta['val']" in ast.unparse(p) for p in reached)
 
 
 def test_passes_and_observers_when_listed_then_each_has_its_test_file():
