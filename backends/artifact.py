@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
@@ -33,6 +34,9 @@ class Artifact(ABC):
     def __init__(self, capture: Capture, report: Report) -> None:
         self.capture = capture
         self.report = report
+        self.quantized: GraphModule | None = None
+        """The canonical graph that `lower` was given; None if it is not known. It shares its
+        tensors with that graph, and None lets them go."""
         report.inputs = shown_sizes(capture)
         self._calls = KnownCalls(capture)
         self._build_result = result_builder(capture.out_spec)

@@ -81,7 +81,7 @@ def verify_parity(
     artifact: Artifact,
     batches: Iterable[Any],
     *,
-    quantized: GraphModule,
+    quantized: GraphModule | None = None,
     profile: Profile | str | None = None,
     most_nodes: int = 8,
 ) -> Parity:
@@ -93,15 +93,24 @@ def verify_parity(
     Args:
         artifact: of a backend's `lower`.
         batches: inputs, as `calibrate` takes them.
-        quantized: the graph of `convert_pt2e`; it is not changed.
+        quantized: the graph of `convert_pt2e`, which is not changed; by default the one that the
+            artifact was lowered from. A .pte or .onnx that was loaded from a file has none.
         profile: how the target rounds; by default as the artifact's runtime does.
         most_nodes: how many tensors are compared, spread over the graph; the last always is.
 
     Raises:
-        ConfigError: no registered backend made the artifact, there is no batch, or no value of
-            the graph is quantized by constant scales.
+        ConfigError: no registered backend made the artifact, its graph is not known, there is no
+            batch, or no value of the graph is quantized by constant scales.
     """
     backend = _backend_of(artifact)
+    quantized = artifact.quantized if quantized is None else quantized
+    if quantized is None:
+        raise ConfigError(
+            f"this artifact does not hold the graph that it was lowered from: a {backend.suffix} "
+            "file has the runtime's program alone",
+            fix="give the graph of convert_pt2e: verify_parity(artifact, batches, "
+            "quantized=graph); pt2e_quant.save keeps one",
+        )
     profile = profile or _PROFILES.get(backend.name, "default")
     found = [node for node in values_to_compare(quantized) if is_dequantize(node)]
     # Of the dequantizes of one tensor, the last one: a result may be it.

@@ -40,6 +40,7 @@ REFERENCE = {
         "What a backend's `quantizer(recipe)` returns, and how a scheme is written.",
         (
             "pt2e_quant.flow.annotate.table_quantizer",
+            "pt2e_quant.flow.annotate.integer_quantizer",
             "pt2e_quant.core.schemes",
             "pt2e_quant.core.scheme_names",
             "pt2e_quant.core.formats.scale_format",

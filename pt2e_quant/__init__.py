@@ -7,9 +7,9 @@
   functions under the names that PT2E gives them. `export_causal_lm` exports a language model.
 - Backends: `backends.get("xnnpack")` and its like make `Backend`s, which name recipes, make
   quantizers and lower to `Artifact`s.
-- What to quantize and how: `Quantizer`, `ComposableQuantizer`, `QuantRule`, `RuleKind`; `Scheme`,
-  `TensorScheme`, `Role` and `scheme_named`; `PerTensor`, `PerChannel`, `PerGroup`, `PerToken`,
-  `PerBlock`.
+- What to quantize and how: `Quantizer`, `ComposableQuantizer`, `IntegerQuantizer`, `QuantRule`,
+  `RuleKind`; `Scheme`, `TensorScheme`, `Role` and `scheme_named`; `PerTensor`, `PerChannel`,
+  `PerGroup`, `PerToken`, `PerBlock`.
 - PT2E's annotations: `QuantizationAnnotation` and the specs (`QuantizationSpec`, `Shared…`,
   `Derived…`, `FixedQParamsQuantizationSpec`).
 - Observers, by name: `MinMaxObserver`, `HistogramObserver`, …, `FakeQuantize`,
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pt2e_quant.core.specs import QuantizationAnnotation as QuantizationAnnotation
     from pt2e_quant.core.specs import QuantizationSpec as QuantizationSpec
     from pt2e_quant.core.specs import SharedQuantizationSpec as SharedQuantizationSpec
+    from pt2e_quant.flow.annotate.integer_quantizer import IntegerQuantizer as IntegerQuantizer
     from pt2e_quant.flow.annotate.quantizer import ComposableQuantizer as ComposableQuantizer
     from pt2e_quant.flow.annotate.quantizer import Quantizer as Quantizer
     from pt2e_quant.flow.annotate.rules import QuantRule as QuantRule
@@ -139,6 +140,7 @@ _FILES = {
     "Backend": "pt2e_quant.backends.target.backend",
     # what to quantize, and how
     "ComposableQuantizer": "pt2e_quant.flow.annotate.quantizer",
+    "IntegerQuantizer": "pt2e_quant.flow.annotate.integer_quantizer",
     "PerBlock": "pt2e_quant.core.granularity",
     "PerChannel": "pt2e_quant.core.granularity",
     "PerGroup": "pt2e_quant.core.granularity",

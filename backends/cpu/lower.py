@@ -131,7 +131,9 @@ def load(path: str | Path, *, registry: Registry = REGISTRY, tries: bool = True)
     """
     stored = read_program(path, "cpu", SUFFIX)
     _refuse_saturation(stored.gm)
-    return _assemble(stored, registry, tries=tries)
+    artifact = _assemble(stored, registry, tries=tries)
+    artifact.quantized = stored.gm
+    return artifact
 
 
 def _assemble(

@@ -151,6 +151,7 @@ def load(
     if allow_unmeasured is None:
         allow_unmeasured = stored.choices.get(_ALLOW, False)
     artifact = _assemble(stored, registry, allow_unmeasured)
+    artifact.quantized = stored.gm
     loose = _loose_weights(artifact.report) if stored.choices.get(_STRICT, True) else ""
     if loose:
         allow = "load(..., allow_unmeasured=True) to use kernels that were not measured here"

@@ -104,6 +104,8 @@ class Lowering(Generic[OptionsT]):
         """Canonical graph to artifact; see `Backend.lower`."""
         loader = loader_of(options.verify, self.name)
         verify_canonical(gm)
+        # A copy: the caller may edit the graph later, for example into its integer reference.
+        quantized = None if options.is_part else copy_graph(gm)
         gm = self.prepare(gm, options)
         validation = validation_of(options.validate, gm, example_inputs)
         sample = choose_sample(gm, example_inputs) if options.verify else None
@@ -124,6 +126,7 @@ class Lowering(Generic[OptionsT]):
             draft.artifact.keep_figures()
         artifact = draft.artifact if draft.finish is None else draft.finish(check)
         check_file_smaller(artifact.report, is_strict=options.strict)
+        artifact.quantized = quantized
         return artifact
 
     def _check(self, draft: Draft, job: Job[OptionsT], sample: Sample, loader: str | None) -> bool:

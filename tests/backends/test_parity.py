@@ -27,7 +27,9 @@ class Small(nn.Module):
 
 
 def lowered(backend):
-    pytest.importorskip({"xnnpack": "executorch", "onnx": "onnxruntime"}[backend])
+    package = {"xnnpack": "executorch", "onnx": "onnxruntime"}.get(backend)
+    if package:
+        pytest.importorskip(package)
     torch.manual_seed(0)
     images = [torch.randn(4, 3, 16, 16) for _ in range(3)]
     target = get(backend)
@@ -48,6 +50,21 @@ def test_parity_when_a_cnn_runs_then_the_last_tensor_is_equal(backend):
     assert {row.operator for row in found.nodes} & {"aten.relu", "aten.conv2d"}
     assert max(row.most_steps for row in found.nodes) <= 1
     assert "profile" in str(found)
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "cpu"])
+def test_parity_when_the_graph_is_not_given_then_it_is_the_one_that_was_lowered(backend, tmp_path):
+    artifact, quantized, images = lowered(backend)
+    pq.integer_reference(quantized)  # what the caller does to the graph does not matter
+    found = pq.verify_parity(artifact, images, most_nodes=1)
+    assert found.share_equal >= 0.999
+    artifact.save(tmp_path / "model")
+    loaded = get(backend).load(tmp_path / "model")
+    if backend == "cpu":  # its file holds the graph
+        assert pq.verify_parity(loaded, images, most_nodes=1) == found
+        return
+    with pytest.raises(ConfigError, match="quantized=graph"):
+        pq.verify_parity(loaded, images)
 
 
 def test_parity_when_the_profile_is_another_then_the_difference_is_told():

@@ -19,7 +19,7 @@ def _matmul(x: Tensor, y: Tensor, bits: int) -> Tensor:
 
 
 def _fake_matmul(x: Tensor, y: Tensor, bits: int) -> Tensor:
-    return (x @ y).to(_DTYPES[bits])
+    return (x.float() @ y.float()).to(_DTYPES[bits])  # their dtypes may differ
 
 
 Matmul = define_integer_op(

@@ -9,49 +9,6 @@ from torch.export import export
 from torch.nn import functional
 
 import pt2e_quant as pq
-from pt2e_quant.graph.ops import is_getitem
-from pt2e_quant.passes.reference.forms.registry import form_of
-
-
-class EveryForm(pq.Quantizer):
-    """Quantizes whatever has an integer form: activations of 8 bits, weights per channel."""
-
-    def annotate(self, gm):
-        activation = pq.QuantizationSpec(
-            dtype=torch.int8,
-            observer_or_fake_quant_ctr=pq.MinMaxObserver,
-            qscheme=torch.per_tensor_affine,
-            quant_min=-128,
-            quant_max=127,
-        )
-        weight = pq.QuantizationSpec(
-            dtype=torch.int8,
-            observer_or_fake_quant_ctr=pq.PerChannelMinMaxObserver,
-            qscheme=torch.per_channel_symmetric,
-            ch_axis=0,
-            quant_min=-127,
-            quant_max=127,
-        )
-        for node in gm.graph.nodes:
-            if form_of(node) is None or is_getitem(node):
-                continue
-            inputs = {}
-            for source in node.all_input_nodes:
-                value = source.meta.get("val")
-                if not isinstance(value, Tensor) or not value.is_floating_point():
-                    continue
-                if source.op != "get_attr":
-                    inputs[source] = activation
-                elif str(node.target) in ("aten.linear.default", "aten.conv2d.default"):
-                    if value.dim() > 1:
-                        inputs[source] = weight
-            node.meta["quantization_annotation"] = pq.QuantizationAnnotation(
-                input_qspec_map=inputs, output_qspec=activation, _annotated=True
-            )
-        return gm
-
-    def validate(self, gm):
-        pass
 
 
 class Attention(nn.Module):
@@ -113,7 +70,7 @@ class Llama(nn.Module):
 def test_transformer_when_in_integers_then_loses_at_most_one_db(model, shape):
     torch.manual_seed(0)
     net, batches = model().eval(), [torch.randn(shape) for _ in range(4)]
-    prepared = pq.prepare_pt2e(export(net, (batches[0],)), EveryForm(), int_only=True)
+    prepared = pq.prepare_pt2e(export(net, (batches[0],)), pq.IntegerQuantizer(), int_only=True)
     quantized = pq.convert_pt2e(pq.calibrate(prepared, batches, progress=False))
     assert pq.audit(quantized).is_integer_only
     reference = pq.integer_reference(copy.deepcopy(quantized))

@@ -1,0 +1,137 @@
+"""The quantizer of chips that compute in integers alone: whatever has an integer form."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.errors import ConfigError, module_path
+from pt2e_quant.core.provenance import FloatRecord, provenance_of
+from pt2e_quant.core.specs import (
+    Q_ANNOTATION_KEY,
+    QuantizationAnnotation,
+    QuantizationSpec,
+    QuantizationSpecBase,
+    SharedQuantizationSpec,
+)
+from pt2e_quant.flow.annotate.quantizer import Quantizer
+from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, arguments, is_call, is_getitem
+from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.passes.attention.decompose_attention import decompose_attention
+from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
+from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
+from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
+from pt2e_quant.passes.reference.forms.registry import form_of
+
+_DTYPES = {8: torch.int8, 16: torch.int16}
+_CHOOSING = ("move", "max_pool", "max_pool1d")
+"""Forms whose results are values of their one input."""
+
+
+class IntegerQuantizer(Quantizer):
+    """Quantizes every operator that has an integer form, norms and softmax too.
+
+    What a backend keeps in float because that is as fast there is in integers here. Activations are
+    affine, with one scale a tensor; views and max pools keep their input's. Weights of linears and
+    convolutions have 8 bits and one scale an output channel. Attention is written out first.
+
+    Args:
+        activation_bits: 8 or 16.
+        observer: chooses the scales of activations.
+
+    Raises:
+        ConfigError: activations have other bits.
+    """
+
+    def __init__(self, activation_bits: int = 8, observer: Any = MinMaxObserver) -> None:
+        if activation_bits not in _DTYPES:
+            raise ConfigError(f"activations have 8 or 16 bits, found {activation_bits!r}")
+        limit = 1 << (activation_bits - 1)
+        self.activation = QuantizationSpec(
+            dtype=_DTYPES[activation_bits],
+            observer_or_fake_quant_ctr=observer,
+            qscheme=torch.per_tensor_affine,
+            quant_min=-limit,
+            quant_max=limit - 1,
+        )
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Write attention out as products and a softmax, and splits as slices."""
+        run_passes(model, (decompose_attention, remove_noop_expand, split_as_slices))
+        return model
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate what has a form; the provenance records the rest."""
+        constants = constant_nodes(model.graph)
+        floats = []
+        for node in model.graph.nodes:
+            if node.op != "call_function" or node in constants or is_getitem(node):
+                continue
+            if form_of(node) is None:
+                if _is_float(node):
+                    floats.append(_left(node))
+                continue
+            inputs: dict[Node, QuantizationSpecBase | None] = {}
+            for source in node.all_input_nodes:
+                spec = _weight_spec(node, source) if source in constants else self.activation
+                if spec is not None and _is_float(source):
+                    inputs[source] = spec
+            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
+                input_qspec_map=inputs,
+                output_qspec=self._output_spec(node, inputs),
+                _annotated=True,
+            )
+        provenance = provenance_of(model)
+        provenance.quantizer = "every integer form"
+        provenance.set_floats(floats)
+        return model
+
+    def _output_spec(
+        self, node: Node, inputs: Mapping[Node, QuantizationSpecBase | None]
+    ) -> QuantizationSpecBase | None:
+        form = form_of(node)
+        if form is not None and form.name in _CHOOSING and len(inputs) == 1:
+            return SharedQuantizationSpec((next(iter(inputs)), node))
+        return self.activation if _is_float(node) else None
+
+    def validate(self, model: GraphModule) -> None:
+        """Every annotation is of a form."""
+
+
+def _is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    return isinstance(first, Tensor) and first.is_floating_point()
+
+
+def _weight_spec(node: Node, source: Node) -> QuantizationSpec | None:
+    """How a constant that a product reads is quantized; None where its form takes it in float."""
+    value = source.meta.get("val")
+    if form_of(node) not in PRODUCT_FORMS or not isinstance(value, Tensor) or value.dim() < 2:
+        return None
+    axis = 0 if is_call(node, LINEAR + CONV) else None
+    if is_call(node, CONV_TRANSPOSE) and arguments(node)["groups"] == 1:
+        axis = 1
+    return QuantizationSpec(
+        dtype=torch.int8,
+        observer_or_fake_quant_ctr=MinMaxObserver if axis is None else PerChannelMinMaxObserver,
+        qscheme=torch.per_tensor_symmetric if axis is None else torch.per_channel_symmetric,
+        ch_axis=axis,
+        quant_min=-127,
+        quant_max=127,
+    )
+
+
+def _left(node: Node) -> FloatRecord:
+    return FloatRecord(
+        node=node.name,
+        op=operator_name(node),
+        module=module_path(node),
+        reason=f"{operator_name(node)} has no integer form",
+        fix="write it with operators that have one, or decompose it before prepare",
+    )

@@ -1,0 +1,72 @@
+"""Every operator that has an integer form, quantized."""
+
+import pytest
+import torch
+from torch import nn
+from torch.export import export
+from torch.nn import functional
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.qdq import is_quantize, read_qparams
+
+
+class Mixed(nn.Module):
+    def __init__(self, has_attention):
+        super().__init__()
+        self.has_attention = has_attention
+        self.up = nn.ConvTranspose2d(4, 8, 2, 2)
+        self.grouped = nn.ConvTranspose2d(8, 8, 2, 2, groups=2)
+        self.norm = nn.GroupNorm(2, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.register_buffer("mixing", torch.randn(8, 8))
+
+    def forward(self, x):
+        x = self.norm(self.grouped(self.up(x))).flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.has_attention:
+            return functional.scaled_dot_product_attention(q, k, v) @ self.mixing
+        return (torch.tanh(q) * k + v) @ self.mixing
+
+
+def prepared(model, quantizer, *inputs):
+    return pq.prepare_pt2e(export(model.eval(), inputs), quantizer, int_only=True)
+
+
+@pytest.mark.parametrize(("bits", "has_attention"), [(8, True), (16, False)])
+def test_integer_quantizer_when_all_operators_have_forms_then_none_is_float(bits, has_attention):
+    torch.manual_seed(0)
+    model, x = Mixed(has_attention), torch.randn(2, 4, 3, 3)
+    made = prepared(model, pq.IntegerQuantizer(bits), x)
+    quantized = pq.convert_pt2e(pq.calibrate(made, [x], progress=False))
+    assert pq.audit(quantized).is_integer_only
+    with torch.no_grad():
+        expected, simulated = model(x), quantized(x)
+        found = pq.integer_reference(quantized)(x)
+    assert pq.sqnr_db(expected, found) > pq.sqnr_db(expected, simulated) - 1
+
+
+def test_integer_quantizer_when_a_pool_chooses_values_then_they_keep_their_scale():
+    x = torch.linspace(-4, 1, 64).reshape(1, 1, 8, 8)
+    made = prepared(nn.MaxPool2d(2), pq.IntegerQuantizer(), x)
+    quantized = pq.convert_pt2e(pq.calibrate(made, [x], progress=False))
+    scales = {
+        read_qparams(quantized, node).scale_float
+        for node in quantized.graph.nodes
+        if is_quantize(node)
+    }
+    assert len(scales) == 1
+
+
+def test_integer_quantizer_when_an_operator_has_no_form_then_names_it_before_data_is_seen():
+    class Sums(nn.Module):
+        def forward(self, x):
+            return torch.cumsum(torch.sigmoid(x), 1)
+
+    with pytest.raises(UnsupportedError, match=r"aten\.cumsum has no integer form"):
+        prepared(Sums(), pq.IntegerQuantizer(), torch.randn(2, 8))
+
+
+def test_integer_quantizer_when_the_bits_are_others_then_says_which_there_are():
+    with pytest.raises(ConfigError, match="8 or 16"):
+        pq.IntegerQuantizer(4)
