@@ -76,10 +76,10 @@ if TYPE_CHECKING:
     from pt2e_quant.flow.encodings.import_file import import_encodings as import_encodings
     from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e as prepare_pt2e
     from pt2e_quant.flow.qat.numerics import Numerics as Numerics
+    from pt2e_quant.flow.qat.numerics import QatSchedule as QatSchedule
     from pt2e_quant.flow.qat.numerics import numerics_of as numerics_of
     from pt2e_quant.flow.qat.numerics import set_numerics as set_numerics
     from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e as prepare_qat_pt2e
-    from pt2e_quant.flow.qat.qat_schedule import QatSchedule as QatSchedule
     from pt2e_quant.flow.report.audit import Audit as Audit
     from pt2e_quant.flow.report.audit import Island as Island
     from pt2e_quant.flow.report.audit import audit as audit
@@ -130,7 +130,7 @@ _FILES = {
     "prepare_pt2e": "pt2e_quant.flow.prepare.prepare_pt2e",
     "prepare_qat": "pt2e_quant.flow.qat.prepare_qat_pt2e",
     "prepare_qat_pt2e": "pt2e_quant.flow.qat.prepare_qat_pt2e",
-    "QatSchedule": "pt2e_quant.flow.qat.qat_schedule",
+    "QatSchedule": "pt2e_quant.flow.qat.numerics",
     "Numerics": "pt2e_quant.flow.qat.numerics",
     "numerics_of": "pt2e_quant.flow.qat.numerics",
     "set_numerics": "pt2e_quant.flow.qat.numerics",

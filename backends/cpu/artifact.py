@@ -13,8 +13,7 @@ from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import write_artifact
-from pt2e_quant.backends.cpu.compile_program import compile_program
-from pt2e_quant.backends.cpu.load_compiled import CompiledProgram, load_compiled
+from pt2e_quant.backends.cpu.load_compiled import CompiledProgram, compile_program, load_compiled
 from pt2e_quant.backends.module_artifact import ModuleArtifact
 from pt2e_quant.backends.profile import Profiled
 from pt2e_quant.core.capture import Capture

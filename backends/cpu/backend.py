@@ -11,7 +11,7 @@ from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.registry import Registry
-from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -45,7 +45,7 @@ from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE, are_tried
-from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
+from pt2e_quant.kernels.quantize_per_token.fuse_choose import fuse_choose_quantize
 from pt2e_quant.kernels.quantized_values import affine_of, read_weight, requantized
 from pt2e_quant.kernels.read_scheme import scheme_of, slots_fit
 from pt2e_quant.kernels.registry import Registry
@@ -53,7 +53,7 @@ from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.lift_constants import lift_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.qdq.unsigned_activations import unsigned_activations
+from pt2e_quant.passes.qdq.shift_activations import unsigned_activations
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
 SUFFIX = ".qpt2"

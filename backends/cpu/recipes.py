@@ -19,7 +19,7 @@ from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
-from pt2e_quant.passes.attention.narrow_attention import narrow_attention
+from pt2e_quant.passes.attention.decompose_attention import narrow_attention
 
 _REDUCED = replace(UINT8_ACTIVATION, quant_min=0, quant_max=127)
 

@@ -9,7 +9,7 @@ from pt2e_quant.backends.cuda.recipes import RECIPES
 from pt2e_quant.backends.cuda.table import REGISTRY, TABLE, table_of
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.kernels.kernel import Kernel
-from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

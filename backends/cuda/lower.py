@@ -34,12 +34,12 @@ from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import (
     fuse_norm_per_token_e4m3,
 )
 from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_e4m3, fuse_lone_qdq
-from pt2e_quant.kernels.quantize_per_tensor.fuse_choose_tensor import (
+from pt2e_quant.kernels.quantize_per_token.fuse_choose import (
+    fuse_choose_e4m3,
+    fuse_choose_quantize,
     fuse_choose_tensor,
     fuse_choose_tensor_e4m3,
 )
-from pt2e_quant.kernels.quantize_per_token.fuse_choose_e4m3 import fuse_choose_e4m3
-from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
 from pt2e_quant.kernels.quantized_values import requantized
 from pt2e_quant.kernels.read_scheme import slots_fit
 from pt2e_quant.kernels.registry import Registry
@@ -47,7 +47,7 @@ from pt2e_quant.kernels.tiles import device_slug
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.qdq.signed_activations import signed_activations
+from pt2e_quant.passes.qdq.shift_activations import signed_activations
 from pt2e_quant.passes.qdq.widen_scales import widen_chosen_scales
 
 SUFFIX = ".qcuda"

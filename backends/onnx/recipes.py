@@ -28,8 +28,8 @@ from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
-from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
-from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
+from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
+from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 
 INT8 = Scheme(

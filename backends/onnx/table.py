@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from pt2e_quant.backends.onnx.code_rows import CODE_ROWS
+from pt2e_quant.backends.onnx.code_rows import CODE_ROWS, sixteen_bit_rows
 from pt2e_quant.backends.onnx.low_bit_rows import LOW_BIT_ROWS
 from pt2e_quant.backends.onnx.passes.recurrent import RECURRENT_ROW
-from pt2e_quant.backends.onnx.sixteen_bit_rows import sixteen_bit_rows
 from pt2e_quant.core.granularity import PerChannel
 from pt2e_quant.core.schemes import (
     BIAS_INT32,

@@ -11,7 +11,7 @@ from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, si
 from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
-from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 from pt2e_quant.passes.qdq.round_biases_to_accumulator import round_biases_to_accumulator
 

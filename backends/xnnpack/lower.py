@@ -90,7 +90,7 @@ from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
-from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
+from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 from pt2e_quant.passes.mutation.functionalize_state import functionalize_state
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize

@@ -1,10 +1,14 @@
-"""Fold inference-mode batch norms into the conv or linear before them."""
+"""Fold batch norms into the conv or linear before them, in inference and at the end of training."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, source_constant
 from pt2e_quant.graph.ops import (
@@ -16,17 +20,73 @@ from pt2e_quant.graph.ops import (
     arguments,
     aten,
     is_call,
+    is_getitem,
 )
 from pt2e_quant.graph.pattern import Match, Op
 from pt2e_quant.graph.pipeline import HAS_VALUES, Invariant, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
-from pt2e_quant.passes.batch_norm.batch_norm_affine import (
-    Affine,
-    affine_of,
-    is_training,
-    scaled_weight,
-)
 from pt2e_quant.passes.batch_norm.norm_producer import PRODUCER, channel_follows, other_results_used
+from pt2e_quant.passes.batch_norm.trained_batch_norm import FoldedConstants, TrainedBatchNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """What a batch norm computes per channel: y = x * scale + shift, both float64[C]."""
+
+    scale: Tensor
+    shift: Tensor
+
+
+def is_training(norm: Node) -> bool:
+    """Whether a batch norm uses the batch's own statistics."""
+    if is_call(norm, (aten._batch_norm_with_update.default,)):
+        return True
+    return bool(arguments(norm).get("training", False))
+
+
+def affine_of(gm: GraphModule, norm: Node) -> Affine | Skip:
+    """A batch norm as a per-channel affine, in float64.
+
+    scale = weight / sqrt(running_var + eps), shift = bias - running_mean * scale
+    (Ioffe and Szegedy 2015, section 3.1).
+    """
+    if is_training(norm):
+        return Skip("batch_norm is in training mode: export the model after eval()")
+    given = arguments(norm)
+    found: dict[str, Tensor] = {}
+    for name in ("running_mean", "running_var", "weight", "bias"):
+        value = given[name]
+        if value is None and name in ("running_mean", "running_var"):
+            return Skip("batch_norm has no running statistics")
+        if value is None:
+            continue
+        tensor = constant_of(gm, value)
+        if tensor is None:
+            return Skip(f"{name} of batch_norm is computed at run time")
+        found[name] = tensor.double()
+    eps = given["eps"] if "eps" in given else given["epsilon"]
+    scale = torch.rsqrt(found["running_var"] + eps)
+    if "weight" in found:
+        scale = scale * found["weight"]
+    shift = -found["running_mean"] * scale
+    if "bias" in found:
+        shift = shift + found["bias"]
+    return Affine(scale, shift)
+
+
+def scaled_weight(conv: Node, weight: Tensor, scale: Tensor) -> Tensor:
+    """A conv's or linear's weight with each output channel multiplied by its scale."""
+    scale = scale.to(torch.promote_types(weight.dtype, torch.float32))
+    trailing = [1] * (weight.dim() - 2)
+    if is_call(conv, CONV_TRANSPOSE):
+        # weight[in, out / groups, ...]: the inputs of a group come together
+        groups = int(argument(conv, "groups"))
+        inputs, outputs = weight.shape[0] // groups, weight.shape[1]
+        scale = scale.view(groups, 1, outputs).expand(groups, inputs, outputs)
+        factor = scale.reshape(groups * inputs, outputs, *trailing)
+    else:
+        factor = scale.view(-1, 1, *trailing)
+    return torch.mul(weight, factor).to(weight.dtype)
 
 
 def _readers_note(producer: Node) -> str:
@@ -184,3 +244,98 @@ def fold_batch_norm(gm: GraphModule) -> PassResult:
     After:   y = conv2d(x, w * k, (b - mean) * k + bias),   k = weight / sqrt(var + eps)
     """
     return rewrite(gm, RULES)
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def fold_trained_batch_norm(gm: GraphModule) -> PassResult:
+    """Store what the trained batch norms make of weights and biases, by the same operations.
+
+    Before:  f = conv_bn_0_fold(w, b, …); y = conv2d(x, f[0], f[1]); z = conv_bn_0_norm(y, …)
+    After:   z = conv2d(x, weight, bias)
+
+    Batch norms that are not behind a conv or linear become batch_norm in inference.
+    """
+    editor = Editor(gm)
+    folds: list[tuple[Node, FoldedConstants]] = []
+    norms: list[tuple[Node, TrainedBatchNorm]] = []
+    for node in gm.graph.nodes:
+        if node.op != "call_module":
+            continue
+        module = gm.get_submodule(str(node.target))
+        if isinstance(module, FoldedConstants):
+            folds.append((node, module))
+        elif isinstance(module, TrainedBatchNorm):
+            norms.append((node, module))
+    for node, norm in norms:
+        _end_norm(editor, node, norm)
+    for node, fold in folds:
+        _end_fold(editor, node, fold)
+    editor.changed = bool(folds or norms)
+    return PassResult(editor.finish())
+
+
+def _end_norm(editor: Editor, node: Node, norm: TrainedBatchNorm) -> None:
+    x, _, _, gamma, beta, mean, var, _ = node.args
+    assert isinstance(x, Node)
+    if norm.is_folded:
+        node.replace_all_uses_with(x)
+    else:
+        made = editor.call(
+            aten.batch_norm.default,
+            *(x, gamma, beta, mean, var, False, norm.momentum, norm.eps, True),
+            like=node,
+            val=node.meta["val"],
+        )
+        node.replace_all_uses_with(made)
+    _erase(editor, node)
+
+
+def _erase(editor: Editor, node: Node) -> None:
+    target = str(node.target)
+    inputs = node.all_input_nodes
+    editor.graph.erase_node(node)
+    editor.gm.delete_submodule(target)
+    editor.erase_dead([n for n in inputs if n.op == "get_attr" or is_getitem(n)])
+
+
+def _end_fold(editor: Editor, node: Node, fold: FoldedConstants) -> None:
+    fold.eval()
+    with torch.no_grad():
+        values = fold(*(_value(editor.gm, argument) for argument in node.args))
+    parts: dict[Any, Node] = {u.args[1]: u for u in node.users if is_getitem(u)}
+    weight, bias = node.args[:2]
+    assert isinstance(weight, Node)
+    owner = _name(weight).rpartition(".")[0]
+    held = {0: weight, 1: bias if isinstance(bias, Node) else None}
+    for position, source in held.items():
+        part = parts.pop(position, None)
+        if part is None:
+            continue
+        tensor = values[position]
+        if source is not None and source.op == "get_attr":
+            constant = editor.rebind(source, tensor, reader=node)
+        else:
+            name = "weight" if position == 0 else "bias"
+            constant = editor.constant(f"{owner}.{name}" if owner else name, tensor, like=part)
+        part.replace_all_uses_with(constant)
+        editor.graph.erase_node(part)
+    for part in parts.values():
+        editor.graph.erase_node(part)
+    held_nodes = [n for n in node.all_input_nodes if not set(n.users) - {node}]
+    editor.graph.erase_node(node)
+    editor.gm.delete_submodule(str(node.target))
+    editor.erase_dead([n for n in held_nodes if n.op == "get_attr" and not n.users])
+
+
+def _value(gm: GraphModule, argument: Any) -> Any:
+    if not isinstance(argument, Node):
+        return argument
+    value = constant_of(gm, argument)
+    if value is None:
+        raise InvariantError(f"{argument.name} is no constant any more", node=argument)
+    return value
+
+
+def _name(node: Node) -> str:
+    source = source_constant(node)
+    return node.name if source is None else str(source.target)

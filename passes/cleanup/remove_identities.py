@@ -1,9 +1,9 @@
-"""Remove operators that return the value they are given."""
+"""Remove operators that return the value they are given, expands to the same shape among them."""
 
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.ops import aten
+from pt2e_quant.graph.ops import EXPAND, aten
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
@@ -52,3 +52,35 @@ def remove_identities(gm: GraphModule) -> PassResult:
     After:   y = add(a, b); w = relu(y)
     """
     return rewrite(gm, RULES)
+
+
+def _same_sizes(before: object, after: object) -> bool:
+    """Whether two sizes are equal without asking for a guard."""
+    if isinstance(before, int) and isinstance(after, int):
+        return before == after
+    return str(before) == str(after)
+
+
+def _input_of_expand(m: Match, editor: Editor) -> Node | Skip:
+    value = m.node("x")
+    before, after = value.meta["val"].shape, m.anchor.meta["val"].shape
+    if len(before) != len(after):
+        return Skip("the expand adds dimensions")
+    if not all(_same_sizes(a, b) for a, b in zip(before, after, strict=True)):
+        return Skip("the expand changes the shape")
+    return editor.now(value)
+
+
+_EXPAND_RULES = (Rule("removed", Op(EXPAND, Var("x")), _input_of_expand),)
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def remove_noop_expand(gm: GraphModule) -> PassResult:
+    """Replace an expand to the shape that its input has by the input.
+
+    Run it on graphs without writes to activations (`functionalize_activations`).
+
+    Before:  y = expand(x, [2, 3])   where x is f32[2, 3]
+    After:   y = x
+    """
+    return rewrite(gm, _EXPAND_RULES)

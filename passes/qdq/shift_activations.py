@@ -5,7 +5,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.pipeline import Note, PassResult
+from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 _SHIFT = {torch.int8: 128, torch.uint8: -128}
 
@@ -46,3 +46,28 @@ def _shift(node: Node, by: int, dtype: torch.dtype) -> None:
         dtype,
         *rest,
     )
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def signed_activations(gm: GraphModule) -> PassResult:
+    """Take 128 from every integer of an activation's uint8, and from its zero point.
+
+    For kernels that multiply int8 by int8.
+
+    Before:  dequantize(quantize(x, s, z, 0, 255, uint8), s, z, 0, 255, uint8)
+    After:   dequantize(quantize(x, s, z - 128, -128, 127, int8), s, z - 128, -128, 127, int8)
+    """
+    return shift_activations(gm, torch.uint8)
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def unsigned_activations(gm: GraphModule) -> PassResult:
+    """Add 128 to every integer of an activation's int8, and to its zero point.
+
+    For kernels that multiply uint8 by int8: oneDNN runs int8 by int8 in a reference loop, a
+    thousand times slower, or refuses it.
+
+    Before:  dequantize(quantize(x, s, z, -128, 127, int8), s, z, -128, 127, int8)
+    After:   dequantize(quantize(x, s, z + 128, 0, 255, uint8), s, z + 128, 0, 255, uint8)
+    """
+    return shift_activations(gm, torch.int8)

@@ -3,7 +3,7 @@ from torch import nn
 from torch.export import export
 
 import pt2e_quant as pq
-from pt2e_quant.command_line.describe_program import describe_program
+from pt2e_quant.command_line.open_model import describe_program
 from pt2e_quant.flow.reexport import export_again
 
 

@@ -6,8 +6,8 @@ from qat_nets import QatQuantizer, settled
 from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow.qat.numerics import QatSchedule
 from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e
-from pt2e_quant.flow.qat.qat_schedule import QatSchedule
 from pt2e_quant.observers.training.learnable_fake_quantize import LearnableFakeQuantize
 from pt2e_quant.observers.training.learned_step import LSQObserver
 

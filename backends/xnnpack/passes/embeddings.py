@@ -3,6 +3,10 @@
 `quantized_decomposed::embedding_byte` and `embedding_4bit` dequantize only the rows that are looked
 up. They live in ExecuTorch's quantized kernels, which a device has to link; `embed_portable` does
 the same with operators that every ExecuTorch runtime has.
+
+`embedding_4bit` finds the even column in a byte's high half, the delegate in its low half; both
+keep the integer plus 8. So either reads the other's bytes with each two neighbouring columns
+swapped, and the same scales hold where a group is an even number of columns.
 """
 
 from collections import Counter
@@ -12,23 +16,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.xnnpack.passes.nibble_tables import (
-    OFFSET,
-    delegate_keeps,
-    pack_nibbles,
-    swap_columns,
+from pt2e_quant.backends.xnnpack.passes.kernel_forms import is_int4, why_no_kernel
+from pt2e_quant.core.qdq import (
+    DequantizePerChannel,
+    DequantizePerGroup,
+    is_dequantize,
+    required_attribute,
 )
-from pt2e_quant.backends.xnnpack.passes.table_lookups import (
-    FIND_GROUPS,
-    FIND_ROWS,
-    constant_read,
-    decline_groups,
-    decline_rows,
-    group_size,
-    is_int4_rows,
-)
-from pt2e_quant.graph.ops import aten
-from pt2e_quant.graph.pattern import Match
+from pt2e_quant.graph.ops import EMBEDDING, LINEAR, argument, aten, is_call
+from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Editor, Rule, Skip, rewrite
 
@@ -210,3 +206,126 @@ def _scales(gm: GraphModule, m: Match, editor: Editor) -> Node:
     matrix = stored.reshape(len(stored), -1).clone()
     scales = editor.constant(f"{m['scale'].target}_column", matrix, like=m.anchor)
     return editor.call(aten.embedding.default, scales, m["indices"], like=m.anchor)
+
+
+OFFSET = 8
+"""What is added to an integer before it is stored."""
+
+
+def pack_nibbles(table: Tensor, *, even_high: bool) -> Tensor:
+    """uint8[rows, columns / 2] of int8[rows, columns], whose integers are -8 to 7.
+
+    Args:
+        table: the integers; the number of columns is even.
+        even_high: the even column of a byte is its high half, as `embedding_4bit` reads it; else
+            its low half, as the delegate does.
+    """
+    shifted = (table + OFFSET).to(torch.uint8)
+    even, odd = shifted[:, ::2], shifted[:, 1::2]
+    return (even << 4) | odd if even_high else (odd << 4) | even
+
+
+def delegate_keeps(gm: GraphModule, table: Node) -> bool:
+    """Whether a linear of the delegate has a constant for its weight, in 4 bits."""
+    constants = gm.graph.find_nodes(op="get_attr", target=table.target)
+    weights = [w for c in constants for w in c.users if is_dequantize(w) and is_int4(w)]
+    readers = [(w, user) for w in weights for user in w.users if is_call(user, LINEAR)]
+    return any(argument(n, "weight") is w and why_no_kernel(gm, n) is None for w, n in readers)
+
+
+def swap_columns(rows: Node, editor: Editor, *, like: Node) -> Node:
+    """Rows [..., columns] with columns 0 and 1 swapped, 2 and 3, and so on.
+
+    An index_select costs a third of a flip of views in ExecuTorch's portable kernels, and takes
+    any number of dynamic sizes.
+    """
+    value = like.meta["val"]
+    order = torch.arange(value.shape[-1], dtype=torch.int32) ^ 1
+    columns = editor.constant(f"{like.name}_columns", order, like=like)
+    return editor.call(aten.index_select.default, rows, -1, columns, like=like, val=value)
+
+
+FIND_ROWS = Op(
+    EMBEDDING,
+    Op(
+        DequantizePerChannel,
+        Var("table"),
+        Var("scale"),
+        Var("zero_point"),
+        Var("axis"),
+        Var("quant_min"),
+        Var("quant_max"),
+        name="dequantize",
+        users=None,
+    ),
+    Var("indices"),
+)
+"""A table with a scale for each row."""
+
+FIND_GROUPS = Op(
+    EMBEDDING,
+    Op(
+        DequantizePerGroup,
+        Var("table"),
+        Var("scale"),
+        Var("zero_point"),
+        Var("quant_min"),
+        Var("quant_max"),
+        Var("dtype"),
+        name="dequantize",
+        users=None,
+    ),
+    Var("indices"),
+)
+"""A table with a scale for each group of a row's columns."""
+
+
+def decline_rows(m: Match, gm: GraphModule) -> Skip | None:
+    """Why a match of `FIND_ROWS` has no form here; None if it has."""
+    if (declined := _decline(m)) is not None:
+        return declined
+    if m["axis"] != 0 or constant_read(gm, m["table"]).dtype is not torch.int8:
+        return Skip("its table is not int8 per row")
+    return None
+
+
+def decline_groups(m: Match, gm: GraphModule) -> Skip | None:
+    """Why a match of `FIND_GROUPS` has no form here; None if it has."""
+    if (declined := _decline(m)) is not None:
+        return declined
+    if not is_int4(m.node("dequantize")):
+        return Skip("its groups are not int4")
+    if _columns(m) % 2:
+        return Skip("two integers to a byte take an even number of columns")
+    return Skip("its zero_points are not 0") if constant_read(gm, m["zero_point"]).any() else None
+
+
+def _decline(m: Match) -> Skip | None:
+    if not all(isinstance(m[v], Node) and m[v].op == "get_attr" for v in ("table", "scale")):
+        return Skip("its table is computed at run time")
+    if argument(m.anchor, "scale_grad_by_freq") or argument(m.anchor, "sparse"):
+        return Skip("it is a training embedding")
+    return None
+
+
+def is_int4_rows(m: Match, gm: GraphModule) -> bool:
+    """Whether the rows of a match of `FIND_ROWS` fit into half the bytes."""
+    fits = is_int4(m.node("dequantize")) and _columns(m) % 2 == 0
+    return fits and not constant_read(gm, m["zero_point"]).any()
+
+
+def group_size(m: Match) -> int:
+    """Columns that share a scale, all of them where a row has one."""
+    scale = m["scale"].meta["val"]
+    return _columns(m) // (int(scale.shape[1]) if scale.dim() == 2 else 1)
+
+
+def _columns(m: Match) -> int:
+    return int(m["table"].meta["val"].shape[1])
+
+
+def constant_read(gm: GraphModule, node: Node) -> Tensor:
+    """The tensor that a get_attr node reads."""
+    value = required_attribute(gm, str(node.target))
+    assert isinstance(value, Tensor)
+    return value

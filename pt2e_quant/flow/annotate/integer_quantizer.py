@@ -23,7 +23,7 @@ from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, arguments, is_cal
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
-from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
+from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.registry import form_of

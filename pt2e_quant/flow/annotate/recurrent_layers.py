@@ -11,8 +11,7 @@ from pt2e_quant.flow.annotate.match_reader import LEFT_KEY
 from pt2e_quant.flow.annotate.rules import RuleBook
 from pt2e_quant.graph.op_table import ALLOWED_KEY
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.recurrent.split_cells import split_cells
-from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes, split_recurrent
+from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes, split_cells, split_recurrent
 
 RecurrentForm: TypeAlias = Callable[[LayerSizes, bool, Collection[str]], Rounding | str]
 """Of a layer, whether the scheme rounds activations, and the names of preferences that the user

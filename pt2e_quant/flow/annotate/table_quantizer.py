@@ -39,7 +39,7 @@ from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 from pt2e_quant.passes.algorithms.registry import algorithm_named, combined
 from pt2e_quant.passes.caches.quantize_caches import quantize_caches
-from pt2e_quant.passes.cleanup.pad_linears import pad_linears
+from pt2e_quant.passes.cleanup.linear_forms import pad_linears
 
 RULE_KEY = "pt2e_quant.rule"
 """The key of `node.meta` that says which rule asked for a node's annotation."""

@@ -22,24 +22,28 @@ from pt2e_quant.core.errors import (
 from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
-from pt2e_quant.flow.convert.emit_blocks import described, emit_blocks, emit_run_time_scales
 from pt2e_quant.flow.convert.emit_qdq import (
     Quantized,
+    described,
+    emit_blocks,
     emit_casts,
     emit_dynamic,
+    emit_run_time_scales,
     emit_static,
     is_affine_choice,
 )
 from pt2e_quant.flow.convert.joint_qparams import qparams_by_observer
 from pt2e_quant.flow.convert.observed_qparams import (
     has_seen,
+    leave_float,
+    never_ran,
     observed_range,
     record_of,
     recorded,
     recorded_affine,
+    saw_data,
 )
 from pt2e_quant.flow.convert.quantize_constants import HeldPlace, held_places, quantize_constants
-from pt2e_quant.flow.convert.unrun_bodies import leave_float, never_ran, saw_data
 from pt2e_quant.flow.prepare.prepared import (
     HALF_CONVERTED,
     PREPARED_KEY,
@@ -64,7 +68,7 @@ from pt2e_quant.observers.weights.block_weight import BlockWeightObserver
 from pt2e_quant.passes.algorithms.algorithm import as_pass, take_statistics
 from pt2e_quant.passes.algorithms.algorithm_graph import Gathered
 from pt2e_quant.passes.batch_norm.expanded_conv_bn import fold_expanded_conv_bn
-from pt2e_quant.passes.batch_norm.fold_trained_batch_norm import fold_trained_batch_norm
+from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_trained_batch_norm
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import fold_observed_constants
 from pt2e_quant.passes.cleanup.lift_constants import lift_constants

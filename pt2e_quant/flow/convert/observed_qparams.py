@@ -1,16 +1,22 @@
-"""What an observer has come to: its qparams, and what the record of a tensor says of it."""
+"""What observers have come to: qparams, records of tensors, and bodies that no data reached."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.dtypes import DTYPES
 from pt2e_quant.core.errors import module_path
-from pt2e_quant.core.provenance import TensorRecord
+from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
-from pt2e_quant.flow.prepare.prepared import ObserverInfo
+from pt2e_quant.flow.prepare.prepared import (
+    PREPARED_KEY,
+    ObserverInfo,
+    observed_node,
+    observers_of,
+    prepared_state,
+)
 from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY
 
 
@@ -95,3 +101,37 @@ def observed_range(observer: Any) -> tuple[float, float] | None:
     if low.numel() == 1:  # the same, in half the time
         return low.item(), high.item()
     return float(low.min()), float(high.max())
+
+
+def saw_data(gm: GraphModule) -> bool:
+    """Whether an observer of a prepared graph, of its bodies apart, saw data."""
+    return any(has_seen(observer) for _, observer in _of_data(gm))
+
+
+def never_ran(gm: GraphModule) -> bool:
+    """Whether a body has observers that need data, and none of them saw any."""
+    return bool(_of_data(gm)) and not saw_data(gm)
+
+
+def leave_float(gm: GraphModule) -> None:
+    """Take the observers out of a prepared body; its constants stay float, and a note says so."""
+    for node, _ in list(observers_of(gm)):
+        node.replace_all_uses_with(observed_node(node))
+        gm.graph.erase_node(node)
+        gm.delete_submodule(str(node.target))
+    gm.recompile()
+    del gm.meta[PREPARED_KEY]
+    provenance_of(gm).notes.append(
+        "this body: stays float, for no calibration batch ran it; give batches that do"
+    )
+
+
+def _of_data(gm: GraphModule) -> list[tuple[Node, Any]]:
+    """The observers of a graph that need data: of no constant, and not dynamic."""
+    observer_infos = prepared_state(gm).observer_infos
+    return [
+        (node, observer)
+        for node, observer in observers_of(gm)
+        if not observer_infos[str(node.target)].is_constant
+        and not getattr(observer, "is_dynamic", False)
+    ]

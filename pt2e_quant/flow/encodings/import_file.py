@@ -26,7 +26,7 @@ from pt2e_quant.flow.prepare.prepared import (
 )
 from pt2e_quant.graph.subgraphs import BODY_KEY
 from pt2e_quant.observers.qschemes import PER_CHANNEL, SYMMETRIC
-from pt2e_quant.observers.static.imported_qparams import ImportedQParams
+from pt2e_quant.observers.static.fixed import ImportedQParams
 
 _DTYPES = frozenset({*DTYPES, torch.qint8, torch.quint8, torch.qint32})
 """What an encoding can say."""

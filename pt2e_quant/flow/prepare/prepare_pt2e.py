@@ -25,9 +25,8 @@ from pt2e_quant.flow.annotate.check_specs import (
 )
 from pt2e_quant.flow.annotate.groups import Group, collect_groups
 from pt2e_quant.flow.annotate.table_quantizer import MASKS_KEY, TableQuantizer
-from pt2e_quant.flow.prepare.hold_constants import hold_constants, may_hold
 from pt2e_quant.flow.prepare.input_check import install_input_check
-from pt2e_quant.flow.prepare.insert_observers import Inserter
+from pt2e_quant.flow.prepare.insert_observers import Inserter, hold_constants, may_hold
 from pt2e_quant.flow.prepare.make_observer import make_observer, make_observers
 from pt2e_quant.flow.prepare.prepared import (
     PREPARED_KEY,

@@ -4,10 +4,13 @@ from dataclasses import dataclass, field
 
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.passes.batch_norm.attach_batch_norm import attach_batch_norms
-from pt2e_quant.passes.batch_norm.detach_batch_norm import DetachedNorm, detach_batch_norms
+from pt2e_quant.passes.batch_norm.detach_batch_norm import (
+    DetachedNorm,
+    attach_batch_norms,
+    detach_batch_norms,
+)
 from pt2e_quant.passes.batch_norm.expanded_conv_bn import expand_conv_bn
-from pt2e_quant.passes.cleanup.detach_dropout import (
+from pt2e_quant.passes.cleanup.remove_dropout import (
     DetachedDropout,
     attach_dropouts,
     detach_dropouts,

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from examples.own_cpu_kernel import POOL
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu import artifact as artifact_module
-from pt2e_quant.backends.cpu import compile_program as compiling
+from pt2e_quant.backends.cpu import load_compiled as compiling
 from pt2e_quant.backends.cpu import load_compiled as loading
 from pt2e_quant.backends.cpu.load_compiled import load_compiled
 from pt2e_quant.core.errors import ArtifactError, ConfigError, InputError, UnsupportedError

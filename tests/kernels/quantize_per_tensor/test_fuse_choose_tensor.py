@@ -11,7 +11,7 @@ from pt2e_quant.core.qdq import (
     DequantizePerTensorDynamic,
     QuantizePerTensorDynamic,
 )
-from pt2e_quant.kernels.quantize_per_tensor.fuse_choose_tensor import (
+from pt2e_quant.kernels.quantize_per_token.fuse_choose import (
     fuse_choose_tensor,
     fuse_choose_tensor_e4m3,
 )

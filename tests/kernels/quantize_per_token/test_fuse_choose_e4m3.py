@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.core.formats.format_ops import ChooseScales, DequantizeFloat, QuantizeFloat
-from pt2e_quant.kernels.quantize_per_token.fuse_choose_e4m3 import fuse_choose_e4m3
+from pt2e_quant.kernels.quantize_per_token.fuse_choose import fuse_choose_e4m3
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRowsE4m3
 from pt2e_quant.kernels.read_scheme import scheme_of
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.core.qdq import ChoosePerToken, DequantizePerToken, QuantizePerToken
-from pt2e_quant.kernels.quantize_per_token.fuse_choose_quantize import fuse_choose_quantize
+from pt2e_quant.kernels.quantize_per_token.fuse_choose import fuse_choose_quantize
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 from pt2e_quant.kernels.read_scheme import scheme_of
 

@@ -1,6 +1,6 @@
 import torch
 
-from pt2e_quant.observers.static.imported_qparams import ImportedQParams
+from pt2e_quant.observers.static.fixed import ImportedQParams
 
 
 def made(**options):

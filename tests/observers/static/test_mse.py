@@ -10,8 +10,7 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qparams import QParams, fake_quantize
 from pt2e_quant.observers.base import NonFinite
 from pt2e_quant.observers.static.minmax import MinMaxObserver
-from pt2e_quant.observers.static.mse import MSEObserver, grid_over
-from pt2e_quant.observers.static.mse_search import squared_errors
+from pt2e_quant.observers.static.mse import MSEObserver, grid_over, squared_errors
 
 KINDS = {
     "normal": lambda x: x,

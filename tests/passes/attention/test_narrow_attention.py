@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pt2e_quant.passes.attention.narrow_attention import narrow_attention
+from pt2e_quant.passes.attention.decompose_attention import narrow_attention
 
 Q, K, V = (torch.randn(1, 2, n, 8, generator=torch.Generator().manual_seed(n)) for n in (5, 6, 6))
 

@@ -3,10 +3,9 @@ import torch
 from torch import nn
 
 from pt2e_quant.core.errors import InvariantError
-from pt2e_quant.passes.batch_norm.attach_batch_norm import attach_batch_norms
-from pt2e_quant.passes.batch_norm.detach_batch_norm import detach_batch_norms
-from pt2e_quant.passes.batch_norm.fold_trained_batch_norm import fold_trained_batch_norm
-from pt2e_quant.passes.cleanup.detach_dropout import attach_dropouts, detach_dropouts
+from pt2e_quant.passes.batch_norm.detach_batch_norm import attach_batch_norms, detach_batch_norms
+from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_trained_batch_norm
+from pt2e_quant.passes.cleanup.remove_dropout import attach_dropouts, detach_dropouts
 
 IMAGE = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 

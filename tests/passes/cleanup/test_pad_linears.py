@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.graph.ops import LINEAR, argument, is_call
-from pt2e_quant.passes.cleanup.pad_linears import pad_linears
+from pt2e_quant.passes.cleanup.linear_forms import pad_linears
 
 
 def exported(columns: int, *, bias: bool = True, dynamic: bool = False):

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.cleanup.products_as_linears import products_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
 X = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
 

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from pt2e_quant.passes.cleanup.remove_noop_expand import remove_noop_expand
+from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 
 X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.show import show
-from pt2e_quant.passes.qdq.signed_activations import signed_activations
+from pt2e_quant.passes.qdq.shift_activations import signed_activations
 
 
 class QdqTwice(nn.Module):

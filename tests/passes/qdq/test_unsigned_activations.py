@@ -7,7 +7,7 @@ from torch import nn
 
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.show import show
-from pt2e_quant.passes.qdq.unsigned_activations import unsigned_activations
+from pt2e_quant.passes.qdq.shift_activations import unsigned_activations
 
 
 class QdqTwice(nn.Module):

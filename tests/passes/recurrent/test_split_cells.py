@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.graph.ops import LINEAR, RECURRENT_CELL, is_call
-from pt2e_quant.passes.recurrent.split_cells import split_cells
+from pt2e_quant.passes.recurrent.split_recurrent import split_cells
 
 CELLS = {
     "lstm": nn.LSTMCell,

@@ -14,8 +14,7 @@ from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.passes import embeddings
-from pt2e_quant.backends.xnnpack.passes.embeddings import embed_bytes, embed_portable
-from pt2e_quant.backends.xnnpack.passes.nibble_tables import pack_nibbles
+from pt2e_quant.backends.xnnpack.passes.embeddings import embed_bytes, embed_portable, pack_nibbles
 from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerGroup
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.graph.pipeline import run_passes
