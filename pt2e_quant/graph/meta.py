@@ -1,7 +1,7 @@
 """What every node carries: fake values with symbolic shapes kept, module stack, stack trace."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -108,12 +108,16 @@ def fake_value(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any
 
 
 def give_values(gm: GraphModule, mode: FakeTensorMode, first: Node, end: Node) -> None:
-    """Compute `meta["val"]` of the nodes from one up to another that lack it."""
+    """Compute `meta["val"]` of the nodes from one up to another that lack it.
+
+    A call of an operator without a fake kernel, and what reads it, get none.
+    """
     while first is not end:
         if first.op == "get_attr" and "val" not in first.meta:
             first.meta["val"] = fake_constant(mode, attribute(gm, str(first.target)))
         elif "val" not in first.meta:
-            first.meta["val"] = fake_value(mode, first.target, first.args, first.kwargs)
+            with suppress(InvariantError, NotImplementedError, RuntimeError):
+                first.meta["val"] = fake_value(mode, first.target, first.args, first.kwargs)
         first = first.next
 
 

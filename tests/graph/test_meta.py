@@ -7,6 +7,7 @@ from pt2e_quant.graph.meta import (
     constant_of,
     fake_mode_of,
     fake_value,
+    give_values,
     source_constant,
 )
 from pt2e_quant.graph.ops import aten
@@ -60,3 +61,24 @@ def test_fake_value_when_sizes_are_symbolic_then_kept_without_a_guard():
 def test_fake_mode_when_the_graph_has_no_values_then_a_fresh_one():
     gm = torch.fx.symbolic_trace(nn.ReLU())
     assert fake_mode_of(gm.graph) is not None
+
+
+@torch.library.custom_op("test_meta::without_fake", mutates_args=())
+def without_fake(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def test_values_when_an_operator_has_no_fake_kernel_then_it_and_its_readers_have_none():
+    gm = PROGRAM.module()
+    (x,) = (n for n in gm.graph.nodes if n.op == "placeholder")
+    output = gm.graph.output_node()
+    with gm.graph.inserting_before(output):
+        weight = gm.graph.get_attr("w")
+        product = gm.graph.call_function(aten.linear.default, (x, weight))
+        blind = gm.graph.call_function(torch.ops.test_meta.without_fake.default, (product,))
+        behind = gm.graph.call_function(aten.relu.default, (blind,))
+    give_values(gm, fake_mode_of(gm.graph), weight, output)
+    assert weight.meta["val"].shape == (3, 4)
+    assert product.meta["val"].shape[1] == 3
+    assert "val" not in blind.meta
+    assert "val" not in behind.meta
