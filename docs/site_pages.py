@@ -1,9 +1,10 @@
 """Pages that are made when the site is built: the API reference, and two files of the root.
 
 MkDocs calls `on_files` (`hooks` in mkdocs.yml). Modules in `REFERENCE` are documented name by name,
-as their `__all__` lists them: a new public name is in the reference without an edit here.
+as `__all__` lists them or the module defines them: a new name is there without an edit here.
 """
 
+import ast
 import importlib
 import inspect
 import re
@@ -154,9 +155,21 @@ def _entries(objects: Mapping[str, str], shown: set[str]) -> Iterator[str]:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What a module offers, without modules inside it."""
-    offered = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
+    """What a module offers: what it lists, else what it defines; without modules inside it."""
+    offered = getattr(module, "__all__", None) or _defined_in(inspect.getsource(module))
     return [name for name in offered if not inspect.ismodule(getattr(module, name))]
+
+
+def _defined_in(source: str) -> list[str]:
+    """The names that a module's source defines at its top, without those of an underscore."""
+    names: list[str] = []
+    for node in ast.parse(source).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.append(name)
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.append(name)
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def object_path(module: ModuleType, name: str) -> str:
