@@ -13,8 +13,9 @@ from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.generate import generate
+from pt2e_quant.backends.profile import Profile
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError, InputError
+from pt2e_quant.core.errors import ArtifactError, InputError, UnsupportedError
 from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.report.report import Report
@@ -88,6 +89,34 @@ class Artifact(ABC):
             )
         finally:
             self.reset()
+
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """Time a call of the float model operator by operator.
+
+        Buffers that calls write are as before the first call afterwards.
+
+        Raises:
+            InputError: the inputs do not fit the captured graph.
+            UnsupportedError: the runtime cannot tell the time of an operator.
+        """
+        leaves = self._calls.bind(args, kwargs)
+        try:
+            self.run_leaves(leaves)  # operators prepare themselves in their first call
+            self.reset()
+            return self.time_operators(leaves)
+        finally:
+            self.reset()
+
+    def time_operators(self, leaves: Sequence[Any]) -> Profile:
+        """Time each operator of a call on its leaves, in placeholder order.
+
+        Raises:
+            UnsupportedError: the runtime cannot tell.
+        """
+        raise UnsupportedError(
+            f"{self.report.backend} does not tell how long its operators take",
+            fix="profile the same recipe on another backend",
+        )
 
     @abstractmethod
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:

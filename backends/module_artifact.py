@@ -10,7 +10,8 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, write_artifact
-from pt2e_quant.backends.profile import Profile, profile
+from pt2e_quant.backends.profile import Profile
+from pt2e_quant.backends.profile_module import profile_module
 from pt2e_quant.backends.program_file import with_figures
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.flow.report.report import Report
@@ -40,20 +41,11 @@ class ModuleArtifact(Artifact):
         found: list[Any] = pytree.tree_leaves(result, is_leaf=lambda value: value is None)
         return found
 
-    def profile(self, *args: Any, **kwargs: Any) -> Profile:
-        """Run a call operator by operator, with what each moved, computed and took.
-
-        The times are of the module as it runs without `compile` and without a CUDA graph.
-
-        Raises:
-            InputError: the inputs do not fit the captured graph.
-        """
-        inputs = self.capture.positional(self.capture.bind(args, kwargs))
-        profile(self.module, inputs)  # operators prepare themselves in their first call
-        self.reset()
-        found = profile(self.module, inputs)
-        self.reset()
-        return found
+    def time_operators(self, leaves: Sequence[Any]) -> Profile:
+        """Time the module operator by operator, without `compile` and without a CUDA graph."""
+        return profile_module(
+            self.module, self.capture.positional(leaves), runtime=self.report.backend
+        )
 
     def reset(self) -> None:
         """Forget what earlier calls wrote into buffers."""

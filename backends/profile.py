@@ -1,25 +1,28 @@
-"""What a lowered module does in a call: node by node, on the clock and in torch's profiler."""
+"""Where the time of a call goes: operators with their kind, cost and time, as one table."""
 
-import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TypeVar
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
 
-from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
-from pt2e_quant.core.errors import module_path
-from pt2e_quant.graph.op_table import operator_name
-from pt2e_quant.kernels.cost import Cost, moved_bytes
-from pt2e_quant.kernels.kernel import Kernel
-from pt2e_quant.kernels.profiler_range import label_of
+from pt2e_quant.kernels.cost import Cost
 
-_ROUNDS = 7
+
+class WorkKind(StrEnum):
+    """What an operator does with its numbers."""
+
+    INTEGER = "integer"
+    """Computes with integers."""
+    FLOAT = "float"
+    """Computes with floats."""
+    CONVERT = "convert"
+    """Quantizes, dequantizes or requantizes."""
+    MOVE = "move"
+    """Moves data only: transposes, copies, slices, changes of layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +30,13 @@ class NodeTime:
     """One operator of a call.
 
     Args:
-        node: its name in the graph.
-        module: the path of the module that it came from.
-        kernel: the fused operator, or the name of the float one.
+        node: its name in the canonical graph; the runtime's own name where it has none there.
+        module: the path of the module that it came from, "" where that is not known.
+        kernel: what runs it: the fused operator, the runtime's operator, or the float one.
         is_fused: whether a kernel of the registry put it there.
-        cost: bytes and operations; operations are 0 for what only moves data, and for float
-            operators, which nothing here counts.
+        kind: what it does.
+        cost: bytes and operations; operations are 0 for what only moves data, and for operators
+            that nothing here counts.
         time_us: the median over the rounds.
     """
 
@@ -40,135 +44,84 @@ class NodeTime:
     module: str
     kernel: str
     is_fused: bool
+    kind: WorkKind
     cost: Cost
     time_us: float
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All operators of a call, in order; prints as a table."""
+    """All operators of a call, in order; prints as a table.
+
+    Args:
+        nodes: the operators.
+        runtime: what ran them.
+        call_us: the median time of a whole call, None where it was not measured.
+    """
 
     nodes: tuple[NodeTime, ...]
+    runtime: str = ""
+    call_us: float | None = None
 
     @property
     def time_us(self) -> float:
-        """Of all operators together, without Python between them."""
+        """Of all operators together, without what the runtime does between them."""
         return sum(node.time_us for node in self.nodes)
 
     def share(self, node: NodeTime) -> float:
         """A node's part of the whole, from 0 to 1."""
         return node.time_us / self.time_us if self.time_us else 0.0
 
+    def worst(self, count: int = 10) -> list[NodeTime]:
+        """The operators that take longest."""
+        return sorted(self.nodes, key=lambda node: -node.time_us)[:count]
+
+    def by_kind(self) -> dict[WorkKind, float]:
+        """Microseconds of each kind of work, the longest first; kinds without any are left out."""
+        return _summed((node.kind, node.time_us) for node in self.nodes)
+
+    def by_kernel(self) -> dict[str, float]:
+        """Microseconds of each kernel, the longest first."""
+        return _summed((node.kernel, node.time_us) for node in self.nodes)
+
+    def to_json(self) -> str:
+        """As JSON."""
+        kinds = {kind.value: time for kind, time in self.by_kind().items()}
+        return json.dumps({**asdict(self), "time_us": self.time_us, "by_kind_us": kinds}, indent=1)
+
     def __str__(self) -> str:
-        table = Table("node", "module", "kernel", title=f"{self.time_us:,.0f} us in operators")
-        for heading in ("bytes", "operations", "us", "share"):
-            table.add_column(heading, justify="right")
-        for node in sorted(self.nodes, key=lambda n: -n.time_us):
-            figures = f"{node.cost.bytes:,}", f"{node.cost.operations:,}", f"{node.time_us:.1f}"
-            table.add_row(
-                node.node, node.module, node.kernel, *figures, f"{100 * self.share(node):.1f} %"
-            )
-        console = Console(width=130, no_color=True)
+        console = Console(width=140, no_color=True)
         with console.capture() as captured:
-            console.print(table)
+            console.print(self.summary(), soft_wrap=True)
+            console.print(self.table())
         return captured.get()
 
+    def summary(self) -> str:
+        """One line: the time in operators, the share of each kind of work, that of a whole call."""
+        kinds = ", ".join(f"{kind} {100 * t / self.time_us:.0f} %" for kind, t in self._shares())
+        whole = f"; a call takes {self.call_us:,.0f} us" if self.call_us is not None else ""
+        return f"{self.runtime}: {self.time_us:,.0f} us in operators ({kinds}){whole}"
 
-class Profiled(Interpreter):
-    """Runs a lowered module with every fused operator in a range of torch's profiler.
+    def table(self) -> Table:
+        """The operators, the longest first."""
+        table = Table("node", "module", "kernel", "kind")
+        for heading in ("bytes", "operations", "us", "share"):
+            table.add_column(heading, justify="right")
+        for node in self.worst(len(self.nodes)):
+            figures = f"{node.cost.bytes:,}", f"{node.cost.operations:,}", f"{node.time_us:.1f}"
+            share = f"{100 * self.share(node):.1f} %"
+            table.add_row(node.node, node.module, node.kernel, node.kind, *figures, share)
+        return table
 
-    The range is named `pt2e_quant::<op> <module path> <node> <layout>`.
-    """
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.ranges = {node: _range_name(node) for node in module.graph.nodes if _kernel(node)}
-
-    def run_node(self, n: Node) -> Any:
-        """Run one node."""
-        name = self.ranges.get(n)
-        if name is None:
-            return super().run_node(n)
-        with torch.profiler.record_function(name):
-            return super().run_node(n)
-
-
-def _kernel(node: Node) -> Kernel | None:
-    found: Kernel | None = node.meta.get(KERNEL_KEY)
-    return found
+    def _shares(self) -> Iterable[tuple[WorkKind, float]]:
+        return self.by_kind().items() if self.time_us else ()
 
 
-def _range_name(node: Node) -> str:
-    kernel = _kernel(node)
-    assert kernel is not None
-    value = node.meta["val"]
-    layout = "channels_last" if value.dim() == 4 else "contiguous"
-    where = label_of(node)
-    return f"pt2e_quant::{kernel.op} {where} {layout}"
+_K = TypeVar("_K")
 
 
-class _Timed(Interpreter):
-    """Keeps each call's time, and the bytes that went in and out."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.times: dict[Node, list[float]] = {}
-        self.moved: dict[Node, int] = {}
-        self.waits = any(t.is_cuda for t in (*module.parameters(), *module.buffers()))
-
-    def _now(self) -> float:
-        """Seconds, after all that was launched has run."""
-        if self.waits:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def run_node(self, n: Node) -> Any:
-        """Run one node on the clock."""
-        if n.op != "call_function":
-            return super().run_node(n)
-        begin = self._now()
-        result = super().run_node(n)
-        self.times.setdefault(n, []).append(1e6 * (self._now() - begin))
-        values = [*(self.env[source] for source in n.all_input_nodes if source in self.env), result]
-        self.moved[n] = sum(_bytes(value) for value in values)
-        return result
-
-
-def _bytes(value: Any) -> int:
-    # Opaque packed weights tell no element count of theirs; their shape is the plain weight's.
-    return moved_bytes(value) if isinstance(value, Tensor) else 0
-
-
-def profile(module: GraphModule, arguments: Sequence[Any]) -> Profile:
-    """Time each operator of a module's call, as the median of some rounds.
-
-    On a GPU each launch is waited for: short kernels look as long as their launch.
-
-    Args:
-        module: a lowered one.
-        arguments: of its forward.
-    """
-    timed = _Timed(module)
-    timed.garbage_collect_values = False
-    with torch.no_grad():
-        for _ in range(_ROUNDS):
-            timed.run(*arguments)
-    return Profile(
-        tuple(
-            NodeTime(
-                node=node.name,
-                module=module_path(node),
-                kernel=kernel.op if (kernel := _kernel(node)) else operator_name(node),
-                is_fused=kernel is not None,
-                cost=Cost(bytes=timed.moved[node], operations=_operations(node)),
-                time_us=statistics.median(times),
-            )
-            for node, times in timed.times.items()
-        )
-    )
-
-
-def _operations(node: Node) -> int:
-    kernel = _kernel(node)
-    found = kernel.cost(node).operations if kernel else 0
-    return found if type(found) is int else 0  # symbolic: the sizes of the sample are not known
+def _summed(times: Iterable[tuple[_K, float]]) -> dict[_K, float]:
+    found: dict[_K, float] = {}
+    for key, time in times:
+        found[key] = found.get(key, 0.0) + time
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -55,8 +55,13 @@ REFERENCE = {
     ),
     "api/reports.md": (
         "Reports and records",
-        "What an artifact's `report` and `pq.provenance_of(graph)` hold.",
-        ("pt2e_quant.flow.report.report", "pt2e_quant.core.provenance", "pt2e_quant.core.capture"),
+        "What an artifact's `report`, `pq.profile` and `pq.provenance_of(graph)` hold.",
+        (
+            "pt2e_quant.flow.report.report",
+            "pt2e_quant.backends.profile",
+            "pt2e_quant.core.provenance",
+            "pt2e_quant.core.capture",
+        ),
     ),
     "api/op_tables.md": (
         "Op tables and patterns",

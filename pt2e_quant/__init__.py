@@ -18,6 +18,7 @@
 - Files: `save` and `load`, `export_encodings` and `import_encodings`.
 - What a chip of integers alone could not run: `audit`, an `Audit` of `Island`s. How far an artifact
   is from exact integers: `verify_parity`, a `Parity`.
+- Where the time of a call goes, operator by operator: `profile`, a `Profile`.
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
   `integer_reference`.
 - Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
@@ -33,9 +34,11 @@ from pt2e_quant.core import operators as _operators  # noqa: F401  (registers th
 
 if TYPE_CHECKING:
     from pt2e_quant import backends as backends
+    from pt2e_quant.analysis.profile import profile as profile
     from pt2e_quant.backends.artifact import Artifact as Artifact
     from pt2e_quant.backends.parity import Parity as Parity
     from pt2e_quant.backends.parity import verify_parity as verify_parity
+    from pt2e_quant.backends.profile import Profile as Profile
     from pt2e_quant.backends.target.backend import Backend as Backend
     from pt2e_quant.core import errors as errors
     from pt2e_quant.core.canonical import verify_canonical as verify_canonical
@@ -189,6 +192,8 @@ _FILES = {
     "audit": "pt2e_quant.flow.report.audit",
     "Parity": "pt2e_quant.backends.parity",
     "verify_parity": "pt2e_quant.backends.parity",
+    "Profile": "pt2e_quant.backends.profile",
+    "profile": "pt2e_quant.analysis.profile",
     "provenance_of": "pt2e_quant.core.provenance",
     "sqnr_db": "pt2e_quant.flow.calibrate.sample",
     "integer_reference": "pt2e_quant.flow.convert.integer_reference",

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.backends.artifact import write_artifact
 from pt2e_quant.backends.cpu.load_compiled import CompiledProgram, compile_program, load_compiled
 from pt2e_quant.backends.module_artifact import ModuleArtifact
-from pt2e_quant.backends.profile import Profiled
+from pt2e_quant.backends.profile_module import Profiled
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.flow.reexport import export_again

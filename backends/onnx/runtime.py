@@ -36,6 +36,7 @@ class Operator:
         op_type: for example "QLinearConv".
         kind: integer, float, a quantize/dequantize, or arithmetic on shapes and indices.
         output: the name of its first output.
+        name: of the node, "" if it has none.
         at_border: a quantize of a graph input or a dequantize to a graph output.
         readers: the operators that read its result.
         is_constant: it dequantizes a constant, in every call.
@@ -46,6 +47,7 @@ class Operator:
     op_type: str
     kind: OperatorKind
     output: str
+    name: str = ""
     at_border: bool = False
     readers: tuple[str, ...] = ()
     is_constant: bool = False
@@ -97,10 +99,13 @@ def open_session(
     threads: int = 0,
     optimized_path: Path | None = None,
     is_optimized: bool = True,
+    profile_prefix: Path | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session on the CPU provider; `threads` 0 leaves the choice to ONNX Runtime.
 
-    Without `is_optimized` it runs the operators of the model one by one as they stand.
+    Without `is_optimized` it runs the operators of the model one by one as they stand. With
+    `profile_prefix` it writes the time of every operator to a file of that prefix
+    (`end_profiling`).
 
     Raises:
         ArtifactError: ONNX Runtime does not load the model.
@@ -112,6 +117,9 @@ def open_session(
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if optimized_path is not None:
         options.optimized_model_filepath = str(optimized_path)
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_prefix)
     source = model if isinstance(model, bytes) else str(model)
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -164,6 +172,7 @@ def read_operators(
                 op_type=node.op_type,
                 kind=_kind(node, types),
                 output=node.output[0],
+                name=node.name,
                 at_border=border,
                 readers=tuple(readers.get(node.output[0], ())),
                 is_constant=node.op_type == "DequantizeLinear" and node.input[0] in constants,

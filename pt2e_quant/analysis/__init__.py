@@ -1,0 +1,1 @@
+"""What is looked at afterwards: comparison, sensitivity, search of precisions, profiles, pages."""

@@ -1,0 +1,67 @@
+"""Where the time of a call goes, on the runtime that an artifact is for."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.profile import Profile
+from pt2e_quant.backends.profile_module import profile_module
+from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
+
+
+def profile(
+    artifact: Artifact | GraphModule | ExportedProgram,
+    batch: Any,
+    *,
+    inputs: InputPick | None = None,
+) -> Profile:
+    """Time each operator of a call.
+
+    An artifact is timed by its runtime: ONNX Runtime by its own profiler, the modules of `cpu`
+    and `cuda` operator by operator. Operators have the names of the canonical graph's nodes. A
+    program of torch.export, float or converted, is timed in torch.
+
+    Args:
+        artifact: of `quantize` or `lower`; or a program of torch.export.
+        batch: one batch, as `calibrate` takes it.
+        inputs: what of the batch the model takes, as `calibrate` has it.
+
+    Returns:
+        Every operator with its node, its module, its kind (integer, float, convert, move), the
+        bytes that it reads and writes, and the median time; prints as a table.
+
+    Raises:
+        InputError: the batch does not fit the program.
+        UnsupportedError: the runtime does not tell the time of an operator.
+    """
+    args, kwargs = as_call(pick_inputs(batch, inputs))
+    if isinstance(artifact, Artifact):
+        return artifact.profile(*args, **kwargs)
+    if isinstance(artifact, ExportedProgram):
+        artifact = _module_of(artifact)
+    if not isinstance(artifact, GraphModule):
+        raise InputError(
+            f"profile takes an artifact or a program of torch.export, found a "
+            f"{type(artifact).__name__}",
+            fix="pq.profile(torch.export.export(model, args), batch)"
+            if isinstance(artifact, nn.Module)
+            else "artifact = pq.quantize(…); pq.profile(artifact, batch)",
+        )
+    capture = capture_of(artifact)
+    leaves = capture.positional(capture.bind(args, kwargs))
+    with torch.no_grad(), preserve_buffers(artifact, capture):
+        artifact(*leaves)
+        return profile_module(artifact, leaves, runtime="torch")
+
+
+def _module_of(program: ExportedProgram) -> GraphModule:
+    module = program.module()
+    assert isinstance(module, GraphModule)
+    return module

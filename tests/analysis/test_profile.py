@@ -1,0 +1,37 @@
+import pytest
+import torch
+from torch import nn
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import InputError, UnsupportedError
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+
+
+def test_profile_when_given_a_program_then_times_it_in_torch(model):
+    x = torch.randn(2, 8)
+    found = pq.profile(torch.export.export(model, (x,)), (x, "a label"), inputs=0)
+    assert [node.kernel for node in found.nodes] == ["aten.linear", "aten.relu", "aten.linear"]
+    assert found.runtime == "torch"
+
+
+def test_profile_when_given_an_artifact_then_asks_its_runtime(model):
+    x = torch.randn(2, 8)
+    artifact = pq.quantize(model, (x,), backend="onnx", recipe="int8_dynamic", progress=False)
+    assert "linear" in {node.node for node in pq.profile(artifact, {"input": x}).nodes}
+
+
+def test_profile_when_the_runtime_has_no_tracer_then_says_so(model):
+    x = torch.randn(2, 8)
+    artifact = pq.quantize(model, (x,), calibration_data=[x], backend="xnnpack", progress=False)
+    with pytest.raises(UnsupportedError, match="does not tell how long its operators take"):
+        pq.profile(artifact, x)
+
+
+def test_profile_when_given_a_plain_module_then_names_the_fix(model):
+    with pytest.raises(InputError, match=r"torch\.export\.export"):
+        pq.profile(model, torch.randn(2, 8))
