@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, ClassVar
 
 from torch.fx import GraphModule, Node
@@ -11,19 +12,16 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, copy_trace
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm_graph import (
-    OUT,
-    AlgorithmGraph,
-    Declined,
-    Gathered,
-    unobserved,
-)
+from pt2e_quant.observers.statistics.kept_inputs import KeptInputs
+from pt2e_quant.passes.algorithms.algorithm_graph import OUT, AlgorithmGraph, Gathered, unobserved
+from pt2e_quant.passes.algorithms.grid import Declined
 
 __all__ = [
     "APPLIED_KEY",
     "OUT",
     "Algorithm",
     "Site",
+    "Stage",
     "as_pass",
     "insert_statistics",
     "take_statistics",
@@ -55,25 +53,44 @@ class Site:
         return self.node if self.slot == OUT else self.graph.source(self.node)
 
 
+class Stage(IntEnum):
+    """When an algorithm runs; those of one stage run in the order in which they were asked for.
+
+    Attributes:
+        WEIGHTS: it changes weights, ranges of activations and the graph, and leaves what the float
+            model computes as it is.
+        SCALES: it chooses the scales of weights. A model takes one such algorithm.
+        CODES: it chooses the integers of weights. A model takes one such algorithm.
+        CORRECTIONS: it makes up for errors that quantization has made.
+    """
+
+    WEIGHTS = 0
+    SCALES = 1
+    CODES = 2
+    CORRECTIONS = 3
+
+
 class Algorithm(ABC):
     """A method that changes weights, ranges or the graph of a model to be quantized.
 
     A subclass is a frozen dataclass of its settings, under the names and with the defaults of its
-    paper. One that overrides `statistics` runs in convert, on the prepared and calibrated graph.
-    Any other runs in prepare, on the annotated graph without observers.
+    paper. One that overrides `statistics` or sets `needs_calls` runs in convert, on the prepared
+    and calibrated graph. Any other runs in prepare, on the annotated graph without observers.
 
     Attributes:
         name: as `add_algorithm` and the command line name it, lower case with underscores.
         paper: authors, year and where to find it.
         fits: what it applies to, for the error where a graph has no such thing.
-        chooses_codes: it chooses the integers of weights. It runs after all that change the
-            weights themselves, and a model takes one such algorithm only.
+        stage: when it runs.
+        needs_calls: `graph.run` gives it the model's own values for a sample of the calls of
+            calibration, in float and quantized. It looks at its sites in graph order.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
     fits: ClassVar[str]
-    chooses_codes: ClassVar[bool] = False
+    stage: ClassVar[Stage] = Stage.WEIGHTS
+    needs_calls: ClassVar[bool] = False
 
     @abstractmethod
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
@@ -81,7 +98,7 @@ class Algorithm(ABC):
 
     def statistics(self, site: Site) -> Statistics:
         """A module that watches the site's tensor during calibration."""
-        raise NotImplementedError  # never asked where `needs_data` is False
+        raise NotImplementedError  # never asked where `watches_sites` is False
 
     @abstractmethod
     def apply(self, site: Site, statistics: Statistics | None) -> str:
@@ -96,9 +113,14 @@ class Algorithm(ABC):
         """
 
     @property
-    def needs_data(self) -> bool:
-        """Whether it gathers statistics during calibration."""
+    def watches_sites(self) -> bool:
+        """Whether it gathers statistics at its sites during calibration."""
         return type(self).statistics is not Algorithm.statistics
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether calibration gathers anything for it."""
+        return self.watches_sites or self.needs_calls
 
 
 def as_pass(algorithm: Algorithm, gathered: Gathered | None = None) -> GraphPass:
@@ -110,7 +132,11 @@ def as_pass(algorithm: Algorithm, gathered: Gathered | None = None) -> GraphPass
     """
 
     def edit(gm: GraphModule) -> PassResult:
-        graph = AlgorithmGraph(gm, {} if gathered is None else gathered)
+        graph = AlgorithmGraph(
+            gm,
+            Gathered() if gathered is None else gathered,
+            keeps_function=algorithm.stage is Stage.WEIGHTS,
+        )
         notes = []
         for site in list(algorithm.sites(graph)):
             try:
@@ -129,7 +155,7 @@ def _apply(algorithm: Algorithm, site: Site) -> str:
         raise Declined(f"{algorithm.name} was applied before")
     if isinstance(site.plan, Declined):
         raise site.plan
-    found = site.graph.gathered.get((algorithm.name, site.node, site.slot))
+    found = site.graph.gathered.statistics.get((algorithm.name, site.node, site.slot))
     done = algorithm.apply(site, found if found is not None and found.seen else None)
     applied.append(mark)
     return done
@@ -139,12 +165,18 @@ def _needs(
     gm: GraphModule, algorithms: Sequence[Algorithm]
 ) -> Iterator[tuple[tuple[str, Node, str], Node, Statistics]]:
     """Key of each site whose algorithm needs data, the tensor to watch and what watches it."""
-    graph = AlgorithmGraph(gm, {})
+    graph = AlgorithmGraph(gm, Gathered())
     for algorithm in algorithms:
-        if algorithm.needs_data:
-            for site in algorithm.sites(graph):
-                key = algorithm.name, site.node, site.slot
-                yield key, unobserved(site.tensor), algorithm.statistics(site)
+        if not algorithm.needs_data:
+            continue
+        sites = list(algorithm.sites(graph))
+        for site in sites if algorithm.watches_sites else ():
+            key = algorithm.name, site.node, site.slot
+            yield key, unobserved(site.tensor), algorithm.statistics(site)
+        for given in (
+            gm.graph.find_nodes(op="placeholder") if sites and algorithm.needs_calls else ()
+        ):
+            yield (algorithm.name, given, OUT), given, KeptInputs()
 
 
 def insert_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> set[str]:
@@ -183,10 +215,12 @@ def take_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> Gathere
             gm.graph.erase_node(node)
             gm.delete_submodule(str(node.target))
     if not there:
-        return {}
-    return {
-        key: found
-        for key, tensor, wanted in _needs(gm, algorithms)
-        for found in there.get(tensor, ())
-        if found.is_like(wanted)
-    }
+        return Gathered()
+    return Gathered(
+        statistics={
+            key: found
+            for key, tensor, wanted in _needs(gm, algorithms)
+            for found in there.get(tensor, ())
+            if found.is_like(wanted)
+        }
+    )

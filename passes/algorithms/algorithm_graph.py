@@ -1,34 +1,36 @@
 """A graph as algorithms see and change it, with observers in it or before there are any."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.formats.block_qparams import BlockQParams
-from pt2e_quant.core.formats.blocks import spread
+from pt2e_quant.core.formats.block_qparams import BlockQParams, keep_scale
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, constant_of
 from pt2e_quant.graph.op_table import OUT
 from pt2e_quant.graph.ops import Family, argument, is_call
+from pt2e_quant.observers.static.fixed import ImportedQParams
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.statistics.base import Statistics
+from pt2e_quant.observers.statistics.kept_inputs import KeptInputs
 from pt2e_quant.observers.training.trained_qparams import qparams_of
+from pt2e_quant.passes.algorithms.grid import Declined, Grid, grid_of
+from pt2e_quant.passes.algorithms.paired_run import PairedRun
 
 __all__ = [
     "OUT",
     "STEPS_KEY",
     "AlgorithmGraph",
     "Constant",
-    "Declined",
     "Gathered",
-    "Grid",
     "has_integers",
     "is_quantized_output",
     "is_static_per_tensor",
@@ -38,12 +40,25 @@ __all__ = [
 STEPS_KEY = "pt2e_quant.steps"
 """The key of an observer node's `meta`: what algorithms did to the tensor, for its record."""
 
-Gathered = dict[tuple[str, Node, str], Statistics]
-"""Statistics by the name of the algorithm, the operator and the slot."""
 
+@dataclass(slots=True)
+class Gathered:
+    """What calibration gathered, and what algorithms that run after each other share.
 
-class Declined(Exception):
-    """Why an algorithm does nothing at a site."""
+    Args:
+        statistics: by the name of the algorithm, the operator and the slot.
+        floats: what constants were before an algorithm made them fit their quantization, by the
+            `get_attr` node; only while something is to be compared with the float model.
+    """
+
+    statistics: dict[tuple[str, Node, str], Statistics] = field(default_factory=dict)
+    floats: dict[Node, Tensor] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> dict[Node, list[Any]]:
+        """What the inputs of the graph were in each call that was kept."""
+        found = self.statistics.items()
+        return {key[1]: kept.kept for key, kept in found if isinstance(kept, KeptInputs)}
 
 
 def unobserved(node: Node) -> Node:
@@ -59,11 +74,13 @@ class AlgorithmGraph:
     Args:
         gm: edited in place through `editor`.
         gathered: the statistics of all sites; scaling a tensor scales them.
+        keeps_function: what is done to it leaves what the float model computes as it is.
     """
 
-    def __init__(self, gm: GraphModule, gathered: Gathered) -> None:
+    def __init__(self, gm: GraphModule, gathered: Gathered, *, keeps_function: bool = True) -> None:
         self.gm = gm
         self.gathered = gathered
+        self.keeps_function = keeps_function
         self.editor = Editor(gm)
         self._readers: dict[int, int] | None = None
 
@@ -149,30 +166,49 @@ class AlgorithmGraph:
         made = MinMaxObserver(
             old.dtype, old.qscheme, quant_min=old.quant_min, quant_max=old.quant_max
         )
+        self.put_observer(observed, made)
+        return made
+
+    def put_observer(self, observed: Node, made: nn.Module) -> None:
+        """Put another observer in the place of one, also where others derive from it."""
+        old = self.observer(observed)
         self.gm.set_submodule(str(observed.target), made)
         for module in self.gm.modules():
             if isinstance(sources := getattr(module, "obs_or_fqs", None), list):
                 sources[:] = [made if source is old else source for source in sources]
-        return made
 
     def check_range(self, observed: Node) -> None:
         """Raise Declined unless the range of a tensor can be scaled, and was not before."""
-        observer = self.observer(observed)
         if STEPS_KEY in observed.meta:
             raise Declined("it was scaled before")
-        nodes = self.gm.graph.find_nodes(op="call_module")
-        sharing = sum(self.observer(node) is observer for node in nodes)
-        if sharing > 1:
+        if (sharing := self.sharing(observed)) > 1:
             raise Declined(f"its range is shared by {sharing} tensors")
+
+    def sharing(self, observed: Node) -> int:
+        """How many observer nodes have the observer of this one."""
+        observer, nodes = self.observer(observed), self.gm.graph.find_nodes(op="call_module")
+        return sum(self.observer(node) is observer for node in nodes)
 
     def scale_statistics(self, readers: Sequence[Node], factors: Tensor) -> None:
         """Scale what was gathered at the input of operators whose input was multiplied."""
         made: dict[int, Statistics] = {}
-        for key, statistics in list(self.gathered.items()):
+        for key, statistics in list(self.gathered.statistics.items()):
             if key[1] in readers and key[2] != OUT:
                 if id(statistics) not in made:
                     made[id(statistics)] = statistics.scaled(factors)
-                self.gathered[key] = made[id(statistics)]
+                self.gathered.statistics[key] = made[id(statistics)]
+
+    @cached_property
+    def run(self) -> "PairedRun":
+        """The kept calls of calibration, run through the graph in float and quantized.
+
+        Raises:
+            Declined: no call came.
+        """
+        calls = self.gathered.calls
+        if not calls or not all(calls.values()):
+            raise Declined("no calibration data reached it")
+        return PairedRun(self.gm, calls, self.gathered.floats)
 
 
 @dataclass(slots=True)
@@ -215,10 +251,13 @@ class Constant:
             value: of the same shape.
             keeps_qparams: its qparams stay; otherwise its observer starts again with the value.
         """
-        value = value.to(self.value.dtype)
+        value, before, gathered = value.to(self.value.dtype), self.value, self.graph.gathered
+        was_float = gathered.floats.pop(self.node, before)
         new = self.graph.editor.rebind(self.node, value, reader=self.reader)
         self.reader.replace_input_with(self.node, new)
         self.node, observer = new, self.observer
+        if not self.graph.keeps_function and gathered.calls:
+            gathered.floats[new] = was_float
         if observer is not None and not keeps_qparams and not _follows(observer):
             observer.reset_min_max_vals()
             observer(value)
@@ -234,73 +273,56 @@ class Constant:
         Raises:
             Declined: they are not quantized to integers.
         """
-        observer, value = self.observer, self.value
+        return grid_of(self.qparams(), self.value)
+
+    def qparams(self) -> QParams | BlockQParams:
+        """What its observer comes to.
+
+        Raises:
+            Declined: it is not quantized to integers.
+        """
+        observer = self.observer
         if not has_integers(observer):
             raise Declined(f"the {self.node.target} has no integers")
-        if not _seen(observer):
+        if not has_value(observer):
             observer = copy.deepcopy(observer)
-            observer(value)
+            observer(self.value)
+        found: BlockQParams
         if hasattr(observer, "block_qparams"):
-            return _block_grid(observer.block_qparams(), value)
-        return _grid(qparams_of(observer), value)
+            found = observer.block_qparams()
+            return found
+        return qparams_of(observer)
 
+    def set_scale(self, scale: Tensor) -> None:
+        """Fix the scales of its integers; zero_points stay.
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The values that a tensor can have: (q - zero_point) * scale for integers q in a range.
+        Args:
+            scale: float32, of the shape of those in `qparams()`, positive.
 
-    Args:
-        scale: of the tensor's shape, as zero_point.
-        zero_point: the integer that stands for 0.0.
-        quant_min: least integer.
-        quant_max: greatest integer.
-    """
-
-    scale: Tensor
-    zero_point: Tensor
-    quant_min: int
-    quant_max: int
-
-    def nearest(self, x: Tensor) -> Tensor:
-        """The nearest values, float32."""
-        codes = (x / self.scale).round_().add_(self.zero_point)
-        return codes.clamp_(self.quant_min, self.quant_max).sub_(self.zero_point).mul_(self.scale)
-
-    def __getitem__(self, index: int) -> "Grid":
-        """The grid of one index of the first axis."""
-        return replace(self, scale=self.scale[index], zero_point=self.zero_point[index])
-
-    def change(self, view: Callable[[Tensor], Tensor]) -> "Grid":
-        """The grid of a tensor that a view is taken of."""
-        return replace(self, scale=view(self.scale), zero_point=view(self.zero_point))
-
-
-def _grid(qparams: QParams, value: Tensor) -> Grid:
-    if qparams.zero_point.is_floating_point():
-        raise Declined("its zero_points are no integers")
-
-    def spread_out(given: Tensor) -> Tensor:
-        if qparams.group_size is not None:
-            return given.float().repeat_interleave(qparams.group_size, 1)
-        shape = [1] * value.dim()
-        if qparams.axis is not None:
-            shape[qparams.axis] = -1
-        return given.float().reshape(shape).expand_as(value)
-
-    scale, zero_point = spread_out(qparams.scale), spread_out(qparams.zero_point)
-    return Grid(scale, zero_point, qparams.quant_min, qparams.quant_max)
-
-
-def _block_grid(qparams: BlockQParams, value: Tensor) -> Grid:
-    assert qparams.scale is not None  # integers have scales
-    scale, zero_point = qparams.scale.real(), qparams.zero_point
-    if zero_point is None:
-        zero_point = torch.zeros_like(scale, dtype=torch.int32)
-    scale, zero_point = (
-        spread(given.float(), value.shape, qparams.block).expand_as(value)
-        for given in (scale, zero_point)
-    )
-    return Grid(scale, zero_point, *qparams.scheme.range)
+        Raises:
+            Declined: they cannot be fixed, as other tensors share its observer.
+        """
+        found, observed, graph = self.qparams(), self.observed, self.graph
+        assert observed is not None  # `qparams` has found an observer
+        if graph.sharing(observed) > 1:
+            raise Declined(f"the scales of the {self.node.target} are shared")
+        if isinstance(found, BlockQParams):
+            fixed = copy.deepcopy(self.observer)
+            if not has_value(fixed):
+                fixed(self.value)
+            fixed.found = replace(found, scale=keep_scale(scale, found.scheme.scales))
+        else:
+            fixed = ImportedQParams(
+                scale,
+                found.zero_point,
+                dtype=found.dtype,
+                qscheme=self.observer.qscheme,
+                quant_min=found.quant_min,
+                quant_max=found.quant_max,
+                ch_axis=found.axis or 0,
+                group_size=found.group_size,
+            )
+        graph.put_observer(observed, fixed)
 
 
 def _can_start_again(observer: Any) -> bool:
@@ -315,7 +337,8 @@ def _follows(observer: Any) -> bool:
     return hasattr(observer, "derive_qparams_fn") or observer.dtype.is_floating_point
 
 
-def _seen(observer: nn.Module) -> bool:
+def has_value(observer: nn.Module) -> bool:
+    """Whether an observer of a constant has been shown it."""
     low = getattr(observer, "min_val", None)
     seen = getattr(observer, "seen", None)
     if isinstance(seen, bool):

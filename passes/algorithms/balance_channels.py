@@ -18,13 +18,10 @@ from pt2e_quant.observers.partial_wrapper import given_argument
 from pt2e_quant.observers.qschemes import PER_CHANNEL, SYMMETRIC
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site
-from pt2e_quant.passes.algorithms.algorithm_graph import (
-    AlgorithmGraph,
-    Declined,
-    is_quantized_output,
-)
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, is_quantized_output
 from pt2e_quant.passes.algorithms.channel_moments import ChannelMoments
 from pt2e_quant.passes.algorithms.channel_sizes import POWER, ChannelSizes, channel_sizes
+from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.scale_targets import Factors, Rows, divide_inputs, fold_target
 
 EXPONENTS = ((0.0, 0.0), *product((0.3, 0.5, 0.7, 1.0), (0.0, 0.15, 0.3)))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
-from pt2e_quant.passes.algorithms.algorithm_graph import Declined
+from pt2e_quant.passes.algorithms.grid import Declined
 
 QUANTILES = (0.5, 0.9, 0.99)
 EXPONENTS = (0.5, 0.7, 1.0)

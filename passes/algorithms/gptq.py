@@ -12,13 +12,9 @@ from torch.fx import Node
 from pt2e_quant.graph.ops import CONV, LINEAR, arguments, is_call
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.input_hessian import InputHessian, Window
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site
-from pt2e_quant.passes.algorithms.algorithm_graph import (
-    AlgorithmGraph,
-    Declined,
-    Grid,
-    has_integers,
-)
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, has_integers
+from pt2e_quant.passes.algorithms.grid import Declined, Grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +35,7 @@ class Gptq(Algorithm):
     name: ClassVar[str] = "gptq"
     paper: ClassVar[str] = "Frantar et al. 2022, GPTQ, arXiv 2210.17323"
     fits: ClassVar[str] = "linears and convolutions with weights in integers"
-    chooses_codes: ClassVar[bool] = True
+    stage: ClassVar[Stage] = Stage.CODES
 
     block_size: int = 128
     damping: float = 0.01

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 
 from pt2e_quant.core.errors import ConfigError, near
-from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Stage
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
@@ -16,6 +16,7 @@ _OWN: dict[str, type[Algorithm]] = {
 }
 OWN_NAMES = tuple(sorted(_OWN))
 """Those of this package."""
+_CHOSEN_ONCE = {Stage.SCALES: "scales", Stage.CODES: "integers"}
 
 
 def names() -> tuple[str, ...]:
@@ -47,19 +48,19 @@ def algorithm_named(given: str | Algorithm) -> Algorithm:
 def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tuple[Algorithm, ...]:
     """Algorithms with others added, in the order they run.
 
-    One that is asked for replaces one of the same name. Those that choose the integers of weights
-    run last.
+    One that is asked for replaces one of the same name. They run by stage.
 
     Raises:
-        ConfigError: a name is unknown, or two of them choose the integers of weights.
+        ConfigError: a name is unknown, or two of them choose the same thing.
     """
     chosen = {algorithm.name: algorithm for algorithm in there}
     chosen |= {made.name: made for made in map(algorithm_named, asked)}
-    rounding = [name for name, algorithm in chosen.items() if algorithm.chooses_codes]
-    if len(rounding) > 1:
-        raise ConfigError(
-            f"{' and '.join(rounding)} both choose the integers of weights: the second would undo "
-            "the first",
-            fix=f'keep one: algorithms=["{rounding[0]}"]',
-        )
-    return tuple(sorted(chosen.values(), key=lambda algorithm: algorithm.chooses_codes))
+    for stage, what in _CHOSEN_ONCE.items():
+        rivals = [name for name, algorithm in chosen.items() if algorithm.stage is stage]
+        if len(rivals) > 1:
+            raise ConfigError(
+                f"{' and '.join(rivals)} both choose the {what} of weights: the second would undo "
+                "the first",
+                fix=f'keep one: algorithms=["{rivals[0]}"]',
+            )
+    return tuple(sorted(chosen.values(), key=lambda algorithm: algorithm.stage))

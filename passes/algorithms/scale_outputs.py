@@ -8,13 +8,9 @@ from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site
-from pt2e_quant.passes.algorithms.algorithm_graph import (
-    OUT,
-    AlgorithmGraph,
-    Declined,
-    is_static_per_tensor,
-)
+from pt2e_quant.passes.algorithms.algorithm_graph import OUT, AlgorithmGraph, is_static_per_tensor
 from pt2e_quant.passes.algorithms.channel_scales import choose_channel_scale
+from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.scale_targets import linear_behind, multiply, rows_of
 
 

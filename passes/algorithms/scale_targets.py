@@ -11,7 +11,8 @@ from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM
 from pt2e_quant.graph.ops import LINEAR, MUL, RELU, argument, aten, is_call
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, Declined
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
+from pt2e_quant.passes.algorithms.grid import Declined
 
 _NORMS = (aten.layer_norm.default, *RMS_NORM)
 

@@ -13,11 +13,11 @@ from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site
 from pt2e_quant.passes.algorithms.algorithm_graph import (
     AlgorithmGraph,
-    Declined,
     is_quantized_output,
     is_static_per_tensor,
 )
 from pt2e_quant.passes.algorithms.channel_scales import choose_channel_scale
+from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.scale_targets import Rows, divide_inputs, fold_target
 
 

@@ -197,8 +197,8 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
 
 def _check_gathered(state: PreparedState, gathered: Gathered) -> None:
     """Refuse an algorithm that was asked for and was given no data."""
-    seen = {key[0] for key, statistics in gathered.items() if statistics.seen}
-    for name, node, _ in gathered:
+    seen = {key[0] for key, statistics in gathered.statistics.items() if statistics.seen}
+    for name, node, _ in gathered.statistics:
         if name in state.asked_algorithms and name not in seen:
             raise CalibrationError(
                 f"{name} works on calibration data, and none came to its operators",

@@ -2,13 +2,13 @@ import pytest
 import torch
 
 from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
-from pt2e_quant.passes.algorithms.algorithm_graph import Declined
 from pt2e_quant.passes.algorithms.channel_scales import (
     CANDIDATES,
     choose_channel_scale,
     family,
     weight_errors,
 )
+from pt2e_quant.passes.algorithms.grid import Declined
 
 
 def observed(x: torch.Tensor) -> ChannelStatistics:

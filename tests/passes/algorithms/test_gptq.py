@@ -8,8 +8,8 @@ import pt2e_quant as pq
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
-from pt2e_quant.passes.algorithms.algorithm_graph import Grid
 from pt2e_quant.passes.algorithms.gptq import Gptq
+from pt2e_quant.passes.algorithms.grid import Grid
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
