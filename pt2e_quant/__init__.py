@@ -19,6 +19,7 @@
 - What a chip of integers alone could not run: `audit`, an `Audit` of `Island`s. How far an artifact
   is from exact integers: `verify_parity`, a `Parity`.
 - Where the time of a call goes, operator by operator: `profile`, a `Profile`.
+- Where accuracy goes: `compare` two forms of a model, a `Comparison` of `NodeError`s.
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
   `integer_reference`.
 - Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
@@ -34,6 +35,9 @@ from pt2e_quant.core import operators as _operators  # noqa: F401  (registers th
 
 if TYPE_CHECKING:
     from pt2e_quant import backends as backends
+    from pt2e_quant.analysis.compare import compare as compare
+    from pt2e_quant.analysis.comparison import Comparison as Comparison
+    from pt2e_quant.analysis.comparison import NodeError as NodeError
     from pt2e_quant.analysis.profile import profile as profile
     from pt2e_quant.backends.artifact import Artifact as Artifact
     from pt2e_quant.backends.parity import Parity as Parity
@@ -190,6 +194,9 @@ _FILES = {
     "Provenance": "pt2e_quant.core.provenance",
     "Report": "pt2e_quant.flow.report.report",
     "audit": "pt2e_quant.flow.report.audit",
+    "Comparison": "pt2e_quant.analysis.comparison",
+    "NodeError": "pt2e_quant.analysis.comparison",
+    "compare": "pt2e_quant.analysis.compare",
     "Parity": "pt2e_quant.backends.parity",
     "verify_parity": "pt2e_quant.backends.parity",
     "Profile": "pt2e_quant.backends.profile",

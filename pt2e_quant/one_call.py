@@ -93,7 +93,7 @@ def quantize(
         quantizer.with_search(search)
     if pad_groups:
         quantizer.pad_groups()
-    program = _export(model, args, kwargs, dynamic_shapes)
+    program = capture_model(model, args, kwargs, dynamic_shapes)
     prepared = prepare_pt2e(program, quantizer, algorithms=algorithms, strict=strict)
     limit_graph(prepared, max_sizes or {})
     if calibration_data is not None:
@@ -121,12 +121,17 @@ def _measure(
     artifact.report.sqnr_float_db = sqnr_db(expected, found)
 
 
-def _export(
+def capture_model(
     model: nn.Module | ExportedProgram,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
 ) -> ExportedProgram:
+    """Export a model in eval mode; a program of torch.export is returned as it is.
+
+    Raises:
+        InputError: it cannot be exported, or is something else.
+    """
     if isinstance(model, ExportedProgram):
         if args or kwargs or dynamic_shapes:
             raise InputError(
@@ -178,7 +183,7 @@ def _way_out(error: Exception) -> str:
     if "data-dependent" in str(error):
         return (
             "a captured graph has no branch on a tensor's value: use torch.where or torch.cond; "
-            "torch.export.draft_export(model, args) lists every such place"
+            "torch.export.draftcapture_model(model, args) lists every such place"
         )
     if "DynamicCache" in str(error) or "past_key_values" in str(error):
         return (

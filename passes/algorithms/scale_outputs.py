@@ -11,7 +11,13 @@ from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site
 from pt2e_quant.passes.algorithms.algorithm_graph import OUT, AlgorithmGraph, is_static_per_tensor
 from pt2e_quant.passes.algorithms.channel_scales import choose_channel_scale
 from pt2e_quant.passes.algorithms.grid import Declined
-from pt2e_quant.passes.algorithms.scale_targets import linear_behind, multiply, rows_of
+from pt2e_quant.passes.algorithms.scale_targets import (
+    OUTPUT_FACTORS_KEY,
+    linear_behind,
+    multiply,
+    note_factors,
+    rows_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,8 @@ class ScaleOutputs(Algorithm):
         choice = choose_channel_scale(statistics, least_gain=self.least_gain)
         choice = choice.exact_in(observed.meta["val"].dtype)
         rows.divide(choice.factors)
+        for node in {linear, site.node}:
+            note_factors(node, OUTPUT_FACTORS_KEY, choice.factors)
         readers = list(observed.users)
         multiply(
             graph,

@@ -11,8 +11,14 @@ from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM
 from pt2e_quant.graph.ops import LINEAR, MUL, RELU, argument, aten, is_call
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, unobserved
 from pt2e_quant.passes.algorithms.grid import Declined
+
+OUTPUT_FACTORS_KEY = "pt2e_quant.output_factors"
+"""Key of a node's `meta`: its value is the float program's divided by these, channel by channel."""
+
+INPUT_FACTORS_KEY = "pt2e_quant.input_factors"
+"""Key of a linear's `meta`: the columns of its weight are multiplied by these."""
 
 _NORMS = (aten.layer_norm.default, *RMS_NORM)
 
@@ -114,6 +120,12 @@ def _is_constant(operand: object) -> bool:
     return isinstance(operand, Node) and operand.op == "get_attr"
 
 
+def note_factors(node: Node, key: str, factors: Tensor) -> None:
+    """Note what the channels of a value or weight were scaled by, besides what was noted before."""
+    before = node.meta.get(key, (1.0,) * factors.numel())
+    node.meta[key] = tuple(a * b for a, b in zip(before, factors.tolist(), strict=True))
+
+
 def divide_inputs(
     graph: AlgorithmGraph,
     target: Factors | Rows | str,
@@ -137,17 +149,23 @@ def divide_inputs(
     weights = [graph.constant(linear, "weight") for linear in linears]
     for weight in weights:
         weight.set(weight.value.double() * factors)
+    for linear in linears:
+        note_factors(linear, INPUT_FACTORS_KEY, factors)
     if isinstance(target, Factors):
+        note_factors(source, OUTPUT_FACTORS_KEY, factors)
         for constant in target.constants:
             constant.set(constant.value.double() / factors)
     elif isinstance(target, Rows):
         target.divide(factors)
+        for node in {source, _linear_of(source) or source}:
+            note_factors(node, OUTPUT_FACTORS_KEY, factors)
     else:
         operands = [argument(linear, "input") for linear in linears]
         readers = [o if o is not source else r for o, r in zip(operands, linears, strict=True)]
-        multiply(
+        made = multiply(
             graph, source, 1 / factors, readers=readers, like=linears[0], name="input_scale", by=by
         )
+        note_factors(made, OUTPUT_FACTORS_KEY, factors)
     graph.scale_statistics(linears, 1 / factors)
 
 
@@ -176,6 +194,8 @@ def multiply(
     held = factors.to(value.dtype)
     factor = editor.constant(f"{owner}.{name}" if owner else name, held, like=like)
     made = editor.call(aten.mul.Tensor, source, factor, like=like, after=source, val=value)
+    # It is the same value of the float program, in other units.
+    made.meta["from_node"] = unobserved(source).meta.get("from_node", [])
     for reader in dict.fromkeys(readers):
         reader.replace_input_with(source, made)
         specs = getattr(reader.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})

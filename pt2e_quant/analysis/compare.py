@@ -1,0 +1,293 @@
+"""compare: two forms of one model, node by node."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from pt2e_quant.analysis.comparison import Comparison, NodeError, Part
+from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, moved, origin_name
+from pt2e_quant.analysis.measure import Noise, PairFigures, as_floats, by_channel, outliers
+from pt2e_quant.analysis.measure import ratio_db as to_db
+from pt2e_quant.analysis.open_side import open_graph
+from pt2e_quant.backends.compare_results import is_float
+from pt2e_quant.core.errors import ConfigError, module_path, source_line
+from pt2e_quant.core.qparams import QParams, quantize
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
+from pt2e_quant.flow.calibrate.progress import show_progress
+from pt2e_quant.graph.op_table import operator_name
+
+Model = nn.Module | ExportedProgram
+"""A form of a model that `compare` takes."""
+
+
+def compare(
+    reference: Model,
+    other: Model,
+    batches: Iterable[Any],
+    *,
+    inputs: InputPick | None = None,
+    progress: bool = True,
+) -> Comparison:
+    """Compare two forms of one model, node by node.
+
+    The other side is run twice on each batch: once as it is, for what has accumulated up to each
+    node, and once with every operator fed the reference's values, for what it adds by itself.
+
+    Args:
+        reference: what is right: a module, a program of torch.export, a prepared or converted
+            graph.
+        other: what is looked at, one of the same.
+        batches: as `calibrate` takes them. Memory does not grow with their number.
+        inputs: what of each batch the model takes, as `calibrate` has it.
+        progress: show a progress bar on a terminal.
+
+    Returns:
+        The rows; `.worst(10)` are the nodes that lose most by themselves.
+
+    Raises:
+        ConfigError: a side is something else, there is no batch, or no value is in both.
+        InputError: a batch does not fit.
+    """
+    taken = (pick_inputs(batch, inputs) for batch in batches)
+    first = next(taken, None)
+    if first is None:
+        raise ConfigError(
+            "there is no batch to compare on",
+            fix="give at least one batch; an iterator that was used up before gives none",
+        )
+    left, right = _open(reference, first, other), _open(other, first, reference)
+    comparing = _Comparing(left, right)
+    shown = show_progress(itertools.chain([first], taken), "comparing", enabled=progress)
+    for batch in shown:
+        args, kwargs = as_call(batch)
+        comparing.add(left.capture.bind(args, kwargs), right.capture.bind(args, kwargs))
+    return comparing.result()
+
+
+def _open(model: object, batch: Any, beside: object) -> GraphSide:
+    like = beside if isinstance(beside, GraphModule) else None
+    side = open_graph(model, batch, like)
+    if side is None:
+        raise ConfigError(
+            f"compare takes two forms of a model, found {type(model).__name__}",
+            fix="give a module, a program of torch.export, a prepared or a converted graph",
+        )
+    return side
+
+
+@dataclass(slots=True)
+class _Figures:
+    """Of one activation: what has accumulated, and what is its own."""
+
+    pair: PairFigures = field(default_factory=PairFigures)
+    own: Noise = field(default_factory=Noise)
+
+
+class _Comparing:
+    """The sums of one comparison."""
+
+    def __init__(self, left: GraphSide, right: GraphSide) -> None:
+        self.left = left
+        self.right = right
+        self.names = [name for name in right.sites if name in left.sites]
+        if not self.names:
+            raise ConfigError(
+                "no value of the one graph has a counterpart in the other",
+                fix="give two forms of one exported program: the names of its nodes join them",
+            )
+        self.figures = {name: _Figures() for name in self.names}
+        self.batches = 0
+        self.results = Noise()
+        self.weights: list[NodeError] = []
+        self.unlike: set[str] = set()
+
+    def add(self, left: Sequence[Any], right: Sequence[Any]) -> None:
+        """Run one call through both sides."""
+        known: dict[str, Tensor] = {}
+
+        def keep(site: Site, value: Tensor) -> None:
+            if site.name in self.figures:
+                known[site.name] = self.right.sites[site.name].from_program(site.to_program(value))
+
+        is_first = not self.batches
+        ours: dict[str, Tensor] | None = {} if is_first else None
+        theirs: dict[str, Tensor] | None = {} if is_first else None
+        expected = self.left.run(left, keep, weights=ours)
+        found = self.right.run(right, lambda s, v: self._accumulated(known, s, v), weights=theirs)
+        self.right.run(right, lambda s, v: self._own(known, s, v), given=known)
+        self.batches += 1
+        for a, b in zip(expected, found, strict=False):
+            if is_float(a) and is_float(b) and a.shape == b.shape:
+                self.results.add(*as_floats(a, b))
+        if ours is not None and theirs is not None:
+            self._add_weights(ours, theirs)
+
+    def _accumulated(self, known: dict[str, Tensor], site: Site, value: Tensor) -> None:
+        expected = known.get(site.name)
+        if expected is None:
+            return
+        if expected.shape != value.shape:
+            self.unlike.add(site.name)
+            del known[site.name]
+            return
+        kept = site.range_kept
+        if kept is not None and site.qparams is not None:
+            half = float(site.qparams.scale) / 2
+            kept = kept[0] - half, kept[1] + half
+        self.figures[site.name].pair.add(*as_floats(expected, value), kept)
+
+    def _own(self, known: Mapping[str, Tensor], site: Site, value: Tensor) -> None:
+        expected = known.get(site.name)
+        if expected is not None:
+            self.figures[site.name].own.add(*as_floats(moved(site, expected), value))
+
+    def _add_weights(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+        for name, site in self.right.weights.items():
+            expected, found = ours.get(name), theirs.get(name)
+            if expected is None or found is None or expected is found:
+                continue
+            expected = site.from_program(self.left.weights[name].to_program(expected))
+            if expected.shape != found.shape:
+                self.unlike.add(name)
+                continue
+            self.weights.append(_weight_row(site, expected, found))
+
+    def result(self) -> Comparison:
+        """The rows of everything that was added."""
+        rows = [self._row(name) for name in self.names if self.figures[name].pair.elements]
+        notes = []
+        if self.unlike:
+            notes.append(f"not compared, of other shapes: {', '.join(sorted(self.unlike))}")
+        if missing := [name for name in self.right.sites if name not in self.figures]:
+            notes.append(f"without a counterpart in the reference: {', '.join(missing)}")
+        return Comparison(
+            reference=self.left.words,
+            other=self.right.words,
+            nodes=(*self.weights, *rows),
+            batches=self.batches,
+            sqnr_db=self.results.sqnr_db,
+            notes=tuple(notes),
+        )
+
+    def _row(self, name: str) -> NodeError:
+        site, figures = self.right.sites[name], self.figures[name]
+        pair = figures.pair
+        step = float(site.qparams.scale) if site.qparams is not None else None
+        seen, kept = (pair.low, pair.high), site.range_kept
+        node = self.left.sites[name].node
+        return NodeError(
+            node=name,
+            part=Part.ACTIVATION,
+            tensor=name,
+            operator=operator_name(node) if node.op == "call_function" else "input",
+            module=module_path(node),
+            source=source_line(node),
+            sqnr_db=pair.error.sqnr_db,
+            cosine=pair.cosine,
+            max_error=pair.error.largest,
+            max_steps=None if step is None else pair.error.largest / step,
+            kl=pair.kl,
+            own_sqnr_db=figures.own.sqnr_db,
+            own_max_steps=None if step is None else figures.own.largest / step,
+            range_seen=seen,
+            range_kept=kept,
+            share_clipped=pair.clipped / pair.elements,
+            grid_used=None if kept is None else _used(seen, kept),
+            outlier_channels=pair.outlier_channels,
+            dtype=_shown_dtype(site.qparams),
+            excess_db=self._excess_db(name),
+        )
+
+    def _excess_db(self, name: str) -> float:
+        """SQNR of the noise that is in none of the inputs."""
+
+        def share(of: str) -> float:
+            error = self.figures[of].pair.error
+            return error.noise / error.signal if error.signal else math.inf if error.noise else 0.0
+
+        before = max((share(n) for n in self.right.inputs_of(name, self.figures)), default=0.0)
+        return to_db(1.0, max(share(name) - before, 0.0))
+
+
+def _used(seen: tuple[float, float], kept: tuple[float, float]) -> float:
+    """The share of a range that values lie in."""
+    width = kept[1] - kept[0]
+    return max(0.0, min(seen[1], kept[1]) - max(seen[0], kept[0])) / width if width > 0 else 0.0
+
+
+def _shown_dtype(qparams: QParams | None) -> str:
+    return "" if qparams is None else str(qparams.dtype).removeprefix("torch.")
+
+
+def _weight_row(site: WeightSite, reference: Tensor, found: Tensor) -> NodeError:
+    """The row of one weight."""
+    qparams, reader = site.qparams, site.reader
+    a, b = as_floats(reference, found)
+    pair = PairFigures()
+    pair.add(a, b, None)
+    axis = qparams.axis if qparams is not None and qparams.axis is not None else 0
+    worst, worst_db = _worst_channel(by_channel(a, axis), by_channel(b, axis))
+    clipped, used, steps, kept = _on_grid(a, b, qparams)
+    return NodeError(
+        node=origin_name(reader),
+        part=Part.WEIGHT,
+        tensor=site.name,
+        operator=operator_name(reader),
+        module=module_path(reader),
+        source=source_line(reader),
+        sqnr_db=pair.error.sqnr_db,
+        cosine=pair.cosine,
+        max_error=pair.error.largest,
+        max_steps=steps,
+        kl=pair.kl,
+        worst_channel=worst,
+        worst_channel_db=worst_db,
+        range_seen=(pair.low, pair.high),
+        range_kept=kept,
+        share_clipped=clipped,
+        grid_used=used,
+        outlier_channels=outliers(by_channel(a, axis).abs().amax(1)),
+        dtype=_shown_dtype(qparams),
+    )
+
+
+_LEAST_ENERGY = 1e-6
+"""A channel with less than this share of the mean channel's energy is as good as zero."""
+
+
+def _worst_channel(reference: Tensor, found: Tensor) -> tuple[int, float]:
+    signal = reference.double().square().sum(1)
+    noise = (found - reference).double().square().sum(1)
+    # Of a channel that is as good as zero, the noise is measured by the others' energy.
+    ratios = noise / signal.clamp(min=float(signal.mean()) * _LEAST_ENERGY)
+    at = int(ratios.nan_to_num(0.0).argmax())
+    return at, to_db(1.0, float(ratios[at])) if float(signal.sum()) else math.inf
+
+
+def _on_grid(
+    reference: Tensor, found: Tensor, qparams: QParams | None
+) -> tuple[float, float | None, float | None, tuple[float, float] | None]:
+    """Share clipped, share of the grid used, the largest error in steps, and the range kept."""
+    if qparams is None or qparams.group_size is not None:
+        return 0.0, None, None, None
+    shape = [1] * reference.dim()
+    if qparams.axis is not None:
+        shape[qparams.axis] = -1
+    scale, zero = qparams.scale.reshape(shape), qparams.zero_point.reshape(shape)
+    low, high = (qparams.quant_min - zero) * scale, (qparams.quant_max - zero) * scale
+    outside = (reference < low - scale / 2) | (reference > high + scale / 2)
+    integers = quantize(found, qparams)
+    used = float(integers.max()) - float(integers.min())
+    steps = ((found - reference).abs() / scale).max()
+    return (
+        float(outside.double().mean()),
+        used / (qparams.quant_max - qparams.quant_min),
+        float(steps),
+        (float(low.min()), float(high.max())),
+    )

@@ -1,0 +1,175 @@
+"""Figures of a pair of tensors, summed over batches: memory does not grow with their number."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+BINS = 64
+"""Of the histograms that the divergence is read off."""
+
+SAMPLED = 8192
+"""So many values of a tensor, evenly spread, enter its histogram with each batch."""
+
+OUTLIER = 8.0
+"""A channel whose largest value is this many times the median channel's stands out."""
+
+_HUGE = torch.finfo(torch.float32).max / 2
+"""Floats from here on stand for infinity: masks are written with the largest finite number."""
+
+
+def ratio_db(signal: float, noise: float) -> float:
+    """10 log10(signal / noise); inf without noise, -inf without signal."""
+    if noise <= 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def channel_axis(tensor: Tensor) -> int:
+    """The axis of an activation's channels: 1 in images, else the last one."""
+    return 1 if tensor.dim() >= 4 else -1
+
+
+def by_channel(tensor: Tensor, axis: int) -> Tensor:
+    """As [channels, values of each]."""
+    if tensor.dim() < 2:
+        return tensor.reshape(-1, 1)
+    return tensor.movedim(axis, 0).flatten(1)
+
+
+def as_floats(reference: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as float32, with 0 in both where one of them is masked, infinite or NaN."""
+    a, b = reference.detach().float(), found.detach().float()
+    if math.isfinite(float(a.sum())) and math.isfinite(float(b.sum())):
+        low, high = torch.aminmax(a) if a.numel() else (a.new_zeros(()), a.new_zeros(()))
+        if -_HUGE < float(low) and float(high) < _HUGE:
+            return a, b
+    kept = a.isfinite() & b.isfinite() & (a.abs() < _HUGE)
+    zero = a.new_zeros(())
+    return torch.where(kept, a, zero), torch.where(kept, b, zero)
+
+
+@dataclass(slots=True)
+class Noise:
+    """Signal, noise and the largest error of one pair of tensors."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    largest: float = 0.0
+
+    def add(self, reference: Tensor, found: Tensor) -> Tensor:
+        """Add a batch; returns the difference."""
+        error = found - reference
+        self.signal += _squares(reference)
+        self.noise += _squares(error)
+        if error.numel():
+            low, high = torch.aminmax(error)
+            self.largest = max(self.largest, -float(low), float(high))
+        return error
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to quantization noise ratio."""
+        return ratio_db(self.signal, self.noise)
+
+
+def _squares(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values)) ** 2
+
+
+@dataclass(slots=True)
+class PairFigures:
+    """Everything that a row of a comparison says of two values of one activation."""
+
+    error: Noise = field(default_factory=Noise)
+    dot: float = 0.0
+    found_squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+    elements: int = 0
+    clipped: int = 0
+    channels: Tensor | None = None
+    edges: tuple[float, float] = (0.0, 0.0)
+    reference_bins: Tensor | None = None
+    found_bins: Tensor | None = None
+
+    def add(self, reference: Tensor, found: Tensor, range_kept: tuple[float, float] | None) -> None:
+        """Add a batch.
+
+        Args:
+            reference: of the reference, float.
+            found: of the other side, same shape.
+            range_kept: what the other side can represent, with half a step on both sides.
+        """
+        if not reference.numel():
+            return
+        self.error.add(reference, found)
+        flat, other = reference.reshape(-1), found.reshape(-1)
+        self.dot += float(torch.dot(flat, other))
+        self.found_squares += _squares(found)
+        low, high = (float(v) for v in torch.aminmax(reference))
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.elements += reference.numel()
+        if range_kept is not None and (low < range_kept[0] or high > range_kept[1]):
+            outside = (reference < range_kept[0]) | (reference > range_kept[1])
+            self.clipped += int(outside.sum())
+        self._add_channels(reference)
+        self._add_bins(flat, other)
+
+    def _add_channels(self, reference: Tensor) -> None:
+        rows = by_channel(reference, channel_axis(reference))
+        low, high = torch.aminmax(rows, dim=1)
+        peaks = torch.maximum(-low, high)
+        if self.channels is None:
+            self.channels = peaks
+        elif self.channels.shape == peaks.shape:
+            self.channels = torch.maximum(self.channels, peaks)
+
+    def _add_bins(self, reference: Tensor, found: Tensor) -> None:
+        stride = max(1, reference.numel() // SAMPLED)
+        a, b = reference[::stride], found[::stride]
+        if self.reference_bins is None:
+            low, high = (float(v) for v in torch.aminmax(a))
+            self.edges = (low, max(high - low, 1e-30))
+            self.reference_bins = torch.zeros(BINS, dtype=torch.int64, device=a.device)
+            self.found_bins = torch.zeros(BINS, dtype=torch.int64, device=a.device)
+        assert self.found_bins is not None
+        self.reference_bins += self._counts(a)
+        self.found_bins += self._counts(b)
+
+    def _counts(self, values: Tensor) -> Tensor:
+        start, width = self.edges
+        places = ((values - start) * (BINS / width)).clamp_(0, BINS - 1).to(torch.int64)
+        return torch.bincount(places, minlength=BINS)
+
+    @property
+    def cosine(self) -> float:
+        """Of the two values; 1 where both are zero."""
+        product = math.sqrt(self.error.signal * self.found_squares)
+        if product == 0:
+            return 1.0 if self.error.signal == self.found_squares else 0.0
+        return max(-1.0, min(1.0, self.dot / product))
+
+    @property
+    def kl(self) -> float | None:
+        """KL divergence of the other side's histogram from the reference's, in nats."""
+        if self.reference_bins is None or self.found_bins is None:
+            return None
+        # Half a count in every bin (Jeffreys' prior), so that an empty one is no infinity.
+        p, q = (bins.double() + 0.5 for bins in (self.reference_bins, self.found_bins))
+        p, q = p / p.sum(), q / q.sum()
+        return max(0.0, float((p * (p / q).log()).sum()))
+
+    @property
+    def outlier_channels(self) -> tuple[int, ...]:
+        """The channels whose largest value is OUTLIER times the median channel's, or more."""
+        return () if self.channels is None else outliers(self.channels)
+
+
+def outliers(peaks: Tensor) -> tuple[int, ...]:
+    """The channels that stand out, by the largest value of each."""
+    if peaks.numel() < 4:
+        return ()
+    median = peaks.median()
+    return tuple((peaks > OUTLIER * median).nonzero().flatten().tolist()) if median > 0 else ()
