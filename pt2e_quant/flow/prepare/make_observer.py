@@ -163,8 +163,8 @@ def _class_name(constructor: Any) -> str:
 
 
 def _call(constructor: Any, keywords: dict[str, Any], group: Group) -> nn.Module:
-    place = group.places[0]
-    node = place if isinstance(place, Node) else place[1]
+    place = group.places[0] if group.places else None  # none: the spec of a tensor of no graph
+    node = place if isinstance(place, Node) or place is None else place[1]
     try:
         made = constructor(**keywords)
     except (TypeError, ValueError, AssertionError, ConfigError) as error:

@@ -1,0 +1,21 @@
+"""Quantized tensors in eager modules: one tensor class, its layouts, and quantize_ in place."""
+
+from pt2e_quant.tensors import functions as _functions  # noqa: F401  (fills the tables)
+from pt2e_quant.tensors.dispatch import register_kernel, unregister_kernel
+from pt2e_quant.tensors.fallbacks import fallbacks, forget_fallbacks, strict
+from pt2e_quant.tensors.form import TensorForm
+from pt2e_quant.tensors.layouts.layout import Layout
+from pt2e_quant.tensors.layouts.table import register_layout
+from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+
+__all__ = [
+    "Layout",
+    "QuantizedTensor",
+    "TensorForm",
+    "fallbacks",
+    "forget_fallbacks",
+    "register_kernel",
+    "register_layout",
+    "strict",
+    "unregister_kernel",
+]

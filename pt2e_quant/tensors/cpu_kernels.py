@@ -1,0 +1,84 @@
+"""Kernels for quantized tensors on CPUs: rows of the dispatch table."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.granularity import PerToken
+from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
+from pt2e_quant.kernels.onednn.limbs_op import limb_shifts, linear_of_limbs
+from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
+from pt2e_quant.tensors.form import TensorForm
+from pt2e_quant.tensors.kernel import TensorKernel
+from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+
+_LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+_shifts = cache(limb_shifts)
+
+
+def _product(
+    x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    made: Tensor = linear_of_limbs(x, packed, scale, zeros, _shifts(x.dim()), None, None, bias)
+    return made
+
+
+def _fake_product(
+    x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], scale.shape[0]))
+
+
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "tensor_linear_of_limbs(Tensor x, Tensor packed, Tensor scale, Tensor zeros, "
+    "Tensor? bias=None) -> Tensor"
+)
+# Explicit: Inductor's own form of oneDNN's product takes constant weights alone.
+torch.library.impl(_LIBRARY, "tensor_linear_of_limbs", "CompositeExplicitAutograd")(_product)
+torch.library.register_fake("pt2e_quant::tensor_linear_of_limbs", lib=_LIBRARY)(_fake_product)
+
+
+def float_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """Float rows by an int8 weight, as two limbs of 8 bits."""
+    p = weight.parts
+    made: Tensor = torch.ops.pt2e_quant.tensor_linear_of_limbs.default(
+        x, p["packed"], p["row_scale"], p["no_zeros"], bias
+    )
+    return made
+
+
+def linear_of_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """Rows quantized to int8 at run time by an int8 weight."""
+    p = weight.parts
+    codes, scale, zero = QuantizeRows(x)
+    made: Tensor = Int8LinearRows(
+        codes, scale, zero, p["packed"], p["row_scale"], p["row_sum"], bias=bias
+    )
+    return made
+
+
+def _is_per_token(form: TensorForm) -> bool:
+    """Whether activations are what `QuantizeRows` gives, and no sum leaves float32's integers."""
+    scheme = form.input
+    return (
+        scheme is not None
+        and scheme.dtype is torch.int8
+        and scheme.is_dynamic
+        and not scheme.symmetric
+        and isinstance(scheme.granularity, PerToken)
+        and scheme.range == (-128, 127)
+    )
+
+
+CPU_KERNELS = (
+    TensorKernel(name="linear_of_limbs", op="linear", layout="onednn", run=float_rows),
+    TensorKernel(
+        name="int8_linear_rows",
+        op="linear",
+        layout="onednn",
+        has_input=True,
+        run=linear_of_rows,
+        takes=_is_per_token,
+    ),
+)

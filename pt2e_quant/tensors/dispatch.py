@@ -1,0 +1,99 @@
+"""Which kernel runs an operation on a quantized tensor: a table, open to users."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.kernels.profiler_range import profiler_range
+from pt2e_quant.tensors.cpu_kernels import CPU_KERNELS
+from pt2e_quant.tensors.form import TensorForm
+from pt2e_quant.tensors.kernel import TensorKernel, takes_all
+from pt2e_quant.tensors.layouts.table import layout_named
+
+KERNELS: list[TensorKernel] = [*CPU_KERNELS]
+"""The table. A later row is asked before an earlier one, so that a user's own comes first."""
+
+REFERENCE = "reference"
+"""What ranges and reports call the operation on real values."""
+
+
+def register_kernel(
+    run: Callable[..., Tensor],
+    *,
+    name: str,
+    op: str = "linear",
+    layout: str = "plain",
+    formats: Iterable[str] | None = None,
+    granularities: Iterable[type[Any]] | None = None,
+    has_input: bool = False,
+    device: str = "cpu",
+    dtypes: Iterable[torch.dtype] = (torch.float32,),
+    takes: Callable[[TensorForm], bool] = takes_all,
+) -> TensorKernel:
+    """Add a kernel of one's own, a fused quantize - operation - dequantize for example.
+
+    Args:
+        run: of (x, weight, bias) for a linear, (weight, places) for an embedding. The weight is
+            the `QuantizedTensor`; `weight.parts` is what its layout holds.
+        name: what profiles call it.
+        op: "linear" or "embedding".
+        layout: of the weight.
+        formats: such as "int8" or "float8_e4m3fn"; None for any.
+        granularities: classes such as PerGroup; None for any.
+        has_input: whether it is for weights whose form quantizes the activations too; x is float
+            in either case.
+        device: the type of the device.
+        dtypes: of the activations.
+        takes: what must hold of the weight's form besides.
+
+    Raises:
+        ConfigError: another kernel has that name, or there is no such layout.
+    """
+    layout_named(layout)
+    if any(kernel.name == name for kernel in KERNELS):
+        raise ConfigError(f'there is a kernel "{name}" already', fix="give yours its own name")
+    kernel = TensorKernel(
+        name=name,
+        op=op,
+        run=run,
+        layout=layout,
+        formats=None if formats is None else frozenset(formats),
+        granularities=None if granularities is None else tuple(granularities),
+        has_input=has_input,
+        device=device,
+        dtypes=tuple(dtypes),
+        takes=takes,
+    )
+    KERNELS.append(kernel)
+    find_kernel.cache_clear()
+    return kernel
+
+
+def unregister_kernel(name: str) -> None:
+    """Take a kernel out of the table.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    found = [kernel for kernel in KERNELS if kernel.name == name]
+    if not found:
+        raise ConfigError(f'there is no kernel "{name}"')
+    KERNELS.remove(found[0])
+    find_kernel.cache_clear()
+
+
+@lru_cache(maxsize=4096)
+def find_kernel(op: str, form: TensorForm, device: str, dtype: torch.dtype) -> TensorKernel | None:
+    """The kernel of an operation; None where the reference runs."""
+    fitting = (k for k in reversed(KERNELS) if k.fits(op, form, device, dtype))
+    return next(fitting, None)
+
+
+def dispatch_range(op: str, form: TensorForm, kernel: str) -> AbstractContextManager[object]:
+    """The profiler range of a dispatch: `pt2e_quant::<op> <format> <layout> <kernel>`."""
+    return profiler_range(op, f"{form.format_name} {form.layout} {kernel}")

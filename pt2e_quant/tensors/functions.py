@@ -1,0 +1,151 @@
+"""torch functions that have a quantized form: linear, matmul, embedding, convolutions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pt2e_quant.tensors.aten_ops import rows_of
+from pt2e_quant.tensors.canonical import emit_input, emit_real_values
+from pt2e_quant.tensors.dispatch import REFERENCE, dispatch_range, find_kernel
+from pt2e_quant.tensors.fallbacks import note_fallback
+from pt2e_quant.tensors.quantized_tensor import FUNCTIONS, QuantizedTensor
+
+
+def _in_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function that a compiler takes as one call and traces with the tensors' parts."""
+    return torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def real_values(value: Any) -> Any:
+    """A quantized tensor's real values; anything else as it is.
+
+    A graph that is being exported gets the canonical dequantize.
+    """
+    if not isinstance(value, QuantizedTensor):
+        return value
+    return emit_real_values(value) if torch.compiler.is_exporting() else value.dequantize()
+
+
+@_in_graph
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` where one of the tensors is quantized."""
+    if not isinstance(weight, QuantizedTensor) or not weight.form.is_upright:
+        return F.linear(real_values(x), real_values(weight), real_values(bias))
+    x, bias = real_values(x), real_values(bias)
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
+    if torch.compiler.is_exporting():
+        x = x if weight.form.input is None else emit_input(x, weight)
+        return F.linear(x, emit_real_values(weight), bias)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        made: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
+        return made if bias is None else made + bias
+    return run_linear(x, weight, bias)
+
+
+def run_linear(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """A linear by the kernel that the table has for it, else by the reference."""
+    form = weight.form
+    kernel = find_kernel("linear", form, x.device.type, x.dtype)
+    with dispatch_range("linear", form, REFERENCE if kernel is None else kernel.name):
+        if kernel is not None:
+            return kernel.run(x, weight, bias)
+        if form.input is not None:
+            x = emit_input(x, weight)
+        return F.linear(x, weight.dequantize().to(x.dtype), bias)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear by any kernel. Gradients are those of the product with the real values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: QuantizedTensor) -> Tensor:
+        """The product; codes are kept for the backward pass, no real values."""
+        ctx.save_for_backward(x if weight.requires_grad else None, weight)
+        return run_linear(x, weight, None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Of x and, where it is asked for, of the weight."""
+        x, weight = ctx.saved_tensors
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_x = grad @ weight.dequantize().to(grad.dtype)
+        if ctx.needs_input_grad[1]:
+            rows = grad.reshape(-1, grad.shape[-1])
+            of_weight = (rows.t() @ x.reshape(-1, x.shape[-1])).to(weight.dtype)
+        return of_x, of_weight
+
+
+@_in_graph
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """A product; of a transposed weight it is a linear."""
+    if isinstance(b, QuantizedTensor) and b.form.axes == (1, 0):
+        return linear(a, b.t())
+    note_fallback("matmul", "only products with a transposed matrix have a quantized form")
+    return torch.matmul(real_values(a), real_values(b))
+
+
+@_in_graph
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """`F.embedding` of a quantized table: rows of codes are gathered, then dequantized."""
+    assert isinstance(weight, QuantizedTensor)  # torch calls it for one; places are integers
+    trains = torch.is_grad_enabled() and weight.requires_grad
+    if trains or max_norm is not None or torch.compiler.is_exporting():
+        table = real_values(weight)
+        return F.embedding(
+            input, table, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+        )
+    form = weight.form
+    kernel = find_kernel("embedding", form, weight.device.type, weight.dtype)
+    with dispatch_range("embedding", form, "gather" if kernel is None else kernel.name):
+        return rows_of(weight, input) if kernel is None else kernel.run(weight, input)
+
+
+def _on_real_weight(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A convolution on the weight's real values, and on quantized activations if its form says."""
+
+    @_in_graph
+    def run(
+        input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        x = real_values(input)
+        if not isinstance(weight, QuantizedTensor):
+            return function(x, weight, real_values(bias), *args, **kwargs)
+        form = weight.form
+        if form.input is not None:
+            x = emit_input(x, weight)
+        with dispatch_range("conv", form, REFERENCE):
+            real = real_values(weight)
+            if not torch.is_autocast_enabled(x.device.type):
+                real = real.to(x.dtype)
+            return function(x, real, real_values(bias), *args, **kwargs)
+
+    return run
+
+
+FUNCTIONS[F.linear] = linear
+FUNCTIONS[F.embedding] = embedding
+for _product in (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__):
+    FUNCTIONS[_product] = matmul
+for _convolution in (
+    F.conv1d,
+    F.conv2d,
+    F.conv3d,
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+):
+    FUNCTIONS[_convolution] = _on_real_weight(_convolution)

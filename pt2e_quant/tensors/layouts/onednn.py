@@ -1,0 +1,66 @@
+"""int8 weights as oneDNN packs them for this machine: products of integers, limbs of float rows.
+
+What `docs/decisions/022` says of graphs holds here: float rows go through as two limbs.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.granularity import PerChannel, PerTensor
+from pt2e_quant.graph.sum_lengths import LONGEST_SUM
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.onednn.operators import PackLinear
+from pt2e_quant.tensors.form import TensorForm
+from pt2e_quant.tensors.layouts.layout import Layout, Parts
+
+
+class OneDnn(Layout):
+    """A matrix of integers up to 8 bits with a scale for each row, or one: `packed`, opaque.
+
+    Zero points of codes below 8 bits are taken off first: code - zero_point is an int8 weight.
+    The integers come back by making the packed tensor dense.
+    """
+
+    name = "onednn"
+
+    def refusal(self, form: TensorForm) -> str:
+        """It takes matrices of integers with a scale for each row, on machines with exact sums."""
+        scheme = form.scheme
+        by_row = scheme.granularity == PerChannel(0) or isinstance(scheme.granularity, PerTensor)
+        reasons = (
+            (scheme.format is not None, f"{scheme.format} is no integer"),
+            (len(form.shape) != 2, f"a matrix is needed, found {len(form.shape)} dimensions"),
+            (not by_row, f"{scheme.granularity} is not a scale for each row"),
+            (not scheme.scales.is_plain, f"{scheme.scales} are not float32"),
+            (scheme.bits > 8, "more than 8 bits"),
+            (scheme.bits == 8 and (not scheme.symmetric or scheme.range[0] >= 0),
+             "affine or unsigned integers of 8 bits less their zero points do not fit 8 bits"),
+            (not 1 <= form.shape[-1] <= LONGEST_SUM, f"sums of {form.shape[-1]} products"),
+            (not onednn_is_exact(), "this machine's oneDNN saturates sums (no VNNI)"),
+        )  # fmt: skip
+        return next((text for holds, text in reasons if holds), "")
+
+    def pack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
+        """`codes` less their zero points as `packed`, with what the products need besides."""
+        made = {name: value for name, value in parts.items() if name != "codes"}
+        codes = parts["codes"]
+        zero = parts.get("zero_point")
+        integers = codes if zero is None else (codes.to(torch.int16) - zero).to(torch.int8)
+        rows = form.shape[0]
+        return made | {
+            "packed": PackLinear(integers.contiguous(), None),
+            "row_scale": parts["scale"].reshape(-1).expand(rows).contiguous(),
+            "row_sum": integers.sum(1, dtype=torch.int32).float(),
+            "no_zeros": torch.zeros(rows, dtype=torch.int32),
+        }
+
+    def unpack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
+        """`packed` as `codes`."""
+        kept = {n: p for n, p in parts.items() if n in ("scale", "zero_point")}
+        integers = parts["packed"].to_dense().t().contiguous()
+        zero = parts.get("zero_point")
+        if zero is not None:
+            integers = (integers.to(torch.int16) + zero).to(zero.dtype)
+        return {"codes": integers} | kept

@@ -1,0 +1,31 @@
+"""Every layout by its name."""
+
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.tensors.layouts.layout import Layout, Packed, Plain
+from pt2e_quant.tensors.layouts.onednn import OneDnn
+
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (Plain(), Packed(), OneDnn())}
+"""Every layout by its name, those of `register_layout` too."""
+
+
+def layout_named(name: str) -> Layout:
+    """The layout of a name.
+
+    Raises:
+        ConfigError: there is none; near names are offered.
+    """
+    found = LAYOUTS.get(name)
+    if found is None:
+        raise ConfigError(f'there is no layout "{name}"', fix=near(name, LAYOUTS))
+    return found
+
+
+def register_layout(layout: Layout) -> None:
+    """Add a layout of one's own.
+
+    Raises:
+        ConfigError: another has that name.
+    """
+    if layout.name in LAYOUTS and type(LAYOUTS[layout.name]) is not type(layout):
+        raise ConfigError(f'there is a layout "{layout.name}" already')
+    LAYOUTS[layout.name] = layout

@@ -1,0 +1,353 @@
+"""`QuantizedTensor`: codes, qparams, scheme and layout, seen by code as a float tensor."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.formats.block_qparams import BlockQParams
+from pt2e_quant.core.qparams import QParams
+from pt2e_quant.core.schemes import TensorScheme
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.tensors.fallbacks import note_fallback
+from pt2e_quant.tensors.form import TensorForm, form_from_text, form_to_text
+from pt2e_quant.tensors.layouts.table import layout_named
+from pt2e_quant.tensors.values import (
+    Parts,
+    decode,
+    empty_parts,
+    encode,
+    find_qparams,
+    qparam_parts,
+    quantize_values,
+)
+
+Handler = Callable[..., Any]
+FUNCTIONS: dict[Any, Handler] = {}
+"""torch functions that have a quantized form, by function; `tensors.functions` fills it."""
+ATEN: dict[Any, Handler] = {}
+"""ATen operators that keep a tensor quantized, by overload; `tensors.aten_ops` fills it."""
+
+
+class QuantizedTensor(torch.Tensor):
+    """A tensor that is stored as codes and scales. Code sees its real values' shape and dtype.
+
+    Products with it go to the kernel that `tensors.kernels` names. What has no quantized form is
+    done on real values, which `tensors.fallbacks` records.
+
+    Args:
+        parts: what `form.layout` holds, see `tensors.values`.
+        form: scheme, dtype, shape, axes and layout.
+        requires_grad: whether gradients are gathered, in `form.dtype`.
+    """
+
+    form: TensorForm
+    part_names: tuple[str, ...]
+
+    @staticmethod
+    def __new__(
+        cls: type["QuantizedTensor"],
+        parts: Mapping[str, Tensor],
+        form: TensorForm,
+        requires_grad: bool = False,
+    ) -> "QuantizedTensor":
+        """Wrap parts; they are shared, not copied."""
+        first = next(iter(parts.values()))
+        made: QuantizedTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            form.seen_shape,
+            strides=form.seen_strides,
+            dtype=form.dtype,
+            device=first.device,
+            requires_grad=requires_grad,
+        )
+        made.form = form
+        made.part_names = tuple(parts)
+        for name, value in parts.items():
+            setattr(made, name, value)
+        return made
+
+    def __init__(
+        self, parts: Mapping[str, Tensor], form: TensorForm, requires_grad: bool = False
+    ) -> None:
+        pass  # all is done in __new__
+
+    # ---- making one ----
+
+    @classmethod
+    def from_float(
+        cls,
+        values: Tensor,
+        scheme: TensorScheme,
+        *,
+        layout: str = "plain",
+        input: TensorScheme | None = None,
+        search: WeightSearch = WeightSearch.MIN_MAX,
+        qparams: QParams | BlockQParams | None = None,
+    ) -> "QuantizedTensor":
+        """Quantize a tensor as the graph flow quantizes a constant weight.
+
+        Args:
+            values: a float tensor; one on the meta device gives a tensor to load into.
+            scheme: how.
+            layout: of the result.
+            input: how the activations are quantized that a product multiplies with it.
+            search: how scales are found.
+            qparams: given ones, instead of those found.
+
+        Raises:
+            ConfigError: the scheme or the layout does not fit the tensor.
+            CalibrationError: NaN or infinity in the tensor.
+        """
+        if scheme.is_dynamic:
+            raise ConfigError(
+                f"a stored tensor has constant scales, found {scheme}",
+                fix="give the activations' scheme as input=",
+            )
+        form = TensorForm(scheme=scheme, dtype=values.dtype, shape=tuple(values.shape), input=input)
+        if values.device.type == "meta":
+            parts = empty_parts(form, values.device)
+            layout = layout if layout == "packed" else "plain"  # others are made of numbers
+        else:
+            with torch.no_grad():
+                found = find_qparams(values, scheme, search) if qparams is None else qparams
+                parts = quantize_values(values.detach(), form, found)
+        return cls(parts, form).to_layout(layout)
+
+    @classmethod
+    def from_qparams(
+        cls, codes: Tensor, qparams: QParams | BlockQParams, form: TensorForm
+    ) -> "QuantizedTensor":
+        """Codes and qparams that are there already, of a canonical graph for example.
+
+        Args:
+            codes: one per element, in the storage dtype.
+            qparams: the qparams.
+            form: in the plain layout.
+        """
+        return cls({"codes": codes} | qparam_parts(form, qparams), form)
+
+    def like(self, parts: Mapping[str, Tensor], form: TensorForm) -> "QuantizedTensor":
+        """A tensor of this class with other parts."""
+        return type(self)(parts, form)
+
+    # ---- reading it ----
+
+    @property
+    def scheme(self) -> TensorScheme:
+        """How it is quantized."""
+        return self.form.scheme
+
+    @property
+    def parts(self) -> Parts:
+        """What its layout holds, by name."""
+        return {name: getattr(self, name) for name in self.part_names}
+
+    def plain_parts(self) -> Parts:
+        """Its parts in the plain layout: `codes` and qparams."""
+        return layout_named(self.form.layout).unpack(self.parts, self.form)
+
+    def dequantize(self) -> Tensor:
+        """The real values, in the order of axes that code sees; the gradient passes through."""
+        made: Tensor = _Dequantize.apply(self)  # type: ignore[no-untyped-call]
+        return made
+
+    def to_layout(self, layout: str) -> "QuantizedTensor":
+        """The same codes in another layout.
+
+        Raises:
+            ConfigError: the layout does not take this tensor; says why.
+        """
+        if layout == self.form.layout:
+            return self
+        wanted, plain = layout_named(layout), self.form.with_layout("plain")
+        if reason := wanted.refusal(plain):
+            raise ConfigError(f'layout "{layout}" does not take {self.form.scheme}: {reason}')
+        packed = wanted.pack(self.plain_parts(), plain)
+        made = self.like(packed, self.form.with_layout(layout))
+        return _as_parameter(made, self)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]  # a property of torch.Tensor too
+        """Bytes that the parts take."""
+        return sum(part.nbytes for part in self.parts.values() if not part.is_mkldnn) + sum(
+            part.numel() * part.element_size() for part in self.parts.values() if part.is_mkldnn
+        )
+
+    # ---- changing it ----
+
+    def requantize_(
+        self,
+        values: Tensor,
+        *,
+        search: WeightSearch = WeightSearch.MIN_MAX,
+        encode: Callable[[Tensor, Mapping[str, Tensor], TensorForm], Tensor] = encode,
+    ) -> "QuantizedTensor":
+        """Take the nearest codes to new real values, under new scales, in the memory there is.
+
+        Args:
+            values: float, of this shape.
+            search: how scales are found.
+            encode: gives the codes, of (values, qparams, form): another rounding, say.
+
+        Returns:
+            This tensor.
+        """
+        form = self.form
+        with torch.no_grad():
+            upright = values.detach().to(form.dtype).permute(_inverse(form.axes))
+            found = qparam_parts(form, find_qparams(upright, form.scheme, search))
+            plain = {"codes": encode(upright, found, form)} | found
+            packed = layout_named(form.layout).pack(plain, form.with_layout("plain"))
+            for name, value in packed.items():
+                part: Tensor = getattr(self, name)
+                if part.is_mkldnn:  # it cannot be written
+                    setattr(self, name, value)
+                else:
+                    part.copy_(value)
+        return self
+
+    # ---- what torch asks of a subclass ----
+
+    def __tensor_flatten__(self) -> tuple[list[str], TensorForm]:
+        return list(self.part_names), self.form
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls,
+        parts: dict[str, Tensor],
+        form: TensorForm,
+        outer_size: Any = None,
+        outer_stride: Any = None,
+    ) -> "QuantizedTensor":
+        return cls(parts, form)
+
+    def _stable_hash_for_caching(self) -> str:
+        """What compiled graphs are kept under, besides the parts."""
+        return form_to_text(self.form)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in FUNCTIONS:
+            return FUNCTIONS[func](*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares its default as a function
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        handler = ATEN.get(func)
+        if handler is not None:
+            found = handler(func, args, kwargs)
+            if found is not NotImplemented and _is_quantized(found):
+                return return_and_correct_aliasing(func, args, kwargs, found)  # type: ignore[no-untyped-call]  # torch's
+            if found is not NotImplemented:
+                return found
+        return on_real_values(func, args, kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        form = self.form
+        dtype = str(form.dtype).removeprefix("torch.")
+        shown = [str(form.scheme), f"shape={tuple(self.shape)}", f"dtype={dtype}"]
+        shown += [f"layout={form.layout}"] if form.layout != "plain" else []
+        shown += [f"input={form.input}"] if form.input is not None else []
+        shown += [f"device={self.device}"] if self.device.type != "cpu" else []
+        if self.device.type != "meta" and type(next(iter(self.parts.values()))) is Tensor:
+            low, high = torch.aminmax(_real(self))
+            shown.append(f"range=[{low.item():.4g}, {high.item():.4g}]")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "QuantizedTensor":
+        # An opaque part is never written, so that copies share it.
+        made = changed_parts(self, lambda part: part if part.is_mkldnn else part.detach().clone())
+        memo[id(self)] = made
+        if self.grad is not None:
+            made.grad = self.grad.clone()
+        return _as_parameter(made, self)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # In a form that any machine can read: what is packed for this one is unpacked.
+        portable = portable_form(self)
+        text = form_to_text(portable.form)
+        is_parameter = isinstance(self, torch.nn.Parameter)
+        parts = dict(portable.parts)
+        return rebuild_quantized_tensor, (parts, text, self.requires_grad, is_parameter)
+
+
+def portable_form(tensor: QuantizedTensor) -> QuantizedTensor:
+    """A tensor as files keep it: packed below 8 bits, else plain."""
+    layout = "packed" if tensor.form.scheme.bits < 8 else "plain"
+    return tensor.to_layout(layout)
+
+
+def rebuild_quantized_tensor(
+    parts: dict[str, Tensor], text: str, requires_grad: bool, is_parameter: bool
+) -> QuantizedTensor:
+    """What `pickle` calls to make a tensor again; a safe global of `torch.load`."""
+    made = QuantizedTensor(parts, form_from_text(text), requires_grad)
+    if is_parameter:
+        made._is_param = True  # as nn.Parameter marks what it wraps
+    return made
+
+
+torch.serialization.add_safe_globals([rebuild_quantized_tensor])
+
+
+def _as_parameter(made: QuantizedTensor, like: QuantizedTensor) -> QuantizedTensor:
+    made.requires_grad_(like.requires_grad)
+    if isinstance(like, torch.nn.Parameter):
+        made._is_param = True
+    return made
+
+
+def _is_quantized(found: Any) -> bool:
+    made = found if isinstance(found, list) else [found]
+    return all(isinstance(tensor, QuantizedTensor) for tensor in made)
+
+
+def _inverse(axes: tuple[int, ...]) -> list[int]:
+    return [axes.index(axis) for axis in range(len(axes))]
+
+
+def _real(tensor: QuantizedTensor) -> Tensor:
+    return decode(tensor.plain_parts(), tensor.form).permute(tensor.form.axes)
+
+
+class _Dequantize(torch.autograd.Function):
+    """Real values, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: QuantizedTensor) -> Tensor:
+        """The real values."""
+        return _real(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """The gradient as it is."""
+        return grad
+
+
+def on_real_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """Do an operation on real values and record it."""
+    note_fallback(str(func), "it has no quantized form")
+
+    def real(value: Any) -> Any:
+        return _real(value) if isinstance(value, QuantizedTensor) else value
+
+    args, kwargs = torch.utils._pytree.tree_map(real, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+def changed_parts(
+    tensor: QuantizedTensor, change: Callable[[Tensor], Tensor], **fields: Any
+) -> QuantizedTensor:
+    """A tensor whose parts all went through a function, and whose form has other fields."""
+    parts = {name: change(part) for name, part in tensor.parts.items()}
+    return tensor.like(parts, replace(tensor.form, **fields))

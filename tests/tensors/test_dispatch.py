@@ -1,0 +1,66 @@
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.profiler import profile
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.tensors import QuantizedTensor, register_kernel, unregister_kernel
+
+
+def quantized(name, layout):
+    scheme = scheme_named(name)
+    values = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
+    return QuantizedTensor.from_float(values, scheme.weight, layout=layout, input=scheme.input)
+
+
+def ranges(run):
+    with profile() as profiler:
+        run()
+    return [e.name for e in profiler.events() if e.name.startswith("pt2e_quant::linear ")]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "expected"),
+    [
+        ("w8", "onednn", "int8 onednn linear_of_limbs"),
+        ("int8_dynamic", "onednn", "int8 onednn int8_linear_rows"),
+        ("w4_g32", "packed", "int4 packed reference"),
+        ("mxfp8", "plain", "float8_e4m3fn plain reference"),
+    ],
+)
+def test_dispatch_when_profiled_then_range_says_format_layout_and_kernel(name, layout, expected):
+    weight, x = quantized(name, layout), torch.randn(3, 64)
+    assert ranges(lambda: F.linear(x, weight)) == [f"pt2e_quant::linear {expected}"]
+
+
+def test_kernel_when_a_user_registers_one_then_it_runs_and_is_seen():
+    weight, x = quantized("w4_g32", "packed"), torch.randn(3, 64)
+    calls = []
+
+    def mine(x, weight, bias):
+        calls.append(weight.form.format_name)
+        return F.linear(x, weight.dequantize(), bias)
+
+    register_kernel(mine, name="test_mine", layout="packed", formats=["int4"])
+    try:
+        with pytest.raises(ConfigError, match='"test_mine" already'):
+            register_kernel(mine, name="test_mine")
+        assert ranges(lambda: F.linear(x, weight)) == ["pt2e_quant::linear int4 packed test_mine"]
+        assert calls == ["int4"]
+        F.linear(x, quantized("w8", "plain"))
+        assert calls == ["int4"]
+    finally:
+        unregister_kernel("test_mine")
+    with pytest.raises(ConfigError, match='no kernel "test_mine"'):
+        unregister_kernel("test_mine")
+
+
+@pytest.mark.parametrize("name", ["w8", "int8_dynamic", "w4"])
+def test_kernels_of_onednn_when_held_to_the_reference_then_agree(name):
+    plain, packed = quantized(name, "plain"), quantized(name, "onednn")
+    for rows in (1, 5, 40):
+        x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
+        expected, found = F.linear(x, plain), F.linear(x, packed)
+        # 16 bits of a row's largest, see `limbs_op.error_bound`
+        torch.testing.assert_close(found, expected, rtol=0, atol=64 * 3e-5 * float(x.abs().max()))
