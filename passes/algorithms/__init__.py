@@ -2,18 +2,28 @@
 
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
+from pt2e_quant.passes.algorithms.awq import Awq
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.grid import Declined
+from pt2e_quant.passes.algorithms.hqq import Hqq
+from pt2e_quant.passes.algorithms.low_rank import LowRank
+from pt2e_quant.passes.algorithms.lwc import Lwc
+from pt2e_quant.passes.algorithms.quarot import QuaRot
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 
 __all__ = [
     "Algorithm",
     "AlgorithmGraph",
+    "Awq",
     "BalanceChannels",
     "Declined",
     "Gptq",
+    "Hqq",
+    "LowRank",
+    "Lwc",
+    "QuaRot",
     "ScaleOutputs",
     "Site",
     "SmoothQuant",

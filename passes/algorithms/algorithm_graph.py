@@ -267,16 +267,22 @@ class Constant:
         if self.observed is not None:
             self.observed.meta.setdefault(STEPS_KEY, []).append(step)
 
-    def grid(self) -> "Grid":
+    def grid(self, of: Tensor | None = None) -> Grid:
         """What its values may be once they are quantized.
+
+        Args:
+            of: as `qparams` has it.
 
         Raises:
             Declined: they are not quantized to integers.
         """
-        return grid_of(self.qparams(), self.value)
+        return grid_of(self.qparams(of), self.value if of is None else of)
 
-    def qparams(self) -> QParams | BlockQParams:
+    def qparams(self, of: Tensor | None = None) -> QParams | BlockQParams:
         """What its observer comes to.
+
+        Args:
+            of: another value, of as many dimensions: what the observer would come to then.
 
         Raises:
             Declined: it is not quantized to integers.
@@ -284,20 +290,25 @@ class Constant:
         observer = self.observer
         if not has_integers(observer):
             raise Declined(f"the {self.node.target} has no integers")
-        if not has_value(observer):
+        if of is not None and not _can_start_again(observer):
+            raise Declined(f"{type(observer).__name__} of {self.node.target} cannot start again")
+        if of is not None or not has_value(observer):
             observer = copy.deepcopy(observer)
-            observer(self.value)
+            if of is not None:
+                observer.reset_min_max_vals()
+            observer(self.value if of is None else of)
         found: BlockQParams
         if hasattr(observer, "block_qparams"):
             found = observer.block_qparams()
             return found
         return qparams_of(observer)
 
-    def set_scale(self, scale: Tensor) -> None:
-        """Fix the scales of its integers; zero_points stay.
+    def set_scale(self, scale: Tensor, zero_point: Tensor | None = None) -> None:
+        """Fix the scales of its integers.
 
         Args:
             scale: float32, of the shape of those in `qparams()`, positive.
+            zero_point: of plain integers, int32 and shaped likewise; None for those it has.
 
         Raises:
             Declined: they cannot be fixed, as other tensors share its observer.
@@ -314,7 +325,7 @@ class Constant:
         else:
             fixed = ImportedQParams(
                 scale,
-                found.zero_point,
+                found.zero_point if zero_point is None else zero_point,
                 dtype=found.dtype,
                 qscheme=self.observer.qscheme,
                 quant_min=found.quant_min,

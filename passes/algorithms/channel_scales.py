@@ -15,7 +15,9 @@ its clipping is measured on the fourth, four times; and of the candidates within
 the weakest is taken. Nothing here looks at activations again: per-block ranges are enough.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import log10
 
 import torch
@@ -34,9 +36,19 @@ GROUPS = 32
 """Channels looked at one by one, and groups that the others are looked at in."""
 STEPS = 255.0
 WEIGHT_STEPS = 127.0
-# The first candidate changes nothing; then from weak to strong: a lower exponent and a higher
-# quantile change the tensor less.
-CANDIDATES = ((0.5, 0.0), *((p, a) for a in EXPONENTS for p in reversed(QUANTILES)))
+Candidates = tuple[tuple[float, float], ...]
+"""(quantile, exponent) of each scale that is tried; the first changes nothing."""
+
+
+def candidates_of(
+    exponents: Sequence[float] = EXPONENTS, quantiles: Sequence[float] = QUANTILES
+) -> Candidates:
+    """From weak to strong: a lower exponent and a higher quantile change the tensor less."""
+    steps = product(sorted(exponents), sorted(quantiles, reverse=True))
+    return ((0.5, 0.0), *((quantile, exponent) for exponent, quantile in steps))
+
+
+CANDIDATES = candidates_of()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,11 @@ class ChannelScale:
 
 
 def choose_channel_scale(
-    statistics: ChannelStatistics, *, weight: Tensor | None = None, least_gain: float
+    statistics: ChannelStatistics,
+    *,
+    weight: Tensor | None = None,
+    least_gain: float,
+    candidates: Candidates = CANDIDATES,
 ) -> ChannelScale:
     """The channel scale with the least expected error.
 
@@ -83,16 +99,17 @@ def choose_channel_scale(
         weight: [out, C], what multiplies the tensor and takes the scale; None where the scale is
             multiplied back in float.
         least_gain: by what factor the error must fall.
+        candidates: what is tried.
 
     Raises:
         Declined: none gains that much.
     """
     absmax = statistics.absmax
-    factors = family(absmax[None])[:, 0]
+    factors = family(absmax[None], candidates)[:, 0]
     if weight is None:
-        errors = activation_errors(statistics, torch.ones_like(absmax))
+        errors = activation_errors(statistics, torch.ones_like(absmax), candidates)
     else:
-        errors = activation_errors(statistics, weight.square().sum(0))
+        errors = activation_errors(statistics, weight.square().sum(0), candidates)
         errors = errors + weight_errors(weight, statistics, factors)
     found = errors.tolist()
     best = min(found)
@@ -101,18 +118,19 @@ def choose_channel_scale(
     chosen = next(i for i, error in enumerate(found) if i and error <= best * SLACK)
     return ChannelScale(
         factors=factors[chosen],
-        quantile=CANDIDATES[chosen][0],
-        exponent=CANDIDATES[chosen][1],
+        quantile=candidates[chosen][0],
+        exponent=candidates[chosen][1],
         error=found[chosen],
         error_before=found[0],
     )
 
 
-def family(absmax: Tensor) -> Tensor:
+def family(absmax: Tensor, candidates: Candidates = CANDIDATES) -> Tensor:
     """The scales of all candidates, [candidates, fits, C], each at least 1.
 
     Args:
         absmax: greatest magnitude of each channel, [fits, C].
+        candidates: (quantile, exponent) of each.
 
     >>> family(torch.tensor([[1.0, 1.0, 1.0, 8.0]]))[-1]
     tensor([[1., 1., 1., 8.]])
@@ -120,14 +138,16 @@ def family(absmax: Tensor) -> Tensor:
     # A channel that was 0 in calibration keeps some range: no two scales differ more than this.
     least = (absmax.amax(1, keepdim=True) / WIDEST).clamp_(min=torch.finfo(absmax.dtype).tiny)
     absmax = torch.maximum(absmax, least)
-    levels = torch.tensor([p for p, _ in CANDIDATES], dtype=absmax.dtype)
-    exponents = torch.tensor([a for _, a in CANDIDATES], dtype=absmax.dtype)
+    levels = torch.tensor([p for p, _ in candidates], dtype=absmax.dtype)
+    exponents = torch.tensor([a for _, a in candidates], dtype=absmax.dtype)
     floors = torch.quantile(absmax, levels, dim=1, interpolation="higher")
     factors = torch.maximum(absmax, floors[..., None]).pow_(exponents[:, None, None])
     return factors.div_(factors.amin(2, keepdim=True))
 
 
-def activation_errors(statistics: ChannelStatistics, sensitivity: Tensor) -> Tensor:
+def activation_errors(
+    statistics: ChannelStatistics, sensitivity: Tensor, candidates: Candidates = CANDIDATES
+) -> Tensor:
     """Expected squared error per row from rounding, and from clipping in blocks not fitted to.
 
     A channel far below half a step is rounded to zero: its error is its own square.
@@ -139,7 +159,7 @@ def activation_errors(statistics: ChannelStatistics, sensitivity: Tensor) -> Ten
     fitted = [~h for h in held] if blocks > 1 else held
     top = torch.stack([statistics.high[f].amax(0) for f in fitted])
     bottom = torch.stack([statistics.low[f].amin(0) for f in fitted])
-    factors = family(torch.maximum(top, -bottom))
+    factors = family(torch.maximum(top, -bottom), candidates)
     high = (top / factors).amax(2, keepdim=True).clamp_(min=0)
     low = (bottom / factors).amin(2, keepdim=True).clamp_(max=0)
     rounding = ((high - low) / STEPS * factors).square_().div_(12)

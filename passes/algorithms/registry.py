@@ -5,14 +5,30 @@ from importlib.metadata import entry_points
 
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Stage
+from pt2e_quant.passes.algorithms.awq import Awq
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.gptq import Gptq
+from pt2e_quant.passes.algorithms.hqq import Hqq
+from pt2e_quant.passes.algorithms.low_rank import LowRank
+from pt2e_quant.passes.algorithms.lwc import Lwc
+from pt2e_quant.passes.algorithms.quarot import QuaRot
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 
 _GROUP = "pt2e_quant.algorithms"
 _OWN: dict[str, type[Algorithm]] = {
-    made.name: made for made in (BalanceChannels, Gptq, ScaleOutputs, SmoothQuant)
+    made.name: made
+    for made in (
+        Awq,
+        BalanceChannels,
+        Gptq,
+        Hqq,
+        LowRank,
+        Lwc,
+        QuaRot,
+        ScaleOutputs,
+        SmoothQuant,
+    )
 }
 OWN_NAMES = tuple(sorted(_OWN))
 """Those of this package."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch.fx import Node
 
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.ops import LINEAR, argument, is_call
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
@@ -16,7 +17,12 @@ from pt2e_quant.passes.algorithms.algorithm_graph import (
     is_quantized_output,
     is_static_per_tensor,
 )
-from pt2e_quant.passes.algorithms.channel_scales import choose_channel_scale
+from pt2e_quant.passes.algorithms.channel_scales import (
+    EXPONENTS,
+    QUANTILES,
+    candidates_of,
+    choose_channel_scale,
+)
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.scale_targets import Rows, divide_inputs, fold_target
 
@@ -26,14 +32,18 @@ class SmoothQuant(Algorithm):
     """Divide a linear's input by a scale per channel, and multiply its weight by it.
 
     The scale is max(absmax, quantile) ** alpha of each channel, where alpha and the quantile are
-    those with the least error expected from calibration statistics (`channel_scales`). It goes into
-    the norm, the constant factor or the linear that makes the input where nothing else reads that,
-    else it is a multiplication of its own.
+    for each input those of the settings with the least error expected from calibration statistics
+    (`channel_scales`). One alpha and the quantile 0 leave the paper's scale of activations. The
+    scale goes into the norm, the constant factor or the linear that makes the input where nothing
+    else reads that, else it is a multiplication of its own.
 
     Before:  y = linear(observe(x), w)
     After:   y = linear(observe(x * (1 / s)), w * s)
 
     Args:
+        alphas: migration strengths that are tried, above 0 and at most 1.
+        quantiles: of the channels' magnitudes, at least 0 and below 1: channels below one share
+            its scale.
         least_gain: by what factor the error must fall for a multiplication at run time.
         least_gain_folded: the same where the scale goes into a constant that is there anyway.
     """
@@ -42,8 +52,20 @@ class SmoothQuant(Algorithm):
     paper: ClassVar[str] = "Xiao et al. 2023, SmoothQuant, arXiv 2211.10438"
     fits: ClassVar[str] = "linears whose inputs have calibrated (static) integers per tensor"
 
+    alphas: tuple[float, ...] = EXPONENTS
+    quantiles: tuple[float, ...] = QUANTILES
     least_gain: float = 1.5
     least_gain_folded: float = 1.1
+
+    def __post_init__(self) -> None:
+        """Refuse strengths and quantiles out of range."""
+        are_alphas = self.alphas and all(0 < alpha <= 1 for alpha in self.alphas)
+        if not are_alphas or not self.quantiles or not all(0 <= q < 1 for q in self.quantiles):
+            raise ConfigError(
+                f"smooth_quant tries alphas in (0, 1] and quantiles in [0, 1), found {self.alphas} "
+                f"and {self.quantiles}",
+                fix="SmoothQuant(alphas=(0.5,), quantiles=(0.0,))",
+            )
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """The first of the linears that read an observer."""
@@ -76,6 +98,7 @@ class SmoothQuant(Algorithm):
             statistics,
             weight=torch.cat([w.float() for w in weights]),
             least_gain=self.least_gain if isinstance(target, str) else self.least_gain_folded,
+            candidates=candidates_of(self.alphas, self.quantiles),
         )
         choice = choice.exact_in(source.meta["val"].dtype)
         divide_inputs(graph, target, choice.factors, source=source, linears=linears, by=self.name)

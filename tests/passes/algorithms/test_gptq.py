@@ -176,3 +176,29 @@ def test_convert_when_no_data_came_then_refused():
     prepared = pq.prepare_pt2e(torch.export.export(model, (x,)), quantizer)
     with pytest.raises(CalibrationError, match="gptq works on calibration data"):
         convert_pt2e(prepared)
+
+
+def test_groups_when_not_static_then_scales_of_the_columns_as_they_are_when_reached():
+    generator = torch.Generator().manual_seed(3)
+    torch.manual_seed(0)
+    layer = nn.Linear(128, 24)
+    mixing = torch.randn(12, 128, generator=generator)
+    data = [
+        torch.randn(1, 64, 12, generator=generator) @ mixing
+        + 0.05 * torch.randn(1, 64, 128, generator=generator)
+        for _ in range(8)
+    ]
+    model = Net(layer)
+    static = quantized(model, data, "onnx", "w3_g32", Gptq(act_order=False))
+    found = {}
+    for block_size in (128, 48):  # groups end inside a block and beyond it
+        settings = Gptq(act_order=False, static_groups=False, block_size=block_size)
+        found[block_size] = quantized(model, data, "onnx", "w3_g32", settings)
+    assert not torch.equal(found[128](data[0]), static(data[0]))
+    torch.testing.assert_close(found[128](data[0]), found[48](data[0]), rtol=1e-3, atol=1e-3)
+    assert error(model, found[128], data) < 1.5 * error(model, static, data)
+
+
+def test_groups_when_not_static_and_reordered_then_refused():
+    with pytest.raises(ConfigError, match="reaches the columns of a group at different times"):
+        Gptq(static_groups=False)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
@@ -234,3 +235,17 @@ def test_scale_when_a_linear_makes_the_input_then_folded_into_its_rows(
     plain = calibrated(model, plain_samples(), outputs=outputs, biases=True)
     gain = quality(model, convert_pt2e(gm), held) - quality(model, convert_pt2e(plain), held)
     assert gain > 6
+
+
+def test_alphas_when_one_is_given_then_it_alone_is_tried(calibrated):
+    settings = SmoothQuant(alphas=(0.5,), quantiles=(0.0,))
+    gm = convert_pt2e(calibrated(Normed(), plain_samples(), algorithms=[settings]))
+    steps = [step for record in provenance_of(gm).tensors for step in record.steps]
+    assert steps
+    assert all("quantile 0) ** 0.5" in step for step in steps)
+
+
+@pytest.mark.parametrize("wrong", [{"alphas": ()}, {"alphas": (1.5,)}, {"quantiles": (1.0,)}])
+def test_settings_when_out_of_range_then_refused(wrong):
+    with pytest.raises(ConfigError, match="smooth_quant tries alphas in"):
+        SmoothQuant(**wrong)
