@@ -19,7 +19,8 @@
 - What a chip of integers alone could not run: `audit`, an `Audit` of `Island`s. How far an artifact
   is from exact integers: `verify_parity`, a `Parity`.
 - Where the time of a call goes, operator by operator: `profile`, a `Profile`.
-- Where accuracy goes: `compare` two forms of a model, a `Comparison` of `NodeError`s.
+- Where accuracy goes: `compare` two forms of a model, a `Comparison` of `NodeError`s; `sensitivity`
+  is what quantizing each group alone costs, a `Sensitivity`.
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
   `integer_reference`.
 - Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from pt2e_quant.analysis.compare import compare as compare
     from pt2e_quant.analysis.comparison import Comparison as Comparison
     from pt2e_quant.analysis.comparison import NodeError as NodeError
+    from pt2e_quant.analysis.group_costs import Sensitivity as Sensitivity
     from pt2e_quant.analysis.profile import profile as profile
+    from pt2e_quant.analysis.sensitivity import sensitivity as sensitivity
     from pt2e_quant.backends.artifact import Artifact as Artifact
     from pt2e_quant.backends.parity import Parity as Parity
     from pt2e_quant.backends.parity import verify_parity as verify_parity
@@ -196,7 +199,9 @@ _FILES = {
     "audit": "pt2e_quant.flow.report.audit",
     "Comparison": "pt2e_quant.analysis.comparison",
     "NodeError": "pt2e_quant.analysis.comparison",
+    "Sensitivity": "pt2e_quant.analysis.group_costs",
     "compare": "pt2e_quant.analysis.compare",
+    "sensitivity": "pt2e_quant.analysis.sensitivity",
     "Parity": "pt2e_quant.backends.parity",
     "verify_parity": "pt2e_quant.backends.parity",
     "Profile": "pt2e_quant.backends.profile",

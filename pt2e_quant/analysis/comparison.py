@@ -144,7 +144,7 @@ class Comparison:
     def to_json(self) -> str:
         """As JSON; infinity and NaN, which JSON lacks, are null."""
         data = {f.name: getattr(self, f.name) for f in fields(self)} | {"nodes": self.to_dicts()}
-        return json.dumps({"version": VERSION, **_without_infinity(data)}, indent=1)
+        return json.dumps({"version": VERSION, **without_infinity(data)}, indent=1)
 
     def to_pandas(self) -> Any:
         """As a pandas DataFrame, a row for each of `nodes`.
@@ -152,11 +152,7 @@ class Comparison:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("analysis", "pandas") from error
-        return pandas.DataFrame(self.to_dicts())
+        return data_frame(self.to_dicts())
 
     def __iter__(self) -> Iterator[NodeError]:
         return iter(self.nodes)
@@ -195,11 +191,25 @@ def _shown(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _without_infinity(value: Any) -> Any:
+def data_frame(rows: list[dict[str, Any]]) -> Any:
+    """Rows as a pandas DataFrame.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("analysis", "pandas") from error
+    return pandas.DataFrame(rows)
+
+
+def without_infinity(value: Any) -> Any:
+    """A value for JSON, which lacks infinity and NaN: they are None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _without_infinity(item) for key, item in value.items()}
+        return {key: without_infinity(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_infinity(item) for item in value]
+        return [without_infinity(item) for item in value]
     return value

@@ -4,7 +4,11 @@ A loader made for training yields labels too: `(images, labels)`, or a dict with
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
+
+import numpy as np
+import torch
 
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError, near
@@ -39,15 +43,51 @@ def pick_inputs(batch: Any, inputs: InputPick | None) -> Any:
         InputError: the batch has no such part.
     """
     if inputs is None:
-        return batch
+        return as_tensors(batch)
     if callable(inputs):
-        return inputs(batch)
+        return as_tensors(inputs(batch))
     if isinstance(inputs, (str, int)):
-        return (_part(batch, inputs),)
+        return (as_tensors(_part(batch, inputs)),)
     keys = list(inputs)
     if all(isinstance(key, str) for key in keys):
-        return {str(key): _part(batch, key) for key in keys}
-    return tuple(_part(batch, key) for key in keys)
+        return as_tensors({str(key): _part(batch, key) for key in keys})
+    return tuple(as_tensors(_part(batch, key)) for key in keys)
+
+
+def as_tensors(batch: Any) -> Any:
+    """A batch with NumPy arrays, and lists of numbers under keys, as tensors.
+
+    Data sets of Hugging Face give such lists where no format is set.
+
+    >>> as_tensors({"ids": [[1, 2], [3, 4]], "text": "a"})
+    {'ids': tensor([[1, 2],
+            [3, 4]]), 'text': 'a'}
+    """
+    if isinstance(batch, Mapping):
+        return {key: _as_tensor(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        parts = [_as_array(value) for value in batch]
+        return type(batch)(parts) if type(batch) in (tuple, list) else tuple(parts)
+    return _as_array(batch)
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(v, (int, float, list)) for v in value):
+        with suppress(ValueError, TypeError):  # rows of different lengths, or of texts
+            return torch.tensor(value)
+    return _as_array(value)
+
+
+def _as_array(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    try:
+        return torch.from_numpy(value)
+    except TypeError as error:
+        raise InputError(
+            f"a batch holds a NumPy array of {value.dtype}, which torch has no dtype for",
+            fix="give numbers; leave texts out with inputs=…",
+        ) from error
 
 
 def suggest_pick(capture: Capture, batch: Any) -> str:

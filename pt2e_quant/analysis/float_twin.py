@@ -1,0 +1,210 @@
+"""A q/dq graph whose quantized tensors are switched on one group at a time."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.analysis.graph_side import GraphSide, origin_name
+from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize, required_attribute
+from pt2e_quant.flow.calibrate.sample import copied
+
+Values: TypeAlias = dict[Node, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """What is quantized together: an operator with its inputs, its weights and its result.
+
+    Args:
+        name: of the operator in the float program.
+        anchor: the operator.
+        dequantizes: those of its inputs and weights, and of its result.
+        weights: the dotted names of its weights.
+    """
+
+    name: str
+    anchor: Node
+    dequantizes: frozenset[Node]
+    weights: tuple[str, ...]
+
+
+class FloatTwin:
+    """A q/dq graph that computes in float what is not switched on.
+
+    A dequantize that is off gives what was quantized, and one of a weight the float weight.
+
+    Args:
+        side: the graph.
+        weights: the float weights by name, in the units of the graph.
+    """
+
+    def __init__(self, side: GraphSide, weights: Mapping[str, Tensor]) -> None:
+        self.gm: GraphModule = side.gm
+        self.order = tuple(self.gm.graph.nodes)
+        self.place = {node: at for at, node in enumerate(self.order)}
+        self.weight_names = {
+            site.node: name for name, site in side.weights.items() if name in weights
+        }
+        self.float_weights = {node: weights[name] for node, name in self.weight_names.items()}
+        self.groups = self._find_groups()
+        self.writes_buffers = bool(side.capture.mutated_buffers)
+        self._last_users = self._find_last_users()
+
+    def float_values(self, leaves: Sequence[Any], *, copies: bool = True) -> Values:
+        """The values of all nodes for one call, with nothing switched on.
+
+        Args:
+            leaves: of the call.
+            copies: the graph is given copies, in case it writes into them.
+        """
+        given = iter(copied(leaves) if copies else leaves)
+        values: Values = {}
+        for node in self.order:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node in self.float_weights:
+                values[node] = self.float_weights[node]
+            elif (source := quantized_source(node)) is not None:
+                values[node] = values[source]
+            elif not is_quantize(node) or node.op == "output":
+                values[node] = self._compute(node, values)
+        return values
+
+    def run(self, values: Values, active: Iterable[Node]) -> list[Any]:
+        """The leaves of the result with some dequantizes switched on.
+
+        Only what depends on these is computed; the rest is read off the float values.
+
+        Args:
+            values: of `float_values`, not changed.
+            active: dequantizes.
+        """
+        on = frozenset(active)
+        changed: Values = {}
+        first = 0 if self.writes_buffers else min(map(self.place.__getitem__, on))
+        for node in self.order[first:]:
+            if node.op in ("placeholder", "get_attr", "output") or is_quantize(node):
+                continue
+            if node in on:
+                changed[node] = self.rounded(node, values, changed)
+            elif (source := quantized_source(node)) is not None:
+                if source in changed:
+                    changed[node] = changed[source]
+            elif self.writes_buffers or any(n in changed for n in node.all_input_nodes):
+                if node not in self.float_weights:
+                    changed[node] = self._compute(node, values, changed)
+            for done in self._last_users.get(node, ()):
+                changed.pop(done, None)
+        output = self.gm.graph.output_node()
+        result = map_arg(output.args[0], lambda n: changed.get(n, values.get(n)))
+        return pytree.tree_leaves(result, is_leaf=lambda value: value is None)
+
+    def rounded(self, node: Node, values: Values, changed: Values | None = None) -> Any:
+        """What a dequantize gives when it is switched on.
+
+        Args:
+            node: the dequantize.
+            values: of `float_values`; may be empty for a weight.
+            changed: values in place of these.
+        """
+        found = dict(changed or {})
+        pending = [node]
+        while pending:
+            top = pending[-1]
+            # Scales that are chosen at run time are those of the value that is quantized.
+            missing = [
+                n
+                for n in top.all_input_nodes
+                if n not in found and (is_quantize(n) or n not in values)
+            ]
+            if missing:
+                pending += missing
+            else:
+                found[pending.pop()] = self._compute(top, values, found)
+        return found[node]
+
+    def _compute(self, node: Node, values: Values, changed: Values | None = None) -> Any:
+        known = changed or {}
+
+        def value(of: Node) -> Any:
+            return known[of] if of in known else values[of]
+
+        args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
+        if node.op == "output":
+            return args[0]
+        if node.op == "get_attr":
+            return required_attribute(self.gm, str(node.target))
+        if node.op == "call_module":
+            return self.gm.get_submodule(str(node.target))(*args, **kwargs)
+        target: Any = node.target
+        return target(*args, **kwargs)
+
+    def _find_groups(self) -> tuple[Group, ...]:
+        found = []
+        for node in self.order:
+            read = [n for n in node.all_input_nodes if is_dequantize(n)]
+            if node.op != "call_function" or is_qdq(node) or not read:
+                continue
+            weights = [self.weight_names[n] for n in read if n in self.weight_names]
+            found.append(
+                Group(
+                    name=origin_name(node),
+                    anchor=node,
+                    dequantizes=frozenset({*read, *_result_of(node)}),
+                    weights=tuple(weights),
+                )
+            )
+        return _joined(found)
+
+    def _find_last_users(self) -> dict[Node, list[Node]]:
+        found: dict[Node, list[Node]] = {}
+        kept = {*self.gm.graph.output_node().all_input_nodes}
+        for node in self.order:
+            # A quantize hands on the float value at its dequantizes.
+            users = {
+                u for user in node.users for u in (user.users if is_quantize(user) else [user])
+            }
+            if users and node not in kept:
+                found.setdefault(max(users, key=self.place.__getitem__), []).append(node)
+        return found
+
+
+def quantized_source(node: Node) -> Node | None:
+    """The float value behind a dequantize of an activation; None for all else."""
+    quantize = node.args[0] if is_dequantize(node) else None
+    if not isinstance(quantize, Node) or not is_quantize(quantize):
+        return None
+    source = quantize.args[0]
+    return source if isinstance(source, Node) else None
+
+
+def _result_of(node: Node) -> set[Node]:
+    """The dequantizes of what an operator makes, through operators that read no dequantize."""
+    found: set[Node] = set()
+    todo = [node]
+    while todo:
+        for user in todo.pop().users:
+            if is_quantize(user):
+                found |= {reader for reader in user.users if is_dequantize(reader)}
+            elif user.op == "call_function" and len(user.all_input_nodes) == 1:
+                todo.append(user)
+    return found
+
+
+def _joined(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """One group for each name: what one operator of the program was made into."""
+    by_name: dict[str, Group] = {}
+    for group in groups:
+        before = by_name.get(group.name)
+        by_name[group.name] = Group(
+            name=group.name,
+            anchor=group.anchor if before is None else before.anchor,
+            dequantizes=group.dequantizes | (before.dequantizes if before else frozenset()),
+            weights=(*(before.weights if before else ()), *group.weights),
+        )
+    return tuple(by_name.values())

@@ -1,0 +1,128 @@
+"""A measure of a model's outputs, summed over batches: a function, or an object with `update`."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_tensors, pick_inputs
+
+MetricFunction: TypeAlias = Callable[[Any, Any], Any]
+"""Takes the outputs of one batch and its targets; returns a number."""
+
+_LABELS = ("labels", "label", "targets", "target", "y")
+"""The keys of dicts whose values are targets where nothing is said."""
+
+
+class MetricObject(Protocol):
+    """What torchmetrics' metrics have."""
+
+    def update(self, outputs: Any, targets: Any) -> object:
+        """Add a batch."""
+
+    def compute(self) -> Any:
+        """The measure over all batches."""
+
+
+Metric: TypeAlias = MetricFunction | MetricObject
+
+
+class MetricSum:
+    """A metric over batches.
+
+    Args:
+        metric: a function of outputs and targets, whose mean over samples is taken; or an object
+            with `update` and `compute`, of which a copy is used.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self.function: MetricFunction | None = None
+        self.object: Any = None
+        if callable(getattr(metric, "update", None)) and callable(getattr(metric, "compute", None)):
+            self.object = copy.deepcopy(metric)
+            if callable(reset := getattr(self.object, "reset", None)):
+                reset()
+        elif callable(metric):
+            self.function = metric
+        else:
+            raise ConfigError(
+                f"a metric is a function of outputs and targets, found {type(metric).__name__}",
+                fix="metric=lambda outputs, labels: (outputs.argmax(-1) == labels).float().mean()",
+            )
+        self.total = 0.0
+        self.samples = 0
+
+    def add(self, outputs: Any, targets: Any) -> None:
+        """Add one batch."""
+        if self.function is None:
+            self.object.update(outputs, targets)
+            return
+        count = samples_of(outputs)
+        self.total += as_number(self.function(outputs, targets)) * count
+        self.samples += count
+
+    def value(self) -> float:
+        """The measure so far; NaN before the first batch."""
+        if self.function is None:
+            return as_number(self.object.compute())
+        return self.total / self.samples if self.samples else math.nan
+
+
+def samples_of(outputs: Any) -> int:
+    """How many samples a batch has: the first size of its first tensor."""
+    for leaf in pytree.tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return max(1, int(leaf.shape[0]))
+    return 1
+
+
+def as_number(value: Any) -> float:
+    """A metric's result as a number.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"a metric gives one number, found a {type(value).__name__}",
+            fix="let it return a float, or a tensor of one element",
+        ) from error
+
+
+def split_batch(batch: Any, inputs: InputPick | None, targets: InputPick | None) -> tuple[Any, Any]:
+    """What the model takes of a batch, and what the metric is given besides the outputs.
+
+    Where nothing is said: of a pair (inputs, targets) the second part is the targets, of a dict the
+    part named "labels" or like it; of anything else all are inputs, and the targets are None.
+    """
+    if isinstance(batch, Mapping):
+        key = next((key for key in _LABELS if key in batch), None)
+        if targets is None and key is not None:
+            targets = key
+        if inputs is None and isinstance(targets, str):
+            inputs = [key for key in batch if key != targets]
+    elif isinstance(batch, (tuple, list)) and len(batch) == 2 and targets is None:
+        if inputs is None or inputs == 0:
+            inputs, targets = 0, 1
+    return pick_inputs(batch, inputs), None if targets is None else _only(batch, targets)
+
+
+def _only(batch: Any, targets: InputPick) -> Any:
+    """The targets: one part as it is, several as a dict or tuple."""
+    if callable(targets):
+        return as_tensors(targets(batch))
+    found = pick_inputs(batch, targets)
+    return found[0] if isinstance(targets, (str, int)) else found
+
+
+def batches_of(batches: Any) -> Sequence[Any]:
+    """Batches that can be gone through more than once: an iterator is read into a list."""
+    return list(batches) if iter(batches) is batches else batches

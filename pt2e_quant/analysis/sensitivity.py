@@ -1,0 +1,311 @@
+"""sensitivity: what quantizing each group of operators alone costs."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from pt2e_quant.analysis.float_twin import FloatTwin
+from pt2e_quant.analysis.graph_side import GraphSide
+from pt2e_quant.analysis.group_costs import VERSION, GroupCost, Method, Sensitivity
+from pt2e_quant.analysis.metric import Metric, batches_of, split_batch
+from pt2e_quant.analysis.open_side import is_quantized, open_graph
+from pt2e_quant.analysis.weigh_groups import Call, ExactCosts, GradientCosts, weight_costs
+from pt2e_quant.backends.artifact import result_builder
+from pt2e_quant.backends.registry import get
+from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.core.errors import ConfigError, module_path, near
+from pt2e_quant.core.whole_file import whole_file
+from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call
+from pt2e_quant.flow.calibrate.progress import show_progress
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
+from pt2e_quant.graph.meta import attribute
+from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.subgraphs import copy_graph
+from pt2e_quant.one_call import capture_model
+
+
+def sensitivity(
+    program: nn.Module | ExportedProgram,
+    recipe: str | GraphModule | Any,
+    batches: Iterable[Any] = (),
+    *,
+    backend: str | Backend | None = None,
+    metric: Metric | None = None,
+    higher_is_better: bool = True,
+    method: str | Method = Method.EXACT,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    inputs: InputPick | None = None,
+    targets: InputPick | None = None,
+    calibration_data: Iterable[Any] | None = None,
+    cache: str | Path | None = None,
+    progress: bool = True,
+) -> Sensitivity:
+    """Find what quantizing each group of operators alone costs.
+
+    A group is an operator with its inputs, its weights and its result. The model is quantized
+    once, and run with one group switched on after the other. What comes before the group is
+    computed once a batch, in float.
+
+    Args:
+        program: the float model.
+        recipe: the name of one of `backend`, a quantizer, or what `convert` made of the program.
+        batches: as `calibrate` takes them, with the targets of the metric where it has some.
+        backend: whose recipe it is.
+        metric: a function of a batch's outputs and targets, or an object with `update` and
+            `compute`. None for the noise in the results against the float model's.
+        higher_is_better: of the metric.
+        method: "exact", "gradient" (one backward pass a batch) or "weight" (no data).
+        loss: of outputs and targets, for the gradient method; None for the noise in the results.
+        inputs: what of each batch the model takes, as `calibrate` has it.
+        targets: what of each batch the metric takes besides the outputs: a key, an index, or a
+            function. By default the second of a pair, and "labels" of a dict.
+        calibration_data: what to calibrate on; `batches` by default.
+        cache: a JSON file that takes the sums after each batch: the same call later goes on
+            behind the last batch that is in it.
+        progress: show progress bars on a terminal.
+
+    Returns:
+        The costs; `.worst(10)` are the groups to leave float.
+
+    Raises:
+        ConfigError: an argument is missing or of no use.
+        InputError: a batch does not fit.
+    """
+    chosen = _method(method)
+    held = batches_of(batches)
+    picked = partial(split_batch, inputs=inputs, targets=targets)
+    data = held if calibration_data is None else calibration_data
+    model = _captured(program, held, picked)
+    quantized, name = _quantized(model, recipe, backend, lambda: (picked(b)[0] for b in data))
+    weighing = _Weighing(model, quantized, progress)
+
+    def calls() -> Iterable[Call]:
+        for taken, wanted in map(picked, held):
+            yield Call(leaves=weighing.side.capture.bind(*as_call(taken)), targets=wanted)
+
+    if chosen is Method.WEIGHT:
+        return weighing.result(chosen, name, weight_costs(weighing.twin))
+    if not held:
+        raise ConfigError(
+            "there is no batch to weigh groups on",
+            fix='give at least one batch, or choose method="weight"',
+        )
+    if chosen is Method.GRADIENT:
+        return weighing.result(chosen, name, weighing.by_gradients(calls(), loss))
+    sign = 1 if higher_is_better else -1
+    return weighing.by_running(calls(), metric, sign, name, cache)
+
+
+def _method(method: str | Method) -> Method:
+    try:
+        return Method(method)
+    except ValueError:
+        raise ConfigError(
+            f'there is no method "{method}": {near(str(method), [m.value for m in Method])}'
+        ) from None
+
+
+def _captured(
+    program: nn.Module | ExportedProgram, held: Sequence[Any], picked: Callable[[Any], Any]
+) -> ExportedProgram | GraphModule:
+    if isinstance(program, (ExportedProgram, GraphModule)):
+        return program
+    if not held:
+        raise ConfigError(
+            "a module needs a batch to be captured with",
+            fix="give batches, or a program of torch.export",
+        )
+    return capture_model(program, *as_call(picked(held[0])[0]), None)
+
+
+def _quantized(
+    model: ExportedProgram | GraphModule,
+    recipe: str | GraphModule | Any,
+    backend: str | Backend | None,
+    data: Callable[[], Iterable[Any]],
+) -> tuple[GraphModule, str]:
+    """The program quantized by the recipe, and the recipe's name."""
+    if isinstance(recipe, GraphModule):
+        if not is_quantized(recipe) or PREPARED_KEY in recipe.meta:
+            raise ConfigError(
+                "the graph given as a recipe is not quantized",
+                fix="give the result of convert, or the name of a recipe with backend=…",
+            )
+        return recipe, "the quantized graph"
+    name = recipe if isinstance(recipe, str) else type(recipe).__name__
+    if isinstance(recipe, str):
+        if backend is None:
+            raise ConfigError(
+                f'the recipe "{recipe}" is of a backend',
+                fix='sensitivity(program, "int8", batches, backend="xnnpack")',
+            )
+        target = get(backend) if isinstance(backend, str) else backend
+        recipe = target.quantizer(recipe)
+    given = copy_graph(model) if isinstance(model, GraphModule) else model
+    prepared = prepare_pt2e(given, recipe)
+    batches = iter(data())
+    first = next(batches, None)
+    if first is not None:
+        calibrate(prepared, chain([first], batches), progress=False)
+    return convert_pt2e(prepared), name
+
+
+class _Weighing:
+    """One program, quantized, whose groups are weighed."""
+
+    def __init__(
+        self, model: ExportedProgram | GraphModule, quantized: GraphModule, progress: bool
+    ) -> None:
+        self.progress = progress
+        self.batches = 0
+        self.side = GraphSide(quantized, "the quantized graph")
+        self.build = result_builder(self.side.capture.out_spec)
+        reference = open_graph(model, None)
+        assert reference is not None
+        self.twin = FloatTwin(self.side, _float_weights(reference, self.side))
+        if not self.twin.groups:
+            raise ConfigError(
+                "no operator of this program reads a quantized tensor",
+                fix="choose another recipe; the provenance of the graph says what stays float",
+            )
+
+    def by_gradients(
+        self, calls: Iterable[Call], loss: Callable[[Any, Any], Tensor] | None
+    ) -> dict[str, float]:
+        """The costs of all groups, one backward pass a batch."""
+        gradients = GradientCosts(self.twin, self.build, loss)
+        for call in show_progress(calls, "one backward pass a batch", enabled=self.progress):
+            with preserve_buffers(self.side.gm, self.side.capture):
+                gradients.add(call)
+        self.batches = gradients.batches
+        return gradients.costs()
+
+    def by_running(
+        self,
+        calls: Iterable[Call],
+        metric: Metric | None,
+        sign: int,
+        name: str,
+        cache: str | Path | None,
+    ) -> Sensitivity:
+        """The costs of all groups, one run of each a batch; sign is -1 of a metric to lower."""
+        exact = ExactCosts(self.twin, self.build, metric)
+        self._run_all(exact, calls, cache)
+        found = {group: sums.value() for group, sums in exact.sums.items()}
+        if metric is None:
+            return self.result(Method.EXACT, name, found)
+        reference = exact.float_sum.value()
+        costs = {group: sign * (reference - value) for group, value in found.items()}
+        return self.result(Method.EXACT, name, costs, found, reference)
+
+    def _run_all(self, exact: ExactCosts, calls: Iterable[Call], cache: str | Path | None) -> None:
+        """Weigh all groups on each batch; batches that the cache knows are not run again."""
+        kept = None if cache is None else _Cache(Path(cache))
+        done = 0
+        for at, call in enumerate(calls):
+            if at == 0 and kept is not None:
+                done = kept.open(exact, _fingerprint(self.twin, exact, call))
+            self.batches = at + 1
+            if at < done:
+                continue
+            text = f"batch {at + 1}: one run a group" if self.progress else ""
+            with torch.no_grad(), preserve_buffers(self.side.gm, self.side.capture):
+                exact.add(call, progress=text)
+            if kept is not None:
+                kept.write(exact, at + 1)
+
+    def result(
+        self,
+        method: Method,
+        recipe: str,
+        costs: Mapping[str, float],
+        metrics: Mapping[str, float] | None = None,
+        reference: float | None = None,
+    ) -> Sensitivity:
+        """The costs with what is known of each group."""
+        rows = []
+        for group in self.twin.groups:
+            weights = [n for n in group.dequantizes if n in self.twin.float_weights]
+            rows.append(
+                GroupCost(
+                    group=group.name,
+                    operator=operator_name(group.anchor),
+                    module=module_path(group.anchor),
+                    weights=group.weights,
+                    elements=sum(self.twin.float_weights[n].numel() for n in weights),
+                    cost=costs[group.name],
+                    metric=None if metrics is None else metrics[group.name],
+                )
+            )
+        return Sensitivity(
+            method=method,
+            recipe=recipe,
+            groups=tuple(rows),
+            batches=self.batches,
+            metric=reference,
+        )
+
+
+def _float_weights(reference: GraphSide, side: GraphSide) -> dict[str, Tensor]:
+    """The float weights of a quantized graph, in its units."""
+    found = {}
+    for name, site in side.weights.items():
+        value = attribute(reference.gm, name)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            found[name] = site.from_program(value.detach())
+    return found
+
+
+class _Cache:
+    """The sums of an exact weighing in a JSON file, written after each batch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.key = ""
+
+    def open(self, exact: ExactCosts, key: str) -> int:
+        """Restore the sums of the same weighing; returns how many batches are in them."""
+        self.key = key
+        try:
+            data = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return 0
+        if not isinstance(data, dict) or data.get("key") != key:
+            return 0
+        exact.restore(data["sums"])
+        return int(data["batches"])
+
+    def write(self, exact: ExactCosts, batches: int) -> None:
+        """Keep the sums after a batch; those of a metric with sums of its own are not numbers."""
+        state = exact.state()
+        if state is None:
+            return
+        data = {"version": VERSION, "key": self.key, "batches": batches, "sums": state}
+        with whole_file(self.path) as stream:
+            stream.write(json.dumps(data).encode())
+
+
+def _fingerprint(twin: FloatTwin, exact: ExactCosts, call: Call) -> str:
+    """Of the weights, the graph, the metric and the first batch: what the sums depend on."""
+    found = hashlib.sha256(str(twin.gm.graph).encode())
+    found.update(getattr(exact.metric, "__qualname__", type(exact.metric).__name__).encode())
+    held = [*twin.gm.state_dict().values(), *twin.float_weights.values(), *call.leaves]
+    for value in held:
+        if isinstance(value, Tensor):
+            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            found.update(data.numpy().tobytes())
+        else:
+            found.update(repr(value).encode())
+    return found.hexdigest()

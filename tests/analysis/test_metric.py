@@ -1,0 +1,75 @@
+"""Measures of outputs over batches, and what of a batch they are given."""
+
+import numpy as np
+import pytest
+import torch
+
+from pt2e_quant.analysis.metric import MetricSum, batches_of, split_batch
+from pt2e_quant.core.errors import ConfigError
+
+
+class Accuracy:
+    """As torchmetrics has it."""
+
+    def __init__(self):
+        self.right = self.all = 0
+
+    def update(self, outputs, targets):
+        self.right += int((outputs.argmax(-1) == targets).sum())
+        self.all += len(targets)
+
+    def compute(self):
+        return torch.tensor(self.right / self.all)
+
+    def reset(self):
+        self.right = self.all = 0
+
+
+def share_right(outputs, targets):
+    return (outputs.argmax(-1) == targets).float().mean()
+
+
+@pytest.mark.parametrize("metric", [share_right, Accuracy()])
+def test_metric_sum_when_batches_differ_in_size_then_samples_count_alike(metric):
+    sums = MetricSum(metric)
+    sums.add(torch.eye(3), torch.tensor([0, 1, 2]))
+    sums.add(torch.eye(3)[:1], torch.tensor([2]))
+    assert sums.value() == 0.75
+
+
+def test_metric_sum_when_an_object_is_given_then_it_is_not_changed():
+    metric = Accuracy()
+    MetricSum(metric).add(torch.eye(3), torch.tensor([0, 1, 2]))
+    assert metric.all == 0
+
+
+def test_metric_sum_when_the_metric_gives_no_number_then_the_error_says_so():
+    with pytest.raises(ConfigError, match="one number"):
+        MetricSum(lambda outputs, targets: outputs).add(torch.eye(3), None)
+    with pytest.raises(ConfigError, match="function of outputs"):
+        MetricSum(3)
+
+
+def test_split_batch_when_nothing_is_said_then_labels_are_the_targets():
+    x, y = torch.ones(2), torch.zeros(2)
+    assert split_batch((x, y), None, None) == ((x,), y)
+    taken, wanted = split_batch({"ids": x, "labels": y}, None, None)
+    assert set(taken) == {"ids"}
+    assert wanted is y
+    assert split_batch(x, None, None) == (x, None)
+    assert split_batch((x, y), [0, 1], None) == ((x, y), None)
+
+
+def test_split_batch_when_parts_are_named_then_these_are_given():
+    batch = {"image": np.ones((2, 3), np.float32), "species": [[1], [2]], "id": ["a", "b"]}
+    taken, wanted = split_batch(batch, "image", "species")
+    assert torch.equal(taken[0], torch.ones(2, 3))
+    assert torch.equal(wanted, torch.tensor([[1], [2]])) if torch.is_tensor(wanted) else wanted
+    assert split_batch(batch, "image", lambda b: b["id"])[1] == ["a", "b"]
+
+
+def test_batches_of_when_an_iterator_is_given_then_it_can_be_read_twice():
+    held = batches_of(iter([1, 2]))
+    assert [*held, *held] == [1, 2, 1, 2]
+    given = [3]
+    assert batches_of(given) is given

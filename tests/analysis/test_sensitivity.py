@@ -1,0 +1,148 @@
+"""What quantizing each group alone costs."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from torch.export import export
+
+import pt2e_quant as pq
+from pt2e_quant.analysis import weigh_groups
+from pt2e_quant.analysis.float_twin import FloatTwin, quantized_source
+from pt2e_quant.analysis.graph_side import GraphSide
+from pt2e_quant.analysis.open_side import open_graph
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow.calibrate.sample import sqnr_db
+from tests.analysis.test_compare import scaled_range
+
+
+def test_sensitivity_when_exact_then_every_operator_has_a_small_cost(made):
+    _, program, _, quantized, batches = made
+    found = pq.sensitivity(program, quantized, batches, progress=False)
+    names = {node.name for node in program.graph.nodes}
+    assert {row.group for row in found} <= names
+    assert {"conv2d", "conv2d_1", "conv2d_2", "linear", "add_"} <= {row.group for row in found}
+    assert found.group("linear").weights == ("head.weight",)
+    assert found.group("linear").elements == 160
+    assert found.group("linear").module == "head"
+    assert all(0 < row.cost < 1e-2 for row in found)
+    assert found.batches == 2
+
+
+def test_sensitivity_when_one_group_is_on_then_the_cost_is_that_of_a_graph_of_it_alone(made):
+    """Every other dequantize of the graph is taken out by hand."""
+    model, program, _, quantized, batches = made
+    found = pq.sensitivity(program, quantized, batches, progress=False)
+    side = GraphSide(quantized, "")
+    floats = open_graph(program, None).gm
+    weights = {n: s.from_program(floats.get_parameter(n).detach()) for n, s in side.weights.items()}
+    twin = FloatTwin(side, weights)
+    group = next(g for g in twin.groups if g.name == "conv2d_1")
+    hand = copy.deepcopy(quantized)
+    by_name = {node.name: node for node in hand.graph.nodes}
+    for node in twin.order:
+        if node in group.dequantizes:
+            continue
+        if (source := quantized_source(node)) is not None:
+            by_name[node.name].replace_all_uses_with(by_name[source.name])
+        elif node in twin.float_weights:
+            hand.register_buffer(f"plain_{node.name}", twin.float_weights[node])
+            with hand.graph.inserting_before(by_name[node.name]):
+                plain = hand.graph.get_attr(f"plain_{node.name}")
+            by_name[node.name].replace_all_uses_with(plain)
+    hand.recompile()
+    with torch.no_grad():
+        expected = torch.cat([model(b) for b in batches])
+        got = torch.cat([hand(b) for b in batches])
+    assert found.group("conv2d_1").cost == pytest.approx(
+        10 ** (-sqnr_db(expected, got) / 10), rel=0.02
+    )
+
+
+def test_sensitivity_when_a_range_is_wrong_then_the_groups_that_have_it_cost_most(made):
+    _, program, _, quantized, batches = made
+    wrong = scaled_range(quantized, "conv2d_2", 16)
+    exact = pq.sensitivity(program, wrong, batches, progress=False)
+    gradient = pq.sensitivity(program, wrong, batches, method="gradient", progress=False)
+    assert {row.group for row in exact.worst(2)} == {"conv2d_2", "add_"}
+    assert {row.group for row in gradient.worst(2)} == {"conv2d_2", "add_"}
+
+
+def test_sensitivity_when_by_gradient_then_it_orders_as_the_exact_one(made):
+    _, program, _, quantized, batches = made
+    exact = pq.sensitivity(program, quantized, batches, progress=False)
+    gradient = pq.sensitivity(program, quantized, batches, method="gradient", progress=False)
+    ours = torch.tensor([row.cost for row in exact]).log10()
+    theirs = torch.tensor([row.cost for row in gradient]).log10()
+    assert torch.corrcoef(torch.stack([ours, theirs]))[0, 1] > 0.6
+
+
+def test_sensitivity_when_by_weights_then_no_batch_is_needed(made):
+    _, program, _, quantized, _ = made
+    found = pq.sensitivity(program, quantized, method="weight", progress=False)
+    assert found.batches == 0
+    assert 1e-6 < found.group("linear").cost < 1e-3
+    assert found.group("add_").cost == 0
+
+
+def test_sensitivity_when_a_metric_is_given_then_the_cost_is_by_how_much_it_falls(made):
+    model, program, _, quantized, batches = made
+    pairs = [(b, model(b).argmax(-1)) for b in batches]
+
+    def accuracy(outputs, labels):
+        return (outputs.argmax(-1) == labels).float().mean()
+
+    found = pq.sensitivity(program, quantized, pairs, metric=accuracy, progress=False)
+    assert found.metric == 1
+    assert all(row.cost == 1 - row.metric for row in found)
+
+
+def test_sensitivity_when_a_recipe_is_named_then_the_program_is_quantized_by_it(made):
+    model, _, _, _, batches = made
+    named = pq.sensitivity(model, "int8", batches, backend="xnnpack", progress=False)
+    assert named.recipe == "int8"
+    assert named.group("conv2d").cost > 0
+    with pytest.raises(ConfigError, match="of a backend"):
+        pq.sensitivity(model, "int8", batches, progress=False)
+    with pytest.raises(ConfigError, match="did you mean"):
+        pq.sensitivity(model, "int8", batches, method="exakt", progress=False)
+    with pytest.raises(ConfigError, match="no batch"):
+        pq.sensitivity(export(model, (batches[0],)), "w8", backend="xnnpack", progress=False)
+
+
+def test_sensitivity_when_a_run_was_stopped_then_it_goes_on_behind_the_last_batch(
+    made, tmp_path, monkeypatch
+):
+    _, program, _, quantized, batches = made
+    whole = pq.sensitivity(program, quantized, batches, progress=False)
+    cache = tmp_path / "costs.json"
+    add, runs = weigh_groups.ExactCosts.add, []
+
+    def stops(self, call, *, progress):
+        if len(runs) == 1:
+            raise KeyboardInterrupt
+        runs.append(call)
+        add(self, call, progress=progress)
+
+    monkeypatch.setattr(weigh_groups.ExactCosts, "add", stops)
+    with pytest.raises(KeyboardInterrupt):
+        pq.sensitivity(program, quantized, batches, cache=cache, progress=False)
+    assert json.loads(cache.read_text())["batches"] == 1
+    monkeypatch.setattr(weigh_groups.ExactCosts, "add", add)
+    again = pq.sensitivity(program, quantized, batches, cache=cache, progress=False)
+    assert [row.cost for row in again] == [row.cost for row in whole]
+    other = [batch + 1 for batch in batches]
+    fresh = pq.sensitivity(program, quantized, other, cache=cache, progress=False)
+    assert [row.cost for row in fresh] != [row.cost for row in whole]
+
+
+def test_sensitivity_when_written_as_json_then_every_group_is_there(made):
+    _, program, _, quantized, batches = made
+    found = pq.sensitivity(program, quantized, batches[:1], progress=False)
+    data = json.loads(found.to_json())
+    assert data["version"] == 1
+    assert len(data["groups"]) == len(found)
+    assert math.isclose(data["groups"][0]["cost"], found.groups[0].cost)
+    assert "linear" in str(found)
