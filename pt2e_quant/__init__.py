@@ -15,6 +15,7 @@
 - Observers, by name: `MinMaxObserver`, `HistogramObserver`, …, `FakeQuantize`,
   `LearnableFakeQuantize`.
 - Algorithms of post-training quantization: the files of `algorithms`.
+- Training in float8, int8 and with optimizer states of few bits: `training`.
 - Files: `save` and `load`, `export_encodings` and `import_encodings`.
 - What a chip of integers alone could not run: `audit`, an `Audit` of `Island`s. How far an artifact
   is from exact integers: `verify_parity`, a `Parity`.
@@ -36,6 +37,7 @@ from pt2e_quant.core import operators as _operators  # noqa: F401  (registers th
 
 if TYPE_CHECKING:
     from pt2e_quant import backends as backends
+    from pt2e_quant import training as training
     from pt2e_quant.analysis.compare import compare as compare
     from pt2e_quant.analysis.comparison import Comparison as Comparison
     from pt2e_quant.analysis.comparison import NodeError as NodeError
@@ -227,6 +229,7 @@ _MODULES = {
     "algorithms": "pt2e_quant.passes.algorithms",
     "backends": "pt2e_quant.backends",
     "errors": "pt2e_quant.core.errors",
+    "training": "pt2e_quant.training",
 }
 """Names of folders and files."""
 

@@ -121,15 +121,26 @@ def choose_scales(
         limit: the greatest code's value.
         dtype: that the scales are kept in.
     """
+    amax = block_amax(x, block_size)
+    if tensor_scale is not None:
+        amax = amax / tensor_scale.reshape((1,) * amax.dim())
+    return scale_of_amax(amax, limit, dtype)
+
+
+def block_amax(x: Tensor, block_size: Sequence[int]) -> Tensor:
+    """The greatest magnitude of each block: float32 of `grid_shape`."""
     check_blocks(block_size, x.dim())
     amax = to_rows(x.to(torch.float32).abs(), block_size).amax(1)
-    if tensor_scale is not None:
-        amax = amax / tensor_scale.reshape(-1)
+    return amax.reshape(grid_shape(x.shape, block_size))
+
+
+def scale_of_amax(amax: Tensor, limit: float, dtype: torch.dtype) -> Tensor:
+    """The scales at which greatest magnitudes, float32, are `limit`: see `choose_scales`."""
     if dtype == torch.float8_e8m0fnu:
         scale = amax / 2.0 ** _exponent(limit)
     else:
         scale = (amax / limit).clamp(min=torch.finfo(torch.float32).tiny)
-    return to_scale_dtype(scale, dtype).reshape(grid_shape(x.shape, block_size))
+    return to_scale_dtype(scale, dtype)
 
 
 def real_scale(scales: Tensor, tensor_scale: Tensor | None) -> Tensor:

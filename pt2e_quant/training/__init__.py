@@ -1,0 +1,38 @@
+"""Training in low precision: float8 and int8 products, optimizer states of few bits."""
+
+from pt2e_quant.training.float8.config import (
+    Float8Scaling,
+    Float8TrainingConfig,
+    GemmInputRole,
+    LinearMMConfig,
+    ScaledMMConfig,
+)
+from pt2e_quant.training.float8.linear import convert_to_float8_training, update_float8_scales
+from pt2e_quant.training.float8.tensor import Float8Tensor, to_float8
+from pt2e_quant.training.int8_linear import Int8TrainingConfig, convert_to_int8_training
+from pt2e_quant.training.optimizers.low_bit_optimizers import (
+    AdamW4bit,
+    AdamW8bit,
+    SGD4bit,
+    SGD8bit,
+    state_bytes,
+)
+
+__all__ = [
+    "AdamW4bit",
+    "AdamW8bit",
+    "Float8Scaling",
+    "Float8Tensor",
+    "Float8TrainingConfig",
+    "GemmInputRole",
+    "Int8TrainingConfig",
+    "LinearMMConfig",
+    "SGD4bit",
+    "SGD8bit",
+    "ScaledMMConfig",
+    "convert_to_float8_training",
+    "convert_to_int8_training",
+    "state_bytes",
+    "to_float8",
+    "update_float8_scales",
+]

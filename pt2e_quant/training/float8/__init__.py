@@ -1,0 +1,1 @@
+"""Training with linears whose three products multiply float8."""

@@ -1,0 +1,195 @@
+"""Linears that train in float8: their three products, scales of earlier steps, conversion."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.training.float8.config import Float8Scaling, Float8TrainingConfig, GemmInputRole
+from pt2e_quant.training.float8.gathered_weight import GatheredInFloat8
+from pt2e_quant.training.float8.scaled_mm import has_scaled_mm
+from pt2e_quant.training.float8.tensor import (
+    Cast,
+    Float8Tensor,
+    amax_of,
+    cast_to_float8,
+    scale_of,
+)
+from pt2e_quant.training.linear_products import Filter, LinearProducts, LowPrecisionLinear
+from pt2e_quant.training.linear_products import convert_linears as _convert_linears
+
+_ROLES = tuple(GemmInputRole)
+_AMAXES, _SCALES, _HISTORY = "float8_amaxes", "float8_scales", "float8_history"
+
+
+@dataclass(frozen=True)
+class Float8Products(LinearProducts):
+    """The products of a linear in float8."""
+
+    config: Float8TrainingConfig
+
+    def buffers(self, device: torch.device) -> dict[str, Tensor]:
+        """Of delayed scaling, for each role: amax since the last update, scale, history."""
+        if self.config.amax_history is None:
+            return {}
+        return {
+            _AMAXES: torch.zeros(len(_ROLES), device=device),
+            _SCALES: torch.zeros(len(_ROLES), device=device),
+            _HISTORY: torch.zeros(len(_ROLES), self.config.amax_history, device=device),
+        }
+
+    def prepare_weight(self, weight: Tensor) -> Tensor:
+        """A parameter that FSDP2 gathers as float8, if it is to."""
+        if not self.config.float8_all_gather:
+            return weight
+        return GatheredInFloat8(weight.detach(), self._how(GemmInputRole.WEIGHT, -1))
+
+    def output(self, x: Tensor, weight: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """See `LinearProducts`; with one scale for a tensor, x is kept in float8."""
+        x8 = self._cast(x, GemmInputRole.INPUT, -1, x.dtype, state)
+        w8 = self._cast(weight, GemmInputRole.WEIGHT, -1, x.dtype, state)
+        y = torch.mm(x8, w8.t())
+        return y, x8 if self._is_whole else x
+
+    def gradients(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        state: tuple[Tensor, ...],
+        needed: tuple[bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """See `LinearProducts`."""
+        role, dtype = GemmInputRole.GRAD_OUTPUT, grad.dtype
+        g8 = self._cast(grad, role, -1, dtype, state)
+        dx = dw = None
+        if needed[0]:
+            dx = torch.mm(g8, self._cast(weight, GemmInputRole.WEIGHT, 0, dtype, state))
+        if needed[1]:
+            if not self._is_whole:
+                g8 = self._cast(grad, role, 0, dtype, state)
+            dw = torch.mm(g8.t(), self._cast(x, GemmInputRole.INPUT, 0, dtype, state))
+        return dx, dw
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.config.scaling is Float8Scaling.TENSORWISE
+
+    def _how(self, role: GemmInputRole, inner_axis: int, dtype: torch.dtype | None = None) -> Cast:
+        return Cast(
+            float8=self.config.dtype_of(role),
+            granularity=self.config.granularity_of(role, inner_axis=inner_axis),
+            role=role,
+            mm=self.config.mm,
+            dtype=dtype,
+        )
+
+    def _cast(
+        self,
+        x: Tensor,
+        role: GemmInputRole,
+        inner_axis: int,
+        dtype: torch.dtype,
+        state: tuple[Tensor, ...],
+    ) -> Tensor:
+        if is_float8(x):
+            return x
+        if isinstance(x, GatheredInFloat8):
+            x = x.real_values
+        how = self._how(role, inner_axis, dtype)
+        if not state:
+            return cast_to_float8(x, how)
+        amaxes, scales = _local(state[0]), _local(state[1])
+        at = _ROLES.index(role)
+        amax = amax_of(x, how.granularity).reshape(())
+        # The greatest of all calls since the update: to compute a call again changes nothing.
+        amaxes[at].copy_(torch.maximum(amaxes[at], amax))
+        scale = torch.where(scales[at] > 0, scales[at], scale_of(amax, how.float8))
+        return cast_to_float8(x, how, scale)
+
+
+def is_float8(x: Tensor) -> bool:
+    """Whether a tensor is float8, or a DTensor of float8 shards."""
+    return isinstance(_local(x), Float8Tensor)
+
+
+def _local(x: Tensor) -> Tensor:
+    """The shard of a DTensor, which tensor parallelism makes of buffers too; the tensor itself."""
+    return x._local_tensor if isinstance(x, DTensor) else x
+
+
+def convert_to_float8_training(
+    module: nn.Module,
+    config: Float8TrainingConfig | None = None,
+    filter: Filter | None = None,
+) -> nn.Module:
+    """Let the linears of a model train in float8, in place.
+
+    Products are emulated where `torch._scaled_mm` does not run. Parameters stay what they are;
+    those gathered as float8 are wrapped, so make the optimizer afterwards.
+
+    Args:
+        module: the model, or a linear.
+        config: how; `Float8TrainingConfig()` if None.
+        filter: which linears, by module and dotted name; all if None.
+
+    Returns:
+        The model; of a linear, what takes its place.
+
+    Raises:
+        ConfigError: no linear is meant.
+    """
+    chosen = config or Float8TrainingConfig()
+
+    def products(linear: nn.Linear, name: str) -> Float8Products:
+        is_rowwise = chosen.scaling is Float8Scaling.ROWWISE
+        kind = linear.weight.device.type
+        has_kernel = kind == "meta" or has_scaled_mm(kind, is_rowwise=is_rowwise)
+        return Float8Products(chosen if has_kernel else chosen.emulated())
+
+    return _convert_linears(module, products, filter)
+
+
+def update_float8_scales(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Set the scales of delayed scaling from what was seen; call it once after each step.
+
+    The greatest magnitudes since the last call enter the histories, and the greatest of a history
+    makes the scale. Until the first call, scales are found from each tensor itself.
+
+    Args:
+        module: the model.
+        group: the ranks that agree on the greatest magnitudes, in one collective; all ranks if
+            None and torch.distributed is initialized.
+
+    Raises:
+        ConfigError: no linear of the model has delayed scaling.
+    """
+    linears = list(_delayed(module))
+    if not linears:
+        raise ConfigError(
+            "no linear has delayed scaling", fix="Float8TrainingConfig(amax_history=16)"
+        )
+    with torch.no_grad():
+        seen = torch.stack([_local(linear.get_buffer(_AMAXES)) for linear, _ in linears])
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(seen, dist.ReduceOp.MAX, group)
+        for (linear, config), amaxes in zip(linears, seen, strict=True):
+            history = _local(linear.get_buffer(_HISTORY))
+            history.copy_(torch.cat([amaxes.unsqueeze(1), history[:, :-1]], dim=1))
+            greatest = history.amax(1)
+            scales = [scale_of(greatest[i], config.dtype_of(r)) for i, r in enumerate(_ROLES)]
+            # what was never seen has no scale yet
+            _local(linear.get_buffer(_SCALES)).copy_(torch.stack(scales) * (greatest > 0))
+            _local(linear.get_buffer(_AMAXES)).zero_()
+
+
+def _delayed(module: nn.Module) -> Iterable[tuple[LowPrecisionLinear, Float8TrainingConfig]]:
+    for part in module.modules():
+        products = getattr(part, "products", None)
+        if isinstance(part, LowPrecisionLinear) and isinstance(products, Float8Products):
+            if products.config.amax_history is not None:
+                yield part, products.config

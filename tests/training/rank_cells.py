@@ -1,0 +1,230 @@
+"""What several ranks compute: run as a script with the number of ranks and a folder for results.
+
+Every cell is a function of a mesh and returns values; rank 0 saves them, or the error's text.
+"""
+
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from pt2e_quant import training
+from pt2e_quant.training import Float8TrainingConfig
+
+CONFIGS = {
+    "tensorwise": Float8TrainingConfig(),
+    "rowwise": Float8TrainingConfig(scaling="rowwise"),
+    "blockwise": Float8TrainingConfig(scaling="blockwise"),
+    "delayed": Float8TrainingConfig(amax_history=2),
+    "gathered": Float8TrainingConfig(float8_all_gather=True),
+}
+STEPS = 3
+RANKS = 4
+"""Parts of a batch, on so many ranks or one after the other."""
+
+
+class Block(nn.Module):
+    """Hidden sizes that four ranks cannot share evenly by rows of FSDP2, but by heads of TP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 264)
+        self.down = nn.Linear(264, 32)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(32, 7)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def make(convert=None):
+    torch.manual_seed(0)
+    model = Net()
+    if convert is not None:
+        convert(model)
+    return model
+
+
+def float8(name):
+    return lambda model: training.convert_to_float8_training(model, CONFIGS[name])
+
+
+def int8(model):
+    config = training.Int8TrainingConfig(grad_rounding="nearest")
+    training.convert_to_int8_training(model, config)
+
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(2 * RANKS, 32, generator=generator) for _ in range(STEPS)]
+
+
+def train(model, parts, optimizer_class):
+    """Losses of steps in which a batch comes in parts, whose gradients are averaged."""
+    optimizer = optimizer_class(model.parameters(), lr=1e-2)
+    losses = []
+    for batch in parts:
+        loss = 0.0
+        for part in batch:
+            own = model(part).square().mean() / len(batch)
+            own.backward()
+            loss += own.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        if any("float8_scales" in name for name, _ in model.named_buffers()):
+            training.update_float8_scales(model)
+        losses.append(loss)
+    return torch.stack(losses), optimizer
+
+
+def shard(model, mesh):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def run_fsdp(mesh, convert, optimizer_class):
+    """Each rank has a part of the batch; alone, the parts follow each other."""
+    count = mesh.size()
+    alone = [batch.chunk(count) for batch in batches()]
+    own = [[parts[mesh.get_rank()]] for parts in alone]
+    expected, _ = train(make(convert), alone, optimizer_class)
+    found, _ = train(shard(make(convert), mesh), own, optimizer_class)
+    dist.all_reduce(found)
+    return {"expected": expected, "found": found / count}
+
+
+def parallelize(model, mesh):
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def run_tensor_parallel(mesh, convert, optimizer_class):
+    parts = [[batch] for batch in batches()]
+    expected, _ = train(make(convert), parts, optimizer_class)
+    found, _ = train(parallelize(make(convert), mesh), parts, optimizer_class)
+    return {"expected": expected, "found": found}
+
+
+def whole(state):
+    """A nested state with full tensors, the same on all ranks."""
+    if isinstance(state, dict):
+        return {key: whole(value) for key, value in state.items()}
+    if isinstance(state, DTensor):
+        state = state.full_tensor()
+    real = getattr(state, "real_values", state)
+    return real.detach().clone() if isinstance(real, torch.Tensor) else real
+
+
+def states_of(model, optimizer):
+    own, of_optimizer = get_state_dict(model, optimizer)
+    return {"model": own, "optimizer": of_optimizer}
+
+
+def run_save(mesh, convert, optimizer_class, folder):
+    """Train, save, and load into a model that is not sharded."""
+    parts = [[batch.chunk(mesh.size())[mesh.get_rank()]] for batch in batches()]
+    model = shard(make(convert), mesh)
+    _, optimizer = train(model, parts, optimizer_class)
+    states = states_of(model, optimizer)
+    dcp.save(states, checkpoint_id=folder)
+    expected = whole(states)
+    if mesh.get_rank() == 0:
+        torch.save(expected, f"{folder}/whole.pt")
+    return {"expected": expected, "found": load(make(convert), optimizer_class, folder)}
+
+
+def run_load(mesh, convert, optimizer_class, folder):
+    """Load what another number of ranks saved."""
+    found = load(shard(make(convert), mesh), optimizer_class, folder)
+    return {"expected": torch.load(f"{folder}/whole.pt"), "found": found}
+
+
+def load(model, optimizer_class, folder):
+    optimizer = optimizer_class(model.parameters(), lr=1e-2)
+    states = states_of(model, optimizer)
+    dcp.load(states, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
+    )
+    return whole(states_of(model, optimizer))
+
+
+ADAM = torch.optim.AdamW
+CELLS = {
+    **{f"fsdp {name}": (run_fsdp, float8(name), ADAM) for name in CONFIGS},
+    **{f"tp {name}": (run_tensor_parallel, float8(name), ADAM) for name in CONFIGS},
+    "fsdp int8": (run_fsdp, int8, ADAM),
+    "tp int8": (run_tensor_parallel, int8, ADAM),
+    "fsdp AdamW8bit": (run_fsdp, None, training.AdamW8bit),
+    "fsdp AdamW4bit": (run_fsdp, None, training.AdamW4bit),
+    "tp AdamW8bit": (run_tensor_parallel, None, training.AdamW8bit),
+    "tp SGD4bit": (run_tensor_parallel, None, training.SGD4bit),
+}
+SAVED = {
+    "float8 gathered": (float8("gathered"), ADAM),
+    "float8 delayed": (float8("delayed"), ADAM),
+    "AdamW8bit": (None, training.AdamW8bit),
+    "AdamW4bit": (None, training.AdamW4bit),
+}
+
+
+def cells(mesh, folder):
+    for name, (run, *how) in CELLS.items():
+        yield name, lambda run=run, how=how: run(mesh, *how)
+    for name, how in SAVED.items():
+        at = f"{folder}/{name.replace(' ', '_')}"
+        run = run_load if Path(at).exists() else run_save
+        kind = "load" if Path(at).exists() else "save"
+        yield f"{kind} {name}", lambda run=run, how=how, at=at: run(mesh, *how, at)
+
+
+def work(rank, count, folder):
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store{count}", count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    mesh = init_device_mesh("cpu", (count,))
+    results = {}
+    planned = list(cells(mesh, folder))
+    dist.barrier()
+    for name, run in planned:
+        try:
+            results[name] = run()
+        except Exception as error:
+            results[name] = {"error": f"{type(error).__name__}: {error}"}
+            if rank == 0:
+                traceback.print_exc(limit=-4)
+    if rank == 0:
+        torch.save(results, f"{folder}/results{count}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    ranks, place = int(sys.argv[1]), sys.argv[2]
+    torch.multiprocessing.spawn(work, (ranks, place), nprocs=ranks)
