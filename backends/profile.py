@@ -4,11 +4,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
+from pt2e_quant.flow.report.page.plot import COLOURS, figure, graph_objects
+from pt2e_quant.flow.report.page.section import DataTable, Section
+from pt2e_quant.flow.report.page.write_page import notebook_html
 from pt2e_quant.kernels.cost import Cost
 
 
@@ -113,9 +116,59 @@ class Profile:
             table.add_row(node.node, node.module, node.kernel, node.kind, *figures, share)
         return table
 
+    def sections(self) -> list[Section]:
+        """The operators as a part of a page."""
+        columns = ("node", "us", "share %", "kind", "kernel", "bytes", "module")
+        rows = [
+            (n.node, n.time_us, 100 * self.share(n), n.kind, n.kernel, n.cost.bytes, n.module)
+            for n in self.nodes
+        ]
+        table = DataTable(columns=columns, rows=tuple(rows), sort_by=1, is_descending=True)
+        return [
+            Section(
+                title="Where the time goes",
+                text=self.summary(),
+                table=table,
+                figures={"time by operator": self.figure},
+                rank=40,
+            )
+        ]
+
+    def figure(self, count: int = 25) -> Any:
+        """The operators that take longest, by kind of work: a plotly figure."""
+        slowest = self.worst(count)[::-1]
+        order = [f"{node.node} " for node in slowest]  # with a space: no text that is a number
+        bars = [
+            graph_objects().Bar(
+                x=[node.time_us for node in slowest if node.kind is kind],
+                y=[f"{node.node} " for node in slowest if node.kind is kind],
+                orientation="h",
+                name=kind.value,
+                marker={"color": _COLOURS[kind]},
+            )
+            for kind in WorkKind
+            if any(node.kind is kind for node in slowest)
+        ]
+        made = figure(bars, title={"text": "Slowest operators"}, barmode="stack")
+        made.update_xaxes(title={"text": "microseconds"})
+        made.update_yaxes(categoryorder="array", categoryarray=order, automargin=True)
+        made.update_layout(height=120 + 22 * len(slowest))
+        return made
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return notebook_html(self.sections(), rows=15)
+
     def _shares(self) -> Iterable[tuple[WorkKind, float]]:
         return self.by_kind().items() if self.time_us else ()
 
+
+_COLOURS = {
+    WorkKind.INTEGER: COLOURS["good"],
+    WorkKind.FLOAT: COLOURS["line"],
+    WorkKind.CONVERT: COLOURS["bad"],
+    WorkKind.MOVE: COLOURS["middling"],
+}
 
 _K = TypeVar("_K")
 

@@ -19,7 +19,9 @@
 - Files: `save` and `load`, `export_encodings` and `import_encodings`.
 - What a chip of integers alone could not run: `audit`, an `Audit` of `Island`s. How far an artifact
   is from exact integers: `verify_parity`, a `Parity`.
-- Where the time of a call goes, operator by operator: `profile`, a `Profile`.
+- Where the time of a call goes, operator by operator: `profile`, a `Profile`. One file of HTML on
+  an artifact: `write_page`; what its tensors hold: `tensor_values`; colours for Google's Model
+  Explorer: `write_node_data`.
 - Where accuracy goes: `compare` two forms of a model, a `Comparison` of `NodeError`s; `sensitivity`
   is what quantizing each group alone costs, a `Sensitivity`.
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from pt2e_quant.analysis.group_costs import Sensitivity as Sensitivity
     from pt2e_quant.analysis.profile import profile as profile
     from pt2e_quant.analysis.sensitivity import sensitivity as sensitivity
+    from pt2e_quant.analysis.tensor_values import tensor_values as tensor_values
+    from pt2e_quant.analysis.write_node_data import write_node_data as write_node_data
+    from pt2e_quant.analysis.write_page import write_page as write_page
     from pt2e_quant.backends.artifact import Artifact as Artifact
     from pt2e_quant.backends.parity import Parity as Parity
     from pt2e_quant.backends.parity import verify_parity as verify_parity
@@ -208,6 +213,9 @@ _FILES = {
     "verify_parity": "pt2e_quant.backends.parity",
     "Profile": "pt2e_quant.backends.profile",
     "profile": "pt2e_quant.analysis.profile",
+    "tensor_values": "pt2e_quant.analysis.tensor_values",
+    "write_node_data": "pt2e_quant.analysis.write_node_data",
+    "write_page": "pt2e_quant.analysis.write_page",
     "provenance_of": "pt2e_quant.core.provenance",
     "sqnr_db": "pt2e_quant.flow.calibrate.sample",
     "integer_reference": "pt2e_quant.flow.convert.integer_reference",

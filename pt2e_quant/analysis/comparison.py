@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pt2e_quant.core.errors import MissingExtraError
+from pt2e_quant.flow.report.page.section import DataTable, Section
+from pt2e_quant.flow.report.page.write_page import notebook_html
 
 VERSION = 1
 """Of the JSON that `Comparison.to_json` writes."""
@@ -153,6 +155,33 @@ class Comparison:
             MissingExtraError: pandas is not installed.
         """
         return data_frame(self.to_dicts())
+
+    def sections(self) -> list[Section]:
+        """A row for each node, the one that loses most by itself first, as a part of a page."""
+        columns = ("tensor", "own dB", "dB here", "steps", "clipped %", "grid %", "operator")
+        rows = [
+            (
+                *(row.tensor, row.cost_db, row.sqnr_db, row.max_steps, 100 * row.share_clipped),
+                *(None if row.grid_used is None else 100 * row.grid_used, row.operator),
+                *(row.module, row.source),
+            )
+            for row in self.nodes
+        ]
+        return [
+            Section(
+                title="Which tensors hurt most",
+                text=f"{self.other} against {self.reference}: results at {self.sqnr_db:.1f} dB. "
+                "Own dB: the error that a tensor adds by itself; dB here: what arrives with it.",
+                table=DataTable(
+                    columns=(*columns, "module", "source"), rows=tuple(rows), sort_by=1, picks=0
+                ),
+                rank=8,
+            )
+        ]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return notebook_html(self.sections())
 
     def __iter__(self) -> Iterator[NodeError]:
         return iter(self.nodes)

@@ -2,16 +2,18 @@
 
 import io
 import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TypeVar
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from pt2e_quant.core.provenance import FloatRecord, Provenance, SizeRecord, TensorRecord
+from pt2e_quant.flow.report.page.record_sections import record_sections
+from pt2e_quant.flow.report.page.section import DataTable, HasSections, Section
+from pt2e_quant.flow.report.page.write_page import notebook_html, write_page
+from pt2e_quant.flow.report.rows import alike, float_rows, joined_notes, kind_of, shared_name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +80,44 @@ class Report:
         for note in joined_notes([*self.notes, *self.provenance.notes]):
             console.print(f"note: {note}", soft_wrap=True)
         return stream.getvalue()
+
+    def to_html(self, path: str | Path, *parts: HasSections) -> None:
+        """Write one file of HTML, with its pictures, that needs no network and nothing beside it.
+
+        Args:
+            path: of the .html file.
+            parts: what else it shows: a comparison, a profile, a search; see `pq.write_page`.
+
+        Raises:
+            ArtifactError: the path cannot be written.
+            MissingExtraError: plotly is not installed.
+        """
+        sections = [*self.sections(), *(s for part in parts for s in part.sections())]
+        write_page(path, f"Quantized for {self.backend}", sections)
+
+    def sections(self) -> list[Section]:
+        """The parts of a page: summary, sizes, quantized tensors, what is float, notes."""
+        return [
+            Section(title="Summary", facts=tuple(self._facts()), rank=0),
+            *record_sections(self.provenance, self.backend),
+            *self._float_sections(),
+        ]
+
+    def _float_sections(self) -> list[Section]:
+        notes = tuple(joined_notes([*self.notes, *self.provenance.notes]))
+        regions = [(r.node, r.what, r.reason, r.cost) for r in self.float_regions]
+        found = []
+        if regions:
+            table = DataTable(columns=("node", "what", "reason", "cost"), rows=tuple(regions))
+            found.append(Section(title="Not run in integers", table=table, rank=72))
+        if notes:
+            table = DataTable(columns=("note",), rows=tuple((note,) for note in notes))
+            found.append(Section(title="Notes", table=table, rank=90))
+        return found
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return notebook_html(self.sections()[:1]) + notebook_html(self.sections()[1:], rows=5)
 
     def tables(self) -> list[Table]:
         """The tables that make up the report."""
@@ -250,99 +290,3 @@ def _float_regions(float_regions: list[FloatRegion]) -> Table:
     ]
     columns = ("node", "what", "reason", "cost")
     return _table("not run in integers by the backend", columns, rows)
-
-
-_T = TypeVar("_T")
-_NUMBER = re.compile(r"(?<=[._])\d+(?=[._]|$)")
-"""A number between dots or underscores, as modules of a list and repeated operators have it."""
-
-
-@dataclass(frozen=True, slots=True)
-class FloatRow:
-    """Nodes that were left float for one reason.
-
-    Args:
-        reason: without the names of backend, row and operator.
-        count: how many.
-        operators: "27 mul, 15 add", the most frequent first.
-        nodes: names of the first ones.
-    """
-
-    reason: str
-    count: int
-    operators: str
-    nodes: str
-
-
-def float_rows(records: Sequence[FloatRecord], backend: str) -> list[FloatRow]:
-    """One row for each reason, the most frequent first."""
-    groups: dict[str, list[FloatRecord]] = {}
-    for record in records:
-        groups.setdefault(_plain_reason(record, backend), []).append(record)
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [_float_row(reason, members) for reason, members in ordered]
-
-
-def _float_row(reason: str, members: list[FloatRecord]) -> FloatRow:
-    counts = Counter(r.op.removeprefix("aten.").removesuffix("_") for r in members)
-    operators = ", ".join(f"{n} {op}" if n > 1 else op for op, n in counts.most_common())
-    nodes = ", ".join(r.node for r in members[:4])
-    more = f", … ({len(members) - 4} more)" if len(members) > 4 else ""
-    return FloatRow(reason, len(members), operators, nodes + more)
-
-
-def _plain_reason(record: FloatRecord, backend: str) -> str:
-    """A reason without what the row's other columns say.
-
-    >>> record = FloatRecord(node="m", op="aten.mul", module="", reason='A mul: its input "y" is')
-    >>> _plain_reason(record, "A")
-    'its input is'
-    """
-    text = re.sub(rf"^{re.escape(backend)} \w+(?=:| needs:)", "", record.reason)
-    text = re.sub(r"\bits (input|output|weight|bias) \"\w+\"", r"its \1", text.removeprefix(": "))
-    operator = record.op.removeprefix("aten.")
-    return re.sub(rf"has no int8 {re.escape(operator)} here", "has no int8 form of it", text)
-
-
-def alike(records: Sequence[_T], key: Callable[[_T], object]) -> Iterator[list[_T]]:
-    """Records of one key, in the order of the first of each."""
-    groups: dict[object, list[_T]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
-    yield from groups.values()
-
-
-def joined_notes(notes: Sequence[str]) -> list[str]:
-    """Notes "node: text", those of equal text as one.
-
-    >>> joined_notes(["linear: kept", "done", "linear_1: kept"])
-    ['linear, linear_1: kept', 'done']
-    """
-    found = []
-    for group in alike([note.partition(": ") for note in notes], lambda parts: parts[2] or parts):
-        names, text = [name for name, _, _ in group], group[0][2]
-        shown = ", ".join(names[:4]) + (f", … ({len(names) - 4} more)" if len(names) > 4 else "")
-        found.append(f"{shown}: {text}" if text else names[0])
-    return found
-
-
-def shared_name(name: str) -> str:
-    """A name with a star for each number in it.
-
-    >>> shared_name("layers.11.fc2.weight"), shared_name("relu_3")
-    ('layers.*.fc2.weight', 'relu_*')
-    """
-    return _NUMBER.sub("*", name)
-
-
-def kind_of(record: TensorRecord) -> str:
-    """The type of a quantized tensor: "int8[-127,127] axis 0", "int8 at run time"."""
-    blocks = f" in blocks of {record.block}" if record.block else ""
-    if record.is_dynamic or record.quant_min == record.quant_max:  # ranges of run time are not kept
-        return f"{record.dtype} at run time{blocks}"
-    kind = f"{record.dtype}[{record.quant_min},{record.quant_max}]{blocks}"
-    if record.axis is not None:
-        kind += f" axis {record.axis}"
-    if record.group_size is not None:
-        kind += f" groups of {record.group_size}"
-    return kind

@@ -4,7 +4,8 @@ import json
 
 from pt2e_quant.core.provenance import FloatRecord, Provenance, TensorRecord
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.report.report import FloatRegion, Report, float_rows
+from pt2e_quant.flow.report.report import FloatRegion, Report
+from pt2e_quant.flow.report.rows import float_rows
 
 
 def _report() -> Report:

@@ -1,0 +1,79 @@
+"""One page on an artifact: which tensors hurt, where in the graph, where the time goes."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pt2e_quant.analysis.compare import Model, compare
+from pt2e_quant.analysis.graph_picture import GraphPicture
+from pt2e_quant.analysis.tensor_values import tensor_values
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
+from pt2e_quant.flow.report.page.section import HasSections
+
+
+def write_page(
+    path: str | Path,
+    artifact: Artifact,
+    batches: Iterable[Any] = (),
+    *,
+    reference: Model | None = None,
+    inputs: InputPick | None = None,
+    parts: Iterable[HasSections] = (),
+) -> None:
+    """Write one file of HTML on an artifact: `artifact.report.to_html` with all that data shows.
+
+    With batches it adds the loss of each tensor with its histogram, the graph coloured by it, and
+    the time of each operator where the runtime tells it.
+
+    Args:
+        path: of the .html file.
+        artifact: of `quantize` or `lower`. Loaded from a file, it has no graph: its page then
+            has no histograms and no picture of the graph.
+        batches: some data, as `calibrate` takes it; a few batches are enough.
+        reference: the float model: tensors are then compared with it (`compare`), instead of each
+            with its own values before it is quantized.
+        inputs: what of each batch the model takes, as `calibrate` has it.
+        parts: what else to show: of `compare`, `tune`, `profile`.
+
+    Raises:
+        InputError: a batch does not fit the program.
+        ArtifactError: the path cannot be written.
+        MissingExtraError: plotly is not installed.
+    """
+    found: list[HasSections] = []
+    kept = list(batches)
+    if kept:
+        found += _seen(artifact, kept, reference, inputs)
+        found += _timed(artifact, kept[0], inputs)
+    artifact.report.to_html(path, *found, *parts)
+
+
+def _seen(
+    artifact: Artifact,
+    batches: Sequence[Any],
+    reference: Model | None,
+    inputs: InputPick | None,
+) -> list[HasSections]:
+    """The losses of tensors, their histograms, and the graph; nothing without a graph."""
+    gm = artifact.quantized
+    if gm is None:
+        return []
+    table = tensor_values(gm, batches, inputs=inputs)
+    if reference is None:
+        decibels = {loss.name: loss.sqnr_db for loss in table.losses}
+        text = "Each operator by the SQNR of its result's own rounding; grey: not quantized."
+        return [table, GraphPicture(gm=gm, decibels=decibels, text=text)]
+    comparison = compare(reference, gm, batches, inputs=inputs, progress=False)
+    decibels = {row.node: row.cost_db for row in comparison.worst(len(comparison))}
+    text = "Each operator by the error that it and its weight add by themselves."
+    return [comparison, table, GraphPicture(gm=gm, decibels=decibels, text=text)]
+
+
+def _timed(artifact: Artifact, batch: Any, inputs: InputPick | None) -> list[HasSections]:
+    args, kwargs = as_call(pick_inputs(batch, inputs))
+    try:
+        return [artifact.profile(*args, **kwargs)]
+    except UnsupportedError:  # the page says nothing of what the runtime does not tell
+        return []
