@@ -24,6 +24,12 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.report.worst_tensors import warn_if_low
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.tensors.graph import (
+    prepare_stored,
+    quantized_weights,
+    real_weights,
+    stored_quantizer,
+)
 
 _ADVICE = ("For ", "If you suspect", "The error above occurred")
 
@@ -36,7 +42,7 @@ def quantize(
     dynamic_shapes: Any = None,
     calibration_data: Iterable[Any] | None = None,
     backend: str | Backend,
-    recipe: str = "int8",
+    recipe: str | None = "int8",
     inputs: InputPick | None = None,
     algorithms: Sequence[str | Algorithm] = (),
     search: str | None = None,
@@ -59,7 +65,8 @@ def quantize(
             (weight-only and dynamic ones): then only the example inputs are run.
         backend: "xnnpack", "onnx", "cpu", "cuda", or one of an entry point; or a backend itself,
             as `with_kernels` gives it.
-        recipe: a recipe of that backend.
+        recipe: a recipe of that backend; None lowers a module that `quantize_` has quantized, with
+            the codes and scales that its weights have.
         inputs: what of each calibration batch the model takes, as `calibrate` has it: `inputs=0`
             for a loader of (images, labels).
         algorithms: as `prepare_pt2e` takes them: `["gptq"]`. Most of them need calibration data.
@@ -88,13 +95,26 @@ def quantize(
     """
     target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
-    quantizer = target.quantizer(recipe)
-    if search is not None:
-        quantizer.with_search(search)
-    if pad_groups:
-        quantizer.pad_groups()
-    program = capture_model(model, args, kwargs, dynamic_shapes)
-    prepared = prepare_pt2e(program, quantizer, algorithms=algorithms, strict=strict)
+    if recipe is None:
+        if algorithms or search is not None or pad_groups or isinstance(model, ExportedProgram):
+            raise InputError(
+                "recipe=None takes a quantized module as it is: no program, algorithms, search or "
+                "padded groups",
+                fix="quantize_(module, …) takes them",
+            )
+        with real_weights(model) as stored:
+            quantizer = stored_quantizer(target, stored)
+            program = capture_model(model, args, kwargs, dynamic_shapes)
+            prepared = prepare_stored(program, quantizer, stored)
+    else:
+        quantizer = target.quantizer(recipe)
+        if search is not None:
+            quantizer.with_search(search)
+        if pad_groups:
+            quantizer.pad_groups()
+        _refuse_quantized(model)
+        program = capture_model(model, args, kwargs, dynamic_shapes)
+        prepared = prepare_pt2e(program, quantizer, algorithms=algorithms, strict=strict)
     limit_graph(prepared, max_sizes or {})
     if calibration_data is not None:
         calibrate(prepared, calibration_data, inputs=inputs, progress=progress)
@@ -107,6 +127,14 @@ def quantize(
             _measure(program, converted, sample, artifact)
         warn_if_low(converted, choose_sample(converted, sample), artifact.report.sqnr_float_db)
     return artifact
+
+
+def _refuse_quantized(model: nn.Module | ExportedProgram) -> None:
+    if isinstance(model, nn.Module) and (found := quantized_weights(model)):
+        raise InputError(
+            f"{next(iter(found))} is quantized already",
+            fix="quantize(module, …, recipe=None) lowers the codes it has",
+        )
 
 
 def _measure(

@@ -41,7 +41,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.compiler.is_exporting():
         x = x if weight.form.input is None else emit_input(x, weight)
         return F.linear(x, emit_real_values(weight), bias)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    trained = (t for t in (x, weight, bias) if t is not None)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in trained):
         made: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
         return made if bias is None else made + bias
     return run_linear(x, weight, bias)

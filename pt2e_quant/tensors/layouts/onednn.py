@@ -58,7 +58,8 @@ class OneDnn(Layout):
 
     def unpack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
         """`packed` as `codes`."""
-        kept = {n: p for n, p in parts.items() if n in ("scale", "zero_point")}
+        own = ("packed", "row_scale", "row_sum", "no_zeros")
+        kept = {name: part for name, part in parts.items() if name not in own}
         integers = parts["packed"].to_dense().t().contiguous()
         zero = parts.get("zero_point")
         if zero is not None:

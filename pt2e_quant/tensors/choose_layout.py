@@ -1,0 +1,32 @@
+"""The layout that a weight gets where nobody names one."""
+
+from pt2e_quant.tensors.dispatch import KERNELS, find_kernel
+from pt2e_quant.tensors.layouts.table import LAYOUTS
+from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+
+
+def layouts_with_kernels(tensor: QuantizedTensor) -> list[str]:
+    """The layouts that take a weight and have a kernel for linears with it, where it is."""
+    plain = tensor.form.with_layout("plain")
+    found = []
+    for name, layout in LAYOUTS.items():
+        form = plain.with_layout(name)
+        kernel = find_kernel("linear", form, tensor.device.type, tensor.dtype)
+        if kernel is not None and not layout.refusal(plain):
+            found.append(name)
+    return found
+
+
+def best_layout(tensor: QuantizedTensor, *, gathers: bool = False) -> str:
+    """The layout of the last kernel in the table that takes a weight, else the smallest.
+
+    Args:
+        tensor: the weight.
+        gathers: an embedding reads its rows too, which opaque layouts do not hold one by one.
+    """
+    smallest = "packed" if tensor.form.scheme.bits < 8 else "plain"
+    if gathers or len(tensor.form.shape) != 2:
+        return smallest
+    order = [kernel.layout for kernel in reversed(KERNELS)]
+    fitting = layouts_with_kernels(tensor)
+    return min(fitting, key=order.index) if fitting else smallest

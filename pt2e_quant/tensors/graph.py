@@ -1,0 +1,305 @@
+"""Eager modules and graphs: export what is quantized, lower it, load a graph's weights back."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.backends.target.recipe import Wanted
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.formats.block_qparams import BlockQParams
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.qparams import QParams
+from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
+from pt2e_quant.core.specs import Q_ANNOTATION_KEY, QuantizationAnnotation
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.quantizer import Quantizer
+from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.flow.prepare.prepared import own_observers, prepared_graphs, prepared_state
+from pt2e_quant.graph import ops
+from pt2e_quant.graph.meta import source_constant
+from pt2e_quant.graph.op_table import Slot
+from pt2e_quant.graph.ops import is_call
+from pt2e_quant.observers.base import ObserverBase
+from pt2e_quant.observers.static.derived import DerivedObserverOrFakeQuantize
+from pt2e_quant.observers.weights.block_weight import BlockWeightObserver
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.values import to_qparams
+
+_PRODUCTS = ops.LINEAR + ops.CONV + ops.CONV_TRANSPOSE
+
+
+def quantized_weights(module: nn.Module) -> dict[str, QuantizedTensor]:
+    """The quantized parameters of a module by name, tied ones by each of their names."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: value for name, value in named if isinstance(value, QuantizedTensor)}
+
+
+@contextlib.contextmanager
+def real_weights(module: nn.Module) -> Iterator[dict[str, QuantizedTensor]]:
+    """Within it, the quantized parameters of a module are float ones of the same real values.
+
+    Tied ones stay tied. Gives the quantized ones by name.
+    """
+    found = quantized_weights(module)
+    made: dict[int, nn.Parameter] = {}
+    for name, tensor in found.items():
+        if id(tensor) not in made:
+            made[id(tensor)] = nn.Parameter(tensor.dequantize().detach(), tensor.requires_grad)
+        _set(module, name, made[id(tensor)])
+    try:
+        yield found
+    finally:
+        for name, tensor in found.items():
+            _set(module, name, tensor)
+
+
+def _set(module: nn.Module, name: str, value: Any) -> None:
+    owner, _, leaf = name.rpartition(".")
+    module.get_submodule(owner)._parameters[leaf] = value
+
+
+class SchemeQuantizer(Quantizer):
+    """Annotates the products and gathers of named weights, for no backend.
+
+    Args:
+        schemes: the schemes of weights by their names.
+        search: how the scales of weights are found.
+    """
+
+    def __init__(
+        self, schemes: Mapping[str, Scheme], search: WeightSearch = WeightSearch.MIN_MAX
+    ) -> None:
+        self.schemes = dict(schemes)
+        self.choice = ObserverChoice(search=search)
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate every linear, convolution and embedding that reads one of the weights."""
+        for node in model.graph.nodes:
+            if is_call(node, _PRODUCTS):
+                self._annotate(node, node.args[0], node.args[1])
+            elif is_call(node, ops.EMBEDDING):
+                self._annotate(node, None, node.args[0])
+        return model
+
+    def _annotate(self, node: Node, x: Any, weight: Any) -> None:
+        constant = source_constant(weight) if isinstance(weight, Node) else None
+        scheme = None if constant is None else self.schemes.get(str(constant.target))
+        if scheme is None or scheme.weight is None:
+            return
+        inputs = {weight: self._spec(Role.WEIGHT, scheme.weight)}
+        if x is not None and scheme.input is not None:
+            inputs[x] = self._spec(Role.INPUT, scheme.input)
+        node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
+            input_qspec_map=inputs, output_qspec=None, _annotated=True
+        )
+
+    def _spec(self, role: Role, scheme: TensorScheme) -> Any:
+        return self.choice.spec(Slot(at=role.value, role=role, accepts=(scheme,)), scheme)
+
+    def validate(self, model: GraphModule) -> None:
+        """Every annotation is one that convert takes; `pin_weights` asks whether all are there."""
+
+
+class StoredObserver(ObserverBase):
+    """Qparams that a tensor has already, in the place of an observer that would look for them.
+
+    Args:
+        like: the observer.
+        found: the qparams.
+    """
+
+    def __init__(self, like: Any, found: QParams) -> None:
+        super().__init__(dtype=like.dtype)
+        self.qparams = found
+        self.observes_constant = False
+        for name in ("qscheme", "ch_axis", "group_size"):
+            setattr(self, name, getattr(like, name, None))
+        self.quant_min, self.quant_max = found.quant_min, found.quant_max
+        ends = [
+            (found.scale * (end - found.zero_point)) for end in (self.quant_min, self.quant_max)
+        ]
+        self.min_val, self.max_val = ends[0].reshape(-1), ends[1].reshape(-1)
+
+    @property
+    def seen(self) -> bool:
+        """It needs no data."""
+        return True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """The scale and zero_point."""
+        return self.qparams.scale, self.qparams.zero_point
+
+
+def pin_weights(prepared: GraphModule, stored: Mapping[str, QuantizedTensor]) -> None:
+    """Let a prepared graph's weights keep the codes and scales that tensors have.
+
+    Args:
+        prepared: of `prepare_pt2e`, with float weights of the same real values.
+        stored: the tensors by the names of the weights.
+
+    Raises:
+        UnsupportedError: a weight is to be quantized otherwise, or stays float.
+    """
+    pinned: set[str] = set()
+    for graph in prepared_graphs(prepared):
+        state = prepared_state(graph)
+        own_observers(state)
+        for place, constant in enumerate(state.constants):
+            name = constant.observer_info.source
+            if name in stored:
+                made = _pinned(constant.observer, stored[name], name)
+                state.constants[place] = replace(constant, observer=made)
+                pinned.add(name)
+        swapped: dict[int, nn.Module] = {}
+        for key, info in state.observer_infos.items():
+            if info.is_constant and info.source in stored:
+                old = graph.get_submodule(key)
+                swapped[id(old)] = _pinned(old, stored[info.source], info.source)
+                graph.add_module(key, swapped[id(old)])
+                pinned.add(info.source)
+        for observer in graph.modules():
+            if isinstance(observer, DerivedObserverOrFakeQuantize):
+                observer.obs_or_fqs = [swapped.get(id(o), o) for o in observer.obs_or_fqs]
+    _check_pinned(prepared, stored, pinned)
+
+
+def _check_pinned(
+    prepared: GraphModule,
+    stored: Mapping[str, QuantizedTensor],
+    pinned: set[str],
+) -> None:
+    """Refuse weights that would silently go back to float; tied ones are pinned by one name."""
+    held = {id(stored[name]) for name in pinned}
+    missing = sorted(name for name, tensor in stored.items() if id(tensor) not in held)
+    if not missing:
+        return
+    records = provenance_of(prepared).floats
+    module = missing[0].rpartition(".")[0]
+    reasons = [r.reason for r in records if r.module.removeprefix("L__self__.") == module]
+    raise UnsupportedError(
+        f"{len(missing)} quantized weights would become float: {missing[0]} "
+        f"({stored[missing[0]].form.scheme})" + (f": {reasons[0]}" if reasons else ""),
+        fix="choose a scheme that the backend's table takes (docs/schemes.md), or another backend",
+    )
+
+
+def _pinned(observer: Any, tensor: QuantizedTensor, name: str) -> nn.Module:
+    found = to_qparams(tensor.plain_parts(), tensor.form)
+    wanted = getattr(observer, "scheme", None)
+    if isinstance(found, BlockQParams):
+        if wanted is not None and wanted != tensor.form.scheme:
+            raise _differs(name, tensor, str(wanted))
+        made = BlockWeightObserver(tensor.form.scheme)
+        made.found = found
+        made.min_val = made.max_val = torch.zeros(1)
+        return made
+    axis = getattr(observer, "ch_axis", None)
+    is_other = observer.dtype != found.dtype or getattr(observer, "group_size", None) != (
+        found.group_size
+    )
+    if wanted is not None or is_other or (found.axis is not None and axis != found.axis):
+        raise _differs(name, tensor, f"{observer.dtype} {getattr(observer, 'qscheme', '')}")
+    return StoredObserver(observer, found)
+
+
+def _differs(name: str, tensor: QuantizedTensor, wanted: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name} is {tensor.form.scheme}, and would be quantized anew as {wanted}",
+        fix="give a recipe whose weights have this scheme, or quantize_ with the recipe's",
+    )
+
+
+def scheme_of(tensor: QuantizedTensor) -> Scheme:
+    """The scheme by role that a quantized weight stands for."""
+    form = tensor.form
+    named = f"{form.input}, {form.scheme}" if form.input is not None else str(form.scheme)
+    return Scheme(name=named, input=form.input, output=None, weight=form.scheme)
+
+
+def stored_quantizer(target: Backend, stored: Mapping[str, QuantizedTensor]) -> TableQuantizer:
+    """A backend's quantizer that quantizes what tensors are, and nothing else.
+
+    It is that of the backend's nearest recipe, for its passes; with the tensors' schemes as rules.
+
+    Raises:
+        ConfigError: nothing is quantized, or activations have static scales, which a recipe of
+            the backend calibrates in a graph.
+    """
+    if not stored:
+        raise ConfigError(
+            "recipe=None lowers what is quantized already, and no weight of this module is",
+            fix='pq.quantize_(module, "w8") first, or name a recipe',
+        )
+    first = scheme_of(next(iter(stored.values())))
+    quantizer = target.quantizer(target.recipes.nearest(Wanted.of(first)))
+    rules = [QuantRule(kind=RuleKind.GLOBAL, scheme=None)]
+    for name, tensor in stored.items():
+        scheme = scheme_of(tensor)
+        if scheme.input is not None and not scheme.input.is_dynamic:
+            raise ConfigError(
+                f"{name} has static activations: their outputs have no scales in an eager module",
+                fix="quantize the float module in the graph flow, with calibration_data",
+            )
+        path = name.rpartition(".")[0]
+        rules.append(QuantRule(kind=RuleKind.MODULE_NAME, pattern=path, scheme=scheme))
+    quantizer.rules = rules
+    quantizer.algorithms = ()
+    return quantizer.allowing(*quantizer.preferences)
+
+
+def prepare_stored(
+    program: ExportedProgram, quantizer: Any, stored: Mapping[str, QuantizedTensor]
+) -> GraphModule:
+    """Prepare a program that was exported within `real_weights`, to convert to the codes there are.
+
+    Args:
+        program: the program.
+        quantizer: asks for the tensors' schemes.
+        stored: the tensors by name.
+
+    Raises:
+        UnsupportedError: the quantizer asks for another scheme, or leaves one float.
+    """
+    prepared = prepare_pt2e(program, quantizer)
+    pin_weights(prepared, stored)
+    return prepared
+
+
+def to_graph(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> GraphModule:
+    """The canonical q/dq graph of a module with quantized parameters, for any backend's `lower`.
+
+    Args:
+        module: its weights keep their codes; it is not changed.
+        args: example inputs.
+        kwargs: example keyword inputs.
+        dynamic_shapes: as torch.export.export takes it.
+    """
+    with real_weights(module) as stored:
+        if not stored:
+            raise ConfigError("no weight of this module is quantized", fix="quantize_ it first")
+        program = torch.export.export(
+            module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
+        )
+        quantizer = SchemeQuantizer({name: scheme_of(t) for name, t in stored.items()})
+        return convert_pt2e(prepare_stored(program, quantizer, stored), progress=False)

@@ -1,0 +1,326 @@
+"""`quantize_`: a module's weights quantized in place, and activations with them."""
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pt2e_quant.core.errors import (
+    CalibrationError,
+    ConfigError,
+    Pt2eQuantError,
+    Pt2eQuantWarning,
+)
+from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
+from pt2e_quant.flow.annotate.groups import Group
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.flow.annotate.rules import QuantRule
+from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.make_observer import make_observer
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.graph.op_table import Slot
+from pt2e_quant.observers.training.trained_qparams import qparams_of
+from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.tensors.choose_layout import best_layout
+from pt2e_quant.tensors.function_ranges import FunctionRanges, install_functions
+from pt2e_quant.tensors.graph import SchemeQuantizer
+from pt2e_quant.tensors.load_graph import load_graph
+from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
+from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.report import EagerReport, Row
+
+
+def quantize_(
+    module: nn.Module,
+    scheme: str | Scheme | None,
+    filter: Filter | None = None,
+    *,
+    rules: Sequence[QuantRule] = (),
+    layout: str = "auto",
+    search: str | None = None,
+    calibration_data: Iterable[Any] | None = None,
+    inputs: InputPick | None = None,
+    algorithms: Sequence[str | Algorithm] = (),
+    functions: bool = False,
+    strict: bool = True,
+) -> EagerReport:
+    """Quantize the weights of a module in place; its forward stays as it is.
+
+    Args:
+        module: any module; one on the meta device gets tensors to load a state dict into
+            (`load_state_dict(…, assign=True)`).
+        scheme: a name ("w8", "int8_dynamic", "w4_g32", "mxfp4_weight_only", "int8", …) or a
+            scheme; None where `rules` say all.
+        filter: of (module, path), which modules; linears by default. Embeddings and convolutions
+            are quantized where it says so.
+        rules: other schemes, or None, for modules by name or class; the more specific wins.
+        layout: "auto" for the fastest there is on the weight's device, or a layout's name.
+        search: how scales are found, "min_max", "mse" or "hqq"; None for least squared error
+            below 8 bits and the range otherwise, as recipes have it.
+        calibration_data: batches, as `pq.calibrate` takes them: for static activations, and for
+            algorithms.
+        inputs: what of each batch the module takes.
+        algorithms: of `pq.algorithms`, run on the module's graph: "gptq", say.
+        functions: calibrate the results of functions that no module owns (`torch.log`, `cat`,
+            `F.elu`) and quantize them to the scheme's output; it needs a static scheme.
+        strict: an error where a weight that was asked for cannot be quantized; otherwise a warning
+            and a row in the report.
+
+    Returns:
+        What became of each weight.
+
+    Raises:
+        ConfigError: a scheme, rule or layout does not fit; names the module.
+        CalibrationError: static activations or an algorithm without data.
+    """
+    chosen = None if scheme is None else as_scheme(scheme)
+    places = places_of(module, chosen, filter, rules)
+    if not places:
+        raise ConfigError(
+            f"no module of this {type(module).__name__} is to be quantized",
+            fix="give a filter that takes some of its modules: linears alone are by default",
+        )
+    batches = None if calibration_data is None else list(calibration_data)
+    if algorithms:
+        return _by_graph(module, places, algorithms, batches, layout, search)
+    found = _calibrated(module, places, chosen, batches, inputs, functions=functions)
+    report, how = EagerReport(), _How(module, found, layout, search, strict=strict)
+    for place in places:
+        report.rows.append(how.quantize(place))
+    if isinstance(chosen, Scheme) and functions:
+        install_functions(module, found.functions)
+    return report
+
+
+class _Calibrated:
+    """What calibration has come to: the qparams of inputs by path, and of functions."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, tuple[Tensor, Tensor]] = {}
+        self.functions: FunctionRanges | None = None
+
+
+class _How:
+    """What holds for every weight of one call: layouts, searches, what calibration found."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        found: _Calibrated,
+        layout: str,
+        search: str | None,
+        *,
+        strict: bool,
+    ) -> None:
+        self.module = module
+        self.found = found
+        self.layout = layout
+        self.search = search
+        self.strict = strict
+        self.done: dict[int, Row] = {}
+
+    def quantize(self, place: Place) -> Row:
+        """Quantize one weight, wherever it is read: tied ones stay tied."""
+        old, reason = place.weight, why_not(place)
+        if id(old) in self.done:
+            return replace(self.done[id(old)], name=place.name)
+        scheme = place.scheme.weight
+        assert scheme is not None  # places have weights
+        if not reason:
+            try:
+                tensor = QuantizedTensor.from_float(
+                    old, scheme, input=place.scheme.input, search=search_of(scheme, self.search)
+                )
+            except Pt2eQuantError as error:
+                reason = str(error)
+        if reason:
+            return _left(place, reason, strict=self.strict)
+        if place.path in self.found.inputs:
+            tensor = with_input(tensor, *self.found.inputs[place.path])
+        row = put_in_place(self.module, place, old, tensor, self.layout)
+        self.done[id(place.weight)] = row
+        return row
+
+
+def put_in_place(
+    module: nn.Module, place: Place, old: Tensor, tensor: QuantizedTensor, layout: str
+) -> Row:
+    """Put a tensor wherever the parameter of a place is read: tied ones stay tied.
+
+    Args:
+        module: the whole.
+        place: of the weight.
+        old: the float weight, for the report.
+        tensor: what takes its place.
+        layout: of the result, or "auto".
+    """
+    now = place.weight
+    holders = [
+        (owner, leaf)
+        for owner in module.modules()
+        for leaf, parameter in owner._parameters.items()
+        if parameter is now
+    ]
+    if layout == "auto":
+        gathers = any(isinstance(owner, nn.Embedding) for owner, _ in holders)
+        layout = best_layout(tensor, gathers=gathers)
+    made = tensor if tensor.is_meta else tensor.to_layout(layout)
+    # Codes are not trained; `training.quantize_parameters` makes parameters that are.
+    new = nn.Parameter(made, requires_grad=False)
+    for owner, leaf in holders:
+        owner._parameters[leaf] = new
+    return row_of(place.name, old, made)
+
+
+def row_of(name: str, old: Tensor, new: QuantizedTensor) -> Row:
+    """The row of a weight that is quantized now."""
+    return Row(
+        name=name,
+        scheme=str(new.form.scheme),
+        layout=new.form.layout,
+        bytes_before=old.numel() * old.element_size(),
+        bytes_after=new.nbytes,
+    )
+
+
+def _left(place: Place, reason: str, *, strict: bool) -> Row:
+    text = f'"{place.name}" cannot be quantized to {place.scheme.weight}: {reason}'
+    if strict:
+        raise ConfigError(
+            text, fix="leave it out by the filter or a rule, or give strict=False to keep it float"
+        )
+    warnings.warn(text, Pt2eQuantWarning, stacklevel=4)
+    return Row(name=place.name, reason=reason.partition("\n")[0])
+
+
+def search_of(scheme: TensorScheme, search: str | None) -> WeightSearch:
+    """How a weight's scales are found: as said, else as the graph flow's recipes do."""
+    if search is not None:
+        return WeightSearch.named(search)
+    is_small = scheme.bits < 8 or scheme.format is not None
+    return WeightSearch.MSE if is_small else WeightSearch.MIN_MAX
+
+
+def with_input(tensor: QuantizedTensor, scale: Tensor, zero_point: Tensor) -> QuantizedTensor:
+    """A weight in the plain layout with the static qparams of its activations."""
+    parts = tensor.parts | {"input_scale": scale, "input_zero_point": zero_point}
+    return tensor.like(parts, tensor.form)
+
+
+def run_batches(
+    module: nn.Module,
+    batches: Iterable[Any],
+    inputs: InputPick | None = None,
+    ranges: FunctionRanges | None = None,
+) -> None:
+    """Run batches through a module, for what its hooks see, and note functions' ranges."""
+    for batch in batches:
+        args, kwargs = as_call(pick_inputs(batch, inputs))
+        watch = contextlib.nullcontext() if ranges is None else ranges.watching()
+        with torch.no_grad(), watch:
+            module(*args, **kwargs)
+    if ranges is not None:
+        ranges.choose()
+
+
+def _calibrated(
+    module: nn.Module,
+    places: Sequence[Place],
+    scheme: Scheme | None,
+    batches: list[Any] | None,
+    inputs: InputPick | None,
+    *,
+    functions: bool,
+) -> _Calibrated:
+    """Observe the inputs of modules with static activations, and functions if asked to."""
+    made = _Calibrated()
+    static = [p for p in places if p.scheme.input is not None and not p.scheme.input.is_dynamic]
+    if not static and not functions:
+        return made
+    if not batches:
+        what = f'"{static[0].path}"' if static else "functions"
+        raise CalibrationError(
+            f"static activations of {what} need calibration data",
+            fix="quantize_(…, calibration_data=batches), or a dynamic scheme",
+        )
+    observers = {place.path: _observer(place.scheme.input) for place in static}
+    hooks = [
+        place.module.register_forward_pre_hook(_watch(observers[place.path])) for place in static
+    ]
+    ranges = FunctionRanges.of(module, scheme) if functions else None
+    try:
+        run_batches(module, batches, inputs, ranges)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for path, observer in observers.items():
+        made.inputs[path] = _static_qparams(path, observer)
+    made.functions = ranges
+    return made
+
+
+def _observer(scheme: TensorScheme | None) -> Any:
+    assert scheme is not None  # of a static place
+    slot = Slot(at="x", role=Role.INPUT, accepts=(scheme,))
+    return make_observer(Group(0, ObserverChoice().spec(slot, scheme)), {})
+
+
+def _watch(observer: Any) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        observer(args[0].detach())
+
+    return hook
+
+
+def _static_qparams(path: str, observer: Any) -> tuple[Tensor, Tensor]:
+    seen = getattr(observer, "seen", None)
+    if seen is False or (hasattr(observer, "min_val") and observer.min_val.numel() == 0):
+        raise CalibrationError(
+            f'no batch reached "{path}"', fix="give data that runs it, or leave it out"
+        )
+    if hasattr(observer, "block_qparams"):
+        found = observer.block_qparams(1).scale
+        return found.real().reshape(1), torch.zeros(1, dtype=torch.int32)
+    qparams = qparams_of(observer)
+    return qparams.scale.reshape(1), qparams.zero_point.reshape(1)
+
+
+def _by_graph(
+    module: nn.Module,
+    places: Sequence[Place],
+    algorithms: Sequence[str | Algorithm],
+    batches: list[Any] | None,
+    layout: str,
+    search: str | None,
+) -> EagerReport:
+    """Let the graph flow's algorithms choose the codes, and load them back."""
+    if not batches:
+        raise CalibrationError(
+            "algorithms work on calibration data", fix="quantize_(…, calibration_data=batches)"
+        )
+    args, kwargs = as_call(batches[0])
+    before = {place.name: place.weight for place in places}
+    weights = [place.scheme.weight for place in places if place.scheme.weight is not None]
+    quantizer = SchemeQuantizer(
+        {place.name: place.scheme for place in places}, search_of(weights[0], search)
+    )
+    was_training = module.training
+    program = torch.export.export(module.eval(), tuple(args), dict(kwargs))
+    module.train(was_training)
+    prepared = prepare_pt2e(program, quantizer, algorithms=algorithms)
+    calibrate(prepared, batches, progress=False)
+    graph = convert_pt2e(prepared, progress=False)
+    load_graph(module, graph)
+    report = EagerReport()
+    for place in places:
+        tensor = place.weight
+        assert isinstance(tensor, QuantizedTensor)  # validate saw it in the graph
+        report.rows.append(put_in_place(module, place, before[place.name], tensor, layout))
+    return report

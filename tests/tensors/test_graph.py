@@ -1,0 +1,123 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import AnnotationError, ConfigError, InputError, UnsupportedError
+from pt2e_quant.graph.show import show
+from pt2e_quant.tensors.graph import quantized_weights, real_weights, to_graph
+from pt2e_quant.tensors.load_graph import load_graph
+from pt2e_quant.tensors.quantize import quantize_
+
+SCHEMES = ("w8", "int8_dynamic", "w4_g32", "a8w4_g32", "mxfp4_weight_only", "nf4", "fp8_dynamic")
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(32, 64)
+        self.layer = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 32, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, places):
+        return self.head(self.layer(self.table(places)))
+
+
+X = torch.randn(5, 128, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_graph_when_made_of_a_quantized_module_then_is_canonical_and_computes_the_same(name):
+    model = mlp()
+    quantize_(model, name, layout="plain")
+    graph = to_graph(model, (X,), dynamic_shapes=({0: torch.export.Dim("rows", max=64)},))
+    pq.verify_canonical(graph)
+    assert torch.equal(graph(X), model(X))
+    # None of the weights went back to float.
+    stored = graph.state_dict()
+    assert not any(key.endswith("weight") for key in stored)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_graph_when_loaded_back_then_the_module_has_its_codes(name):
+    model = mlp()
+    fresh = copy.deepcopy(model)
+    quantize_(model, name, layout="plain")
+    graph = to_graph(model, (X,))
+    assert load_graph(fresh, graph) == ["0.weight", "2.weight"]
+    for path in (0, 2):
+        old, new = model[path].weight, fresh[path].weight
+        assert new.form.input == old.form.input
+        assert torch.equal(new.dequantize(), old.dequantize())
+        assert new.form.scheme.granularity == old.form.scheme.granularity
+    assert torch.equal(fresh(X), model(X))
+
+
+@pytest.mark.parametrize(
+    ("backend", "recipe"), [("onnx", "w8"), ("onnx", "w3_g32"), ("cpu", "int8_dynamic")]
+)
+def test_lowering_when_by_the_module_or_by_the_graph_then_graphs_are_equal(backend, recipe):
+    """The same scheme, quantized in place or in the graph: one program, bit for bit."""
+    target = pq.backends.get(backend)
+    quantizer = target.quantizer(recipe)
+    scheme, search = quantizer.scheme, quantizer.observers.search
+    model = mlp()
+    program = torch.export.export(model, (X,))
+    for rule in quantizer.preferences:
+        quantizer.allowing(rule)
+    quantizer.algorithms = ()
+    expected = pq.convert(pq.prepare(program, quantizer))
+    quantize_(model, scheme, search=search.value)
+    artifact = pq.quantize(model, (X,), backend=backend, recipe=None)
+    assert show(artifact.quantized) == show(expected)
+    for name, value in expected.state_dict().items():
+        assert torch.equal(artifact.quantized.state_dict()[name], value), name
+    torch.testing.assert_close(artifact.run(X), model(X), rtol=1e-3, atol=1e-3)
+
+
+def test_lowering_when_the_backend_does_not_take_the_scheme_then_says_why():
+    model = mlp()
+    quantize_(model, "nf4", lambda module, path: path == "0")
+    with pytest.raises(AnnotationError, match=r'its weight "w" takes int8.* not nf4'):
+        pq.quantize(model, (X,), backend="cpu", recipe=None)
+    quantize_(model, "w8", lambda module, path: path == "2")
+    with pytest.raises(UnsupportedError, match=r"1 quantized weights would become float: 0.weight"):
+        pq.quantize(model, (X,), backend="cpu", recipe=None)
+
+
+def test_lowering_when_nothing_or_all_is_quantized_then_says_what_to_do():
+    with pytest.raises(ConfigError, match="no weight of this module is"):
+        pq.quantize(mlp(), (X,), backend="cpu", recipe=None)
+    model = mlp()
+    quantize_(model, "w8")
+    with pytest.raises(InputError, match=r"0.weight is quantized already"):
+        pq.quantize(model, (X,), backend="cpu", recipe="w8")
+
+
+def test_real_weights_when_left_then_the_module_is_as_before():
+    model = Tied()
+    quantize_(model, "w8")
+    before = quantized_weights(model)
+    assert set(before) == {"table.weight", "layer.weight", "head.weight"}
+    with real_weights(model):
+        assert not quantized_weights(model)
+        assert model.head.weight is model.table.weight
+    after = quantized_weights(model)
+    assert all(after[name] is value for name, value in before.items())
+
+
+def test_graph_when_weights_are_tied_then_they_stay_one():
+    model, places = Tied(), torch.tensor([[0, 3, 31]])
+    quantize_(model, "w8", layout="plain")
+    graph = to_graph(model, (places,))
+    torch.testing.assert_close(graph(places), model(places), rtol=0, atol=0)
+    assert sum(v.numel() for k, v in graph.state_dict().items() if k.endswith("_q")) == 64 * 96

@@ -1,0 +1,156 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
+from pt2e_quant.tensors import QuantizedTensor
+from pt2e_quant.tensors.quantize import quantize_
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(32, 64)
+        self.first = nn.Linear(64, 64)
+        self.second = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 32, bias=False)
+
+    def forward(self, places):
+        x = self.table(places)
+        x = x + F.elu(self.first(x))
+        y = torch.log(self.second(x).abs() + 1)
+        return self.head(torch.cat([x, y], -1)[..., 32:96].sigmoid())
+
+
+PLACES = torch.randint(0, 32, (2, 7), generator=torch.Generator().manual_seed(3))
+DATA = [
+    (torch.randint(0, 32, (2, 7), generator=torch.Generator().manual_seed(n)),) for n in range(6)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "least_db"), [("w8", 40), ("int8_dynamic", 40), ("w4_g32", 20), ("fp8_dynamic", 25)]
+)
+def test_module_when_quantized_in_place_then_is_near_and_smaller(name, least_db):
+    model = Net().eval()
+    expected = model(PLACES)
+    report = quantize_(model, name)
+    assert [row.name for row in report.rows] == ["first.weight", "second.weight", "head.weight"]
+    assert pq.sqnr_db([expected], [model(PLACES)]) > least_db
+    assert type(model.table.weight) is nn.Parameter
+    assert all(row.bytes_after < 0.35 * row.bytes_before for row in report.rows)
+
+
+def test_module_when_a_filter_says_so_then_embeddings_are_quantized():
+    model = Net().eval()
+    expected = model(PLACES)
+    quantize_(model, "w8", lambda module, path: path == "table")
+    assert isinstance(model.table.weight, QuantizedTensor)
+    assert type(model.first.weight) is nn.Parameter
+    assert pq.sqnr_db([expected], [model(PLACES)]) > 35
+
+
+def test_module_when_rules_are_given_then_the_more_specific_wins():
+    model = Net()
+    rules = [
+        QuantRule(kind=RuleKind.MODULE_TYPE, pattern="Linear", scheme=scheme_named("w4_g32")),
+        QuantRule(kind=RuleKind.MODULE_NAME, pattern="first", scheme=None),
+        QuantRule(kind=RuleKind.MODULE_NAME, pattern="head", scheme=scheme_named("w8")),
+    ]
+    report = quantize_(model, None, rules=rules)
+    assert {row.name: row.scheme.split("[")[0] for row in report.rows} == {
+        "second.weight": "int4",
+        "head.weight": "int8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (QuantRule(kind=RuleKind.MODULE_NAME, pattern="frist", scheme=None), "first"),
+        (QuantRule(kind=RuleKind.OPERATOR, pattern="linear", scheme=None), "speaks of operators"),
+    ],
+)
+def test_module_when_a_rule_fits_nothing_then_refused(rule, text):
+    with pytest.raises(ConfigError, match=text):
+        quantize_(Net(), "w8", rules=[rule])
+
+
+def test_module_when_a_group_does_not_divide_then_named_or_left_float():
+    model = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4))
+    with pytest.raises(ConfigError, match=r'"1.weight" cannot be quantized'):
+        quantize_(copy.deepcopy(model), "w4_g32")
+    with pytest.warns(pq.errors.Pt2eQuantWarning, match=r'"1.weight" cannot be quantized'):
+        report = quantize_(model, "w4_g32", strict=False)
+    assert [row.name for row in report.floats] == ["1.weight"]
+    assert "groups of 32" in str(report)
+
+
+def test_module_when_quantized_twice_then_refused():
+    model = nn.Sequential(nn.Linear(64, 8))
+    quantize_(model, "w8")
+    with pytest.raises(ConfigError, match="already"):
+        quantize_(model, "w8")
+
+
+def test_module_when_activations_are_static_then_scales_are_of_the_data():
+    model = Net().eval()
+    expected = model(PLACES)
+    with pytest.raises(CalibrationError, match="need calibration data"):
+        quantize_(copy.deepcopy(model), "int8")
+    quantize_(model, "int8", calibration_data=DATA)
+    assert model.first.weight.input_scale.shape == (1,)
+    assert pq.sqnr_db([expected], [model(PLACES)]) > 30
+    again = copy.deepcopy(model)
+    assert torch.equal(again(PLACES), model(PLACES))
+
+
+def test_module_when_functions_are_calibrated_then_results_are_quantized():
+    model = Net().eval()
+    expected = model(PLACES)
+    plain = copy.deepcopy(model)
+    quantize_(plain, "int8", calibration_data=DATA)
+    quantize_(model, "int8", calibration_data=DATA, functions=True)
+    found = model(PLACES)
+    assert not torch.equal(found, plain(PLACES))
+    assert pq.sqnr_db([expected], [found]) > 25
+
+
+def test_module_when_an_algorithm_is_asked_for_then_codes_are_its():
+    model = Net().eval()
+    nearest = copy.deepcopy(model)
+    quantize_(nearest, "w4_g32")
+    report = quantize_(model, "w4_g32", algorithms=["gptq"], calibration_data=DATA)
+    assert len(report.quantized) == 3
+    assert not torch.equal(model.second.weight.dequantize(), nearest.second.weight.dequantize())
+    assert pq.sqnr_db([Net().eval()(PLACES)], [model(PLACES)]) > 15
+
+
+def test_module_when_on_the_meta_device_then_loads_a_quantized_state_dict():
+    source = Net().eval()
+    quantize_(source, "w4_g32", layout="packed")
+    with torch.device("meta"):
+        empty = Net().eval()
+    quantize_(empty, "w4_g32", layout="packed")
+    empty.load_state_dict(source.state_dict(), assign=True)
+    assert torch.equal(empty(PLACES), source(PLACES))
+
+
+def test_module_when_weights_are_tied_then_stay_one_tensor():
+    model = Net().eval()
+    model.head.weight = model.table.weight = nn.Parameter(torch.randn(32, 64))
+    quantize_(model, "w8")
+    assert model.head.weight is model.table.weight
+    assert model.head.weight.form.layout == "plain"  # rows are gathered from it
+
+
+def test_module_when_nothing_is_chosen_then_refused():
+    with pytest.raises(ConfigError, match="no module of this Embedding"):
+        quantize_(nn.Embedding(3, 4), "w8")
