@@ -15,6 +15,7 @@
 - Observers, by name: `MinMaxObserver`, `HistogramObserver`, …, `FakeQuantize`,
   `LearnableFakeQuantize`.
 - Algorithms of post-training quantization: the files of `algorithms`.
+- Eager modules: `quantize_` in place, `QuantizedTensor`, and the rest of `tensors`.
 - Training in float8, int8 and with optimizer states of few bits: `training`.
 - Files: `save` and `load`, `export_encodings` and `import_encodings`.
 - What a chip of integers alone could not run: `audit`, an `Audit` of `Island`s. How far an artifact
@@ -39,6 +40,7 @@ from pt2e_quant.core import operators as _operators  # noqa: F401  (registers th
 
 if TYPE_CHECKING:
     from pt2e_quant import backends as backends
+    from pt2e_quant import tensors as tensors
     from pt2e_quant import training as training
     from pt2e_quant.analysis.compare import compare as compare
     from pt2e_quant.analysis.comparison import Comparison as Comparison
@@ -131,6 +133,8 @@ if TYPE_CHECKING:
     from pt2e_quant.observers.weights.weight import WeightObserver as WeightObserver
     from pt2e_quant.one_call import quantize as quantize
     from pt2e_quant.passes import algorithms as algorithms
+    from pt2e_quant.tensors.quantize import quantize_ as quantize_
+    from pt2e_quant.tensors.quantized_tensor import QuantizedTensor as QuantizedTensor
 
     convert = convert_pt2e
     prepare = prepare_pt2e
@@ -220,6 +224,9 @@ _FILES = {
     "sqnr_db": "pt2e_quant.flow.calibrate.sample",
     "integer_reference": "pt2e_quant.flow.convert.integer_reference",
     "verify_canonical": "pt2e_quant.core.canonical",
+    # eager modules
+    "QuantizedTensor": "pt2e_quant.tensors.quantized_tensor",
+    "quantize_": "pt2e_quant.tensors.quantize",
     # errors
     "Pt2eQuantError": "pt2e_quant.core.errors",
     "Pt2eQuantWarning": "pt2e_quant.core.errors",
@@ -237,6 +244,7 @@ _MODULES = {
     "algorithms": "pt2e_quant.passes.algorithms",
     "backends": "pt2e_quant.backends",
     "errors": "pt2e_quant.core.errors",
+    "tensors": "pt2e_quant.tensors",
     "training": "pt2e_quant.training",
 }
 """Names of folders and files."""

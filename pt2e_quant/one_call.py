@@ -17,6 +17,7 @@ from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.flow.calibrate.sample import sqnr_db
@@ -65,8 +66,7 @@ def quantize(
             (weight-only and dynamic ones): then only the example inputs are run.
         backend: "xnnpack", "onnx", "cpu", "cuda", or one of an entry point; or a backend itself,
             as `with_kernels` gives it.
-        recipe: a recipe of that backend; None lowers a module that `quantize_` has quantized, with
-            the codes and scales that its weights have.
+        recipe: a recipe of that backend; None lowers the codes that `quantize_` has given a module.
         inputs: what of each calibration batch the model takes, as `calibrate` has it: `inputs=0`
             for a loader of (images, labels).
         algorithms: as `prepare_pt2e` takes them: `["gptq"]`. Most of them need calibration data.
@@ -96,29 +96,16 @@ def quantize(
     target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
     if recipe is None:
-        if algorithms or search is not None or pad_groups or isinstance(model, ExportedProgram):
-            raise InputError(
-                "recipe=None takes a quantized module as it is: no program, algorithms, search or "
-                "padded groups",
-                fix="quantize_(module, …) takes them",
-            )
-        with real_weights(model) as stored:
-            quantizer = stored_quantizer(target, stored)
-            program = capture_model(model, args, kwargs, dynamic_shapes)
-            prepared = prepare_stored(program, quantizer, stored)
+        is_asked, exported = algorithms or search or pad_groups, (args, kwargs, dynamic_shapes)
+        program, prepared = _prepare_stored(target, model, exported, is_asked=bool(is_asked))
     else:
-        quantizer = target.quantizer(recipe)
-        if search is not None:
-            quantizer.with_search(search)
-        if pad_groups:
-            quantizer.pad_groups()
-        _refuse_quantized(model)
-        program = capture_model(model, args, kwargs, dynamic_shapes)
+        quantizer = _quantizer(target, recipe, search, pad_groups=pad_groups)
+        program = capture_model(_float_model(model), args, kwargs, dynamic_shapes)
         prepared = prepare_pt2e(program, quantizer, algorithms=algorithms, strict=strict)
     limit_graph(prepared, max_sizes or {})
     if calibration_data is not None:
         calibrate(prepared, calibration_data, inputs=inputs, progress=progress)
-    # Calibration keeps a sample of its own for the check; without, the user's is better than noise.
+    # Calibration keeps a sample of its own; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
     converted = convert_pt2e(prepared, progress=progress)
     artifact = target.lower(converted, sample, strict=strict, verify=verify, validate=validate)
@@ -129,12 +116,47 @@ def quantize(
     return artifact
 
 
-def _refuse_quantized(model: nn.Module | ExportedProgram) -> None:
+def _prepare_stored(
+    target: Backend,
+    model: nn.Module | ExportedProgram,
+    exported: tuple[Any, Any, Any],
+    *,
+    is_asked: bool,
+) -> tuple[ExportedProgram, GraphModule]:
+    """A module with quantized weights as a program with float ones, and prepared for its codes."""
+    if is_asked:
+        raise InputError(
+            "recipe=None takes a module's codes as they are: no algorithms, search or padding",
+            fix="quantize_(module, …) takes them",
+        )
+    if isinstance(model, ExportedProgram):
+        raise InputError(
+            "recipe=None takes a module that quantize_ has quantized, found a program",
+            fix="quantize(module, args, backend=…, recipe=None)",
+        )
+    with real_weights(model) as stored:
+        quantizer = stored_quantizer(target, stored)
+        program = capture_model(model, *exported)
+        return program, prepare_stored(program, quantizer, stored)
+
+
+def _quantizer(
+    target: Backend, recipe: str, search: str | None, *, pad_groups: bool
+) -> TableQuantizer:
+    quantizer = target.quantizer(recipe)
+    if search is not None:
+        quantizer.with_search(search)
+    return quantizer.pad_groups() if pad_groups else quantizer
+
+
+def _float_model(model: nn.Module | ExportedProgram) -> nn.Module | ExportedProgram:
+    """The model, if none of its weights is quantized already."""
     if isinstance(model, nn.Module) and (found := quantized_weights(model)):
         raise InputError(
             f"{next(iter(found))} is quantized already",
             fix="quantize(module, …, recipe=None) lowers the codes it has",
         )
+    return model
 
 
 def _measure(

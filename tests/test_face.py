@@ -51,6 +51,7 @@ def test_dir_when_called_then_gives_the_table_of_contents():
         "algorithms",
         "backends",
         "errors",
+        "tensors",
         "training",
     ]
 

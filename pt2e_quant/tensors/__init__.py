@@ -4,18 +4,26 @@ from pt2e_quant.tensors import functions as _functions  # noqa: F401  (fills the
 from pt2e_quant.tensors.dispatch import register_kernel, unregister_kernel
 from pt2e_quant.tensors.fallbacks import fallbacks, forget_fallbacks, strict
 from pt2e_quant.tensors.form import TensorForm
+from pt2e_quant.tensors.graph import to_graph
 from pt2e_quant.tensors.layouts.layout import Layout
 from pt2e_quant.tensors.layouts.table import register_layout
+from pt2e_quant.tensors.load_graph import load_graph
+from pt2e_quant.tensors.quantize import quantize_
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.report import EagerReport
 
 __all__ = [
+    "EagerReport",
     "Layout",
     "QuantizedTensor",
     "TensorForm",
     "fallbacks",
     "forget_fallbacks",
+    "load_graph",
+    "quantize_",
     "register_kernel",
     "register_layout",
     "strict",
+    "to_graph",
     "unregister_kernel",
 ]
