@@ -73,7 +73,7 @@ class Parity:
         return "\n".join([title, f"{'node':32} {'operator':24} {'equal':>8} {'steps':>6}", *rows])
 
 
-_PROFILES = {"xnnpack": "xnnpack", "onnx": "onnxruntime_x86", "cpu": "onednn"}
+_PROFILES = {"xnnpack": "xnnpack", "onnx": "onnxruntime_x86", "cpu": "onednn", "cuda": "triton"}
 """Whose rounding the runtime of a backend has."""
 
 

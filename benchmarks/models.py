@@ -167,6 +167,85 @@ class MobileNetV2(nn.Module):
         return self.classifier(torch.flatten(x, 1))
 
 
+class SqueezeExcite(nn.Module):
+    """Channels weighted by a function of their means (Hu et al. 2017, figure 2)."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2d(channels, squeezed, 1)
+        self.fc2 = nn.Conv2d(squeezed, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float[N, channels, H, W] to the same shape."""
+        scale = self.fc2(F.silu(self.fc1(F.adaptive_avg_pool2d(x, 1))))
+        return torch.sigmoid(scale) * x
+
+
+class MbConv(nn.Module):
+    """Expand, depthwise, squeeze-excite, project, with silu (Tan and Le 2019, section 4)."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int, expand: int):
+        super().__init__()
+        hidden = channels_in * expand
+        layers = [conv_bn_silu(channels_in, hidden, 1)] if expand != 1 else []
+        layers += [
+            conv_bn_silu(channels_in * expand, hidden, kernel, stride, groups=hidden),
+            SqueezeExcite(hidden, max(1, channels_in // 4)),
+            nn.Sequential(
+                nn.Conv2d(hidden, channels_out, 1, bias=False), nn.BatchNorm2d(channels_out)
+            ),
+        ]
+        self.block = nn.Sequential(*layers)
+        self.has_residual = stride == 1 and channels_in == channels_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float[N, C, H, W] to float[N, channels_out, H / stride, W / stride]."""
+        return x + self.block(x) if self.has_residual else self.block(x)
+
+
+def conv_bn_silu(
+    channels_in: int, channels_out: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
+    """Return conv, batch norm and silu with same padding."""
+    conv = nn.Conv2d(
+        channels_in, channels_out, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False
+    )
+    return nn.Sequential(conv, nn.BatchNorm2d(channels_out), nn.SiLU(inplace=True))
+
+
+class EfficientNet(nn.Module):
+    """EfficientNet-B0 for float[N, 3, H, W] images (Tan and Le 2019, table 1)."""
+
+    # expansion, kernel, output channels, repeats, first stride
+    STAGES = (
+        (1, 3, 16, 1, 1),
+        (6, 3, 24, 2, 2),
+        (6, 5, 40, 2, 2),
+        (6, 3, 80, 3, 2),
+        (6, 5, 112, 3, 1),
+        (6, 5, 192, 4, 2),
+        (6, 3, 320, 1, 1),
+    )
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [conv_bn_silu(3, 32, 3, 2)]
+        channels = 32
+        for expand, kernel, width, repeats, first_stride in self.STAGES:
+            for number in range(repeats):
+                stride = first_stride if number == 0 else 1
+                layers.append(MbConv(channels, width, kernel, stride, expand))
+                channels = width
+        layers.append(conv_bn_silu(channels, 1280, 1))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits float[N, classes]."""
+        x = F.adaptive_avg_pool2d(self.features(x), (1, 1))
+        return self.classifier(torch.flatten(x, 1))
+
+
 class VitBlock(nn.Module):
     """A pre-norm transformer encoder block."""
 
@@ -215,6 +294,8 @@ def init_conv_weights(model: nn.Module, generator: torch.Generator) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             bound = 1 / math.sqrt(module.in_features)
             nn.init.uniform_(module.weight, -bound, bound, generator=generator)
@@ -247,6 +328,11 @@ def resnet50(image: int = 224, classes: int = 1000, seed: int = 0) -> nn.Module:
 def mobilenet_v2(image: int = 224, classes: int = 1000, seed: int = 0) -> nn.Module:
     """Return a seeded MobileNetV2 in eval mode."""
     return build_cnn(MobileNetV2(classes), image, seed)
+
+
+def efficientnet_b0(image: int = 224, classes: int = 1000, seed: int = 0) -> nn.Module:
+    """Return a seeded EfficientNet-B0 in eval mode."""
+    return build_cnn(EfficientNet(classes), image, seed)
 
 
 def build_cnn(model: nn.Module, image: int, seed: int) -> nn.Module:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `benchmarks` is 
 
 from architecture_picture import picture
 from kernel_page import kernels_page
+from parity_tables import parity_tables
 
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu.table import REGISTRY
@@ -36,6 +37,11 @@ SCHEMES = ROOT / "docs" / "schemes.md"
 SCHEMES_BEGIN, SCHEMES_END = (
     "<!-- schemes: python docs/generate.py -->",
     "<!-- end of schemes -->",
+)
+PARITY = ROOT / "docs" / "integer_reference.md"
+PARITY_BEGIN, PARITY_END = (
+    "<!-- parity: python docs/generate.py -->",
+    "<!-- end of parity -->",
 )
 INTEGER_SCHEMES = (
     *("int8_dynamic", "int8_dynamic_per_tensor", "a16w8", "a16w4"),
@@ -232,6 +238,7 @@ def pages() -> dict[Path, str]:
     found[readme] = _filled(readme, BEGIN, END, results_table())
     found[ROOT / "docs" / "development" / "architecture.svg"] = picture()
     found[ROOT / "docs" / "kernels.md"] = kernels_page(RESULTS.parent)
+    found[PARITY] = _filled(PARITY, PARITY_BEGIN, PARITY_END, parity_tables(RESULTS.parent))
     found[SCHEMES] = _filled(SCHEMES, SCHEMES_BEGIN, SCHEMES_END, schemes_table())
     return found
 

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pt2e_quant.accelerate.exact_products import exact_product, sums_rows
 from pt2e_quant.core.integer_ops.calls import out_dtype
 from pt2e_quant.core.integer_ops.profiles import (
     DEFAULT,
     Addition,
     Averaging,
+    Bias,
     Profile,
     Requantization,
 )
@@ -296,54 +298,17 @@ def _profile_of(row: Mapping[str, Any]) -> Profile:
         "requantization": Requantization(row["requantization"]),
         "addition": Addition(row["addition"]),
         "averaging": Averaging(row["averaging"]),
+        "bias": Bias(row["bias"]),
     }
     return Profile(**{**row, **kinds})
 
 
-_EXACT = 1 << 24
-"""Up to here every integer is a float32."""
-_LIMB = 16
-
-
 def compute_exactly(target: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call on tensors; sums of products by float kernels where these hold every partial sum.
-
-    No partial sum is above max(abs(x)) times the greatest sum of abs(w). float32 holds it, or those
-    of two limbs of x, or float64 does. Operands up to 256 are also exact in TF32 and bfloat16, by
-    which a kernel may multiply.
-    """
-    if target is not out_dtype or not _sums_rows(*args):
+    """Call on tensors; sums of products by float kernels where these hold every partial sum."""
+    if target is not out_dtype or not sums_rows(args[0], *args[2:]):
         return target(*args, **kwargs)
+    made = exact_product(*args)
+    if made is not None:
+        return made
     op, dtype, left, right, *rest = args
-    weight = right.float()
-    reach, longest = _reach(left), _longest(weight)
-    is_narrow = reach <= 256 and _reach(right) <= 256
-    if is_narrow and reach * longest < _EXACT:
-        return op(left.float(), weight, *rest).to(dtype)
-    if is_narrow and _LIMB * longest < _EXACT:
-        high = left.float().div_(_LIMB).round_()
-        low = left.float().sub_(high, alpha=_LIMB)
-        total = op(high, weight, *rest).to(dtype).mul_(_LIMB)
-        return total.add_(op(low, weight, *rest).to(dtype))
     return op(left.double(), right.double(), *rest).to(dtype)
-
-
-def _sums_rows(op: Any, dtype: torch.dtype, *args: Any) -> bool:
-    """Whether each result is a sum of products with one row weight[n]."""
-    if op is torch.ops.aten.linear.default:
-        return True
-    return op is torch.ops.aten.convolution.default and not args[6]  # transposed
-
-
-def _longest(weight: Tensor) -> float:
-    """The greatest sum of abs(w) over the products of one result; exact below 2**24."""
-    if weight.numel() == 0:
-        return 0.0
-    return float(torch.linalg.vector_norm(weight.flatten(1), 1, dim=1).amax())
-
-
-def _reach(x: Tensor) -> int:
-    if x.numel() == 0:
-        return 0
-    low, high = torch.aminmax(x)
-    return max(abs(int(low)), abs(int(high)))

@@ -21,12 +21,10 @@ from pt2e_quant.core.qdq import (
 from pt2e_quant.core.qparams import QParams, dequantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_nodes, constant_of
-from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, arguments, is_call
-from pt2e_quant.graph.pattern import one_of
+from pt2e_quant.graph.ops import HARDTANH, RELU, RELU6, arguments, is_call
+from pt2e_quant.passes.reference.forms.moves import CLAMPS
 from pt2e_quant.passes.reference.forms.registry import REQUANTIZE, form_of
 from pt2e_quant.passes.reference.forms.site import Arithmetic, IntegerForm, Operand, Output, Site
-
-_ACTIVATIONS = one_of(RELU, RELU6, HARDTANH, CLAMP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ class FoundSite:
     @property
     def bounds(self) -> tuple[float | None, float | None]:
         """Real bounds that a clamp sets to the result."""
-        is_clamp = self.activation is None and is_call(self.op, _ACTIVATIONS)
+        is_clamp = self.activation is None and is_call(self.op, CLAMPS)
         return _bounds(self.op if is_clamp else self.activation)
 
 
@@ -85,7 +83,7 @@ def _ending_in(quantize: Node) -> FoundSite | None:
     if kind_of_qdq(op) is QdqKind.PER_TENSOR:
         return FoundSite(form=REQUANTIZE, op=op, quantize=quantize)
     activation = None
-    if is_call(op, _ACTIVATIONS) and not is_dequantize(op.all_input_nodes[0]):
+    if is_call(op, CLAMPS) and not is_dequantize(op.all_input_nodes[0]):
         activation, op = op, op.all_input_nodes[0]
     form = form_of(op)
     if form is None or not _reads_integers(op):
@@ -99,7 +97,7 @@ def _reads_integers(node: Node) -> bool:
 
 def _is_quantized_by(user: Node) -> bool:
     """Whether a reader is a quantize, or a clamp that only quantizes read."""
-    if is_call(user, _ACTIVATIONS):
+    if is_call(user, CLAMPS):
         return bool(user.users) and all(_is_static_quantize(n) for n in user.users)
     return _is_static_quantize(user)
 

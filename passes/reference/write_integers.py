@@ -18,7 +18,7 @@ def write_integers(arithmetic: Arithmetic = DEFAULT_ARITHMETIC) -> GraphPass:
 
     Before:  quantize(relu(conv2d(dequantize(x), dequantize(w), b)))
     After:   total = out_dtype(convolution, int32, x.to(int16) - x_zero, w.to(int16)) + b_q
-             clamp(round(total.to(float32) * factor), 0, …).to(int32) + zero).to(int8)
+             (clamp(round(total.to(float32) * factor), 0, …) + zero).to(int8)
 
     The definitions are the forms of `passes.reference.forms`. Where one declines, the q/dq stay.
     """

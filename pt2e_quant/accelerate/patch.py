@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 VARIABLE = "PT2E_QUANT_PATCHES_OFF"
@@ -33,6 +34,7 @@ class Patch:
         return not off & {self.name, "all"} and self.is_known_version()
 
 
+@cache
 def _installed(package: str) -> str:
     try:
         return version(package)

@@ -9,6 +9,7 @@ from benchmarks.inputs import image_batches
 PARAMETERS = {
     models.resnet18: 11_689_512,
     models.mobilenet_v2: 3_504_872,
+    models.efficientnet_b0: 5_288_548,
 }
 
 

@@ -141,6 +141,9 @@ def _gather(site: Site[Any]) -> Any:
     return rescaled(site, x, site.call(aten.reshape.default, moved, [*leading, *after]), output)
 
 
+CLAMPS = one_of(RELU, RELU6, HARDTANH, CLAMP)
+"""Operators that bound the integers of the one that they follow."""
+
 _MOVES = one_of(
     RESHAPE,
     PERMUTE,
@@ -175,7 +178,7 @@ REQUANTIZE = IntegerForm(name="requantize", operators=(), write=_clamp)
 
 MOVE_FORMS = (
     IntegerForm(name="move", operators=_MOVES, write=_move),
-    IntegerForm(name="clamp", operators=one_of(RELU, RELU6, HARDTANH, CLAMP), write=_clamp),
+    IntegerForm(name="clamp", operators=CLAMPS, write=_clamp),
     IntegerForm(name="join", operators=one_of(CAT, STACK), write=_join),
     IntegerForm(name="choose", operators=one_of(MAXIMUM, MINIMUM), write=_choose),
     IntegerForm(name="where", operators=(aten.where.self,), write=_where),

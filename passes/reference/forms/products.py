@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pt2e_quant.core.integer_ops.calls import cast, widen
 from pt2e_quant.core.integer_ops.products import Window, convolve, multiply_rows
+from pt2e_quant.core.integer_ops.profiles import Bias
 from pt2e_quant.core.integer_ops.windows import GroupLinear, Matmul
 from pt2e_quant.graph.ops import (
     ADDMM,
@@ -171,18 +172,20 @@ def _product(site: Site[Any], window: Window | None) -> Any:
     if x.run_time is not None:
         return _dynamic(site, x, weight, window, channels)
     scale = x.qparams.scale * weight.qparams.scale
-    bias = _bias(site, scale)
+    bias, real_bias = _bias(site, scale), None
     reach = _check_sum(site, x, weight, 0 if bias is None else int(bias.abs().max()))
     if site.output is not None:
         site.required_output()  # declines before anything is held
     held = None
-    if bias is not None:
+    if bias is not None and site.arithmetic.profile.bias is Bias.REAL:
+        real_bias = site.hold(site.arguments["bias"].detach().float().reshape(channels), "bias")
+    elif bias is not None:
         held = site.hold(bias.to(_accumulator(site)).reshape(channels), "bias_q")
     total = _accumulate(site, x, weight, window, x.qparams.zero_point_int, held)
     if site.output is None:
-        return _as_float(site, total, _per_channel(scale, channels))
+        return _as_float(site, total, _per_channel(scale, channels), real_bias)
     scales = x.qparams.scale, _per_channel(weight.qparams.scale, channels)
-    return site.requantized(total, scales, reach=reach)
+    return site.requantized(total, scales, reach=reach, bias=real_bias)
 
 
 def _weight(site: Site[Any], axis: int = 0) -> Operand[Any]:
@@ -249,10 +252,12 @@ def _check_length(
     return most
 
 
-def _as_float(site: Site[Any], total: Any, scale: Tensor) -> Any:
-    """A result that stays float: the accumulator times its scale."""
+def _as_float(site: Site[Any], total: Any, scale: Tensor, bias: Any = None) -> Any:
+    """A result that stays float: the accumulator times its scale, and a bias in real units."""
     held = site.literal(scale, "scale")
     real = site.call(aten.mul.Tensor, cast(site.call, total, torch.float32), held)
+    if bias is not None:
+        real = site.call(aten.add.Tensor, real, bias)
     dtype = site.like.dtype
     return real if dtype is torch.float32 else cast(site.call, real, dtype)
 
@@ -308,6 +313,8 @@ def _bias(site: Site[Any], scale: Tensor) -> Tensor | None:
         return None
     if not isinstance(bias, Tensor):
         raise Declined("bias is computed at run time")
+    if site.arithmetic.profile.bias is Bias.FLOAT32:
+        return torch.round(bias.float() * (1.0 / scale)).to(torch.int64)
     return torch.round(bias.double() / scale.double()).to(torch.int64)
 
 

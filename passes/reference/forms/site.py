@@ -144,6 +144,7 @@ class Site(Generic[Value]):
         divisor: int | Tensor = 1,
         reach: int = 0,
         output: Output | None = None,
+        bias: Any = None,
     ) -> Any:
         """An accumulator in steps of scales[0] * scales[1] * … as integers of the output.
 
@@ -154,6 +155,7 @@ class Site(Generic[Value]):
             reach: the greatest size of the accumulator, where it may be beyond int32: multipliers
                 of 31 bits take its upper 31 bits then.
             output: the site's own by default.
+            bias: in real units, where the profile adds it to the real result.
         """
         to = output or self.required_output()
         profile = self.arithmetic.profile
@@ -164,7 +166,7 @@ class Site(Generic[Value]):
             total = self.call(aten.bitwise_right_shift.Tensor_Scalar, half, beyond)
             scales = (*scales, torch.tensor([2.0**beyond]))
         factor = factor_of(kind, scales, to.qparams.scale, divisor, bits=bits)
-        return requantize(self.call, total, factor.held(self.hold), to.range)
+        return requantize(self.call, total, factor.held(self.hold), to.range, bias=bias)
 
     def literal(self, values: Tensor, name: str) -> Any:
         """One number as it is, several as a constant."""

@@ -17,6 +17,8 @@ class Requantization(StrEnum):
     """clamp(half_even(float32(total) * ((x * w) / y)) + zero); each step rounds to float32."""
     TWO_FACTORS = "two_factors"
     """clamp(half_even(float32(total) * (x * w) * (1 / y) + zero)); each step rounds to float32."""
+    TWO_FACTORS_THEN_ZERO = "two_factors_then_zero"
+    """clamp(half_even(float32(total) * (x * w) * (1 / y)) + zero); each step rounds to float32."""
     SINGLE = "single"
     """(total * multiplier + 2**(shift - 1)) >> shift: one rounding, ties up."""
     GEMMLOWP = "gemmlowp"
@@ -27,7 +29,12 @@ class Requantization(StrEnum):
     @property
     def is_fixed(self) -> bool:
         """Whether it multiplies by an integer of 31 bits and shifts."""
-        return self not in (Requantization.FLOAT32, Requantization.TWO_FACTORS)
+        return self is not Requantization.FLOAT32 and not self.has_two_factors
+
+    @property
+    def has_two_factors(self) -> bool:
+        """Whether a real result, in float32, stands between its two factors."""
+        return self in (Requantization.TWO_FACTORS, Requantization.TWO_FACTORS_THEN_ZERO)
 
 
 class Addition(StrEnum):
@@ -54,6 +61,17 @@ class Averaging(StrEnum):
     """Integers divided by count, ties away from zero; input and output have one scale."""
 
 
+class Bias(StrEnum):
+    """How a linear or convolution adds its bias."""
+
+    NEAREST = "nearest"
+    """half_even(bias / (x * w)) in float64, added to the accumulator."""
+    FLOAT32 = "float32"
+    """half_even(bias * (1 / (x * w))), each step in float32, added to the accumulator."""
+    REAL = "real"
+    """In float32, to the accumulator times x * w; needs a requantization of two factors."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """The arithmetic of one target.
@@ -65,9 +83,10 @@ class Profile:
         averaging: of windowed averages whose scale does not change.
         source: where the arithmetic was read.
         multiplier_bits: of a requantization by multiplier and shift, 1 (a shift alone) .. 31.
+        bias: of linears and convolutions.
 
     Raises:
-        ConfigError: multipliers have other bits.
+        ConfigError: multipliers have other bits, or a real bias has no real result to be added to.
     """
 
     name: str
@@ -76,10 +95,16 @@ class Profile:
     averaging: Averaging
     source: str
     multiplier_bits: int = 31
+    bias: Bias = Bias.NEAREST
 
     def __post_init__(self) -> None:
         if not 1 <= self.multiplier_bits <= 31:
             raise ConfigError(f"multipliers have 1 .. 31 bits, found {self.multiplier_bits}")
+        if self.bias is Bias.REAL and not self.requantization.has_two_factors:
+            raise ConfigError(
+                f'a real bias is added to a real result, which "{self.requantization}" has not',
+                fix="requantization=Requantization.TWO_FACTORS",
+            )
 
 
 DEFAULT = Profile(
@@ -98,8 +123,10 @@ _ALL = (
         requantization=Requantization.FLOAT32,
         addition=Addition.MULTIPLIERS_OF_21_BITS,
         averaging=Averaging.REQUANTIZED,
-        source="XNNPACK src/operators/convolution-nhwc.c, src/microparams-init.c "
-        "(xnn_init_qs8_conv_minmax_fp32_scalar_params, xnn_init_qs8_add_minmax_scalar_params)",
+        source="XNNPACK src/microparams-init.c (xnn_init_qs8_qc8w_conv_minmax_fp32_scalar_params, "
+        "xnn_init_qs8_add_minmax_scalar_params), src/qs8-requantization/fp32-scalar-lrintf.c; "
+        "ExecuTorch backends/xnnpack/operators/quant_params.py (from_bias)",
+        bias=Bias.FLOAT32,
     ),
     Profile(
         name="onnxruntime_x86",
@@ -107,36 +134,48 @@ _ALL = (
         addition=Addition.FLOAT_RATIOS,
         averaging=Averaging.REQUANTIZED,
         source="ONNX Runtime onnxruntime/core/mlas/lib/quantize.cpp (MlasRequantizeOutput), "
-        "core/mlas/lib/intrinsics/avx2/qladd_avx2.cpp (MlasQLinearAddKernelAvx2Helper)",
+        "onnxruntime/core/mlas/lib/intrinsics/avx2/qladd_avx2.cpp (MlasQLinearAddKernelAvx2Helper)",
     ),
     Profile(
         name="onednn",
         requantization=Requantization.TWO_FACTORS,
         addition=Addition.REAL,
         averaging=Averaging.REQUANTIZED,
-        source="oneDNN doc/programming_model/quantization (attributes: scales, zero points)",
+        source="oneDNN developer guide, Primitive Attributes: Quantization "
+        "(dev_guide_attributes_quantization); the bias in float32 was measured",
+        bias=Bias.REAL,
+    ),
+    Profile(
+        name="triton",
+        requantization=Requantization.TWO_FACTORS_THEN_ZERO,
+        addition=Addition.REAL,
+        averaging=Averaging.REQUANTIZED,
+        source="this package, kernels/epilogue/reference.py (finish)",
+        bias=Bias.REAL,
     ),
     Profile(
         name="tflite",
         requantization=Requantization.GEMMLOWP,
         addition=Addition.RESCALED,
         averaging=Averaging.DIVIDED,
-        source="TensorFlow Lite kernels/internal/common.cc (MultiplyByQuantizedMultiplier), "
-        "gemmlowp fixedpoint/fixedpoint.h, kernels/internal/reference/{add,pooling}.h",
+        source="TensorFlow Lite tensorflow/lite/kernels/internal/common.cc "
+        "(MultiplyByQuantizedMultiplier), reference/add.h, reference/integer_ops/pooling.h; "
+        "gemmlowp fixedpoint/fixedpoint.h",
     ),
     Profile(
         name="tosa",
         requantization=Requantization.SINGLE,
         addition=Addition.RESCALED,
         averaging=Averaging.DIVIDED,
-        source="TOSA 1.0 specification, 1.8.2 apply_scale_32 (SINGLE_ROUND)",
+        source="TOSA specification, apply_scale_32 (SINGLE_ROUND)",
     ),
     Profile(
         name="tosa_double",
         requantization=Requantization.TOSA_DOUBLE,
         addition=Addition.RESCALED,
         averaging=Averaging.DIVIDED,
-        source="TOSA 1.0 specification, 1.8.2 apply_scale_32 (DOUBLE_ROUND)",
+        source="TOSA specification, apply_scale_32 (DOUBLE_ROUND); "
+        "LLVM mlir/lib/Conversion/TosaToArith/TosaToArith.cpp has it in operators",
     ),
 )
 

@@ -37,8 +37,9 @@ class OutputRange:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the limits, less the zero_point, are float32 numbers."""
-        return max(abs(self.low - self.zero_point), abs(self.high - self.zero_point)) <= _EXACT
+        """Whether the limits, with and less the zero_point, are float32 numbers."""
+        limits = (self.low, self.high, self.low - self.zero_point, self.high - self.zero_point)
+        return max(map(abs, limits)) <= _EXACT
 
 
 def output_range(
@@ -99,17 +100,17 @@ def factor_of(
     """The factor scales[0] * scales[1] * … / (output_scale * divisor).
 
     FLOAT32 rounds each product and the quotient to float32 in that order, as XNNPACK
-    (operators/convolution-nhwc.c) and ONNX Runtime (QLinearConv, QLinearMatMul) do. TWO_FACTORS
-    keeps the product and the inverse of the output scale apart, as oneDNN does. The fixed ones take
-    the quotient in float64, as TFLite does (PopulateConvolutionQuantizationParams), by a multiplier
-    of so many bits.
+    (src/operators/convolution-nhwc.c) and ONNX Runtime (QLinearConv, QLinearMatMul) do. The kinds
+    of two factors keep the product and the inverse of the output scale apart, as oneDNN does. The
+    fixed ones take the quotient in float64, as TFLite does (PopulateConvolutionQuantizationParams),
+    by a multiplier of so many bits.
     """
     if kind.is_fixed:
         real = _product([s.double() for s in scales]) / (output_scale.double() * divisor)
         found = multiplier_of(real, bits)
         return Factor(kind=kind, values=(found.value, found.shift))
     product = _product(scales)
-    if kind is Requantization.TWO_FACTORS:
+    if kind.has_two_factors:
         return Factor(kind=kind, values=(product, 1.0 / (output_scale * divisor)))
     return Factor(kind=kind, values=(product / (output_scale * divisor),))
 
@@ -120,7 +121,12 @@ def _product(factors: Sequence[Tensor]) -> Tensor:
 
 
 def requantize(
-    call: Call[Value], accumulator: Value, factor: Factor[Any], out: OutputRange
+    call: Call[Value],
+    accumulator: Value,
+    factor: Factor[Any],
+    out: OutputRange,
+    *,
+    bias: Value | None = None,
 ) -> Value:
     """Integers of the output's scale: clamp(rounded(accumulator * factor) + zero_point, low, high).
 
@@ -133,13 +139,16 @@ def requantize(
         accumulator: int32, or int64.
         factor: by which.
         out: must be exact.
+        bias: float32 that broadcasts against the accumulator, added between two factors.
     """
     if factor.kind.is_fixed:
         limits = out.zero_point, out.low, out.high
         return call(Rescale, accumulator, *factor.values, *limits, out.storage, str(factor.kind))
     product = cast(call, accumulator, torch.float32)
-    for value in factor.values:
+    for number, value in enumerate(factor.values):
         product = call(_aten.mul.Tensor, product, value)
+        if number == 0 and bias is not None:
+            product = call(_aten.add.Tensor, product, bias)
     if factor.kind is Requantization.TWO_FACTORS:  # the zero_point is added before rounding
         if out.zero_point:
             product = call(_aten.add.Tensor, product, float(out.zero_point))
@@ -147,7 +156,8 @@ def requantize(
         return cast(call, call(_aten.clamp.default, rounded, out.low, out.high), out.storage)
     rounded = call(_aten.round.default, product)
     low, high = out.low - out.zero_point, out.high - out.zero_point
-    steps = cast(call, call(_aten.clamp.default, rounded, low, high), torch.int32)
+    # Exact: float32 holds the limits with and without the zero_point.
+    steps = call(_aten.clamp.default, rounded, low, high)
     if out.zero_point:
         steps = call(_aten.add.Tensor, steps, out.zero_point)
     return cast(call, steps, out.storage)

@@ -25,6 +25,7 @@ from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxO
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
+from pt2e_quant.passes.reference.forms.moves import CLAMPS, MOVE_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.registry import form_of
 
@@ -37,7 +38,8 @@ class IntegerQuantizer(Quantizer):
     """Quantizes every operator that has an integer form, norms and softmax too.
 
     What a backend keeps in float because that is as fast there is in integers here. Activations are
-    affine, with one scale a tensor; views and max pools keep their input's. Weights of linears and
+    affine, with one scale a tensor; views and max pools keep their input's. A relu or clamp is one
+    operator with what it reads. Weights of linears and
     convolutions have 8 bits and one scale an output channel. Attention is written out first.
 
     Args:
@@ -77,7 +79,7 @@ class IntegerQuantizer(Quantizer):
                     floats.append(_left(node))
                 continue
             inputs: dict[Node, QuantizationSpecBase | None] = {}
-            for source in node.all_input_nodes:
+            for source in [] if _clamped(node) else node.all_input_nodes:
                 spec = _weight_spec(node, source) if source in constants else self.activation
                 if spec is not None and _is_float(source):
                     inputs[source] = spec
@@ -97,6 +99,9 @@ class IntegerQuantizer(Quantizer):
         form = form_of(node)
         if form is not None and form.name in _CHOOSING and len(inputs) == 1:
             return SharedQuantizationSpec((next(iter(inputs)), node))
+        readers = list(node.users)
+        if len(readers) == 1 and _clamped(readers[0]) is node:
+            return None
         return self.activation if _is_float(node) else None
 
     def validate(self, model: GraphModule) -> None:
@@ -107,6 +112,19 @@ def _is_float(node: Node) -> bool:
     value = node.meta.get("val")
     first = value[0] if isinstance(value, (tuple, list)) and value else value
     return isinstance(first, Tensor) and first.is_floating_point()
+
+
+def _clamped(node: Node) -> Node | None:
+    """What a relu or clamp ends: both are one operator of integers, with one rounding.
+
+    Runtimes round once there whatever the graph says: XNNPACK moves a clamp into the operator
+    before it, ONNX Runtime merges the two pairs of q/dq.
+    """
+    source = node.all_input_nodes[0] if is_call(node, CLAMPS) else None
+    if source is None or len(source.users) > 1 or not _is_float(source):
+        return None
+    form = form_of(source)
+    return None if form is None or form in MOVE_FORMS or form.name in _CHOOSING else source
 
 
 def _weight_spec(node: Node, source: Node) -> QuantizationSpec | None:

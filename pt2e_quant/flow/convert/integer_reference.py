@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from pt2e_quant.accelerate.exact_products import install
 from pt2e_quant.accelerate.pause_gc import pause_gc
 from pt2e_quant.core.canonical import Form, verify_canonical
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
@@ -63,6 +64,7 @@ def integer_reference(
         verify_canonical(graph, form=Form.REFERENCE)
     nn.Module.train(gm, False)
     refuse_gradients(gm)
+    install()
     return gm
 
 

@@ -29,8 +29,8 @@ class Island:
     """One operator that computes in float.
 
     Attributes:
-        node: its name in the graph.
-        operator: as "aten.log".
+        node: its name in the graph; "" where a runtime's program does not name it.
+        operator: as "aten.log"; of an artifact it may be several, as "2 Sigmoid".
         module: dotted path of the module it belongs to, "" at the root.
         source: the user's line, "" if unknown.
         bytes_across: of the float tensors that cross into and out of float here in one inference,
@@ -76,7 +76,8 @@ class Audit:
                 "" if island.bytes_across is None else f", {island.bytes_across:,} bytes across"
             )
             place = f" in {island.module}" if island.module else ""
-            lines.append(f"{island.node} ({island.operator}){place}{across}")
+            name = f"{island.node} ({island.operator})" if island.node else island.operator
+            lines.append(f"{name}{place}{across}")
             lines += [f"  source  {island.source}"] if island.source else []
             lines += [f"  reason  {island.reason}", f"  remedy  {island.remedy}"]
         return "\n".join(lines)
@@ -119,20 +120,29 @@ def refuse_islands(gm: GraphModule) -> None:
 
 
 def _of_artifact(artifact: Any) -> Audit:
+    """What the quantizer left float, then what the backend did."""
     report = artifact.report
-    islands = tuple(
-        Island(
-            node=record.node,
-            operator=record.op,
-            module=record.module,
-            source="",
-            bytes_across=None,
-            reason=record.reason,
-            remedy=record.fix or "a scheme for it, or a backend that runs it in integers",
-        )
-        for record in report.provenance.floats
+    found = [_left_float(r.node, r.op, r.module, r.reason, r.fix) for r in report.provenance.floats]
+    found += [_left_float(r.node, r.what, "", r.reason) for r in report.float_regions]
+    if not found:
+        found = [
+            _left_float("", f"{count} {name}", "", f"{report.backend} runs it in float")
+            for name, count in report.float_ops.items()
+            if "quantize" not in name.lower()
+        ]
+    return Audit(islands=tuple(found), integer_operators=sum(report.integer_ops.values()))
+
+
+def _left_float(node: str, operator: str, module: str, reason: str, fix: str = "") -> Island:
+    return Island(
+        node=node,
+        operator=operator,
+        module=module,
+        source="",
+        bytes_across=None,
+        reason=reason,
+        remedy=fix or "a scheme for it, or a backend that runs it in integers",
     )
-    return Audit(islands=islands, integer_operators=sum(report.integer_ops.values()))
 
 
 class _Written:

@@ -58,6 +58,30 @@ def test_integer_quantizer_when_a_pool_chooses_values_then_they_keep_their_scale
     assert len(scales) == 1
 
 
+class Clamps(nn.Module):
+    """A relu behind a convolution, a relu6 behind a sum, a relu whose input is read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = functional.relu6(self.second(x) + x)
+        y = self.second(x)
+        return torch.relu(y) + y
+
+
+def test_integer_quantizer_when_a_clamp_follows_an_operator_then_both_round_once():
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    made = prepared(Clamps(), pq.IntegerQuantizer(), x)
+    quantized = pq.convert_pt2e(pq.calibrate(made, [x], progress=False))
+    ends = {n.args[0].name for n in quantized.graph.nodes if is_quantize(n)}
+    assert {"relu", "relu6", "conv2d_2", "relu_1"} <= ends
+    assert not ends & {"conv2d", "add"}
+    assert pq.audit(quantized).is_integer_only
+
+
 def test_integer_quantizer_when_an_operator_has_no_form_then_names_it_before_data_is_seen():
     class Sums(nn.Module):
         def forward(self, x):

@@ -120,3 +120,29 @@ def test_audit_when_run_then_the_graph_is_not_touched():
     before = [str(node) for node in quantized.graph.nodes], set(quantized.state_dict())
     audit(quantized)
     assert ([str(node) for node in quantized.graph.nodes], set(quantized.state_dict())) == before
+
+
+@pytest.mark.parametrize(
+    ("backend", "package", "function", "operator"),
+    [
+        ("onnx", "onnxruntime", functional.tanh, "Tanh"),
+        ("xnnpack", "executorch", functional.silu, "Sigmoid"),
+        ("cpu", "torch", functional.tanh, "tanh"),
+    ],
+)
+def test_audit_when_a_runtime_computes_a_function_in_float_then_its_artifact_has_an_island(
+    backend, package, function, operator
+):
+    pytest.importorskip(package)
+
+    class Function(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    x = torch.linspace(-3, 3, 32).reshape(2, 16)
+    prepared = pq.prepare_pt2e(export(Function(), (x,)), pq.IntegerQuantizer(), int_only=True)
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False))
+    assert audit(quantized).is_integer_only
+    found = audit(get(backend).lower(quantized, verify=False, strict=False))
+    assert not found.is_integer_only
+    assert operator in str(found)

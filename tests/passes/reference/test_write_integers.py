@@ -309,10 +309,9 @@ def test_linear_when_written_in_integers_then_reads_as_the_definition(program):
         mul: f32[1, 2] = mul(_to_copy_2, 1.0)
         round: f32[1, 2] = round(mul)
         clamp: f32[1, 2] = clamp(round, min=0, max=132)
-        _to_copy_3: i32[1, 2] = _to_copy(clamp, dtype=i32)
-        add_1: i32[1, 2] = add(_to_copy_3, -5)
-        _to_copy_4: i8[1, 2] = _to_copy(add_1, dtype=i8)
-        return (_to_copy_4)
+        add_1: f32[1, 2] = add(clamp, -5)
+        _to_copy_3: i8[1, 2] = _to_copy(add_1, dtype=i8)
+        return (_to_copy_3)
         """
     )
     x = torch.tensor([[3, 4]], dtype=torch.int8)

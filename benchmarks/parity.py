@@ -1,0 +1,205 @@
+"""How far runtimes are from exact integers, in steps: single operators, and a small CNN.
+
+`python -m benchmarks.parity` writes `benchmarks/results/parity.json`; `docs/generate.py` makes
+docs/parity.md of it. Each operator is one graph of DRAWS branches, whose weights, scales and zero
+points are drawn. A case is one value of a result.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn import functional
+
+import pt2e_quant as pq
+from benchmarks.results import write_results
+from pt2e_quant.core.qdq import read_qparams
+from pt2e_quant.graph.subgraphs import copy_graph
+
+DRAWS = 20
+RUNTIMES = {"xnnpack": "xnnpack", "onnx": "onnxruntime_x86", "cpu": "onednn", "cuda": "triton"}
+"""Backends, and the profile that the integer reference has for each.
+
+The Triton kernels of the last one run by their definitions where there is no GPU.
+"""
+OPTIONS: dict[str, dict[str, Any]] = {"cuda": {"allow_unmeasured": True}}
+"""What a backend's `lower` is given beside the graph."""
+REASONS = {
+    ("tanh", "onnx"): "computed in float, by a polynomial of ONNX Runtime's own",
+    (
+        "relu",
+        "onnx",
+    ): "the relu is dropped, and two pairs of q/dq that follow each other are merged "
+    "into one: the input is rounded once, to the output's scale",
+    ("mean", "cpu"): "computed in float, whose sum is rounded at each step",
+}
+"""Why a runtime is not equal to the reference; any other row must be."""
+
+
+class Call(nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """What the function gives."""
+        return self.function(*inputs)
+
+
+class Branches(nn.Module):
+    """Modules beside each other, each with inputs and a result of its own."""
+
+    def __init__(self, parts: Sequence[nn.Module], taken: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.taken = taken
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The results in order."""
+        each = self.taken
+        return tuple(part(*inputs[i * each : (i + 1) * each]) for i, part in enumerate(self.parts))
+
+
+class Residual(nn.Module):
+    """A convolution, a depthwise one, a residual add, a pool and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, 2, 1)
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores."""
+        x = torch.relu(self.stem(x))
+        x = x + functional.relu6(self.depthwise(x))
+        scores: Tensor = self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An operator: a module with weights of its own, and the shapes of its inputs.
+
+    The results of DRAWS of them hold at least 10,000 values.
+    """
+
+    make: Callable[[], nn.Module]
+    shapes: Sequence[tuple[int, ...]]
+
+
+_IMAGE, _ROWS = (1, 8, 8, 8), (8, 64)
+OPERATORS = {
+    "conv2d": Case(partial(nn.Conv2d, 8, 8, 3, padding=1), [_IMAGE]),
+    "depthwise conv2d": Case(partial(nn.Conv2d, 8, 8, 3, padding=1, groups=8), [_IMAGE]),
+    "conv2d, relu": Case(lambda: nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()), [_IMAGE]),
+    "linear": Case(partial(nn.Linear, 64, 64), [_ROWS]),
+    "add": Case(partial(Call, torch.add), [_ROWS, _ROWS]),
+    "mul": Case(partial(Call, torch.mul), [_ROWS, _ROWS]),
+    "max_pool2d": Case(partial(nn.MaxPool2d, 2), [(1, 8, 16, 16)]),
+    "avg_pool2d": Case(partial(nn.AvgPool2d, 2), [(1, 8, 16, 16)]),
+    "mean": Case(partial(nn.AdaptiveAvgPool2d, 1), [(16, 32, 5, 5)]),
+    "relu": Case(nn.ReLU, [_ROWS]),
+    "sigmoid": Case(nn.Sigmoid, [_ROWS]),
+    "tanh": Case(nn.Tanh, [_ROWS]),
+    "hardswish": Case(nn.Hardswish, [_ROWS]),
+    "gelu": Case(nn.GELU, [_ROWS]),
+    "elu": Case(nn.ELU, [_ROWS]),
+    "silu": Case(nn.SiLU, [_ROWS]),
+    "a CNN": Case(Residual, [(50, 3, 16, 16)]),
+}
+
+
+def drawn(shape: Sequence[int]) -> Tensor:
+    """Normal values with a spread and a mean of their own."""
+    spread, middle = math.exp(torch.empty(()).uniform_(-2, 2)), torch.empty(()).uniform_(-1, 1)
+    return spread * (torch.randn(tuple(shape)) + middle)
+
+
+def quantized_branches(case: Case, draws: int) -> tuple[GraphModule, list[Tensor]]:
+    """A canonical graph for all runtimes, and inputs of it."""
+    torch.manual_seed(0)
+    model = Branches([case.make() for _ in range(draws)], len(case.shapes)).eval()
+    inputs = [drawn(shape) for _ in range(draws) for shape in case.shapes]
+    program = torch.export.export(model, tuple(inputs))
+    prepared = pq.prepare_pt2e(program, pq.IntegerQuantizer(), int_only=True)
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, [tuple(inputs)], progress=False))
+    return quantized, inputs
+
+
+def steps_apart(found: Sequence[Tensor], expected: Sequence[Tensor], gm: GraphModule) -> Tensor:
+    """How many integers the results are apart, value by value."""
+    (results,) = gm.graph.output_node().args
+    differences = []
+    for value, left, right in zip(results, found, expected, strict=True):
+        scale = read_qparams(gm, value).scale_float
+        differences.append(((left.double() - right.double()) / scale).round().abs().flatten())
+    return torch.cat(differences)
+
+
+def differences(steps: Tensor) -> dict[str, int]:
+    """How many values are not equal, and the largest difference."""
+    return {"cases": steps.numel(), "differ": int((steps > 0).sum()), "steps": int(steps.max())}
+
+
+def measure(name: str, backends: Sequence[str], draws: int = DRAWS) -> list[dict[str, Any]]:
+    """Compare runtimes, and the q/dq graph, with the integer reference in the runtime's profile.
+
+    Args:
+        name: of an operator of OPERATORS.
+        backends: keys of RUNTIMES.
+        draws: of its weights, scales and zero points; a CNN has one.
+
+    Returns:
+        A row for each backend, with "float", what it computes in float; and one for the q/dq graph
+        against the default profile.
+    """
+    gm, inputs = quantized_branches(OPERATORS[name], 1 if name == "a CNN" else draws)
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for backend in backends:
+            expected = pq.integer_reference(copy_graph(gm), RUNTIMES[backend])(*inputs)
+            lower = pq.backends.get(backend).lower
+            artifact = lower(gm, verify=False, strict=False, **OPTIONS.get(backend, {}))
+            found = differences(steps_apart(artifact.run(*inputs), expected, gm))
+            islands = sorted({re.sub(r"^\d+ ", "", i.operator) for i in pq.audit(artifact).islands})
+            rows.append({"operator": name, "runtime": backend, **found, "float": islands})
+        expected = pq.integer_reference(copy_graph(gm))(*inputs)
+        found = differences(steps_apart(gm(*inputs), expected, gm))
+        rows.append({"operator": name, "runtime": "qdq", **found, "float": []})
+    return rows
+
+
+def unexplained(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of runtimes that differ without a reason."""
+    return [
+        row
+        for row in rows
+        if row["runtime"] in RUNTIMES
+        and row["differ"]
+        and (row["operator"], row["runtime"]) not in REASONS
+    ]
+
+
+def main(names: Sequence[str]) -> int:
+    """Measure the operators of these names, or all, and write the file; 1 if one is unexplained."""
+    rows = []
+    for name in names or OPERATORS:
+        rows += measure(name, tuple(RUNTIMES))
+        print(*rows[-1 - len(RUNTIMES) :], sep="\n", flush=True)
+    write_results("parity", rows, ("operator", "runtime"))
+    return 1 if unexplained(rows) else 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main(sys.argv[1:]))
