@@ -4,8 +4,10 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pt2e_quant.core.granularity import PerToken
+from pt2e_quant.kernels.int4_linear.few_rows_op import FEW_ROWS, LinearOfInt4
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
 from pt2e_quant.kernels.onednn.limbs_op import limb_shifts, linear_of_limbs
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
@@ -58,7 +60,7 @@ def linear_of_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> T
     return made
 
 
-def _is_per_token(form: TensorForm) -> bool:
+def is_per_token(form: TensorForm) -> bool:
     """Whether activations are what `QuantizeRows` gives, and no sum leaves float32's integers."""
     scheme = form.input
     return (
@@ -71,7 +73,19 @@ def _is_per_token(form: TensorForm) -> bool:
     )
 
 
+def few_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """Up to four rows by torch's product of 4-bit codes in bfloat16; more by the real weight."""
+    p, form = weight.parts, weight.form
+    rows = x.numel() // max(1, x.shape[-1])
+    if isinstance(rows, int) and rows <= FEW_ROWS:
+        size = form.block[1]
+        made: Tensor = LinearOfInt4(x, p["tiles"], size, p["scales_and_zeros"], form.shape[0], bias)
+        return made
+    return F.linear(x, weight.dequantize(), bias)
+
+
 CPU_KERNELS = (
+    TensorKernel(name="linear_of_int4", op="linear", layout="int4_rows", run=few_rows),
     TensorKernel(name="linear_of_limbs", op="linear", layout="onednn", run=float_rows),
     TensorKernel(
         name="int8_linear_rows",
@@ -79,6 +93,6 @@ CPU_KERNELS = (
         layout="onednn",
         has_input=True,
         run=linear_of_rows,
-        takes=_is_per_token,
+        takes=is_per_token,
     ),
 )

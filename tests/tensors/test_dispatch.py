@@ -26,6 +26,7 @@ def ranges(run):
         ("w8", "onednn", "int8 onednn linear_of_limbs"),
         ("int8_dynamic", "onednn", "int8 onednn int8_linear_rows"),
         ("w4_g32", "packed", "int4 packed reference"),
+        ("w4_g32", "int4_rows", "int4 int4_rows linear_of_int4"),
         ("mxfp8", "plain", "float8_e4m3fn plain reference"),
     ],
 )

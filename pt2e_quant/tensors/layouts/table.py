@@ -1,10 +1,24 @@
 """Every layout by its name."""
 
 from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.tensors.layouts.gpu_tiles import HalfTiles, Int4Tiles
+from pt2e_quant.tensors.layouts.int4_rows import Int4Rows
 from pt2e_quant.tensors.layouts.layout import Layout, Packed, Plain
 from pt2e_quant.tensors.layouts.onednn import OneDnn
+from pt2e_quant.tensors.layouts.sparse import SemiSparse
+from pt2e_quant.tensors.layouts.swizzle import SwizzledScales
 
-LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (Plain(), Packed(), OneDnn())}
+_ALL: tuple[Layout, ...] = (
+    Plain(),
+    Packed(),
+    OneDnn(),
+    Int4Rows(),
+    Int4Tiles(),
+    HalfTiles(),
+    SemiSparse(),
+    SwizzledScales(),
+)
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in _ALL}
 """Every layout by its name, those of `register_layout` too."""
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,8 +7,10 @@ from hypothesis import strategies as st
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
+from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors.layouts.layout import Plain
+from pt2e_quant.tensors.layouts.sparse import prune_2_4
 from pt2e_quant.tensors.layouts.table import LAYOUTS, layout_named, register_layout
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
@@ -28,9 +32,14 @@ def test_layouts_when_packed_and_unpacked_then_every_part_is_the_same(
     is_integer = name not in FORMAT_SCHEMES
     scheme = scheme_named(name, symmetric=symmetric or not is_integer).weight
     values = torch.randn(rows, 64 * groups, generator=torch.Generator().manual_seed(seed))
+    if seed % 3 == 0:
+        values = prune_2_4(values)
+    if seed % 2 == 0 and is_integer:
+        scheme = replace(scheme, scales=ScaleFormat(dtype=torch.bfloat16))
     tensor = QuantizedTensor.from_float(values, scheme)
     for layout in LAYOUTS.values():
-        if layout.refusal(tensor.form):
+        is_dense = layout.name == "sparse_2_4" and seed % 3
+        if layout.refusal(tensor.form) or is_dense:
             continue
         back = layout.unpack(layout.pack(tensor.parts, tensor.form), tensor.form)
         assert back.keys() == tensor.parts.keys()

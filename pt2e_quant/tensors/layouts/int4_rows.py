@@ -1,0 +1,96 @@
+"""4-bit weights in groups as torch's CPU operator for a few rows reads them: half a byte each."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pt2e_quant.core.granularity import PerGroup
+from pt2e_quant.core.packing import pack
+from pt2e_quant.kernels.int4_linear.few_rows_op import UINT4, PackInt4, scales_and_zeros
+from pt2e_quant.kernels.int4_linear.pack import OFFSET
+from pt2e_quant.tensors.form import TensorForm
+from pt2e_quant.tensors.layouts.layout import Layout, Parts
+
+_GROUPS = (32, 64, 128, 256)
+_DIGIT = 4
+
+
+class Int4Rows(Layout):
+    """`tiles`, `PackInt4` of the codes, and `scales_and_zeros` in bfloat16.
+
+    Scales kept in bfloat16 are read back from `scales_and_zeros`; float32 ones stay beside it. The
+    operator permutes nibbles, in an order of its CPU: packing the digits of each place tells it.
+    """
+
+    name = "int4_rows"
+
+    def refusal(self, form: TensorForm) -> str:
+        """It takes matrices of 4-bit integers in groups of 32 to 256."""
+        scheme, granularity = form.scheme, form.scheme.granularity
+        size = granularity.group_size if isinstance(granularity, PerGroup) else 0
+        is_float = scheme.scales.dtype in (torch.float32, torch.bfloat16)
+        reasons = (
+            (scheme.format is not None or scheme.bits != 4, "4-bit integers are needed"),
+            (len(form.shape) != 2, f"a matrix is needed, found {len(form.shape)} dimensions"),
+            (size not in _GROUPS, f"groups of {', '.join(map(str, _GROUPS))} are needed"),
+            (not is_float or scheme.scales.double_group is not None, f"{scheme.scales}"),
+            (bool(size) and form.shape[-1] % size != 0, f"groups of {size} do not divide rows"),
+        )
+        return next((text for holds, text in reasons if holds), "")
+
+    def pack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
+        """`codes` as `tiles`; zero points, and scales in bfloat16, as `scales_and_zeros`."""
+        offset = _offset(form)
+        codes = (parts["codes"].to(torch.int16) + offset).to(torch.uint8)
+        zero = parts.get("zero_point")
+        zeros = None if zero is None else zero.to(torch.int32) + offset
+        made = {n: p for n, p in parts.items() if n not in ("codes", "scale", "zero_point")}
+        if parts["scale"].dtype is not torch.bfloat16:
+            made |= {n: parts[n] for n in ("scale", "zero_point") if n in parts}
+        return made | {
+            "tiles": PackInt4(pack(codes, UINT4)),
+            "scales_and_zeros": scales_and_zeros(parts["scale"].float(), zeros),
+        }
+
+    def unpack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
+        """`tiles` as `codes`."""
+        own = ("tiles", "scales_and_zeros")
+        made = {name: part for name, part in parts.items() if name not in own}
+        rows, columns = form.shape
+        offset = _offset(form)
+        codes = _unpack_tiles(parts["tiles"], columns)[:rows]
+        storage = torch.int8 if offset else torch.uint8
+        made["codes"] = (codes.to(torch.int16) - offset).to(storage)
+        if "scale" not in made:
+            both = parts["scales_and_zeros"][:, :rows].transpose(0, 1)
+            made["scale"] = both[..., 0].contiguous()
+            if not form.scheme.symmetric or form.scheme.range[0] >= 0:
+                # Whole steps, rounded to bfloat16 once: within half a step of the integer.
+                steps = (both[..., 1].float() / both[..., 0].float()).round()
+                made["zero_point"] = (OFFSET - offset - steps).to(storage)
+        return made
+
+
+def _offset(form: TensorForm) -> int:
+    """What makes a code of an integer: codes are unsigned."""
+    return OFFSET if form.scheme.range[0] < 0 else 0
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    flat = packed.reshape(-1)
+    return torch.stack([flat & 15, flat >> _DIGIT], 1).reshape(-1)
+
+
+def _unpack_tiles(tiles: Tensor, columns: int) -> Tensor:
+    """Codes uint8[N, K] of `PackInt4`: each digit of the places is packed, and read where it is."""
+    rows = tiles.shape[0]
+    count = rows * columns
+    places = torch.arange(count, dtype=torch.int64).reshape(rows, columns)
+    came_from = torch.zeros(count, dtype=torch.int64)
+    for shift in range(0, max(1, count - 1).bit_length(), _DIGIT):
+        digits = ((places >> shift) & 15).to(torch.uint8)
+        came_from |= _nibbles(PackInt4(pack(digits, UINT4))).to(torch.int64) << shift
+    codes = torch.empty(count, dtype=torch.uint8)
+    codes[came_from] = _nibbles(tiles)
+    return codes.reshape(rows, columns)
