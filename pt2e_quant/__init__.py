@@ -1,10 +1,11 @@
 """A quantization compiler for torch.export graphs.
 
 - One call, from a model to an artifact: `quantize`.
-- Step by step: `prepare`, `calibrate`, `convert`, then a backend's `lower`; `prepare_qat` and
-  `QatSchedule` to train; `set_numerics`, `numerics_of` and `Numerics` to train through integers,
-  `out_dtype` with a gradient. `prepare_pt2e`, `prepare_qat_pt2e` and `convert_pt2e` are the same
-  functions under the names that PT2E gives them. `export_causal_lm` exports a language model.
+- Step by step: `prepare`, `calibrate` or `calibrate_by_block`, `convert`, then a backend's `lower`;
+  `prepare_qat` and `QatSchedule` to train; `set_numerics`, `numerics_of` and `Numerics` to train
+  through integers, `out_dtype` with a gradient. `prepare_pt2e`, `prepare_qat_pt2e` and
+  `convert_pt2e` are the same functions under the names that PT2E gives them. `export_causal_lm`
+  exports a language model.
 - Backends: `backends.get("xnnpack")` and its like make `Backend`s, which name recipes, make
   quantizers and lower to `Artifact`s.
 - What to quantize and how: `Quantizer`, `ComposableQuantizer`, `IntegerQuantizer`, `QuantRule`,
@@ -85,6 +86,9 @@ if TYPE_CHECKING:
     from pt2e_quant.flow.archive.program import load as load
     from pt2e_quant.flow.archive.program import save as save
     from pt2e_quant.flow.calibrate.calibrate import calibrate as calibrate
+    from pt2e_quant.flow.calibrate.calibrate_by_block import (
+        calibrate_by_block as calibrate_by_block,
+    )
     from pt2e_quant.flow.calibrate.sample import sqnr_db as sqnr_db
     from pt2e_quant.flow.causal_lm import export_causal_lm as export_causal_lm
     from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e as convert_pt2e
@@ -144,6 +148,7 @@ _FILES = {
     # one call, and its steps
     "quantize": "pt2e_quant.one_call",
     "calibrate": "pt2e_quant.flow.calibrate.calibrate",
+    "calibrate_by_block": "pt2e_quant.flow.calibrate.calibrate_by_block",
     "convert": "pt2e_quant.flow.convert.convert_pt2e",
     "convert_pt2e": "pt2e_quant.flow.convert.convert_pt2e",
     "export_causal_lm": "pt2e_quant.flow.causal_lm",

@@ -1,6 +1,7 @@
 """The whole road in one call: model to artifact."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
+from pt2e_quant.flow.calibrate.calibrate_by_block import calibrate_by_block
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
@@ -46,6 +48,7 @@ def quantize(
     recipe: str | None = "int8",
     inputs: InputPick | None = None,
     algorithms: Sequence[str | Algorithm] = (),
+    resume: str | Path | None = None,
     search: str | None = None,
     pad_groups: bool = False,
     max_sizes: MaxSizes | None = None,
@@ -70,6 +73,7 @@ def quantize(
         inputs: what of each calibration batch the model takes, as `calibrate` has it: `inputs=0`
             for a loader of (images, labels).
         algorithms: as `prepare_pt2e` takes them: `["gptq"]`. Most of them need calibration data.
+        resume: a folder for the state of a calibration block by block (`calibrate_by_block`).
         search: how weights' scales are found, "min_max", "mse" or "hqq"; None as the recipe says.
         pad_groups: pad linears with zero columns where the recipe's groups do not divide their
             weights, instead of refusing them.
@@ -103,8 +107,7 @@ def quantize(
         program = capture_model(_float_model(model), args, kwargs, dynamic_shapes)
         prepared = prepare_pt2e(program, quantizer, algorithms=algorithms, strict=strict)
     limit_graph(prepared, max_sizes or {})
-    if calibration_data is not None:
-        calibrate(prepared, calibration_data, inputs=inputs, progress=progress)
+    prepared = _calibrated(prepared, calibration_data, resume, inputs=inputs, progress=progress)
     # Calibration keeps a sample of its own; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
     converted = convert_pt2e(prepared, progress=progress)
@@ -157,6 +160,22 @@ def _float_model(model: nn.Module | ExportedProgram) -> nn.Module | ExportedProg
             fix="quantize(module, …, recipe=None) lowers the codes it has",
         )
     return model
+
+
+def _calibrated(
+    prepared: GraphModule, data: Iterable[Any] | None, resume: str | Path | None, **how: Any
+) -> GraphModule:
+    """A prepared graph with its calibration data run through it, if there is any."""
+    if data is None and resume is not None:
+        raise InputError(
+            "resume keeps the state of calibration, and there is no calibration_data",
+            fix="leave resume out, or give data",
+        )
+    if data is None:
+        return prepared
+    if resume is None:
+        return calibrate(prepared, data, **how)
+    return calibrate_by_block(prepared, data, resume=resume, **how)
 
 
 def _measure(

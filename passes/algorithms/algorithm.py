@@ -1,7 +1,7 @@
 """What an algorithm of post-training quantization is, and how prepare and convert run it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -123,12 +123,17 @@ class Algorithm(ABC):
         return self.watches_sites or self.needs_calls
 
 
-def as_pass(algorithm: Algorithm, gathered: Gathered | None = None) -> GraphPass:
-    """The pass that applies an algorithm at all its sites, with a note for each.
+def as_pass(
+    algorithm: Algorithm,
+    gathered: Gathered | None = None,
+    within: Container[Node] | None = None,
+) -> GraphPass:
+    """The pass that applies an algorithm at its sites, with a note for each.
 
     Args:
         algorithm: what to apply.
         gathered: what `take_statistics` gave; algorithms that run after each other share it.
+        within: the operators whose sites are meant; None for all.
     """
 
     def edit(gm: GraphModule) -> PassResult:
@@ -138,7 +143,7 @@ def as_pass(algorithm: Algorithm, gathered: Gathered | None = None) -> GraphPass
             keeps_function=algorithm.stage is Stage.WEIGHTS,
         )
         notes = []
-        for site in list(algorithm.sites(graph)):
+        for site in [s for s in algorithm.sites(graph) if within is None or s.node in within]:
             try:
                 notes.append(Note(site.node.name, _apply(algorithm, site)))
             except Declined as reason:
@@ -205,8 +210,19 @@ def insert_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> set[s
     return {key[0] for key, _, _ in needs}
 
 
-def take_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> Gathered:
-    """Take the statistics out of a graph again, by algorithm, operator and slot."""
+def take_statistics(
+    gm: GraphModule, algorithms: Sequence[Algorithm], within: Container[Node] | None = None
+) -> Gathered:
+    """Take the statistics out of a graph again, by algorithm, operator and slot.
+
+    Args:
+        gm: prepared.
+        algorithms: those that `insert_statistics` was given, or what is left of them.
+        within: the operators whose sites are meant; what others need too stays in the graph.
+            None for all.
+    """
+    if within is not None:
+        return _take_some(gm, algorithms, within)
     there: dict[Node, list[Statistics]] = {}
     for node in list(gm.graph.nodes):
         module = attribute(gm, str(node.target)) if node.op == "call_module" else None
@@ -224,3 +240,22 @@ def take_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> Gathere
             if found.is_like(wanted)
         }
     )
+
+
+def _take_some(
+    gm: GraphModule, algorithms: Sequence[Algorithm], within: Container[Node]
+) -> Gathered:
+    needs = list(_needs(gm, algorithms))
+    stay = {algorithm.name for algorithm in algorithms if algorithm.needs_calls}
+    found: dict[tuple[str, Node, str], Statistics] = {}
+    for node in list(gm.graph.nodes):
+        module = attribute(gm, str(node.target)) if node.op == "call_module" else None
+        if not isinstance(module, Statistics):
+            continue
+        watched = unobserved(node.all_input_nodes[0])
+        keys = [key for key, tensor, own in needs if tensor is watched and own.is_like(module)]
+        found |= {key: module for key in keys if key[1] in within}
+        if all(key[1] in within and key[0] not in stay for key in keys):
+            gm.graph.erase_node(node)
+            gm.delete_submodule(str(node.target))
+    return Gathered(statistics=found)

@@ -158,22 +158,32 @@ def save(
         )
     if shard_bytes is not None and shard_bytes < 1:
         raise ConfigError(f"shard_bytes must be positive, found {shard_bytes}")
+    sample = program.meta.get(SAMPLE_KEY)
+    if not keep_sample:
+        program.meta.pop(SAMPLE_KEY, None)
+    try:
+        written, blocks = describe(program)
+    finally:
+        if sample is not None:
+            program.meta[SAMPLE_KEY] = sample
+    write_archive(Path(path), written, blocks, shard_bytes)
+
+
+def describe(program: GraphModule) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """All of a program as a JSON value, and the tensors that it names.
+
+    Raises:
+        UnsupportedError: naming the node or attribute that a file cannot hold.
+    """
     tensors, fakes, modules = TensorWriter(), FakeWriter(), ModuleWriter()
 
     def number(module: nn.Module) -> int:
         return modules.number(module, values)
 
     values = ValueWriter(tensors, fakes, number)
-    sample = program.meta.get(SAMPLE_KEY)
-    if not keep_sample:
-        program.meta.pop(SAMPLE_KEY, None)
-    try:
-        graph = GraphWriter(values, modules).write(program)
-    finally:
-        if sample is not None:
-            program.meta[SAMPLE_KEY] = sample
+    graph = GraphWriter(values, modules).write(program)
     rows, blocks = tensors.finish()
-    written = {
+    return {
         "kind": "prepared" if PREPARED_KEY in program.meta else "converted",
         "writer": _versions(),
         "checks_inputs": check_inputs in program._forward_pre_hooks.values(),
@@ -182,8 +192,7 @@ def save(
         "modules": modules.rows,
         "symbols": fakes.symbols,
         "tensors": rows,
-    }
-    write_archive(Path(path), written, blocks, shard_bytes)
+    }, blocks
 
 
 def load(
@@ -212,7 +221,7 @@ def load(
     contents = read_archive(Path(path), mmap=mmap, verify=verify)
     try:
         with torch.no_grad():
-            return _read(contents, namespaces)
+            return rebuild(contents.program, contents.tensors, namespaces)
     except Pt2eQuantError:
         raise
     except Exception as error:
@@ -225,9 +234,11 @@ def load(
         ) from error
 
 
-def _read(contents: Contents, namespaces: tuple[str, ...]) -> GraphModule:
-    program = contents.program
-    tensors = TensorReader(program["tensors"], contents.tensors)
+def rebuild(
+    program: Mapping[str, Any], blocks: Mapping[str, Tensor], namespaces: tuple[str, ...] = ()
+) -> GraphModule:
+    """The program that `describe` gave, with the tensors that it names."""
+    tensors = TensorReader(program["tensors"], blocks)
     fakes = FakeReader(program["symbols"])
     modules = ModuleReader(program["modules"])
 

@@ -45,13 +45,7 @@ def calibrate(
         CalibrationError: there is no batch, or NaN or infinity came up; names node and batch.
     """
     prepared_state(prepared)
-    if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
-        raise InputError(
-            f"batches must be an iterable of batches, found one {type(batches).__name__}",
-            fix="calibrate(prepared, function())"
-            if callable(batches) and not isinstance(batches, Tensor)
-            else "calibrate(prepared, [batch])",
-        )
+    check_batches(batches)
     capture = capture_of(prepared)
     watched = [pair for graph in prepared_graphs(prepared) for pair in observers_of(graph)]
     shown = show_progress(batches, "calibrating", enabled=progress)
@@ -60,7 +54,7 @@ def calibrate(
     prepared.meta.pop(SAMPLE_KEY, None)
     with torch.no_grad(), preserve_buffers(prepared, capture):
         for count, batch in enumerate(shown, start=1):
-            leaves = _checked(capture, batch, inputs, count - 1)
+            leaves = checked_call(capture, batch, inputs, count - 1)
             given = copied(leaves) if is_writing else leaves
             outputs = prepared(*capture.positional(given))
             # Where the graph writes neither buffers nor inputs, its hook has kept the first call.
@@ -76,7 +70,23 @@ def calibrate(
     return prepared
 
 
-def _checked(capture: Capture, batch: Any, inputs: InputPick | None, index: int) -> list[Any]:
+def check_batches(batches: object) -> None:
+    """Refuse what is no iterable of batches."""
+    if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
+        raise InputError(
+            f"batches must be an iterable of batches, found one {type(batches).__name__}",
+            fix="calibrate(prepared, function())"
+            if callable(batches) and not isinstance(batches, Tensor)
+            else "calibrate(prepared, [batch])",
+        )
+
+
+def checked_call(capture: Capture, batch: Any, inputs: InputPick | None, index: int) -> list[Any]:
+    """The leaves of a batch, in placeholder order.
+
+    Raises:
+        InputError: it does not fit the captured graph.
+    """
     try:
         args, kwargs = as_call(pick_inputs(batch, inputs))
         return capture.bind(args, kwargs)
