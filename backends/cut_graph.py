@@ -2,11 +2,12 @@
 
 import copy
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize
@@ -106,10 +107,7 @@ def cut_behind(gm: GraphModule, name: str) -> GraphModule:
         gm: a canonical graph.
         name: of a node whose value is a tensor.
     """
-    with warnings.catch_warnings():
-        # torch 2.13 deprecates a class that its own pytrees are copied with.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        graph = copy.deepcopy(gm.graph)
+    graph = _copied(gm)
     value = next(node for node in graph.nodes if node.name == name)
     output = graph.output_node()
     output.args = ((value,),)
@@ -119,7 +117,49 @@ def cut_behind(gm: GraphModule, name: str) -> GraphModule:
         if node.op not in ("output", "placeholder"):
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    out_spec = pytree.tree_structure((0,))
+    return _returning(gm, graph, 1)
+
+
+def with_values(gm: GraphModule, names: Sequence[str]) -> tuple[GraphModule, list[int]]:
+    """A graph that returns values of its own behind its results, as one flat tuple.
+
+    The given graph is not changed; constants and buffers are shared. Results that are no values of
+    nodes (None, numbers) are left out.
+
+    Args:
+        gm: a canonical graph.
+        names: of nodes whose values are tensors.
+
+    Returns:
+        The graph, and the place of each named value among what it returns.
+    """
+    graph = _copied(gm)
+    by_name = {node.name: node for node in graph.nodes}
+    output = graph.output_node()
+    returned = list(output.all_input_nodes)
+    places = []
+    for name in names:
+        node = by_name[name]
+        if node not in returned:
+            if is_dequantize(node):  # its reader has it to itself
+                with graph.inserting_before(output):
+                    node = graph.node_copy(node, lambda n: n)
+            returned.append(node)
+        places.append(returned.index(node))
+    output.args = (tuple(returned),)
+    return _returning(gm, graph, len(returned)), places
+
+
+def _copied(gm: GraphModule) -> Graph:
+    with warnings.catch_warnings():
+        # torch 2.13 deprecates a class that its own pytrees are copied with.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        return copy.deepcopy(gm.graph)
+
+
+def _returning(gm: GraphModule, graph: Graph, count: int) -> GraphModule:
+    """A module of an edited copy of a graph, which returns a flat tuple."""
+    out_spec = pytree.tree_structure((0,) * count)
     codegen: Any = graph._codegen
     if getattr(codegen, "pytree_info", None) is not None:
         codegen.pytree_info = codegen.pytree_info._replace(out_spec=out_spec)

@@ -102,7 +102,7 @@ def verify_parity(
         ConfigError: no registered backend made the artifact, its graph is not known, there is no
             batch, or no value of the graph is quantized by constant scales.
     """
-    backend = _backend_of(artifact)
+    backend = backend_of(artifact)
     quantized = artifact.quantized if quantized is None else quantized
     if quantized is None:
         raise ConfigError(
@@ -134,7 +134,12 @@ def verify_parity(
     return Parity(profile=name, nodes=tuple(rows))
 
 
-def _backend_of(artifact: Artifact) -> Backend:
+def backend_of(artifact: Artifact) -> Backend:
+    """The registered backend that made an artifact.
+
+    Raises:
+        ConfigError: none did.
+    """
     for name in names():
         backend = get(name)
         if artifact.report.backend in (backend.name, backend.table.backend):

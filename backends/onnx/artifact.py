@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 import onnxruntime
@@ -20,6 +20,9 @@ from pt2e_quant.backends.profile import Profile
 from pt2e_quant.backends.write_back import write_back
 from pt2e_quant.core.checksum import check_sum, has_sum
 from pt2e_quant.core.errors import ArtifactError
+
+ReadValues: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+"""Runs a call's leaves; returns values inside."""
 
 
 class OnnxArtifact(Artifact):
@@ -84,6 +87,31 @@ class OnnxArtifact(Artifact):
         if written := self.metadata.written:
             write_back(leaves, written, results[len(results) - len(written) :])
         return self.metadata.result_leaves(results)
+
+    def values_reader(
+        self, quantized: Sequence[str], plain: Sequence[str]
+    ) -> tuple[tuple[str, ...], ReadValues]:
+        """Values inside the model, by the names of the nodes of the graph that it was made of.
+
+        A model with state gives none.
+
+        Args:
+            quantized: names of values that are wanted behind their dequantizes.
+            plain: names of others; one that the model quantizes all the same is another value.
+
+        Returns:
+            The names that the model has, and what gives their values for a call's leaves.
+        """
+        found, model = with_outputs(self.model, quantized, plain)
+        if self.metadata.state or not found:
+            return (), self.run_leaves
+        call = SessionCall(open_session(model, threads=self.threads))
+
+        def read(leaves: Sequence[Any]) -> Sequence[Any]:
+            given = call.run(list(compress(leaves, self.metadata.taken)))
+            return given[len(given) - len(found) :]
+
+        return found, read
 
     def _run_with_state(self, call: SessionCall, feeds: Sequence[Any]) -> list[Tensor]:
         with self._lock:
@@ -150,3 +178,30 @@ def _constants(model: bytes) -> Callable[[str], list[float]]:
         return values
 
     return read
+
+
+def with_outputs(
+    model: bytes, quantized: Sequence[str], plain: Sequence[str]
+) -> tuple[tuple[str, ...], bytes]:
+    """A model that gives values inside behind its results; see `OnnxArtifact.values_reader`.
+
+    Returns:
+        The names that the model has, in the order of its new outputs, and its bytes.
+    """
+    graph = (proto := onnx.load_from_string(model)).graph
+    made = {output for node in graph.node for output in node.output}
+    integers = {n.input[0]: n.output[0] for n in graph.node if n.op_type == "QuantizeLinear"}
+    floats = {n.input[0]: n.output[0] for n in graph.node if n.op_type == "DequantizeLinear"}
+    behind = {name: floats[value] for name, value in integers.items() if value in floats}
+    wanted = {name: behind[name] for name in quantized if name in behind}
+    wanted |= {name: name for name in plain if name not in integers}
+    found = {name: value for name, value in wanted.items() if value in made}
+    given = {output.name for output in graph.output}
+    for at, value in enumerate(found.values()):
+        if value in given:  # it is one output only
+            copied = f"value_{at}"
+            graph.node.append(onnx.helper.make_node("Identity", [value], [copied]))
+            value = copied
+        given.add(value)
+        graph.output.append(onnx.ValueInfoProto(name=value))
+    return tuple(found), proto.SerializeToString()

@@ -4,26 +4,37 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from pt2e_quant.analysis.artifact_side import (
+    ArtifactSide,
+    Program,
+    artifact_program,
+    reference_program,
+)
 from pt2e_quant.analysis.comparison import Comparison, NodeError, Part
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, moved, origin_name
 from pt2e_quant.analysis.measure import Noise, PairFigures, as_floats, by_channel, outliers
 from pt2e_quant.analysis.measure import ratio_db as to_db
 from pt2e_quant.analysis.open_side import open_graph
+from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.compare_results import is_float
+from pt2e_quant.backends.registry import get, name_for_suffix, suffixes
 from pt2e_quant.core.errors import ConfigError, module_path, source_line
 from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
 from pt2e_quant.flow.calibrate.progress import show_progress
 from pt2e_quant.graph.op_table import operator_name
 
-Model = nn.Module | ExportedProgram
+Model = nn.Module | ExportedProgram | Artifact | str | Path
 """A form of a model that `compare` takes."""
+
+Side = GraphSide | ArtifactSide
 
 
 def compare(
@@ -32,19 +43,23 @@ def compare(
     batches: Iterable[Any],
     *,
     inputs: InputPick | None = None,
+    quantized: GraphModule | None = None,
     progress: bool = True,
 ) -> Comparison:
     """Compare two forms of one model, node by node.
 
     The other side is run twice on each batch: once as it is, for what has accumulated up to each
-    node, and once with every operator fed the reference's values, for what it adds by itself.
+    node, and once with every operator fed the reference's values, for what it adds by itself. Of
+    a lowered program the second run is its graph's.
 
     Args:
-        reference: what is right: a module, a program of torch.export, a prepared or converted
-            graph.
+        reference: what is right: a module, a program of torch.export, a prepared, converted or
+            integer graph, an artifact, or the path of a file that an artifact saved.
         other: what is looked at, one of the same.
         batches: as `calibrate` takes them. Memory does not grow with their number.
         inputs: what of each batch the model takes, as `calibrate` has it.
+        quantized: the graph of `convert` that an artifact was lowered from, where it was loaded
+            from a file.
         progress: show a progress bar on a terminal.
 
     Returns:
@@ -61,22 +76,61 @@ def compare(
             "there is no batch to compare on",
             fix="give at least one batch; an iterator that was used up before gives none",
         )
-    left, right = _open(reference, first, other), _open(other, first, reference)
-    comparing = _Comparing(left, right)
+    comparing = _Comparing(*_open_both(_loaded(reference), _loaded(other), first, quantized))
     shown = show_progress(itertools.chain([first], taken), "comparing", enabled=progress)
     for batch in shown:
         args, kwargs = as_call(batch)
-        comparing.add(left.capture.bind(args, kwargs), right.capture.bind(args, kwargs))
+        sides = comparing.left, comparing.right
+        comparing.add(*(side.capture.bind(args, kwargs) for side in sides))
     return comparing.result()
 
 
-def _open(model: object, batch: Any, beside: object) -> GraphSide:
-    like = beside if isinstance(beside, GraphModule) else None
-    side = open_graph(model, batch, like)
+def _loaded(model: Model) -> object:
+    """A model, or the artifact of a file."""
+    if not isinstance(model, (str, Path)):
+        return model
+    name = name_for_suffix(Path(model).suffix)
+    if name is None:
+        raise ConfigError(
+            f'no backend writes files that end in "{Path(model).suffix}": {model}',
+            fix=f"give a file that ends in one of {', '.join(suffixes())}, or what is loaded",
+        )
+    return get(name).load(model)
+
+
+def _open_both(
+    reference: object, other: object, batch: Any, quantized: GraphModule | None
+) -> tuple[Side, Side]:
+    programs = [_program(model, quantized) for model in (reference, other)]
+    graphs = [
+        model if isinstance(model, GraphModule) else None if program is None else program.quantized
+        for model, program in zip((reference, other), programs, strict=True)
+    ]
+    sides: list[GraphSide | None] = []
+    for model, program, beside in zip((reference, other), programs, graphs[::-1], strict=True):
+        sides.append(_open_graph(model, batch, beside) if program is None else None)
+    like = [site for side in sides if side is not None for site in side.sites.values()]
+    left, right = (
+        side if program is None else ArtifactSide(program, like)
+        for side, program in zip(sides, programs, strict=True)
+    )
+    assert left is not None
+    assert right is not None
+    return left, right
+
+
+def _program(model: object, quantized: GraphModule | None) -> Program | None:
+    if isinstance(model, Artifact):
+        return artifact_program(model, quantized)
+    return reference_program(model) if isinstance(model, GraphModule) else None
+
+
+def _open_graph(model: object, batch: Any, beside: GraphModule | None) -> GraphSide:
+    side = open_graph(model, batch, beside)
     if side is None:
         raise ConfigError(
             f"compare takes two forms of a model, found {type(model).__name__}",
-            fix="give a module, a program of torch.export, a prepared or a converted graph",
+            fix="give a module, a program of torch.export, a graph, or an artifact",
         )
     return side
 
@@ -92,9 +146,11 @@ class _Figures:
 class _Comparing:
     """The sums of one comparison."""
 
-    def __init__(self, left: GraphSide, right: GraphSide) -> None:
+    def __init__(self, left: Side, right: Side) -> None:
         self.left = left
         self.right = right
+        # Of an artifact the graph is fed: against that graph itself it would have no error.
+        self.feeds = right.can_be_fed and (isinstance(right, GraphSide) or not left.is_quantized)
         self.names = [name for name in right.sites if name in left.sites]
         if not self.names:
             raise ConfigError(
@@ -120,7 +176,9 @@ class _Comparing:
         theirs: dict[str, Tensor] | None = {} if is_first else None
         expected = self.left.run(left, keep, weights=ours)
         found = self.right.run(right, lambda s, v: self._accumulated(known, s, v), weights=theirs)
-        self.right.run(right, lambda s, v: self._own(known, s, v), given=known)
+        if self.feeds:
+            taken = theirs if isinstance(self.right, ArtifactSide) else None
+            self.right.run(right, lambda s, v: self._own(known, s, v), given=known, weights=taken)
         self.batches += 1
         for a, b in zip(expected, found, strict=False):
             if is_float(a) and is_float(b) and a.shape == b.shape:
@@ -144,7 +202,7 @@ class _Comparing:
 
     def _own(self, known: Mapping[str, Tensor], site: Site, value: Tensor) -> None:
         expected = known.get(site.name)
-        if expected is not None:
+        if expected is not None and expected.shape == value.shape:
             self.figures[site.name].own.add(*as_floats(moved(site, expected), value))
 
     def _add_weights(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
@@ -193,8 +251,8 @@ class _Comparing:
             max_error=pair.error.largest,
             max_steps=None if step is None else pair.error.largest / step,
             kl=pair.kl,
-            own_sqnr_db=figures.own.sqnr_db,
-            own_max_steps=None if step is None else figures.own.largest / step,
+            own_sqnr_db=figures.own.sqnr_db if self.feeds else None,
+            own_max_steps=figures.own.largest / step if self.feeds and step else None,
             range_seen=seen,
             range_kept=kept,
             share_clipped=pair.clipped / pair.elements,

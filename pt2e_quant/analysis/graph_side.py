@@ -147,6 +147,8 @@ class GraphSide:
         self.words = words
         self.capture = capture_of(gm)
         self.constants = constant_nodes(gm.graph)
+        self.is_quantized = any(is_dequantize(node) for node in gm.graph.nodes)
+        self.can_be_fed = True
         self.sites = self._find_sites()
         self.weights = self._find_weights()
 

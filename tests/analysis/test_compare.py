@@ -124,8 +124,8 @@ def test_compare_when_there_is_no_batch_or_no_model_then_the_error_says_so(made)
     _, program, _, quantized, batches = made
     with pytest.raises(ConfigError, match="no batch"):
         pq.compare(program, quantized, [], progress=False)
-    with pytest.raises(ConfigError, match="found str"):
-        pq.compare(program, "x", batches, progress=False)
+    with pytest.raises(ConfigError, match="found int"):
+        pq.compare(program, 3, batches, progress=False)
 
 
 def test_compare_when_run_over_many_batches_then_the_sums_are_those_of_one_large_batch(made):

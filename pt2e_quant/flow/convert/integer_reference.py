@@ -1,5 +1,6 @@
 """A converted graph in exact integer arithmetic: the `reference` form."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile, profile_named
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
-from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.graph.subgraphs import bodies, copy_graph
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.reference.decompose_qdq import decompose_qdq
@@ -22,6 +23,22 @@ from pt2e_quant.passes.reference.forms.site import Arithmetic
 from pt2e_quant.passes.reference.write_integers import write_integers
 
 _BITS = (32, 64)
+
+REFERENCE_OF_KEY = "reference_of"
+"""The key of a reference graph's `meta` that holds a ReferenceOf; no file keeps it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceOf:
+    """What a reference graph was made of; the tensors are shared.
+
+    Args:
+        graph: the canonical graph.
+        arithmetic: how the integers were written.
+    """
+
+    graph: GraphModule
+    arithmetic: Arithmetic
 
 
 def integer_reference(
@@ -52,8 +69,10 @@ def integer_reference(
     """
     if accumulator_bits not in _BITS:
         raise ConfigError(f"accumulator_bits must be 32 or 64, found {accumulator_bits!r}")
-    passes = _passes(Arithmetic(profile_named(profile), accumulator_bits))
+    arithmetic = Arithmetic(profile_named(profile), accumulator_bits)
+    passes = _passes(arithmetic)
     verify_canonical(gm, form=form)
+    gm.meta[REFERENCE_OF_KEY] = ReferenceOf(graph=copy_graph(gm), arithmetic=arithmetic)
     graphs = [gm, *(body.gm for body in bodies(gm))]
     with pause_gc():
         for graph in graphs:
