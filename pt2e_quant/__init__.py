@@ -25,7 +25,7 @@
   an artifact: `write_page`; what its tensors hold: `tensor_values`; colours for Google's Model
   Explorer: `write_node_data`.
 - Where accuracy goes: `compare` two forms of a model, a `Comparison` of `NodeError`s; `sensitivity`
-  is what quantizing each group alone costs, a `Sensitivity`.
+  is what quantizing each group alone costs, a `Sensitivity`; `evaluate` takes a metric of any form.
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
   `integer_reference`.
 - Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pt2e_quant.analysis.compare import compare as compare
     from pt2e_quant.analysis.comparison import Comparison as Comparison
     from pt2e_quant.analysis.comparison import NodeError as NodeError
+    from pt2e_quant.analysis.evaluate import evaluate as evaluate
     from pt2e_quant.analysis.group_costs import Sensitivity as Sensitivity
     from pt2e_quant.analysis.profile import profile as profile
     from pt2e_quant.analysis.sensitivity import sensitivity as sensitivity
@@ -217,6 +218,7 @@ _FILES = {
     "NodeError": "pt2e_quant.analysis.comparison",
     "Sensitivity": "pt2e_quant.analysis.group_costs",
     "compare": "pt2e_quant.analysis.compare",
+    "evaluate": "pt2e_quant.analysis.evaluate",
     "sensitivity": "pt2e_quant.analysis.sensitivity",
     "Parity": "pt2e_quant.backends.parity",
     "verify_parity": "pt2e_quant.backends.parity",

@@ -21,10 +21,9 @@ from pt2e_quant.analysis.comparison import Comparison, NodeError, Part
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, moved, origin_name
 from pt2e_quant.analysis.measure import Noise, PairFigures, as_floats, by_channel, outliers
 from pt2e_quant.analysis.measure import ratio_db as to_db
-from pt2e_quant.analysis.open_side import open_graph
+from pt2e_quant.analysis.open_side import open_file, open_graph
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.compare_results import is_float
-from pt2e_quant.backends.registry import get, name_for_suffix, suffixes
 from pt2e_quant.core.errors import ConfigError, module_path, source_line
 from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
@@ -76,26 +75,13 @@ def compare(
             "there is no batch to compare on",
             fix="give at least one batch; an iterator that was used up before gives none",
         )
-    comparing = _Comparing(*_open_both(_loaded(reference), _loaded(other), first, quantized))
+    comparing = _Comparing(*_open_both(open_file(reference), open_file(other), first, quantized))
     shown = show_progress(itertools.chain([first], taken), "comparing", enabled=progress)
     for batch in shown:
         args, kwargs = as_call(batch)
         sides = comparing.left, comparing.right
         comparing.add(*(side.capture.bind(args, kwargs) for side in sides))
     return comparing.result()
-
-
-def _loaded(model: Model) -> object:
-    """A model, or the artifact of a file."""
-    if not isinstance(model, (str, Path)):
-        return model
-    name = name_for_suffix(Path(model).suffix)
-    if name is None:
-        raise ConfigError(
-            f'no backend writes files that end in "{Path(model).suffix}": {model}',
-            fix=f"give a file that ends in one of {', '.join(suffixes())}, or what is loaded",
-        )
-    return get(name).load(model)
 
 
 def _open_both(

@@ -1,5 +1,6 @@
 """Make one side of a comparison of whatever a model is held in."""
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -7,6 +8,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from pt2e_quant.analysis.graph_side import GraphSide
+from pt2e_quant.backends.registry import get, name_for_suffix, suffixes
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
@@ -55,3 +58,20 @@ def _as_prepared(gm: GraphModule) -> GraphModule:
     run_passes(gm, PREPARE_PASSES)
     gm.meta[CAPTURE_KEY] = capture
     return gm
+
+
+def open_file(model: object) -> object:
+    """The artifact of a file whose path is given; anything else as it is.
+
+    Raises:
+        ConfigError: no backend writes such files.
+    """
+    if not isinstance(model, (str, Path)):
+        return model
+    name = name_for_suffix(Path(model).suffix)
+    if name is None:
+        raise ConfigError(
+            f'no backend writes files that end in "{Path(model).suffix}": {model}',
+            fix=f"give a file that ends in one of {', '.join(suffixes())}, or what is loaded",
+        )
+    return get(name).load(model)

@@ -47,11 +47,11 @@ def pick_inputs(batch: Any, inputs: InputPick | None) -> Any:
     if callable(inputs):
         return as_tensors(inputs(batch))
     if isinstance(inputs, (str, int)):
-        return (as_tensors(_part(batch, inputs)),)
+        return (_as_tensor(_part(batch, inputs)),)
     keys = list(inputs)
     if all(isinstance(key, str) for key in keys):
         return as_tensors({str(key): _part(batch, key) for key in keys})
-    return tuple(as_tensors(_part(batch, key)) for key in keys)
+    return tuple(_as_tensor(_part(batch, key)) for key in keys)
 
 
 def as_tensors(batch: Any) -> Any:
