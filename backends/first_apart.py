@@ -43,10 +43,12 @@ class FirstApart:
     Args:
         text: for the error, behind what is wrong.
         node: of the graph that was searched; None if no place can be named.
+        adds_up: each operator agrees with the graph's, given what it read.
     """
 
     text: str
     node: Node | None
+    adds_up: bool = False
 
 
 def find_first_apart(
@@ -225,6 +227,7 @@ class _Search:
                 text=f"no single operator is apart: differences add up, past the bound at "
                 f"{node.name}: {figure}",
                 node=node,
+                adds_up=True,
             )
         names = [n.name for n in inside] or [bad.name]
         if len(names) <= _NAMED:

@@ -1,7 +1,7 @@
 """Whether what an artifact gives is what its graph gives, but for rounding: result by result."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,8 @@ class Judge:
         least = self._bound_with_flips(at, name, ratio, bound) if ratio < bound else bound
         if difference.problem or ratio < least:
             apart = self._first_apart(at, name, value, bound)
+            if apart and not difference.problem and self._adds_up(at, name, apart, ratio + margin):
+                return
             text = f"{shown}SQNR {ratio:.1f} dB, expected at least {least:.1f} dB{reason}"
             if difference.problem:
                 text += f"; {difference.problem}"
@@ -161,12 +163,26 @@ class Judge:
         self._note(f"{name}: {share:.0%} of its values are a step from the graph's, none further")
         return True
 
+    def _adds_up(self, at: int, name: str, apart: FirstApart, enough_db: float) -> bool:
+        """Whether each operator agrees, and their roundings together are what moves this graph."""
+        if not apart.adds_up or self._least_db(at, name, enough_db, self.trials.moved) > enough_db:
+            return False
+        self._note(
+            f"{name}: each operator agrees with the graph's; together they differ by no more than "
+            "where one in eight quantized values is rounded to its other neighbour"
+        )
+        return True
+
     def _own_noise_db(self, at: int, name: str, enough_db: float) -> float:
         """The least SQNR of the graph with rounding noise; no more draws once it is `enough_db`."""
+        return self._least_db(at, name, enough_db, self.trials.noisy)
+
+    def _least_db(
+        self, at: int, name: str, enough_db: float, run: Callable[[int, int], Results]
+    ) -> float:
         expected, least = self.trials.trials[at].results[name], math.inf
         for draw in range(DRAWS):
-            noisy = self.trials.noisy(at, draw)
-            ratio = compare(expected, noisy[name]).ratio_db
+            ratio = compare(expected, run(at, draw)[name]).ratio_db
             least = min(least, -math.inf if math.isnan(ratio) else ratio)
             if least <= enough_db:
                 break

@@ -88,14 +88,18 @@ class NoisyInterpreter(Interpreter):
     Args:
         gm: the graph.
         draw: which noise.
-        is_disturbed: as far apart as runtimes may be that round values their own way: sums by
-            40 dB, and one quantized integer in eight by a step.
+        summed: noise of an operator that sums, relative to its result's root mean square.
+        moves_steps: whether _STEPS of the quantized integers move by a step, as on a runtime that
+            rounds values its own way.
     """
 
-    def __init__(self, gm: GraphModule, draw: int, *, is_disturbed: bool = False) -> None:
+    def __init__(
+        self, gm: GraphModule, draw: int, *, summed: float = _SUMMED, moves_steps: bool = False
+    ) -> None:
         super().__init__(gm)
         self.generator = torch.Generator().manual_seed(draw)
-        self.is_disturbed = is_disturbed
+        self.summed = summed
+        self.moves_steps = moves_steps
 
     def run_node(self, n: Node) -> Any:
         """Run one node, with noise on its result."""
@@ -106,13 +110,12 @@ class NoisyInterpreter(Interpreter):
         if n.op != "call_function" or is_dequantize(n) or _is_view(n):
             return value
         if is_quantize(n):
-            return self._stepped(n, value) if self.is_disturbed else value
+            return self._stepped(n, value) if self.moves_steps else value
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         noise = torch.randn(value.shape, generator=self.generator).to(value)
         if _packet(n) in _SUMS:
-            relative = _DISTURBED if self.is_disturbed else _SUMMED
-            size = value.detach().square().mean().sqrt() * relative
+            size = value.detach().square().mean().sqrt() * self.summed
         else:
             size = value.detach().abs() * _ROUNDED
         return value + noise * size.nan_to_num(0.0, 0.0, 0.0)
@@ -133,7 +136,7 @@ class _Disturbed(NoisyInterpreter):
     """Disturbed as runtimes may be; keeps what each step function reads and gives."""
 
     def __init__(self, gm: GraphModule, draw: int) -> None:
-        super().__init__(gm, draw, is_disturbed=True)
+        super().__init__(gm, draw, summed=_DISTURBED, moves_steps=True)
         self.steps: dict[Node, tuple[list[Any], Any]] = {}
 
     def run_node(self, n: Node) -> Any:
@@ -262,6 +265,18 @@ def run_with_rounding_noise(gm: GraphModule, *leaves: Any, draw: int = 0) -> Any
         draw: which noise; the same draw of the same graph on as many threads is the same result.
     """
     return NoisyInterpreter(gm, draw).run(*leaves, enable_io_processing=False)
+
+
+def run_with_moved_steps(gm: GraphModule, *leaves: Any, draw: int = 0) -> Any:
+    """The graph's result where each quantize rounds one value in eight to a neighbouring step.
+
+    Args:
+        gm: a graph; it may write its buffers, which the caller restores.
+        leaves: the inputs in placeholder order.
+        draw: which values.
+    """
+    noisy = NoisyInterpreter(gm, draw, moves_steps=True)
+    return noisy.run(*leaves, enable_io_processing=False)
 
 
 def run_with_flipped_steps(gm: GraphModule, *leaves: Any, draw: int = 0) -> Any:

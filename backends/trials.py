@@ -17,6 +17,7 @@ from pt2e_quant.backends.compare_results import Results, is_float, name_results
 from pt2e_quant.backends.rounding_noise import (
     ShiftedInterpreter,
     run_with_flipped_steps,
+    run_with_moved_steps,
     run_with_rounding_noise,
 )
 from pt2e_quant.backends.run_calls import state_results
@@ -98,6 +99,10 @@ class Trials:
     def noisy(self, at: int, draw: int) -> Results:
         """What the graph gives at one call with noise, in all calls before it if it has state."""
         return self._again(at, partial(run_with_rounding_noise, self.gm, draw=draw))
+
+    def moved(self, at: int, draw: int) -> Results:
+        """The same with quantized integers moved by a step."""
+        return self._again(at, partial(run_with_moved_steps, self.gm, draw=draw))
 
     def flipped(self, at: int, draw: int) -> Results:
         """The same with flipped steps."""

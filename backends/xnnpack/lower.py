@@ -34,6 +34,7 @@ from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     pad_integers,
     read_rows_through_views,
     remove_noop_copies,
+    spell_size_arithmetic,
 )
 from pt2e_quant.backends.xnnpack.passes.embeddings import (
     LINKED_KERNELS,
@@ -245,18 +246,21 @@ def _float_regions(records: Sequence[PassRecord]) -> list[FloatRegion]:
 
 def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
     ep = export_again(work)
+    # Those of the edge program may have been narrowed by what torch asked while tracing it.
+    ranges = ep.range_constraints
     with (
         torch.no_grad(),
         warnings.catch_warnings(),
         fewer_interpretations(),
         resizing_loops(),
-        start_small(ep.range_constraints),
+        start_small(ranges),
     ):
         # ExecuTorch's own warnings about its own code; nothing a user can change.
         warnings.simplefilter("ignore")
         edge = to_edge_transform_and_lower(
             ep,
             transform_passes=[
+                spell_size_arithmetic,
                 remove_noop_copies,
                 write_functions,
                 dequantize_for_each_reader,
@@ -273,7 +277,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         is_in_place = can_write_in_place(edge.exported_program())
         config = ExecutorchBackendConfig(
             run_reinplace_pass=is_in_place,
-            sym_shape_eval_pass=PlanForDeclared(edge.exported_program().range_constraints),
+            sym_shape_eval_pass=PlanForDeclared(edge.exported_program().range_constraints | ranges),
         )
         return write_sum(share_constants(bytes(edge.to_executorch(config).buffer)))
 

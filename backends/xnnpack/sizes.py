@@ -4,17 +4,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 from executorch.backends.xnnpack.operators import node_visitor
 from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
+from executorch.exir.tensor import TensorSpec
 from torch import SymInt
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.value_ranges import bound_sympy
 
 from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.max_sizes import limit_sizes, unbounded_dims
-from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.size_expression import evaluate_size
+from pt2e_quant.flow.reexport import first_reader
 
 Ranges = Mapping[Any, Any]
 """Of `ExportedProgram.range_constraints`: sympy symbols and their value ranges."""
@@ -70,10 +74,28 @@ class PlanForDeclared(ConstraintBasedSymShapeEvalPass):  # type: ignore[misc]  #
         for module in graph_module.modules():
             for node in module.graph.nodes if isinstance(module, GraphModule) else ():
                 for spec in pytree.tree_leaves(node.meta.get("spec")):
-                    for size in getattr(spec, "shape", ()):
-                        if isinstance(size, SymInt):
-                            size.node.shape_env.var_to_range.update(self.ranges)
+                    if isinstance(spec, TensorSpec):
+                        spec.shape = [self._declared(size) for size in spec.shape]
+                        spec.stride = tuple(self._declared(step) for step in spec.stride)
         return super().call(graph_module)
+
+    def _declared(self, size: int | SymInt) -> int | SymInt:
+        """A size over the declared ranges, its quotients written out where they are whole.
+
+        The bounds of s * s // s are those of its parts, which do not know of each other.
+        """
+        if isinstance(size, int):
+            return size
+        env = size.node.shape_env
+        env.var_to_range.update(self.ranges)
+        whole = size.node.expr.replace(FloorDiv, _quotient)
+        found = bound_sympy(whole, env.var_to_range).upper
+        return int(found) if isinstance(found, sympy.Integer) else size
+
+
+def _quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    exact = sympy.cancel(base / divisor)
+    return exact if exact.is_integer else FloorDiv(base, divisor)
 
 
 _LEAST_OFFER = 64
@@ -98,20 +120,9 @@ def refuse_unbounded(gm: GraphModule, capture: Capture) -> None:
     raise UnsupportedError(
         f'a .pte plans its memory beforehand, and dimension {min(dims)} of input "{path}" has no '
         "largest size",
-        node=_reader(gm, names[path]),
+        node=first_reader(gm, names[path]),
         fix=f"give the sizes to plan for: max_sizes={sizes}, or dynamic_shapes={shapes}",
     )
-
-
-def _reader(gm: GraphModule, name: str) -> Node | None:
-    """The first operator that reads an input: an error's module and line are its own."""
-    node: Node | None = next((n for n in gm.graph.nodes if n.target == name), None)
-    while node is not None and (node.op == "placeholder" or is_qdq(node)):
-        reader = next((user for user in node.users if user.op != "output"), None)
-        if reader is None:
-            return node
-        node = reader
-    return node
 
 
 def check_planned(gm: GraphModule, capture: Capture, planned: Sequence[Sequence[int]]) -> None:
@@ -134,6 +145,6 @@ def check_planned(gm: GraphModule, capture: Capture, planned: Sequence[Sequence[
                 raise ArtifactError(
                     f'the .pte takes dimension {dim} of input "{info.path}" up to {found}, the '
                     f"program up to {most}: ExecuTorch planned its memory for less",
-                    node=_reader(gm, info.name),
+                    node=first_reader(gm, info.name),
                     fix=f"max_sizes={{'{info.path}': {{{dim}: {found}}}}}",
                 )

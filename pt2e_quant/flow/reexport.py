@@ -5,17 +5,24 @@ from functools import partial
 import torch
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import aten
+
+_SIZES = frozenset((aten.sym_size.int, aten.sym_size.default))
 
 
 def export_again(gm: GraphModule) -> ExportedProgram:
     """An ExportedProgram of a graph module whose dynamic dimensions are the captured ones.
 
     A plain re-export of a graph module specialises to the sample's shape; this one does not.
+
+    Raises:
+        UnsupportedError: torch takes the graph for the example's sizes only.
     """
     capture = capture_of(gm)
     args, kwargs = capture.example_inputs()
@@ -26,13 +33,49 @@ def export_again(gm: GraphModule) -> ExportedProgram:
         except (UserError, AssertionError):  # torch's text of the violation may fail to be made.
             pass
     # A size of 1 in the middle of the graph, or a size that is a multiple: known of the capture.
-    with torch.no_grad():
-        program = export(
-            dynamic_shapes=capture.dynamic_shapes(),
-            prefer_deferred_runtime_asserts_over_guards=True,
-        )
+    try:
+        with torch.no_grad():
+            program = export(
+                dynamic_shapes=capture.dynamic_shapes(),
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+    except UserError as error:
+        raise _fixed_size(gm, error) from error
     graph = program.graph_module.graph
     editor = Editor(program.graph_module)
     editor.erase_dead([n for n in graph.nodes if n.target is aten._assert_scalar.default])
     editor.finish()
     return program
+
+
+def _fixed_size(gm: GraphModule, error: UserError) -> UnsupportedError:
+    """Torch holds a size to be fixed: the error, with the operator that reads it first."""
+    dynamic = [
+        (info, dim)
+        for info in capture_of(gm).inputs
+        for dim, size in enumerate(info.shape)
+        if not isinstance(size, int)
+    ]
+    # torch names an input by the local variable that holds it: L['x'].size()[0].
+    named = [(i, d) for i, d in dynamic if f"{i.path}'].size()[{d}]" in str(error)] or dynamic
+    info, dim = named[0]
+    return UnsupportedError(
+        f'torch.export holds dimension {dim} of input "{info.path}" to be as large as in the '
+        "example, though the program was captured for other sizes: a size of 1 in the middle of "
+        "the graph, which broadcasts, depends on it",
+        node=first_reader(gm, info.name),
+        fix=f"export it with a fixed size, dynamic_shapes={{'{info.path}': {{{dim}: None}}}}, "
+        "or with an example whose sizes are all above 1 throughout the graph",
+    )
+
+
+def first_reader(gm: GraphModule, name: str) -> Node | None:
+    """The first operator that reads an input: an error's module and line are its own."""
+    node: Node | None = next((n for n in gm.graph.nodes if n.target == name), None)
+    while node is not None and (node.op == "placeholder" or is_qdq(node)):
+        readers = (u for u in node.users if u.op != "output" and u.target not in _SIZES)
+        reader = next(readers, None)
+        if reader is None:
+            return node
+        node = reader
+    return node

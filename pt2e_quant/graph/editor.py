@@ -103,7 +103,8 @@ class Editor:
 
     def fake_like(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """A fake value of another's shape and layout; nodes of equal ones share it."""
-        if not all(type(size) is int for size in like.shape):
+        # Strides are numbers of their own: a view of a fixed shape may have a symbol there.
+        if not all(type(length) is int for length in (*like.shape, *like.stride())):
             return fake_cast(like, dtype)
         key = like.shape, like.stride(), dtype, like.device
         if key not in self._fakes:

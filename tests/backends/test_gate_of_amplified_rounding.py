@@ -16,6 +16,7 @@ from pt2e_quant.backends.rounding_noise import DRAWS, run_with_rounding_noise
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.flow.calibrate.sample import Sample
+from pt2e_quant.graph.editor import Editor
 
 Q: Any = torch.ops.quantized_decomposed
 TO_FLOAT_DB = 30.0
@@ -24,16 +25,24 @@ TO_FLOAT_DB = 30.0
 class Chaos(nn.Module):
     """Layers that each triple a difference, quantized in between: one step ends as a third."""
 
+    gain = 3.0
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.weights = nn.Parameter(torch.randn(8, 64, 64, generator=generator) * (3 / 8))
+        self.weights = nn.Parameter(torch.randn(8, 64, 64, generator=generator) * (self.gain / 8))
 
     def forward(self, x: Tensor) -> Tensor:
         for weight in self.weights:
             q = Q.quantize_per_tensor(torch.sin(x @ weight), 0.008, 128, 0, 255, torch.uint8)
             x = Q.dequantize_per_tensor(q, 0.008, 128, 0, 255, torch.uint8)
         return x
+
+
+class Steady(Chaos):
+    """Layers that leave a difference as large as it was."""
+
+    gain = 1.0
 
 
 class InPieces(Interpreter):
@@ -50,10 +59,11 @@ class InPieces(Interpreter):
 
 
 @cache
-def chaos(seed: int) -> tuple[GraphModule, Sample]:
+def chaos(seed: int, kind: type[Chaos] = Chaos) -> tuple[GraphModule, Sample]:
     """A graph and a sample of which the plain rule asks for 35 dB."""
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(100 + seed))
-    gm = torch.export.export(Chaos(seed).eval(), (x,)).module()
+    gm = torch.export.export(kind(seed).eval(), (x,)).module()
+    Editor(gm).erase_dead([n for n in gm.graph.nodes if n.op == "call_module"])
     with torch.no_grad(), one_thread():
         out = gm(x)
     noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(200 + seed))
@@ -129,3 +139,32 @@ def test_graph_when_checked_then_it_runs_on_one_thread_and_the_artifact_as_it_wi
     with gm.register_forward_pre_hook(lambda *_: note("graph")):
         check_artifact(artifact_of(gm, run), gm, sample, margin_db=6.0)
     assert seen == {"graph": 1, "artifact": threads}
+
+
+class Stepped(Interpreter):
+    """A runtime that rounds one value in twelve to its other neighbour."""
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n.target is not Q.quantize_per_tensor.default:
+            return value
+        generator = torch.Generator().manual_seed(len(n.name))
+        moved = torch.rand(value.shape, generator=generator) < 1 / 12
+        return (value.int() + moved.int()).clamp(0, 255).to(value.dtype)
+
+
+def stepped(gm: GraphModule) -> Any:
+    return lambda x: Stepped(gm).run(x, enable_io_processing=False)
+
+
+def test_gate_when_steps_of_each_operator_add_up_then_accepted_with_a_note(artifact_of):
+    gm, sample = chaos(0, Steady)
+    artifact = artifact_of(gm, stepped(gm))
+
+    def lower(part: GraphModule) -> Any:
+        return artifact_of(part, stepped(part))
+
+    check_artifact(artifact, gm, sample, margin_db=6.0, lower_part=lower)
+    assert any("other neighbour" in note for note in artifact.report.notes)
+    with pytest.raises(ArtifactError):
+        check_artifact(artifact, gm, sample, margin_db=6.0)

@@ -6,6 +6,7 @@ the delegate cuts it in two. In ExecuTorch's graphs every tensor is contiguous, 
 only changes strides and an expand to the same shape do nothing, and are removed.
 """
 
+import operator
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +40,38 @@ _COLUMNS_LAST = frozenset(
     }
 )
 """What the delegate computes with the last dimension last, whatever it reads."""
+
+
+def spell_size_arithmetic(gm: GraphModule) -> EdgeResult:
+    """Write sums and powers of sizes with what ExecuTorch's programs compute sizes with.
+
+    Before:  torch.sym_sum((a, b, c));  a ** 2
+    After:   (a + b) + c;               a * a
+    """
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.target is torch.sym_sum:
+            terms, join = list(node.args[0]), operator.add
+        elif node.target in (pow, operator.pow) and isinstance(node.args[1], int):
+            terms, join = [node.args[0]] * node.args[1], operator.mul
+        else:
+            continue
+        made, value = terms[0], _size(terms[0])
+        for term in terms[1:]:
+            value = join(value, _size(term))
+            with gm.graph.inserting_before(node):
+                made = gm.graph.call_function(join, (made, term))
+            made.meta = {**node.meta, "val": value}
+        node.replace_all_uses_with(made)
+        gm.graph.erase_node(node)
+        changed = True
+    if changed:
+        gm.recompile()
+    return EdgeResult(gm, changed)
+
+
+def _size(value: Any) -> Any:
+    return value.meta["val"] if isinstance(value, Node) else value
 
 
 def dequantize_for_each_reader(gm: GraphModule) -> EdgeResult:

@@ -59,9 +59,12 @@ def spell_for_delegate(gm: torch.fx.GraphModule) -> PassResult:
 
 
 def view_shape(value: Tensor) -> list[int] | None:
-    """The sizes of a tensor with -1 for the one that is symbolic; None if several are."""
+    """The sizes of a tensor with -1 for the one that is symbolic.
+
+    None if several are, or if a size of 0 beside it leaves open how many that one is.
+    """
     sizes = [int(s) if isinstance(s, int) else -1 for s in value.shape]
-    return None if sizes.count(-1) > 1 else sizes
+    return None if sizes.count(-1) > 1 or (-1 in sizes and 0 in sizes) else sizes
 
 
 _CONTIGUOUS = one_of(
@@ -124,7 +127,7 @@ def _gives_contiguous(x: Node) -> bool:
 def _reshape(m: Match, editor: Editor) -> Node | Skip:
     shape = view_shape(m.anchor.meta["val"])
     if shape is None:
-        return Skip("two or more of its sizes are dynamic")
+        return Skip("its sizes cannot be written with one unknown")
     known = m.anchor.args[1] if len(m.anchor.args) > 1 else None
     if m.anchor.target is aten.view.default and isinstance(known, (list, tuple)):
         if all(isinstance(s, int) for s in known) and _gives_contiguous(m["x"]):
@@ -144,7 +147,7 @@ def _mean(m: Match, editor: Editor) -> Node | Skip:
         return Skip("it is spelled so already")
     shape = view_shape(m.anchor.meta["val"])
     if shape is None:
-        return Skip("two or more of its sizes are dynamic")
+        return Skip("its sizes cannot be written with one unknown")
     mean = editor.call(aten.mean.dim, x, [2, 3], True, like=m.anchor)
     return editor.call(aten.view.default, between(editor, mean, m.anchor), shape, like=m.anchor)
 
@@ -182,7 +185,7 @@ def _matmul(m: Match, editor: Editor) -> Node | Skip:
         return editor.call(aten.bmm.default, a, b, like=m.anchor)
     back, first, second = view_shape(m.anchor.meta["val"]), _flat(left), _flat(right)
     if back is None or first is None or second is None:
-        return Skip("two or more of its sizes are dynamic")
+        return Skip("its sizes cannot be written with one unknown")
     flat_a = view(editor, a, first, m.anchor)
     flat_b = view(editor, b, second, m.anchor)
     product = editor.call(aten.bmm.default, flat_a, flat_b, like=m.anchor)
@@ -247,8 +250,14 @@ def _cat(m: Match, editor: Editor) -> Node | Skip:
     """A cat without the tensors that have no elements: ExecuTorch's memory planning stops there."""
     tensors: list[Node] = argument(m.anchor, "tensors")
     kept = [t for t in tensors if not _is_empty(t.meta["val"])]
-    if not kept or len(kept) == len(tensors):
-        return Skip("all of its tensors, or none, have no elements")
+    if not kept:
+        whole = str(m.anchor.meta["val"].shape)
+        return next(
+            (t for t in tensors if str(t.meta["val"].shape) == whole),
+            Skip("none of its tensors has an element, and none has its result's shape"),
+        )
+    if len(kept) == len(tensors):
+        return Skip("each of its tensors has elements")
     return editor.call(aten.cat.default, kept, argument(m.anchor, "dim"), like=m.anchor)
 
 

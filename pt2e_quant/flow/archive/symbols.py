@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]  # shipped without types
+import sympy
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

@@ -18,6 +18,7 @@ from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from tests.backends.call_saved import Saved, call_saved
@@ -179,6 +180,52 @@ def test_tensor_without_elements_when_joined_then_every_batch_runs():
     for count in (1, 9):
         found = artifact.run(torch.randn(count, 2, 8), torch.zeros(count, 0, dtype=torch.int64))
         assert found.shape == (count, 2, 8)
+
+
+class Sizes(nn.Module):
+    """Writes the first of all elements: the number of all is a product with a square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.clone()
+        x.view(-1)[0] = 1.0
+        return x + x, self.linear(y)
+
+
+def test_size_when_it_is_a_power_then_every_size_runs():
+    n, m = Dim("n", min=1, max=9), Dim("m", min=1, max=8)
+    batch = (torch.randn(2, 3, 3), torch.randn(2, 4))
+    shapes = {"x": {0: n, 1: m, 2: m}, "y": {0: n}}
+    artifact = pq.quantize(Sizes().eval(), batch, dynamic_shapes=shapes, **W8)
+    for rows, side in ((1, 1), (9, 8), (2, 5)):
+        x = torch.randn(rows, side, side)
+        expected = 2 * x
+        expected.view(-1)[0] = 2.0
+        torch.testing.assert_close(artifact.run(x, torch.randn(rows, 4))[0], expected)
+
+
+class Copies(nn.Module):
+    """A transposed convolution of volumes, of which torch asks whether a size is below 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose3d(2, 8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(torch.copysign(x, x))
+
+
+@pytest.mark.filterwarnings("ignore:no tensor of this graph")
+def test_size_when_the_edge_program_narrows_it_then_planned_as_declared():
+    side = Dim("side", min=2, max=20)
+    x = torch.randn(1, 2, 4, 4, 4).to(memory_format=torch.channels_last_3d)
+    model = Copies().eval()
+    artifact = pq.quantize(model, (x,), dynamic_shapes={"x": {2: side, 4: side}}, **W8)
+    x = torch.randn(1, 2, 20, 4, 20)
+    assert sqnr_db([model(x).detach()], [artifact.run(x)]) > 30
 
 
 class Pairs(nn.Module):
