@@ -100,6 +100,17 @@ def test_own_cpu_kernel_when_run_then_it_is_used_and_reported():
     assert "pool_uint8" in done.stdout
 
 
+def test_own_uint8_format_when_run_then_it_trains_like_float32_in_a_quarter_of_the_bytes():
+    done = run_example("own_uint8_format.py", "--epochs", "6")
+    assert done.returncode == 0, done.stderr[-3000:]
+    plain, own, last = done.stdout.splitlines()
+    accuracies = [float(line.split("%")[0].split()[-1]) for line in (plain, own)]
+    assert accuracies[1] > accuracies[0] - 0.5
+    # codes, a scale for each of 128 rows and the table
+    assert f"{64 * 128 + 4 * 128 + 4 * 255} bytes" in own
+    assert last == f"gradients torch.bfloat16, quantized {6 * 28} times"
+
+
 def test_write_a_backend_when_run_then_lowers_its_three_operators_and_loads_the_file():
     done = run_example("write_a_backend.py")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Training in low precision: float8 and int8 products, optimizer states of few bits."""
+"""Training in low precision: parameters in a format, float8 and int8 products, optimizers."""
 
 from pt2e_quant.training.float8.config import (
     Float8Scaling,
@@ -17,6 +17,12 @@ from pt2e_quant.training.optimizers.low_bit_optimizers import (
     SGD8bit,
     state_bytes,
 )
+from pt2e_quant.training.optimizers.master_weights import (
+    MasterWeightOptimizer,
+    with_cpu_offload,
+    with_master_weights,
+)
+from pt2e_quant.training.stored_parameters import StoredParameter, quantize_parameters
 
 __all__ = [
     "AdamW4bit",
@@ -27,12 +33,17 @@ __all__ = [
     "GemmInputRole",
     "Int8TrainingConfig",
     "LinearMMConfig",
+    "MasterWeightOptimizer",
     "SGD4bit",
     "SGD8bit",
     "ScaledMMConfig",
+    "StoredParameter",
     "convert_to_float8_training",
     "convert_to_int8_training",
+    "quantize_parameters",
     "state_bytes",
     "to_float8",
     "update_float8_scales",
+    "with_cpu_offload",
+    "with_master_weights",
 ]

@@ -1,0 +1,239 @@
+"""Parameters that are stored in a quantized format while they train.
+
+Between steps there are codes and scales and nothing else. The optimizer of
+`training.with_master_weights` holds real values of its own and quantizes them again after a step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.formats.blocks import spread
+from pt2e_quant.core.formats.float_codes import decode_float
+from pt2e_quant.core.formats.number_formats import CodeBook, FloatFormat
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.core.schemes import Scheme, TensorScheme
+from pt2e_quant.tensors.form import TensorForm
+from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.values import encode, real_scale
+from pt2e_quant.training.linear_products import Filter
+from pt2e_quant.training.rounding import Rounding, round_to_integers
+
+_QUANTIZABLE = (
+    nn.Linear,
+    nn.Embedding,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
+
+@final
+class StoredParameter(QuantizedTensor):
+    """A parameter that is codes and scales.
+
+    Attributes:
+        rounding: how real values become codes.
+        every: after how many steps of the optimizer they do.
+        steps: of the optimizer since they last did.
+        requantizations: how often they have.
+    """
+
+    rounding: Rounding = Rounding.NEAREST
+    every: int = 1
+    steps: int = 0
+    requantizations: int = 0
+
+    def take_step(self, values: Tensor) -> None:
+        """Take over real values after a step of the optimizer, if it is time to.
+
+        Args:
+            values: float, of this shape.
+        """
+        self.steps += 1
+        if self.steps < self.every:
+            return
+        self.steps = 0
+        self.requantizations += 1
+        self.requantize_(values, encode=_ENCODERS[self.rounding])
+
+    def like(self, parts: Mapping[str, Tensor], form: TensorForm) -> "StoredParameter":
+        """One with other parts, treated the same."""
+        made = StoredParameter(parts, form)
+        for name in ("rounding", "every", "steps", "requantizations"):
+            setattr(made, name, getattr(self, name))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StoredParameter":
+        made = self.like({name: part.clone() for name, part in self.parts.items()}, self.form)
+        memo[id(self)] = made
+        made.requires_grad_(self.requires_grad)
+        made._is_param = getattr(self, "_is_param", False)
+        if self.is_leaf:
+            made.grad_dtype = self.grad_dtype
+        made.grad = None if self.grad is None else self.grad.clone()
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        own = (self.rounding, self.every)
+        return list(self.part_names), (self.form, own)
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls,
+        parts: dict[str, Tensor],
+        form: Any,
+        outer_size: Any = None,
+        outer_stride: Any = None,
+    ) -> "StoredParameter":
+        own_form, (rounding, every) = form
+        made = StoredParameter(parts, own_form)
+        made.rounding, made.every = rounding, every
+        return made
+
+
+def encode_stochastically(values: Tensor, parts: Mapping[str, Tensor], form: TensorForm) -> Tensor:
+    """Codes as `values.encode` gives, of one of the two neighbours by chance.
+
+    Args:
+        values: real values.
+        parts: their qparams.
+        form: what the codes are of.
+    """
+    scheme = form.scheme
+    scale = spread(real_scale(parts, form).to(torch.float32), form.shape, form.block)
+    if "tensor_scale" in parts:
+        scale = scale * parts["tensor_scale"]
+    scaled = values.to(torch.float32) / scale
+    if scheme.format is not None:
+        return _one_of_neighbours(scaled, scheme.format)
+    if "zero_point" in parts:
+        scaled = scaled + spread(parts["zero_point"], form.shape, form.block)
+    low, high = scheme.range
+    codes = round_to_integers(scaled, Rounding.STOCHASTIC).clamp(low, high)
+    return codes.to(info(scheme.dtype).storage)
+
+
+def _one_of_neighbours(scaled: Tensor, form: FloatFormat | CodeBook) -> Tensor:
+    values, codes = _sorted_values(form, scaled.device)
+    inside = scaled.clamp(values[0], values[-1]).contiguous()
+    upper = torch.searchsorted(values, inside).clamp(1, values.numel() - 1)
+    low, high = values[upper - 1], values[upper]
+    is_up = torch.rand_like(inside) * (high - low) < inside - low
+    return codes[torch.where(is_up, upper, upper - 1)]
+
+
+def _sorted_values(form: FloatFormat | CodeBook, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What a format's codes stand for, rising, and the codes."""
+    if isinstance(form, CodeBook):
+        table = form.table().to(device)
+        return table, torch.arange(table.numel(), dtype=torch.uint8, device=device)
+    codes = torch.arange(1 << form.bits, device=device).to(torch.uint8).view(form.storage)
+    values = decode_float(codes, form)
+    # one of both zeros; neither NaN nor infinities
+    is_own = values.isfinite() & ~((values == 0) & values.signbit())
+    order = values[is_own].argsort()
+    kept = codes.view(torch.uint8)[is_own][order]
+    return values[is_own][order], kept.view(form.storage)
+
+
+_Encode = Callable[[Tensor, Mapping[str, Tensor], TensorForm], Tensor]
+_ENCODERS: Mapping[Rounding, _Encode] = {
+    Rounding.NEAREST: encode,
+    Rounding.STOCHASTIC: encode_stochastically,
+}
+
+
+def quantize_parameters(
+    module: nn.Module,
+    scheme: str | Scheme | TensorScheme,
+    grad_dtype: torch.dtype | None = None,
+    rounding: str = "nearest",
+    every: int = 1,
+    filter: Filter | None = None,
+) -> nn.Module:
+    """Store the weights of linears, embeddings and convolutions in a format, in place, to train so.
+
+    Train with an optimizer that `with_master_weights` makes: torch's own cannot step on codes.
+
+    Args:
+        module: the model.
+        scheme: how weights are stored, in less than 16 bits: a name, a scheme or its weights'.
+        grad_dtype: of the gradients; the weight's own dtype if None.
+        rounding: "nearest", or "stochastic", which is right on average.
+        every: quantize the real values again after so many steps of the optimizer.
+        filter: which modules, by module and dotted name; all of these kinds if None.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: the scheme stores no weights in less than 16 bits, its tables are fitted and
+            rounding is stochastic, or no weight is meant.
+    """
+    stored, chosen = _weight_scheme(scheme), Rounding(rounding)
+    form = stored.format
+    if chosen is Rounding.STOCHASTIC and isinstance(form, CodeBook) and form.is_fitted:
+        raise ConfigError(
+            f"{form} has a table fitted to each weight, which stochastic rounding cannot read",
+            fix='rounding="nearest", or a code book with values',
+        )
+    if every < 1:
+        raise ConfigError(f"every is at least 1, found {every}")
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    names = []
+    for name, owner in module.named_modules(remove_duplicate=False):
+        names.append(name)
+        if not isinstance(owner, _QUANTIZABLE) or (filter is not None and not filter(owner, name)):
+            continue
+        weight = owner.weight
+        assert isinstance(weight, nn.Parameter)
+        if isinstance(weight, QuantizedTensor):
+            raise ConfigError(f'the weight of "{name}" is quantized already')
+        if weight not in made:
+            made[weight] = _stored(weight, stored, grad_dtype, chosen, every)
+        owner.weight = made[weight]
+    if not made:
+        raise ConfigError("no weight is meant", fix=f"modules: {near('', names)}")
+    return module
+
+
+def _weight_scheme(scheme: str | Scheme | TensorScheme) -> TensorScheme:
+    named = scheme_named(scheme) if isinstance(scheme, str) else scheme
+    found = named.weight if isinstance(named, Scheme) else named
+    if found is None or found.bits >= 16:
+        raise ConfigError(
+            f"{scheme} stores no weights in less than 16 bits", fix='for example scheme="w8"'
+        )
+    return found
+
+
+def _stored(
+    weight: nn.Parameter,
+    scheme: TensorScheme,
+    grad_dtype: torch.dtype | None,
+    rounding: Rounding,
+    every: int,
+) -> nn.Parameter:
+    layout = "packed" if scheme.bits < 8 else "plain"
+    quantized = QuantizedTensor.from_float(weight.detach(), scheme, layout=layout)
+    made = StoredParameter(quantized.parts, quantized.form)
+    made.rounding, made.every = rounding, every
+    param = nn.Parameter(made, requires_grad=weight.requires_grad)
+    if grad_dtype is not None:
+        param.grad_dtype = grad_dtype
+    return param
+
+
+def stored_parameters(module: nn.Module) -> Iterator[tuple[str, StoredParameter]]:
+    """The parameters of a model that are stored in a format, by name."""
+    for name, param in module.named_parameters():
+        if isinstance(param, StoredParameter):
+            yield name, param
