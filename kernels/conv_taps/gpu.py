@@ -16,24 +16,10 @@ def _is_below(place, size):
 
 @triton.jit
 def multiply_taps(
-    total,
-    x_at,
-    weight_at,
-    h0,
-    w0,
-    in_pixels,
-    in_columns,
-    H,
-    W,
-    C,
-    depth_of_group,
-    dilation_h,
+    total, x_at, weight_at, h0, w0, in_pixels, in_columns, H, W, C, depth_of_group, dilation_h,
     dilation_w,
-    IS_PADDED: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    IS_PADDED: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Sum over taps, and over the channels of each tap in steps of BLOCK_K.
 
     Pixels that do not exist begin far above the image (h0) where there is padding.
@@ -72,24 +58,10 @@ def multiply_taps(
 
 @triton.jit
 def multiply_rows_of_taps(
-    total,
-    x_at,
-    weight_at,
-    h0,
-    w0,
-    in_pixels,
-    in_columns,
-    H,
-    W,
-    C,
-    tap_rows,
-    dilation_h,
+    total, x_at, weight_at, h0, w0, in_pixels, in_columns, H, W, C, tap_rows, dilation_h,
     dilation_w,
-    IS_PADDED: tl.constexpr,
-    KW: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    IS_PADDED: tl.constexpr, KW: tl.constexpr, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Sum over rows of taps: few channels are folded with the taps of a row into one axis.
 
     Pixels that do not exist begin far above the image (h0) where there is padding.
@@ -135,21 +107,9 @@ def _end_inside(start, size, dilation, TAPS: tl.constexpr):
 
 @triton.jit
 def take_off_zero_point(
-    total,
-    zero_point,
-    sums,
-    h0,
-    w0,
-    columns,
-    outputs,
-    H,
-    W,
-    dilation_h,
-    dilation_w,
-    inside,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-):
+    total, zero_point, sums, h0, w0, columns, outputs, H, W, dilation_h, dilation_w, inside,
+    KH: tl.constexpr, KW: tl.constexpr,
+):  # fmt: skip
     """Subtract zero_point times the weights of those taps that are inside of the image."""
     top, left = _first_inside(h0, dilation_h, KH), _first_inside(w0, dilation_w, KW)
     bottom = tl.maximum(_end_inside(h0, H, dilation_h, KH), top)

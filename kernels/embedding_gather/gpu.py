@@ -44,32 +44,12 @@ def _codes(
 
 @triton.jit(do_not_specialize=["out_zero_point", "out_min", "out_max"])
 def embedding_gather_kernel(
-    table,
-    scale,
-    zero_point,
-    indices,
-    out,
-    M,
-    V,
-    K,
-    row_bytes,
-    groups,
-    group_size,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
-    out_max,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
-    HAS_ZERO_POINT: tl.constexpr,
-    ONE_GROUP: tl.constexpr,
-    BITS: tl.constexpr,
-    IS_SIGNED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    table, scale, zero_point, indices, out, M, V, K, row_bytes, groups, group_size, act_low,
+    act_high, out_scaling, out_zero_point, out_min, out_max,
+    ACTIVATION: tl.constexpr, IS_INTEGER: tl.constexpr, HAS_ZERO_POINT: tl.constexpr,
+    ONE_GROUP: tl.constexpr, BITS: tl.constexpr, IS_SIGNED: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
-):
+):  # fmt: skip
     """BLOCK_M indices, BLOCK_K columns."""
     places = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     first = tl.program_id(1) * BLOCK_K

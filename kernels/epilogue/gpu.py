@@ -122,23 +122,10 @@ def _e4m3_in_integers(x):
 
 @triton.jit
 def write_result(
-    real,
-    place,
-    inside,
-    residual,
-    out,
-    residual_scale,
-    residual_zero_point,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
-    out_max,
-    RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
-):
+    real, place, inside, residual, out, residual_scale, residual_zero_point, act_low, act_high,
+    out_scaling, out_zero_point, out_min, out_max,
+    RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, IS_INTEGER: tl.constexpr,
+):  # fmt: skip
     """All that follows the bias, for values at `place` of out and residual; see `Epilogue`."""
     if RESIDUAL == "integer":
         added = tl.load(residual + place, mask=inside, other=0).to(tl.int32)

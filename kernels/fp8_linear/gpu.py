@@ -63,37 +63,13 @@ def scaled_mm(
 
 @triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
 def fp8_linear_kernel(
-    x,
-    x_scale,
-    weight,
-    weight_scale,
-    bias,
-    residual,
-    out,
-    M,
-    N,
-    K,
-    residual_scale,
-    residual_zero_point,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
-    out_max,
-    PER_ROW: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
-    EMULATE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-):
+    x, x_scale, weight, weight_scale, bias, residual, out, M, N, K, residual_scale,
+    residual_zero_point, act_low, act_high, out_scaling, out_zero_point, out_min, out_max,
+    PER_ROW: tl.constexpr, PER_CHANNEL: tl.constexpr, EMULATE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
+    IS_INTEGER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
+):  # fmt: skip
     """One tile of the result, or of its sum over a part of K where SPLIT_K > 1."""
     tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)

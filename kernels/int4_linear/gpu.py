@@ -106,39 +106,13 @@ def _multiply(weights, x, EMULATE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
 def int4_linear_kernel(
-    x,
-    weight,
-    scale,
-    zero_point,
-    bias,
-    residual,
-    out,
-    M,
-    N,
-    K,
-    group_blocks,
-    residual_scale,
-    residual_zero_point,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
-    out_max,
-    QUARTERS: tl.constexpr,
-    HAS_ZERO: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    EMULATE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-):
+    x, weight, scale, zero_point, bias, residual, out, M, N, K, group_blocks, residual_scale,
+    residual_zero_point, act_low, act_high, out_scaling, out_zero_point, out_min, out_max,
+    QUARTERS: tl.constexpr, HAS_ZERO: tl.constexpr, EVEN_K: tl.constexpr, EMULATE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
+    IS_INTEGER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
+):  # fmt: skip
     """One tile of the result, or of its sum over a run of K where SPLIT_K > 1.
 
     A group is QUARTERS quarters of a block, or group_blocks blocks where QUARTERS is 4.

@@ -34,40 +34,12 @@ def _part(x, rows, columns, in_rows, first, width, scale, zero_point, IS_INTEGER
 
 @triton.jit(do_not_specialize=["zero_0", "zero_1", "zero_2", "zero_3", "out_zero_point"])
 def int8_cat_kernel(
-    x_0,
-    x_1,
-    x_2,
-    x_3,
-    out,
-    M,
-    total,
-    first,
-    end,
-    width_0,
-    width_1,
-    width_2,
-    width_3,
-    scale_0,
-    scale_1,
-    scale_2,
-    scale_3,
-    zero_0,
-    zero_1,
-    zero_2,
-    zero_3,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
-    out_max,
-    COUNT: tl.constexpr,
-    FROM_INTEGER: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x_0, x_1, x_2, x_3, out, M, total, first, end, width_0, width_1, width_2, width_3, scale_0,
+    scale_1, scale_2, scale_3, zero_0, zero_1, zero_2, zero_3, act_low, act_high, out_scaling,
+    out_zero_point, out_min, out_max,
+    COUNT: tl.constexpr, FROM_INTEGER: tl.constexpr, ACTIVATION: tl.constexpr,
+    IS_INTEGER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """A tile of columns first .. end of rows of `total`; COUNT tensors lie side by side in them."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -18,38 +18,13 @@ from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
 @triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
 def int8_linear_kernel(
-    x,
-    x_scale,
-    x_zero_point,
-    weight,
-    weight_scale,
-    weight_sum,
-    bias,
-    residual,
-    out,
-    partial,
-    M,
-    N,
-    K,
-    residual_scale,
-    residual_zero_point,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
-    out_max,
-    PER_ROW: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-):
+    x, x_scale, x_zero_point, weight, weight_scale, weight_sum, bias, residual, out, partial, M,
+    N, K, residual_scale, residual_zero_point, act_low, act_high, out_scaling, out_zero_point,
+    out_min, out_max,
+    PER_ROW: tl.constexpr, HAS_BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    ACTIVATION: tl.constexpr, IS_INTEGER: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
+):  # fmt: skip
     """One tile of the result; the arguments are those of `op.Int8Linear`, by their names.
 
     Where SPLIT_K > 1, the sums over one of as many runs of K, into int32[SPLIT_K, M, N] partial.

@@ -32,37 +32,13 @@ def _span(i, size, out, kernel, stride, padding, IS_ADAPTIVE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["x_zero_point", "out_zero_point", "out_min", "out_max", "divisor"])
 def int8_pool_kernel(
-    x,
-    out,
-    P,
-    C,
-    H,
-    W,
-    OH,
-    OW,
-    kernel_h,
-    kernel_w,
-    stride_h,
-    stride_w,
-    padding_h,
-    padding_w,
-    divisor,
-    x_scale,
-    x_zero_point,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
+    x, out, P, C, H, W, OH, OW, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w,
+    divisor, x_scale, x_zero_point, act_low, act_high, out_scaling, out_zero_point, out_min,
     out_max,
-    KIND: tl.constexpr,
-    COUNTS_PADDING: tl.constexpr,
-    HAS_DIVISOR: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    KIND: tl.constexpr, COUNTS_PADDING: tl.constexpr, HAS_DIVISOR: tl.constexpr,
+    ACTIVATION: tl.constexpr, IS_INTEGER: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
-):
+):  # fmt: skip
     """BLOCK_P of P results' pixels, BLOCK_C channels; kernel_h x kernel_w is the widest window."""
     ADAPTIVE: tl.constexpr = KIND == "adaptive"
     pixels = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)

@@ -22,29 +22,12 @@ def _mean(x, K):
 
 @triton.jit(do_not_specialize=["out_zero_point", "out_min", "out_max"])
 def norm_quantize_kernel(
-    x,
-    weight,
-    bias,
-    out,
-    scale,
-    zero_point,
-    M,
-    K,
-    eps,
-    out_scaling,
-    out_zero_point,
-    out_min,
+    x, weight, bias, out, scale, zero_point, M, K, eps, out_scaling, out_zero_point, out_min,
     out_max,
-    KIND: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ROUNDS_FIRST: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
-    IS_E4M3: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    KIND: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr, PRECISION: tl.constexpr, PER_TOKEN: tl.constexpr,
+    IS_E4M3: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """BLOCK_M rows of at most BLOCK_K elements; padding is 0 in every step."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_K)

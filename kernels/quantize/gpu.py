@@ -25,22 +25,11 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 @triton.jit(do_not_specialize=["x_zero_point", "out_zero_point", "out_min", "out_max"])
 def quantize_kernel(
-    x,
-    out,
-    size,
-    x_scale,
-    x_zero_point,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
+    x, out, size, x_scale, x_zero_point, act_low, act_high, out_scaling, out_zero_point, out_min,
     out_max,
-    FROM_INTEGER: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
+    FROM_INTEGER: tl.constexpr, ACTIVATION: tl.constexpr, IS_INTEGER: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """BLOCK elements of x, wherever they stand in its shape."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -52,18 +41,9 @@ def quantize_kernel(
 
 @triton.jit(do_not_specialize=["out_zero_point", "out_min", "out_max"])
 def quantize_pixels_kernel(
-    x,
-    out,
-    area,
-    out_scaling,
-    out_zero_point,
-    out_min,
-    out_max,
-    CHANNELS: tl.constexpr,
-    IS_PLANAR: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, out, area, out_scaling, out_zero_point, out_min, out_max,
+    CHANNELS: tl.constexpr, IS_PLANAR: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """BLOCK pixels of one image of `area` pixels: a word of four bytes each.
 
     A planar image has its channels one after the other, any other has the pixels so.

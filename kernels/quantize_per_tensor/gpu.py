@@ -121,24 +121,10 @@ def _made(real, scaling, zero_point, quant_min, quant_max, IS_E4M3: tl.constexpr
 
 @triton.jit(do_not_specialize=["count", "quant_min", "quant_max"])
 def quantize_tensor_kernel(
-    x,
-    out,
-    scale,
-    zero_point,
-    partials,
-    size,
-    turns,
-    count,
-    quant_min,
-    quant_max,
-    eps,
-    PRECISION: tl.constexpr,
-    SYMMETRIC: tl.constexpr,
-    IS_E4M3: tl.constexpr,
-    IN_ONE: tl.constexpr,
-    PARTIALS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, out, scale, zero_point, partials, size, turns, count, quant_min, quant_max, eps,
+    PRECISION: tl.constexpr, SYMMETRIC: tl.constexpr, IS_E4M3: tl.constexpr, IN_ONE: tl.constexpr,
+    PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The qparams of `count` partial ranges, or IN_ONE of the one block, and elements by them."""
     place = _place(0, BLOCK)
     if IN_ONE:

@@ -142,20 +142,10 @@ def quantize_held_rows(
 
 @triton.jit(do_not_specialize=["quant_min", "quant_max"])
 def quantize_per_token_kernel(
-    x,
-    out,
-    scale,
-    zero_point,
-    M,
-    K,
-    quant_min,
-    quant_max,
-    PRECISION: tl.constexpr,
-    IS_E4M3: tl.constexpr,
-    IN_ONE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    x, out, scale, zero_point, M, K, quant_min, quant_max,
+    PRECISION: tl.constexpr, IS_E4M3: tl.constexpr, IN_ONE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
-):
+):  # fmt: skip
     """BLOCK_M rows; IN_ONE says that they fit in one tile."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < M

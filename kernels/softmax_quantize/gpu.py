@@ -15,27 +15,10 @@ from pt2e_quant.kernels.tiles import TileConfig, columns_class, tiles_for
 
 @triton.jit(do_not_specialize=["out_zero_point", "out_min", "out_max"])
 def softmax_quantize_kernel(
-    x,
-    mask,
-    out,
-    M,
-    K,
-    heads,
-    queries,
-    mask_image,
-    mask_head,
-    mask_query,
-    mask_key,
-    scale,
-    inverse_scale,
-    out_zero_point,
-    out_min,
-    out_max,
-    HAS_MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x, mask, out, M, K, heads, queries, mask_image, mask_head, mask_query, mask_key, scale,
+    inverse_scale, out_zero_point, out_min, out_max,
+    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """BLOCK_M rows of at most BLOCK_K scores; rows are images x heads x queries."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_K)

@@ -25,31 +25,12 @@ def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M:
 
 @triton.jit
 def write_tile(
-    total,
-    rows,
-    columns,
-    x_scale,
-    bias,
-    residual,
-    out,
-    M,
-    N,
-    residual_scale,
-    residual_zero_point,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
-    out_max,
-    HAS_SCALE: tl.constexpr,
-    PER_ROW: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
+    total, rows, columns, x_scale, bias, residual, out, M, N, residual_scale,
+    residual_zero_point, act_low, act_high, out_scaling, out_zero_point, out_min, out_max,
+    HAS_SCALE: tl.constexpr, PER_ROW: tl.constexpr, HAS_BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, IS_INTEGER: tl.constexpr,
     SPLIT_K: tl.constexpr,
-):
+):  # fmt: skip
     """Finish and store sums float32[BLOCK_N, BLOCK_M], or store them as a part of a split product.
 
     x_scale is what they are multiplied by, float32[M] or [1].
@@ -70,51 +51,20 @@ def write_tile(
             added = tl.load(bias + columns, mask=in_columns, other=0.0)
             total += added.to(tl.float32)[:, None]
         write_result(
-            total,
-            place,
-            inside,
-            residual,
-            out,
-            residual_scale,
-            residual_zero_point,
-            act_low,
-            act_high,
-            out_scaling,
-            out_zero_point,
-            out_min,
-            out_max,
-            RESIDUAL,
-            ACTIVATION,
-            IS_INTEGER,
-        )
+            total, place, inside, residual, out, residual_scale, residual_zero_point, act_low,
+            act_high, out_scaling, out_zero_point, out_min, out_max,
+            RESIDUAL, ACTIVATION, IS_INTEGER,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
 def add_splits_kernel(
-    partial,
-    row_scale,
-    bias,
-    residual,
-    out,
-    SPLITS,
-    size,
-    N,
-    residual_scale,
-    residual_zero_point,
-    act_low,
-    act_high,
-    out_scaling,
-    out_zero_point,
-    out_min,
-    out_max,
-    PER_ROW: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_INTEGER: tl.constexpr,
+    partial, row_scale, bias, residual, out, SPLITS, size, N, residual_scale,
+    residual_zero_point, act_low, act_high, out_scaling, out_zero_point, out_min, out_max,
+    PER_ROW: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, IS_INTEGER: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """BLOCK elements of the result: sums of SPLITS parts in ascending order, then the epilogue.
 
     partial is float32[SPLITS, M, N], row_scale float32[M] or [1].
@@ -134,23 +84,10 @@ def add_splits_kernel(
     if HAS_BIAS:
         real += tl.load(bias + place % N, mask=inside, other=0.0).to(tl.float32)
     write_result(
-        real,
-        place,
-        inside,
-        residual,
-        out,
-        residual_scale,
-        residual_zero_point,
-        act_low,
-        act_high,
-        out_scaling,
-        out_zero_point,
-        out_min,
-        out_max,
-        RESIDUAL,
-        ACTIVATION,
-        IS_INTEGER,
-    )
+        real, place, inside, residual, out, residual_scale, residual_zero_point, act_low,
+        act_high, out_scaling, out_zero_point, out_min, out_max,
+        RESIDUAL, ACTIVATION, IS_INTEGER,
+    )  # fmt: skip
 
 
 def adding(

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import socket
 import warnings
 
 import pytest
@@ -16,6 +15,7 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e
 from pt2e_quant.observers.training.fake_quantize import disable_observer
 from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
+from tests.two_ranks import run_two_ranks
 
 X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
@@ -210,21 +210,7 @@ def _rank(rank, port, queue):
 
 
 def test_data_parallel_when_two_ranks_train_then_they_agree():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    ranks = [context.Process(target=_rank, args=(r, port, queue)) for r in range(2)]
-    for process in ranks:
-        process.start()
-    try:
-        found = sorted(queue.get(timeout=240) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.join(timeout=20)
-            process.kill()
-    (_, first, exact_0, output_0), (_, second, exact_1, output_1) = found
+    (_, first, exact_0, output_0), (_, second, exact_1, output_1) = run_two_ranks(_rank)
     parameters = len(list(network(Residual).parameters()))
     assert first[:parameters] == second[:parameters]
     assert exact_0

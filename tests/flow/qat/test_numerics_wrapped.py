@@ -3,7 +3,6 @@
 import copy
 import io
 import os
-import socket
 import warnings
 
 import pytest
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import pt2e_quant as pq
 from pt2e_quant.observers.training.fake_quantize import disable_observer
 from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
+from tests.two_ranks import run_two_ranks
 
 
 def gradients(model, forward):
@@ -98,21 +98,7 @@ def _rank(rank, port, queue):
 
 
 def test_data_parallel_when_two_ranks_train_in_integers_then_they_agree():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    ranks = [context.Process(target=_rank, args=(r, port, queue)) for r in range(2)]
-    for process in ranks:
-        process.start()
-    try:
-        found = sorted(queue.get(timeout=240) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.join(timeout=20)
-            process.kill()
-    (_, first, exact_0), (_, second, exact_1) = found
+    (_, first, exact_0), (_, second, exact_1) = run_two_ranks(_rank)
     assert first == second
     assert exact_0
     assert exact_1
