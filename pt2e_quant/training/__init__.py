@@ -22,6 +22,7 @@ from pt2e_quant.training.optimizers.master_weights import (
     with_cpu_offload,
     with_master_weights,
 )
+from pt2e_quant.training.qat import convert_qat_, prepare_qat_
 from pt2e_quant.training.stored_parameters import StoredParameter, quantize_parameters
 
 __all__ = [
@@ -38,8 +39,10 @@ __all__ = [
     "SGD8bit",
     "ScaledMMConfig",
     "StoredParameter",
+    "convert_qat_",
     "convert_to_float8_training",
     "convert_to_int8_training",
+    "prepare_qat_",
     "quantize_parameters",
     "state_bytes",
     "to_float8",

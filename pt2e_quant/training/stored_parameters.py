@@ -15,24 +15,13 @@ from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.formats.blocks import spread
 from pt2e_quant.core.formats.float_codes import decode_float
 from pt2e_quant.core.formats.number_formats import CodeBook, FloatFormat
-from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.tensors.form import TensorForm
+from pt2e_quant.tensors.plan import KINDS, aligned, as_scheme
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.values import encode, real_scale
 from pt2e_quant.training.linear_products import Filter
 from pt2e_quant.training.rounding import Rounding, round_to_integers
-
-_QUANTIZABLE = (
-    nn.Linear,
-    nn.Embedding,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
 
 
 @final
@@ -178,8 +167,8 @@ def quantize_parameters(
         ConfigError: the scheme stores no weights in less than 16 bits, its tables are fitted and
             rounding is stochastic, or no weight is meant.
     """
-    stored, chosen = _weight_scheme(scheme), Rounding(rounding)
-    form = stored.format
+    wanted, chosen = _weight_scheme(scheme), Rounding(rounding)
+    form = _weight_of(wanted).format
     if chosen is Rounding.STOCHASTIC and isinstance(form, CodeBook) and form.is_fitted:
         raise ConfigError(
             f"{form} has a table fitted to each weight, which stochastic rounding cannot read",
@@ -191,28 +180,36 @@ def quantize_parameters(
     names = []
     for name, owner in module.named_modules(remove_duplicate=False):
         names.append(name)
-        if not isinstance(owner, _QUANTIZABLE) or (filter is not None and not filter(owner, name)):
+        if not isinstance(owner, KINDS) or (filter is not None and not filter(owner, name)):
             continue
         weight = owner.weight
         assert isinstance(weight, nn.Parameter)
         if isinstance(weight, QuantizedTensor):
             raise ConfigError(f'the weight of "{name}" is quantized already')
         if weight not in made:
-            made[weight] = _stored(weight, stored, grad_dtype, chosen, every)
+            own = _weight_of(aligned(wanted, owner))
+            made[weight] = _stored(weight, own, grad_dtype, chosen, every)
         owner.weight = made[weight]
     if not made:
         raise ConfigError("no weight is meant", fix=f"modules: {near('', names)}")
     return module
 
 
-def _weight_scheme(scheme: str | Scheme | TensorScheme) -> TensorScheme:
-    named = scheme_named(scheme) if isinstance(scheme, str) else scheme
-    found = named.weight if isinstance(named, Scheme) else named
-    if found is None or found.bits >= 16:
+def _weight_scheme(scheme: str | Scheme | TensorScheme) -> Scheme:
+    if isinstance(scheme, TensorScheme):
+        scheme = Scheme(name=str(scheme), input=None, output=None, weight=scheme)
+    found = as_scheme(scheme)
+    if _weight_of(found).bits >= 16:
         raise ConfigError(
-            f"{scheme} stores no weights in less than 16 bits", fix='for example scheme="w8"'
+            f"{found.name} does not store weights in less than 16 bits",
+            fix='for example scheme="w8"',
         )
     return found
+
+
+def _weight_of(scheme: Scheme) -> TensorScheme:
+    assert scheme.weight is not None  # `as_scheme` refuses others
+    return scheme.weight
 
 
 def _stored(

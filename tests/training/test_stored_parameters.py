@@ -191,17 +191,19 @@ def test_stored_parameter_when_checkpointed_or_compiled_then_gradients_are_equal
 def test_quantize_parameters_when_weights_are_of_convolutions_and_embeddings_then_they_train():
     torch.manual_seed(0)
     model = nn.ModuleDict({"table": nn.Embedding(10, 16), "conv": nn.Conv1d(16, 8, 3)})
+    model["up"] = nn.ConvTranspose1d(8, 4, 3)
     quantize_parameters(model, "w8", grad_dtype=torch.bfloat16)
     optimizer = with_master_weights(ADAM, model, lr=1e-2)
     ids = torch.arange(10).reshape(2, 5)
     losses = []
     for _ in range(5):
         optimizer.zero_grad()
-        loss = (model["conv"](model["table"](ids).transpose(1, 2)) - 1).square().mean()
+        loss = (model["up"](model["conv"](model["table"](ids).transpose(1, 2))) - 1).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses == sorted(losses, reverse=True)
+    assert model["up"].weight.scheme.granularity == PerChannel(1)
     assert model["table"].weight.grad.dtype == torch.bfloat16
 
 
