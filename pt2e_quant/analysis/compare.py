@@ -19,7 +19,7 @@ from pt2e_quant.analysis.artifact_side import (
 )
 from pt2e_quant.analysis.comparison import Comparison, NodeError, Part
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, moved, origin_name
-from pt2e_quant.analysis.measure import Noise, PairFigures, as_floats, by_channel, outliers
+from pt2e_quant.analysis.measure import ChannelNoise, Noise, PairFigures, as_floats, outliers
 from pt2e_quant.analysis.measure import ratio_db as to_db
 from pt2e_quant.analysis.open_side import open_file, open_graph
 from pt2e_quant.backends.artifact import Artifact
@@ -28,6 +28,7 @@ from pt2e_quant.core.errors import ConfigError, module_path, source_line
 from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
 from pt2e_quant.flow.calibrate.progress import show_progress
+from pt2e_quant.flow.report.worst_tensors import by_channel
 from pt2e_quant.graph.op_table import operator_name
 
 Model = nn.Module | ExportedProgram | Artifact | str | Path
@@ -126,7 +127,7 @@ class _Figures:
     """Of one activation: what has accumulated, and what is its own."""
 
     pair: PairFigures = field(default_factory=PairFigures)
-    own: Noise = field(default_factory=Noise)
+    own: ChannelNoise = field(default_factory=ChannelNoise)
 
 
 class _Comparing:
@@ -188,8 +189,14 @@ class _Comparing:
 
     def _own(self, known: Mapping[str, Tensor], site: Site, value: Tensor) -> None:
         expected = known.get(site.name)
-        if expected is not None and expected.shape == value.shape:
-            self.figures[site.name].own.add(*as_floats(moved(site, expected), value))
+        if expected is None or expected.shape != value.shape:
+            return
+        pair = as_floats(expected, value)
+        if site.moved_from is not None:
+            # It keeps the integers that it reads: their rounding is not its own.
+            rounded = as_floats(moved(site, expected), value)
+            pair = min(pair, rounded, key=lambda p: float((p[0] - p[1]).square().sum()))
+        self.figures[site.name].own.add(*pair)
 
     def _add_weights(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
         for name, site in self.right.weights.items():
@@ -237,13 +244,15 @@ class _Comparing:
             max_error=pair.error.largest,
             max_steps=None if step is None else pair.error.largest / step,
             kl=pair.kl,
-            own_sqnr_db=figures.own.sqnr_db if self.feeds else None,
-            own_max_steps=figures.own.largest / step if self.feeds and step else None,
+            own_sqnr_db=figures.own.error.sqnr_db if self.feeds else None,
+            own_channel_db=figures.own.median_db if self.feeds else None,
+            own_max_steps=figures.own.error.largest / step if self.feeds and step else None,
             range_seen=seen,
             range_kept=kept,
             share_clipped=pair.clipped / pair.elements,
             grid_used=None if kept is None else _used(seen, kept),
             outlier_channels=pair.outlier_channels,
+            channel_peaks=() if pair.channels is None else tuple(pair.channels.tolist()),
             dtype=_shown_dtype(site.qparams),
             excess_db=self._excess_db(name),
         )

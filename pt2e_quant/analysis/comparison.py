@@ -50,6 +50,8 @@ class NodeError:
         kl: divergence of the histogram of the other side's values from the reference's, in nats.
         own_sqnr_db: of the error that the node adds by itself, when it is fed the values of the
             reference; None where the other side cannot be fed.
+        own_channel_db: the same of the median channel: what outlier channels cost the others hides
+            in the sum.
         own_max_steps: the largest error of that kind, in steps.
         worst_channel: the channel with the least SQNR of a weight, else None.
         worst_channel_db: its SQNR.
@@ -59,6 +61,7 @@ class NodeError:
         share_clipped: of the reference's values, those outside of `range_kept`.
         grid_used: the share of `range_kept` that lies in `range_seen`.
         outlier_channels: whose largest value is far above the median channel's.
+        channel_peaks: the largest absolute value of each channel of an activation's reference.
         dtype: of the integers, "" in float.
         excess_db: SQNR of the noise that was not there in any input; what ranks rows where
             `own_sqnr_db` is None.
@@ -76,6 +79,7 @@ class NodeError:
     max_steps: float | None = None
     kl: float | None = None
     own_sqnr_db: float | None = None
+    own_channel_db: float | None = None
     own_max_steps: float | None = None
     worst_channel: int | None = None
     worst_channel_db: float | None = None
@@ -84,6 +88,7 @@ class NodeError:
     share_clipped: float = 0.0
     grid_used: float | None = None
     outlier_channels: tuple[int, ...] = ()
+    channel_peaks: tuple[float, ...] = ()
     dtype: str = ""
     excess_db: float = math.inf
 
@@ -91,11 +96,14 @@ class NodeError:
     def cost_db(self) -> float:
         """What rows are ranked by, the lowest first: the SQNR of what this tensor itself loses.
 
-        Of a weight, of its worst channel: a channel that is lost is an output that is lost.
+        Of an activation the lower one of all values and of the median channel. Of a weight, of its
+        worst channel: a channel that is lost is an output that is lost.
         """
         if self.part is Part.WEIGHT:
             return self.sqnr_db if self.worst_channel_db is None else self.worst_channel_db
-        return self.excess_db if self.own_sqnr_db is None else self.own_sqnr_db
+        if self.own_sqnr_db is None or self.own_channel_db is None:
+            return self.excess_db
+        return min(self.own_sqnr_db, self.own_channel_db)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

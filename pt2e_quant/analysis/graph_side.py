@@ -194,7 +194,8 @@ class GraphSide:
         return found
 
     def _find_sites(self) -> dict[str, Site]:
-        computing = {*operators(self.gm)}
+        # A float graph has every value: another graph may quantize a view.
+        computing = {*(operators(self.gm) if self.is_quantized else self.gm.graph.nodes)}
         found: dict[str, Site] = {}
         for node in self.gm.graph.nodes:
             if node.op not in ("call_function", "placeholder") or node in self.constants:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pt2e_quant.flow.report.worst_tensors import by_channel, median_db
+
 BINS = 64
 """Of the histograms that the divergence is read off."""
 
@@ -24,18 +26,6 @@ def ratio_db(signal: float, noise: float) -> float:
     if noise <= 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
-
-
-def channel_axis(tensor: Tensor) -> int:
-    """The axis of an activation's channels: 1 in images, else the last one."""
-    return 1 if tensor.dim() >= 4 else -1
-
-
-def by_channel(tensor: Tensor, axis: int) -> Tensor:
-    """As [channels, values of each]."""
-    if tensor.dim() < 2:
-        return tensor.reshape(-1, 1)
-    return tensor.movedim(axis, 0).flatten(1)
 
 
 def as_floats(reference: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,6 +62,31 @@ class Noise:
     def sqnr_db(self) -> float:
         """Signal to quantization noise ratio."""
         return ratio_db(self.signal, self.noise)
+
+
+@dataclass(slots=True)
+class ChannelNoise:
+    """Signal and noise of one pair of tensors, all in all and channel by channel."""
+
+    error: Noise = field(default_factory=Noise)
+    signals: Tensor | None = None
+    noises: Tensor | None = None
+
+    def add(self, reference: Tensor, found: Tensor) -> None:
+        """Add a batch."""
+        noise = by_channel(self.error.add(reference, found)).square().sum(1).double()
+        signal = by_channel(reference).square().sum(1).double()
+        if self.signals is None or self.noises is None:
+            self.signals, self.noises = signal, noise
+        elif self.signals.shape == signal.shape:  # else a dynamic size is the last one
+            self.signals, self.noises = self.signals + signal, self.noises + noise
+
+    @property
+    def median_db(self) -> float:
+        """The SQNR of the median channel."""
+        if self.signals is None or self.noises is None:
+            return math.inf
+        return median_db(self.signals, self.noises)
 
 
 def _squares(values: Tensor) -> float:
@@ -118,7 +133,7 @@ class PairFigures:
         self._add_bins(flat, other)
 
     def _add_channels(self, reference: Tensor) -> None:
-        rows = by_channel(reference, channel_axis(reference))
+        rows = by_channel(reference)
         low, high = torch.aminmax(rows, dim=1)
         peaks = torch.maximum(-low, high)
         if self.channels is None:

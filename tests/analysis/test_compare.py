@@ -137,3 +137,22 @@ def test_compare_when_run_over_many_batches_then_the_sums_are_those_of_one_large
     assert min(r.sqnr_db for r in alone) <= together.sqnr_db <= max(r.sqnr_db for r in alone)
     assert together.range_seen[1] == max(r.range_seen[1] for r in alone)
     assert together.max_error == max(r.max_error for r in alone)
+
+
+def test_compare_when_outlier_channels_cost_the_others_then_their_tensor_is_the_worst():
+    """The SQNR of the tensor itself is high: the outliers are its energy."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)
+    ).eval()
+    with torch.no_grad():
+        model[0].weight[:2] *= 300
+        model[2].weight[:, :2] /= 300
+    batches = [torch.randn(32, 32) for _ in range(2)]
+    program = torch.export.export(model, (batches[0],))
+    prepared = pq.prepare(program, pq.backends.get("xnnpack").quantizer("int8_minmax"))
+    quantized = pq.convert(pq.calibrate(prepared, batches, progress=False))
+    worst = pq.compare(program, quantized, batches, progress=False).worst(1)[0]
+    assert worst.node == "relu"
+    assert worst.own_sqnr_db > 30 > worst.own_channel_db
+    assert worst.outlier_channels == (0, 1)

@@ -83,18 +83,26 @@ def _listed(losses: Sequence[TensorLoss]) -> str:
     )
 
 
-def _by_channel_db(real: Tensor, found: Tensor) -> float:
-    """The median over channels of the SQNR: of dimension 1 in images, else of the last one."""
-    axis = 1 if real.dim() >= 4 else -1
-    a, b = real.double(), found.double()
-    if real.dim() > 1:
-        a, b = a.movedim(axis, 0).flatten(1), b.movedim(axis, 0).flatten(1)
-    else:
-        a, b = a.reshape(1, -1), b.reshape(1, -1)
-    signal, noise = a.square().sum(1), (a - b).square().sum(1)
+def by_channel(tensor: Tensor, axis: int | None = None) -> Tensor:
+    """As [channels, values of each]; by default of dimension 1 in images, else of the last one."""
+    if tensor.dim() < 2:
+        return tensor.reshape(1, -1)
+    if axis is None:
+        axis = 1 if tensor.dim() >= 4 else -1
+    return tensor.movedim(axis, 0).flatten(1)
+
+
+def median_db(signal: Tensor, noise: Tensor) -> float:
+    """The median over channels of the SQNR, of those that have signal and noise; inf of none."""
     ratios = 10 * torch.log10(signal / noise)
     told = ratios[(signal > 0) & (noise > 0)]
     return float(told.median()) if told.numel() else math.inf
+
+
+def _by_channel_db(real: Tensor, found: Tensor) -> float:
+    """The median over channels of the SQNR."""
+    a, b = by_channel(real.double()), by_channel(found.double())
+    return median_db(a.square().sum(1), (a - b).square().sum(1))
 
 
 class _Watcher(Interpreter):
