@@ -74,8 +74,8 @@ class Algorithm(ABC):
     """A method that changes weights, ranges or the graph of a model to be quantized.
 
     A subclass is a frozen dataclass of its settings, under the names and with the defaults of its
-    paper. One that overrides `statistics` or sets `needs_calls` runs in convert, on the prepared
-    and calibrated graph. Any other runs in prepare, on the annotated graph without observers.
+    paper. One that needs data or corrects runs in convert, on the prepared and calibrated graph.
+    Any other runs in prepare, on the annotated graph without observers.
 
     Attributes:
         name: as `add_algorithm` and the command line name it, lower case with underscores.
@@ -122,6 +122,11 @@ class Algorithm(ABC):
         """Whether calibration gathers anything for it."""
         return self.watches_sites or self.needs_calls
 
+    @property
+    def runs_in_convert(self) -> bool:
+        """Whether it works on the prepared graph, with its observers."""
+        return self.needs_data or self.stage is Stage.CORRECTIONS
+
 
 def as_pass(
     algorithm: Algorithm,
@@ -166,22 +171,26 @@ def _apply(algorithm: Algorithm, site: Site) -> str:
     return done
 
 
-def _needs(
-    gm: GraphModule, algorithms: Sequence[Algorithm]
-) -> Iterator[tuple[tuple[str, Node, str], Node, Statistics]]:
-    """Key of each site whose algorithm needs data, the tensor to watch and what watches it."""
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Statistics that an algorithm needs: whose they are, what they watch and what watches it."""
+
+    key: tuple[str, Node, str]
+    tensor: Node
+    wanted: Statistics
+
+
+def _needs(gm: GraphModule, algorithms: Sequence[Algorithm]) -> Iterator[_Need]:
+    """What the algorithms that need data need to know of a graph."""
     graph = AlgorithmGraph(gm, Gathered())
+    inputs = gm.graph.find_nodes(op="placeholder")
     for algorithm in algorithms:
-        if not algorithm.needs_data:
-            continue
-        sites = list(algorithm.sites(graph))
+        sites = list(algorithm.sites(graph)) if algorithm.needs_data else []
         for site in sites if algorithm.watches_sites else ():
             key = algorithm.name, site.node, site.slot
-            yield key, unobserved(site.tensor), algorithm.statistics(site)
-        for given in (
-            gm.graph.find_nodes(op="placeholder") if sites and algorithm.needs_calls else ()
-        ):
-            yield (algorithm.name, given, OUT), given, KeptInputs()
+            yield _Need(key, unobserved(site.tensor), algorithm.statistics(site))
+        for given in inputs if sites and algorithm.needs_calls else ():
+            yield _Need((algorithm.name, given, OUT), given, KeptInputs())
 
 
 def insert_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> set[str]:
@@ -192,7 +201,10 @@ def insert_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> set[s
     """
     there: dict[Node, list[Statistics]] = {}
     editor, needs = Editor(gm), list(_needs(gm, algorithms))
-    for _, tensor, wanted in needs:
+    graph = AlgorithmGraph(gm, Gathered())
+    others = {a.name for a in algorithms if not a.needs_data and list(a.sites(graph))}
+    for need in needs:
+        tensor, wanted = need.tensor, need.wanted
         watching = there.setdefault(tensor, [])
         if any(wanted.is_like(other) for other in watching):
             continue
@@ -207,7 +219,7 @@ def insert_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> set[s
         node.args = (tensor,)
         node.meta["val"] = tensor.meta.get("val")
         copy_trace(node, tensor)
-    return {key[0] for key, _, _ in needs}
+    return others | {need.key[0] for need in needs}
 
 
 def take_statistics(
@@ -234,10 +246,10 @@ def take_statistics(
         return Gathered()
     return Gathered(
         statistics={
-            key: found
-            for key, tensor, wanted in _needs(gm, algorithms)
-            for found in there.get(tensor, ())
-            if found.is_like(wanted)
+            need.key: found
+            for need in _needs(gm, algorithms)
+            for found in there.get(need.tensor, ())
+            if found.is_like(need.wanted)
         }
     )
 
@@ -253,7 +265,7 @@ def _take_some(
         if not isinstance(module, Statistics):
             continue
         watched = unobserved(node.all_input_nodes[0])
-        keys = [key for key, tensor, own in needs if tensor is watched and own.is_like(module)]
+        keys = [n.key for n in needs if n.tensor is watched and n.wanted.is_like(module)]
         found |= {key: module for key in keys if key[1] in within}
         if all(key[1] in within and key[0] not in stay for key in keys):
             gm.graph.erase_node(node)

@@ -40,9 +40,21 @@ class Grid:
         """The grid of one index of the first axis."""
         return replace(self, scale=self.scale[index], zero_point=self.zero_point[index])
 
+    def scaled(self, factor: float | Tensor) -> "Grid":
+        """The grid with its scales multiplied."""
+        return replace(self, scale=self.scale * factor)
+
     def change(self, view: Callable[[Tensor], Tensor]) -> "Grid":
         """The grid of a tensor that a view is taken of."""
         return replace(self, scale=view(self.scale), zero_point=view(self.zero_point))
+
+
+def scale_of(qparams: QParams | BlockQParams) -> Tensor:
+    """The scales in force, float32: of the tensor, its channels or groups, or its blocks."""
+    if not isinstance(qparams, BlockQParams):
+        return qparams.scale
+    assert qparams.scale is not None  # integers have scales
+    return qparams.scale.real()
 
 
 def grid_of(qparams: QParams | BlockQParams, value: Tensor) -> Grid:
@@ -51,34 +63,26 @@ def grid_of(qparams: QParams | BlockQParams, value: Tensor) -> Grid:
     Raises:
         Declined: its integers stand for no multiples of a scale.
     """
-    return (
-        _block_grid(qparams, value) if isinstance(qparams, BlockQParams) else _grid(qparams, value)
-    )
-
-
-def _grid(qparams: QParams, value: Tensor) -> Grid:
-    if qparams.zero_point.is_floating_point():
-        raise Declined("its zero_points are no integers")
-
-    def spread_out(given: Tensor) -> Tensor:
-        if qparams.group_size is not None:
-            return given.float().repeat_interleave(qparams.group_size, 1)
-        shape = [1] * value.dim()
-        if qparams.axis is not None:
-            shape[qparams.axis] = -1
-        return given.float().reshape(shape).expand_as(value)
-
-    scale, zero_point = spread_out(qparams.scale), spread_out(qparams.zero_point)
-    return Grid(scale, zero_point, qparams.quant_min, qparams.quant_max)
-
-
-def _block_grid(qparams: BlockQParams, value: Tensor) -> Grid:
-    assert qparams.scale is not None  # integers have scales
-    scale, zero_point = qparams.scale.real(), qparams.zero_point
+    scale, zero_point = scale_of(qparams), qparams.zero_point
     if zero_point is None:
         zero_point = torch.zeros_like(scale, dtype=torch.int32)
-    scale, zero_point = (
-        spread(given.float(), value.shape, qparams.block).expand_as(value)
-        for given in (scale, zero_point)
-    )
-    return Grid(scale, zero_point, *qparams.scheme.range)
+    if zero_point.is_floating_point():
+        raise Declined("its zero_points are no integers")
+    if isinstance(qparams, BlockQParams):
+        limits = qparams.scheme.range
+    else:
+        limits = qparams.quant_min, qparams.quant_max
+    scale, zero_point = (spread_over(given, qparams, value) for given in (scale, zero_point))
+    return Grid(scale, zero_point, *limits)
+
+
+def spread_over(given: Tensor, qparams: QParams | BlockQParams, value: Tensor) -> Tensor:
+    """Numbers shaped like the scales of qparams, at each element of a tensor quantized by them."""
+    if isinstance(qparams, BlockQParams):
+        return spread(given.float(), value.shape, qparams.block).expand_as(value)
+    if qparams.group_size is not None:
+        return given.float().repeat_interleave(qparams.group_size, 1)
+    shape = [1] * value.dim()
+    if qparams.axis is not None:
+        shape[qparams.axis] = -1
+    return given.float().reshape(shape).expand_as(value)

@@ -4,29 +4,42 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 
 from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.passes.algorithms.adaround import AdaRound
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Stage
+from pt2e_quant.passes.algorithms.auto_round import AutoRound
 from pt2e_quant.passes.algorithms.awq import Awq
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
+from pt2e_quant.passes.algorithms.batch_norm_reestimation import BatchNormReestimation
+from pt2e_quant.passes.algorithms.bias_correction import AnalyticBiasCorrection, BiasCorrection
+from pt2e_quant.passes.algorithms.cross_layer_equalization import CrossLayerEqualization
 from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.hqq import Hqq
 from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.lwc import Lwc
 from pt2e_quant.passes.algorithms.quarot import QuaRot
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
+from pt2e_quant.passes.algorithms.sequential_mse import SequentialMse
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 
 _GROUP = "pt2e_quant.algorithms"
 _OWN: dict[str, type[Algorithm]] = {
     made.name: made
     for made in (
+        AdaRound,
+        AnalyticBiasCorrection,
+        AutoRound,
         Awq,
         BalanceChannels,
+        BatchNormReestimation,
+        BiasCorrection,
+        CrossLayerEqualization,
         Gptq,
         Hqq,
         LowRank,
         Lwc,
         QuaRot,
         ScaleOutputs,
+        SequentialMse,
         SmoothQuant,
     )
 }

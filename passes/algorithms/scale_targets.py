@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -10,12 +11,15 @@ from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM
-from pt2e_quant.graph.ops import LINEAR, MUL, RELU, argument, aten, is_call
+from pt2e_quant.graph.ops import CONV, LINEAR, MUL, RELU, argument, aten, is_call
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, unobserved
 from pt2e_quant.passes.algorithms.grid import Declined
 
 OUTPUT_FACTORS_KEY = "pt2e_quant.output_factors"
 """Key of a node's `meta`: its value is the float program's divided by these, channel by channel."""
+
+AXES_BEHIND_KEY = "pt2e_quant.axes_behind_channels"
+"""The key of `node.meta` that says how many axes follow that of the channels; none if absent."""
 
 INPUT_FACTORS_KEY = "pt2e_quant.input_factors"
 """Key of a linear's `meta`: the columns of its weight are multiplied by these."""
@@ -32,7 +36,10 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A linear whose output channels are divided; a relu behind it takes no negative factor."""
+    """A linear or convolution whose output channels are divided.
+
+    A relu behind it takes no negative factor.
+    """
 
     weight: Constant
     bias: Constant | None
@@ -40,7 +47,8 @@ class Rows:
 
     def divide(self, factors: Tensor) -> None:
         """Divide each output channel by its factor."""
-        self.weight.set(self.weight.value.double() / factors[:, None])
+        value = self.weight.value
+        self.weight.set(value.double() / factors.reshape(-1, *[1] * (value.dim() - 1)))
         if self.bias is not None:
             self.bias.set(self.bias.value.double() / factors)
 
@@ -53,13 +61,28 @@ def linear_behind(source: Node) -> Node | None:
 
 
 def rows_of(graph: AlgorithmGraph, linear: Node, *, keeps_sign: bool = False) -> Rows:
-    """The rows of a linear, to be divided.
+    """The rows of a linear or convolution, to be divided.
 
     Raises:
         Declined: its weight or its bias cannot be changed.
     """
     bias = graph.optional_constant(linear, "bias")
     return Rows(graph.constant(linear, "weight"), bias, keeps_sign)
+
+
+def columns_of(values: Tensor, reader: Node) -> Tensor:
+    """A number for each input channel as a tensor that goes with the weight of their reader.
+
+    Args:
+        values: [C].
+        reader: a linear or convolution.
+    """
+    weight = argument(reader, "weight").meta["val"]
+    if is_call(reader, LINEAR):
+        return values
+    groups = int(argument(reader, "groups"))
+    spread = values.reshape(groups, -1).repeat_interleave(weight.shape[0] // groups, 0)
+    return spread.reshape(*spread.shape, *[1] * (weight.dim() - 2))
 
 
 def fold_target(
@@ -126,6 +149,22 @@ def note_factors(node: Node, key: str, factors: Tensor) -> None:
     node.meta[key] = tuple(a * b for a, b in zip(before, factors.tolist(), strict=True))
 
 
+def _note_output(node: Node, factors: Tensor, layer: Node) -> None:
+    """Note what the channels of a value on the way from a layer were divided by."""
+    note_factors(node, OUTPUT_FACTORS_KEY, factors)
+    if is_call(layer, CONV):
+        node.meta[AXES_BEHIND_KEY] = node.meta["val"].dim() - 2  # [N, C, ...]
+
+
+def noted_factors(node: Node, key: str) -> Tensor | None:
+    """What was noted, float64 and of a shape that goes with the value; None for nothing."""
+    factors = node.meta.get(key)
+    if factors is None:
+        return None
+    behind = node.meta.get(AXES_BEHIND_KEY, 0) if key == OUTPUT_FACTORS_KEY else 0
+    return torch.tensor(factors, dtype=torch.float64).reshape(-1, *[1] * behind)
+
+
 def divide_inputs(
     graph: AlgorithmGraph,
     target: Factors | Rows | str,
@@ -134,8 +173,9 @@ def divide_inputs(
     source: Node,
     linears: Sequence[Node],
     by: str,
+    on_the_way: Sequence[Node] = (),
 ) -> None:
-    """Divide the channels of a tensor that linears read, and multiply their weights.
+    """Divide the channels of a tensor that layers read, and multiply their weights.
 
     Args:
         graph: what they are in.
@@ -143,13 +183,13 @@ def divide_inputs(
             reason.
         factors: [C], not 0.
         source: the tensor.
-        linears: its readers; their weights are constants to be changed.
+        linears: its readers, also convolutions; their weights are constants to be changed.
         by: the algorithm, for the record of what stays float.
+        on_the_way: the layer whose rows are the target, and all between it and the readers.
     """
     weights = [graph.constant(linear, "weight") for linear in linears]
-    for weight in weights:
-        weight.set(weight.value.double() * factors)
-    for linear in linears:
+    for weight, linear in zip(weights, linears, strict=True):
+        weight.set(weight.value.double() * columns_of(factors, linear))
         note_factors(linear, INPUT_FACTORS_KEY, factors)
     if isinstance(target, Factors):
         note_factors(source, OUTPUT_FACTORS_KEY, factors)
@@ -157,8 +197,9 @@ def divide_inputs(
             constant.set(constant.value.double() / factors)
     elif isinstance(target, Rows):
         target.divide(factors)
-        for node in {source, _linear_of(source) or source}:
-            note_factors(node, OUTPUT_FACTORS_KEY, factors)
+        layer = _linear_of(source) or source
+        for node in on_the_way or {source, layer}:
+            _note_output(node, factors, on_the_way[0] if on_the_way else layer)
     else:
         operands = [argument(linear, "input") for linear in linears]
         readers = [o if o is not source else r for o, r in zip(operands, linears, strict=True)]

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, source_constant
+from pt2e_quant.graph.moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.graph.ops import (
     BATCH_NORM,
     CONV,
@@ -31,10 +32,14 @@ from pt2e_quant.passes.batch_norm.trained_batch_norm import FoldedConstants, Tra
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """What a batch norm computes per channel: y = x * scale + shift, both float64[C]."""
+    """What a batch norm computes per channel: y = x * scale + shift, float64[C] all.
+
+    The moments are those of y on the data that the norm was trained with.
+    """
 
     scale: Tensor
     shift: Tensor
+    moments: OutputMoments
 
 
 def is_training(norm: Node) -> bool:
@@ -69,9 +74,11 @@ def affine_of(gm: GraphModule, norm: Node) -> Affine | Skip:
     if "weight" in found:
         scale = scale * found["weight"]
     shift = -found["running_mean"] * scale
+    beta, gamma = torch.zeros_like(shift), torch.ones_like(shift)
     if "bias" in found:
-        shift = shift + found["bias"]
-    return Affine(scale, shift)
+        beta = found["bias"]
+        shift = shift + beta
+    return Affine(scale, shift, OutputMoments(beta, found.get("weight", gamma).abs()))
 
 
 def scaled_weight(conv: Node, weight: Tensor, scale: Tensor) -> Tensor:
@@ -155,6 +162,7 @@ def _fold_into(m: Match, editor: Editor, affine: Affine) -> None:
     value = argument(producer, "input")
     producer.args = (value, new_weight, bias_node, *producer.args[3:])
     producer.kwargs = kept
+    producer.meta[OUTPUT_MOMENTS_KEY] = affine.moments
 
 
 def _store(editor: Editor, node: Node, tensor: Tensor, reader: Node) -> Node:

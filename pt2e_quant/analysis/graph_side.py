@@ -34,7 +34,12 @@ from pt2e_quant.flow.prepare.prepared import is_observer
 from pt2e_quant.graph.alias import aliased_argument
 from pt2e_quant.graph.meta import constant_nodes, source_constant
 from pt2e_quant.graph.ops import MAX_POOL1D, MAX_POOL2D, MAX_POOL3D, is_call
-from pt2e_quant.passes.algorithms.scale_targets import INPUT_FACTORS_KEY, OUTPUT_FACTORS_KEY
+from pt2e_quant.passes.algorithms.scale_targets import (
+    INPUT_FACTORS_KEY,
+    OUTPUT_FACTORS_KEY,
+    columns_of,
+    noted_factors,
+)
 
 _MAX_POOL = MAX_POOL1D + MAX_POOL2D + MAX_POOL3D
 
@@ -118,20 +123,16 @@ class WeightSite:
         return value if factors is None else value * factors.to(value)
 
     def _factors(self, weight: Tensor) -> Tensor | None:
-        """What a linear's weight was multiplied by, [N, K]; None for nothing."""
-        columns = _noted(self.reader, INPUT_FACTORS_KEY)
-        rows = _noted(self.reader, OUTPUT_FACTORS_KEY)
+        """What a layer's weight was multiplied by, in a shape that goes with it."""
+        columns = noted_factors(self.reader, INPUT_FACTORS_KEY)
+        rows = noted_factors(self.reader, OUTPUT_FACTORS_KEY)
         found = None
-        if columns is not None and weight.dim() == 2 and weight.shape[1] == columns.numel():
-            found = columns[None, :]
-        if rows is not None and weight.dim() == 2 and weight.shape[0] == rows.numel():
-            found = 1 / rows[:, None] if found is None else found / rows[:, None]
+        if columns is not None and weight.dim() > 1:
+            found = columns_of(columns, self.reader)
+        if rows is not None and weight.dim() > 1 and weight.shape[0] == rows.numel():
+            rows = rows.reshape(-1, *[1] * (weight.dim() - 1))
+            found = 1 / rows if found is None else found / rows
         return found
-
-
-def _noted(node: Node, key: str) -> Tensor | None:
-    factors = node.meta.get(key)
-    return None if factors is None else torch.tensor(factors, dtype=torch.float64)
 
 
 class GraphSide:
@@ -215,7 +216,7 @@ class GraphSide:
                 quantize,
                 self._per_tensor(quantize),
                 self._moved_from(node),
-                _noted(node, OUTPUT_FACTORS_KEY),
+                noted_factors(node, OUTPUT_FACTORS_KEY),
             )
         return found
 

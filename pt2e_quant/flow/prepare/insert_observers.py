@@ -171,7 +171,7 @@ def may_hold(quantizer: Any, state: PreparedState) -> bool:
     callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
     # That of each library's base class does nothing.
     is_none = getattr(callback, "__qualname__", _NO_CALLBACK) == _NO_CALLBACK
-    has_readers = any(algorithm.needs_data for algorithm in state.algorithms)
+    has_readers = bool(state.algorithms)
     return not has_readers and not state.is_qat and is_none
 
 

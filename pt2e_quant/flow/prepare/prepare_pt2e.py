@@ -238,7 +238,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
     provenance.quantizer = provenance.quantizer or type(quantizer).__name__
     provenance.passes += [record.name for record in records if record.changed]
     state = PreparedState(
-        algorithms=tuple(a for a in options.algorithms if a.needs_data),
+        algorithms=tuple(a for a in options.algorithms if a.runs_in_convert),
         asked_algorithms=options.asked,
         finishing=tuple(getattr(quantizer, "finishing", ())),
         is_strict=options.strict,
@@ -260,7 +260,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
 
 def _run_without_data(gm: GraphModule, options: _Options) -> None:
     """Run the algorithms that need no data, on the annotated graph."""
-    passes = [as_pass(a) for a in options.algorithms if not a.needs_data]
+    passes = [as_pass(a) for a in options.algorithms if not a.runs_in_convert]
     records = run_passes(gm, passes)
     log_passes(provenance_of(gm), records)
     options.reached.update(record.name for record in records if record.notes)

@@ -9,10 +9,10 @@ from pt2e_quant.passes.algorithms.grid import Declined, grid_of
 WEIGHT = torch.tensor([[0.2, -1.0, 0.5, 0.9], [4.0, -3.0, 0.1, 2.0]])
 
 
-def qparams(scale, zero_point, **more) -> QParams:
+def qparams(scale, zero_point, zero_dtype=torch.int32, **more) -> QParams:
     return QParams(
         scale=torch.tensor(scale),
-        zero_point=torch.tensor(zero_point),
+        zero_point=torch.tensor(zero_point, dtype=zero_dtype),
         quant_min=-2,
         quant_max=1,
         dtype=torch.int8,
@@ -35,4 +35,4 @@ def test_nearest_when_grouped_then_each_group_by_its_own_scale():
 
 def test_grid_when_zero_points_are_floats_then_declined():
     with pytest.raises(Declined, match="zero_points are no integers"):
-        grid_of(qparams([0.5, 2.0], [0.5, 0.0], axis=0), WEIGHT)
+        grid_of(qparams([0.5, 2.0], [0.5, 0.0], torch.float32, axis=0), WEIGHT)
