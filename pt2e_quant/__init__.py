@@ -16,7 +16,8 @@
 - Observers, by name: `MinMaxObserver`, `HistogramObserver`, …, `FakeQuantize`,
   `LearnableFakeQuantize`.
 - Algorithms of post-training quantization: the files of `algorithms`.
-- Eager modules: `quantize_` in place, `QuantizedTensor`, and the rest of `tensors`.
+- Eager modules: `quantize_` in place, `auto_quantize` by measured speed, `QuantizedTensor`, and the
+  rest of `tensors`.
 - Training in float8, int8 and with optimizer states of few bits: `training`.
 - Files: `save` and `load`, `export_encodings` and `import_encodings`.
 - What a chip of integers alone could not run: `audit`, an `Audit` of `Island`s. How far an artifact
@@ -138,6 +139,7 @@ if TYPE_CHECKING:
     from pt2e_quant.observers.weights.weight import WeightObserver as WeightObserver
     from pt2e_quant.one_call import quantize as quantize
     from pt2e_quant.passes import algorithms as algorithms
+    from pt2e_quant.tensors.choose_fastest import auto_quantize as auto_quantize
     from pt2e_quant.tensors.quantize import quantize_ as quantize_
     from pt2e_quant.tensors.quantized_tensor import QuantizedTensor as QuantizedTensor
 
@@ -233,6 +235,7 @@ _FILES = {
     "verify_canonical": "pt2e_quant.core.canonical",
     # eager modules
     "QuantizedTensor": "pt2e_quant.tensors.quantized_tensor",
+    "auto_quantize": "pt2e_quant.tensors.choose_fastest",
     "quantize_": "pt2e_quant.tensors.quantize",
     # errors
     "Pt2eQuantError": "pt2e_quant.core.errors",

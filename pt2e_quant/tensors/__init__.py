@@ -1,28 +1,39 @@
 """Quantized tensors in eager modules: one tensor class, its layouts, and quantize_ in place."""
 
 from pt2e_quant.tensors import functions as _functions  # noqa: F401  (fills the tables)
+from pt2e_quant.tensors import primitives as _primitives  # noqa: F401  (registers its operators)
+from pt2e_quant.tensors.choose_fastest import AutoReport, auto_quantize
 from pt2e_quant.tensors.dispatch import register_kernel, unregister_kernel
 from pt2e_quant.tensors.fallbacks import fallbacks, forget_fallbacks, strict
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.graph import to_graph
+from pt2e_quant.tensors.hugging_face import register_hugging_face
 from pt2e_quant.tensors.layouts.layout import Layout
+from pt2e_quant.tensors.layouts.sparse import prune_2_4
 from pt2e_quant.tensors.layouts.table import register_layout
 from pt2e_quant.tensors.load_graph import load_graph
 from pt2e_quant.tensors.quantize import quantize_
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport
+from pt2e_quant.tensors.save_files import load_module, save_module
 
 __all__ = [
+    "AutoReport",
     "EagerReport",
     "Layout",
     "QuantizedTensor",
     "TensorForm",
+    "auto_quantize",
     "fallbacks",
     "forget_fallbacks",
     "load_graph",
+    "load_module",
+    "prune_2_4",
     "quantize_",
+    "register_hugging_face",
     "register_kernel",
     "register_layout",
+    "save_module",
     "strict",
     "to_graph",
     "unregister_kernel",

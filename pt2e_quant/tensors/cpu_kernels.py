@@ -4,10 +4,9 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pt2e_quant.core.granularity import PerToken
-from pt2e_quant.kernels.int4_linear.few_rows_op import FEW_ROWS, LinearOfInt4
+from pt2e_quant.kernels.int4_linear.few_rows_op import LinearOfInt4
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
 from pt2e_quant.kernels.onednn.limbs_op import limb_shifts, linear_of_limbs
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
@@ -19,22 +18,23 @@ _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-un
 _shifts = cache(limb_shifts)
 
 
-def _product(
-    x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    made: Tensor = linear_of_limbs(x, packed, scale, zeros, _shifts(x.dim()), None, None, bias)
+@cache
+def _zeros(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32)
+
+
+def _product(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    zeros, shifts = _zeros(scale.shape[0]), _shifts(x.dim())
+    made: Tensor = linear_of_limbs(x, packed, scale, zeros, shifts, None, None, bias)
     return made
 
 
-def _fake_product(
-    x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, bias: Tensor | None = None
-) -> Tensor:
+def _fake_product(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
 _LIBRARY.define(  # type: ignore[no-untyped-call]
-    "tensor_linear_of_limbs(Tensor x, Tensor packed, Tensor scale, Tensor zeros, "
-    "Tensor? bias=None) -> Tensor"
+    "tensor_linear_of_limbs(Tensor x, Tensor packed, Tensor scale, Tensor? bias=None) -> Tensor"
 )
 # Explicit: Inductor's own form of oneDNN's product takes constant weights alone.
 torch.library.impl(_LIBRARY, "tensor_linear_of_limbs", "CompositeExplicitAutograd")(_product)
@@ -45,7 +45,7 @@ def float_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tenso
     """Float rows by an int8 weight, as two limbs of 8 bits."""
     p = weight.parts
     made: Tensor = torch.ops.pt2e_quant.tensor_linear_of_limbs.default(
-        x, p["packed"], p["row_scale"], p["no_zeros"], bias
+        x, p["packed"], p["row_scale"], bias
     )
     return made
 
@@ -73,19 +73,16 @@ def is_per_token(form: TensorForm) -> bool:
     )
 
 
-def few_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    """Up to four rows by torch's product of 4-bit codes in bfloat16; more by the real weight."""
+def int4_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """Rows in bfloat16 by torch's product of 4-bit codes."""
     p, form = weight.parts, weight.form
-    rows = x.numel() // max(1, x.shape[-1])
-    if isinstance(rows, int) and rows <= FEW_ROWS:
-        size = form.block[1]
-        made: Tensor = LinearOfInt4(x, p["tiles"], size, p["scales_and_zeros"], form.shape[0], bias)
-        return made
-    return F.linear(x, weight.dequantize(), bias)
+    shape = form.block[1], p["scales_and_zeros"], form.shape[0]
+    made: Tensor = LinearOfInt4(x, p["tiles"], *shape, bias)
+    return made
 
 
 CPU_KERNELS = (
-    TensorKernel(name="linear_of_int4", op="linear", layout="int4_rows", run=few_rows),
+    TensorKernel(name="linear_of_int4", op="linear", layout="int4_rows", run=int4_rows),
     TensorKernel(name="linear_of_limbs", op="linear", layout="onednn", run=float_rows),
     TensorKernel(
         name="int8_linear_rows",

@@ -341,8 +341,12 @@ def on_real_values(func: Any, args: Any, kwargs: Any) -> Any:
     def real(value: Any) -> Any:
         return _real(value) if isinstance(value, QuantizedTensor) else value
 
+    first = args[0] if args else None
     args, kwargs = torch.utils._pytree.tree_map(real, (args, kwargs))
-    return func(*args, **kwargs)
+    found = func(*args, **kwargs)
+    if func._schema.is_mutable and isinstance(first, QuantizedTensor):
+        return first.requantize_(args[0])  # written in place: its codes are found anew
+    return found
 
 
 def changed_parts(

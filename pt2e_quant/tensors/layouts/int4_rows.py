@@ -1,6 +1,7 @@
 """4-bit weights in groups as torch's CPU operator for a few rows reads them: half a byte each."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,8 +13,11 @@ from pt2e_quant.kernels.int4_linear.pack import OFFSET
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.layouts.layout import Layout, Parts
 
+_LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _GROUPS = (32, 64, 128, 256)
 _DIGIT = 4
+_BLOCK = 64
+"""Rows whose nibbles the operator keeps together: it packs 16, 32 or 64 at a time."""
 
 
 class Int4Rows(Layout):
@@ -59,7 +63,8 @@ class Int4Rows(Layout):
         made = {name: part for name, part in parts.items() if name not in own}
         rows, columns = form.shape
         offset = _offset(form)
-        codes = _unpack_tiles(parts["tiles"], columns)[:rows]
+        tiles = parts["tiles"]
+        codes = torch.ops.pt2e_quant.unpack_int4_linear.default(tiles, columns)[:rows]
         storage = torch.int8 if offset else torch.uint8
         made["codes"] = (codes.to(torch.int16) - offset).to(storage)
         if "scale" not in made:
@@ -82,15 +87,43 @@ def _nibbles(packed: Tensor) -> Tensor:
     return torch.stack([flat & 15, flat >> _DIGIT], 1).reshape(-1)
 
 
-def _unpack_tiles(tiles: Tensor, columns: int) -> Tensor:
-    """Codes uint8[N, K] of `PackInt4`: each digit of the places is packed, and read where it is."""
-    rows = tiles.shape[0]
+@lru_cache(maxsize=16)
+def _came_from(rows: int, columns: int) -> Tensor:
+    """The place of each nibble of packed rows before: each digit of the places is packed."""
     count = rows * columns
     places = torch.arange(count, dtype=torch.int64).reshape(rows, columns)
-    came_from = torch.zeros(count, dtype=torch.int64)
+    found = torch.zeros(count, dtype=torch.int64)
     for shift in range(0, max(1, count - 1).bit_length(), _DIGIT):
         digits = ((places >> shift) & 15).to(torch.uint8)
-        came_from |= _nibbles(PackInt4(pack(digits, UINT4))).to(torch.int64) << shift
-    codes = torch.empty(count, dtype=torch.uint8)
-    codes[came_from] = _nibbles(tiles)
-    return codes.reshape(rows, columns)
+        found |= _nibbles(PackInt4(pack(digits, UINT4))).to(torch.int64) << shift
+    return found
+
+
+def _unpack_tiles(tiles: Tensor, columns: int) -> Tensor:
+    """Codes uint8[N, K] of `PackInt4`."""
+    rows = tiles.shape[0]
+    # The last rows, fewer than a block, are packed in smaller tiles.
+    whole = rows - rows % _BLOCK
+    made = [
+        _unpack_alike(part, size, columns)
+        for part, size in ((tiles[:whole], _BLOCK), (tiles[whole:], rows - whole))
+        if len(part)
+    ]
+    return torch.cat(made)
+
+
+def _unpack_alike(tiles: Tensor, size: int, columns: int) -> Tensor:
+    """The same of blocks of one size."""
+    nibbles = _nibbles(tiles.contiguous()).view(-1, size * columns)
+    codes = torch.empty_like(nibbles)
+    codes[:, _came_from(size, columns)] = nibbles
+    return codes.view(-1, columns)
+
+
+def _fake_unpack(tiles: Tensor, columns: int) -> Tensor:
+    return tiles.new_empty((tiles.shape[0], columns))
+
+
+_LIBRARY.define("unpack_int4_linear(Tensor tiles, int columns) -> Tensor")  # type: ignore[no-untyped-call]
+torch.library.impl(_LIBRARY, "unpack_int4_linear", "CompositeExplicitAutograd")(_unpack_tiles)
+torch.library.register_fake("pt2e_quant::unpack_int4_linear", lib=_LIBRARY)(_fake_unpack)

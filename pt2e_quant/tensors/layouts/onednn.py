@@ -15,6 +15,23 @@ from pt2e_quant.kernels.onednn.operators import PackLinear
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.layouts.layout import Layout, Parts
 
+_LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+
+
+def _unpack(packed: Tensor) -> Tensor:
+    return packed.to_dense().t().contiguous()
+
+
+def _fake_unpack(packed: Tensor) -> Tensor:
+    K, N = packed.shape
+    return torch.empty((N, K), dtype=torch.int8, device=packed.device)
+
+
+# An operator, since compilers have no opaque tensors to trace the steps with.
+_LIBRARY.define("unpack_onednn_linear(Tensor packed) -> Tensor")  # type: ignore[no-untyped-call]
+torch.library.impl(_LIBRARY, "unpack_onednn_linear", "CompositeExplicitAutograd")(_unpack)
+torch.library.register_fake("pt2e_quant::unpack_onednn_linear", lib=_LIBRARY)(_fake_unpack)
+
 
 class OneDnn(Layout):
     """A matrix of integers up to 8 bits with a scale for each row, or one: `packed`, opaque.
@@ -44,23 +61,25 @@ class OneDnn(Layout):
 
     def pack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
         """`codes` less their zero points as `packed`, with what the products need besides."""
-        made = {name: value for name, value in parts.items() if name != "codes"}
+        by_row = form.scheme.granularity == PerChannel(0)
+        own = ("codes", "scale") if by_row else ("codes",)
+        made = {name: value for name, value in parts.items() if name not in own}
         codes = parts["codes"]
         zero = parts.get("zero_point")
         integers = codes if zero is None else (codes.to(torch.int16) - zero).to(torch.int8)
-        rows = form.shape[0]
-        return made | {
-            "packed": PackLinear(integers.contiguous(), None),
-            "row_scale": parts["scale"].reshape(-1).expand(rows).contiguous(),
-            "row_sum": integers.sum(1, dtype=torch.int32).float(),
-            "no_zeros": torch.zeros(rows, dtype=torch.int32),
-        }
+        packed = {"packed": PackLinear(integers.contiguous(), None)}
+        packed["row_scale"] = parts["scale"].reshape(-1).expand(form.shape[0]).contiguous()
+        if form.input is not None:
+            packed["row_sum"] = integers.float().sum(1)  # exact: below 2^24
+        return packed | made
 
     def unpack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
         """`packed` as `codes`."""
-        own = ("packed", "row_scale", "row_sum", "no_zeros")
+        own = ("packed", "row_scale", "row_sum")
         kept = {name: part for name, part in parts.items() if name not in own}
-        integers = parts["packed"].to_dense().t().contiguous()
+        if "scale" not in kept:
+            kept["scale"] = parts["row_scale"].reshape(-1, 1)
+        integers = torch.ops.pt2e_quant.unpack_onednn_linear.default(parts["packed"])
         zero = parts.get("zero_point")
         if zero is not None:
             integers = (integers.to(torch.int16) + zero).to(zero.dtype)

@@ -1,0 +1,233 @@
+"""Eager modules quantized in place, beside torchao: error, memory, latency, time to quantize.
+
+    python -m benchmarks.tensors [--compiled]
+
+One thread. Both libraries quantize equal copies of a model; calls are timed in turn, so that a busy
+moment hits both. SQNR is of the logits or features against the float model; memory is that of the
+quantized weights with all that they hold. A configuration that torchao refuses here is a row with
+its reason.
+"""
+
+import argparse
+import copy
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pt2e_quant as pq
+from benchmarks.results import write_results
+from pt2e_quant.core.formats.scale_format import ScaleFormat
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.core.schemes import Scheme
+from pt2e_quant.tensors import QuantizedTensor, quantize_
+
+ROUNDS = 15
+NAMES = ("int8_weight_only", "int8_dynamic", "int4_weight_only", "intx_weight_only",
+         "float8_weight_only", "float8_dynamic")  # fmt: skip
+
+
+def our_scheme(name: str) -> Scheme:
+    """The scheme here that has the bits of a configuration of torchao."""
+    if name == "int4_weight_only":
+        return scheme_named("w4_g32", symmetric=False, scales=ScaleFormat(dtype=torch.bfloat16))
+    ours = {
+        "int8_weight_only": "w8",
+        "int8_dynamic": "int8_dynamic",
+        "intx_weight_only": "w4_g32",
+        "float8_weight_only": "fp8_weight_only",
+        "float8_dynamic": "fp8_dynamic",
+    }
+    return scheme_named(ours[name])
+
+
+def their_config(name: str) -> Any:
+    """The configuration of torchao 0.18."""
+    from torchao import quantization as ao
+    from torchao.quantization.granularity import PerGroup, PerRow
+
+    made: dict[str, Callable[[], Any]] = {
+        "int8_weight_only": ao.Int8WeightOnlyConfig,
+        "int8_dynamic": ao.Int8DynamicActivationInt8WeightConfig,
+        "int4_weight_only": lambda: ao.Int4WeightOnlyConfig(
+            group_size=32, int4_packing_format="plain_int32"
+        ),
+        "intx_weight_only": lambda: ao.IntxWeightOnlyConfig(
+            weight_dtype=getattr(torch, "int4"),  # noqa: B009  # torch's stubs do not list it
+            granularity=PerGroup(32),
+        ),
+        "float8_weight_only": ao.Float8WeightOnlyConfig,
+        "float8_dynamic": lambda: ao.Float8DynamicActivationFloat8WeightConfig(
+            granularity=PerRow()
+        ),
+    }
+    return made[name]()
+
+
+def models() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
+    """Seeded models with the sizes of a small Llama, MiniLM and a ViT, with example inputs."""
+    from transformers import (
+        BertConfig,
+        BertModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        ViTConfig,
+        ViTModel,
+    )
+
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=512,
+            intermediate_size=1376,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            vocab_size=2048,
+            use_cache=False,
+        )
+    )
+    bert = BertModel(
+        BertConfig(
+            hidden_size=384,
+            intermediate_size=1536,
+            num_hidden_layers=6,
+            num_attention_heads=12,
+            vocab_size=4096,
+        )
+    )
+    vit = ViTModel(
+        ViTConfig(
+            hidden_size=384,
+            intermediate_size=1536,
+            num_hidden_layers=6,
+            num_attention_heads=6,
+            image_size=112,
+        )
+    )
+    tokens = torch.randint(0, 2048, (1, 64))
+    return {
+        "llama": (First(llama.eval()), (tokens,)),
+        "llama_1_token": (First(copy.deepcopy(llama).eval()), (tokens[:, :1],)),
+        "minilm": (First(bert.eval()), (tokens,)),
+        "vit": (First(vit.eval()), (torch.randn(1, 3, 112, 112),)),
+    }
+
+
+class First(nn.Module):
+    """A model of transformers reduced to one input and its first result."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits, or the last hidden state."""
+        found: Tensor = self.model(x, return_dict=False)[0]
+        return found
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor, of a subclass those of all its parts."""
+    if isinstance(tensor, QuantizedTensor):
+        return tensor.nbytes
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return sum(stored_bytes(getattr(tensor, name)) for name in names)
+    return tensor.numel() * tensor.element_size()
+
+
+def linear_bytes(model: nn.Module) -> int:
+    """Bytes of the weights of linears."""
+    linears = (m for m in model.modules() if isinstance(m, nn.Linear))
+    return sum(stored_bytes(linear.weight) for linear in linears)
+
+
+def time_in_turn(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """Median milliseconds of each call, made in turn."""
+    times: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+        call()
+    for _ in range(ROUNDS):
+        for own, call in zip(times, calls, strict=True):
+            start = time.perf_counter()
+            call()
+            own.append(time.perf_counter() - start)
+    return [median(own) * 1e3 for own in times]
+
+
+def quantized(model: nn.Module, how: Callable[[nn.Module], Any]) -> tuple[nn.Module, float]:
+    """A quantized copy, and the milliseconds that quantizing took."""
+    made = copy.deepcopy(model)
+    start = time.perf_counter()
+    how(made)
+    return made, (time.perf_counter() - start) * 1e3
+
+
+def measure(
+    name: str, model: nn.Module, inputs: tuple[Tensor, ...], *, compiled: bool
+) -> dict[str, object]:
+    """One row: a configuration on a model."""
+    from torchao.quantization import quantize_ as their_quantize_
+
+    expected = model(*inputs)
+    ours, our_ms = quantized(model, lambda m: quantize_(m, our_scheme(name)))
+    row: dict[str, object] = {
+        "config": name,
+        "ours_sqnr_db": round(pq.sqnr_db([expected], [ours(*inputs)]), 2),
+        "ours_bytes": linear_bytes(ours),
+        "ours_quantize_ms": round(our_ms, 1),
+    }
+    try:
+        theirs, their_ms = quantized(model, lambda m: their_quantize_(m, their_config(name)))
+        found = theirs(*inputs)
+    except Exception as error:  # whatever torchao raises where it has no kernel
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+        row["torchao"] = f"refused: {reason}"
+        row["ours_ms"], row["float_ms"] = (
+            round(t, 3) for t in time_in_turn([lambda: ours(*inputs), lambda: model(*inputs)])
+        )
+        return row
+    runs = {"float": model, "ours": ours, "torchao": theirs}
+    if compiled:
+        runs = {key: torch.compile(value) for key, value in runs.items()}
+    times = time_in_turn([lambda m=m: m(*inputs) for m in runs.values()])
+    row |= {f"{key}_ms": round(t, 3) for key, t in zip(runs, times, strict=True)}
+    return row | {
+        "torchao_sqnr_db": round(pq.sqnr_db([expected], [found]), 2),
+        "torchao_bytes": linear_bytes(theirs),
+        "torchao_quantize_ms": round(their_ms, 1),
+        "ratio": round(times[1] / times[2], 3),
+    }
+
+
+def main() -> None:
+    """Measure all and write `results/tensors.json`, or `tensors_compiled.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--configs", nargs="*", default=NAMES)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, object]] = []
+    with torch.no_grad():
+        for label, (model, inputs) in models().items():
+            if asked.models and label not in asked.models:
+                continue
+            for name in asked.configs:
+                row = {"model": label, **measure(name, model, inputs, compiled=asked.compiled)}
+                rows.append(row)
+                print(row, flush=True)
+    ratios = [float(str(row["ratio"])) for row in rows if "ratio" in row]
+    rows.append({"model": "all", "config": "median", "ratio": round(median(ratios), 3)})
+    print(rows[-1])
+    name = "tensors_compiled" if asked.compiled else "tensors"
+    write_results(name, rows, keys=("model", "config"))
+
+
+if __name__ == "__main__":
+    main()

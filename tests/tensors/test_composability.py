@@ -1,0 +1,173 @@
+"""What quantized modules go with: each cell of the table in docs/tensors.md."""
+
+import copy
+
+import peft
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.tensors import QuantizedTensor, load_module, register_hugging_face, save_module
+from pt2e_quant.tensors.graph import quantized_weights
+from pt2e_quant.tensors.quantize import quantize_
+
+SCHEMES = ("w8", "int8_dynamic", "w4_g32", "mxfp4_weight_only", "fp8_dynamic")
+X = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(64, 96)
+        self.second = nn.Linear(96, 64)
+
+    def forward(self, x):
+        return self.second(F.gelu(self.first(x)))
+
+
+def net(name, **named):
+    model = Net().eval()
+    quantize_(model, name, **named)
+    return model
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_module_when_compiled_whole_then_computes_the_same(name):
+    model = net(name)
+    torch._dynamo.reset()  # each case is a new module, not one more recompile
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-5)
+    x = X.clone().requires_grad_()
+    compiled(x).sum().backward()
+    other = X.clone().requires_grad_()
+    model(other).sum().backward()
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCHEMES)
+def test_module_when_compiled_by_inductor_then_computes_the_same(name):
+    model = net(name)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X), model(X), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_module_when_exported_by_torch_then_computes_the_same(name):
+    model = net(name, layout="plain")
+    program = torch.export.export(model, (X,))
+    assert torch.equal(program.module()(X), model(X))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_module_when_saved_as_safetensors_then_loads_into_a_float_one(name, tmp_path):
+    model, path = net(name), tmp_path / "model.safetensors"
+    save_module(model, path)
+    fresh = Net().eval()
+    load_module(fresh, path)
+    assert torch.equal(fresh(X), model(X))
+    assert fresh.first.weight.form == model.first.weight.form
+    with torch.device("meta"):
+        empty = Net().eval()
+    load_module(empty, path)
+    assert torch.equal(empty(X), model(X))
+
+
+def test_safetensors_when_of_another_model_then_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_module(net("w8"), path)
+    with pytest.raises(ConfigError, match="the file has no"):
+        load_module(nn.Sequential(nn.Linear(64, 96)), path)
+
+
+def llama():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            vocab_size=128,
+        )
+    ).eval()
+
+
+TOKENS = torch.tensor([[1, 5, 7, 100]])
+
+
+@pytest.mark.parametrize("name", ["w8", "w4_g32"])
+def test_hugging_face_when_saved_and_loaded_then_logits_are_equal(name, tmp_path):
+    config = register_hugging_face()(scheme=name)
+    llama().save_pretrained(tmp_path / "float")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "float", quantization_config=config)
+    found = quantized_weights(model)
+    assert len(found) == 7  # the head stays float
+    model.save_pretrained(tmp_path / "codes")
+    again = LlamaForCausalLM.from_pretrained(tmp_path / "codes")
+    assert set(quantized_weights(again)) == set(found)
+    with torch.no_grad():
+        assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+    sizes = [(tmp_path / p / "model.safetensors").stat().st_size for p in ("float", "codes")]
+    assert sizes[1] < 0.7 * sizes[0]
+
+
+@pytest.mark.parametrize("name", ["w8", "w4_g32"])
+def test_lora_when_over_a_quantized_base_then_adapters_alone_are_trained(name):
+    model = llama()
+    quantize_(model, name, lambda module, path: path.endswith("_proj"))
+    wrapped = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+    )
+    before = {n: t.dequantize() for n, t in quantized_weights(wrapped).items()}
+    assert before
+    optimizer = torch.optim.SGD([p for p in wrapped.parameters() if p.requires_grad], lr=1.0)
+    losses = []
+    for _ in range(4):
+        loss = wrapped(input_ids=TOKENS, labels=TOKENS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    after = quantized_weights(wrapped)
+    assert all(torch.equal(after[n].dequantize(), real) for n, real in before.items())
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_module_when_activations_are_recomputed_then_gradients_are_equal(name):
+    model = net(name)
+    x, other = (X.clone().requires_grad_() for _ in range(2))
+    checkpoint(model, x, use_reentrant=False).sum().backward()
+    model(other).sum().backward()
+    assert torch.equal(x.grad, other.grad)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_module_when_under_autocast_then_results_have_its_dtype(name):
+    model = net(name)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = model(X)
+    assert found.dtype is torch.bfloat16
+    expected = model(X)
+    assert (found.float() - expected).norm() < 0.05 * expected.norm()
+
+
+def test_module_when_written_in_place_then_codes_follow():
+    model = net("w8", layout="plain")
+    weight = model.first.weight
+    expected = weight.dequantize() * 2
+    weight.data.mul_(2)
+    assert isinstance(model.first.weight, QuantizedTensor)
+    torch.testing.assert_close(model.first.weight.dequantize(), expected)
+    again = copy.deepcopy(model)
+    assert torch.equal(again(X), model(X))
