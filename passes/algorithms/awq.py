@@ -144,7 +144,8 @@ def _takes_part(graph: AlgorithmGraph, linear: Node) -> bool:
     given = graph.observer(argument(linear, "input"))
     if given is None:
         return True
-    is_integer = not given.dtype.is_floating_point
+    dtype = getattr(given, "target_dtype", None) or given.dtype
+    is_integer = not dtype.is_floating_point
     is_wide = is_integer and getattr(given, "quant_max", None) in (None, 127, 255)
     return bool(getattr(given, "is_dynamic", False)) and is_wide
 

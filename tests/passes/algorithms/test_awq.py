@@ -4,8 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+import pt2e_quant as pq
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.granularity import PerToken
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.specs import Q_ANNOTATION_KEY, QuantizationAnnotation, QuantizationSpec
+from pt2e_quant.graph.ops import LINEAR, argument, is_call
+from pt2e_quant.observers.static.minmax import PerChannelMinMaxObserver
 from pt2e_quant.passes.algorithms.awq import Awq
+from pt2e_quant.pt2e.observers.affine import AffineQuantizedPlaceholderObserver, MappingType
 
 WIDTH = 64
 LARGE = torch.tensor([5, 40])
@@ -87,3 +94,40 @@ def test_users_weights_when_quantized_then_as_they_were(quantized):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     quantized(model, samples(), "w4", "awq")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class FourBits:
+    """Asks for activations of 4 bits per token, at run time, and weights of 4 bits."""
+
+    def transform_for_annotation(self, gm):
+        return gm
+
+    def annotate(self, gm):
+        limits = {"dtype": torch.int8, "quant_min": -8, "quant_max": 7}
+        weight = QuantizationSpec(
+            observer_or_fake_quant_ctr=PerChannelMinMaxObserver,
+            qscheme=torch.per_channel_symmetric,
+            ch_axis=0,
+            **limits,
+        )
+        tokens = QuantizationSpec(
+            observer_or_fake_quant_ctr=lambda **_: AffineQuantizedPlaceholderObserver(
+                MappingType.SYMMETRIC, torch.int8, PerToken(), -8, 7, is_dynamic=True
+            ),
+            is_dynamic=True,
+            **limits,
+        )
+        for node in gm.graph.nodes:
+            if is_call(node, LINEAR):
+                specs = {argument(node, "input"): tokens, argument(node, "weight"): weight}
+                node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(input_qspec_map=specs)
+        return gm
+
+    def validate(self, gm):
+        pass
+
+
+def test_awq_when_inputs_have_4_bits_then_it_takes_no_part():
+    program = torch.export.export(Net().eval(), (samples()[0],))
+    with pytest.raises(ConfigError, match="awq applies to nothing that is quantized here"):
+        pq.prepare_pt2e(program, FourBits(), algorithms=["awq"])
