@@ -60,6 +60,8 @@ REFERENCE = {
             "pt2e_quant.flow.report.report",
             "pt2e_quant.backends.profile",
             "pt2e_quant.analysis.tensor_values",
+            "pt2e_quant.analysis.tuned",
+            "pt2e_quant.backends.target.recipe_file",
             "pt2e_quant.flow.report.page.section",
             "pt2e_quant.core.provenance",
             "pt2e_quant.core.capture",

@@ -27,6 +27,7 @@
   Explorer: `write_node_data`.
 - Where accuracy goes: `compare` two forms of a model, a `Comparison` of `NodeError`s; `sensitivity`
   is what quantizing each group alone costs, a `Sensitivity`; `evaluate` takes a metric of any form.
+  `tune` chooses a scheme for each group, a `Tuned` with its `RecipeFile` (`read_recipe`).
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
   `integer_reference`.
 - Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from pt2e_quant.analysis.profile import profile as profile
     from pt2e_quant.analysis.sensitivity import sensitivity as sensitivity
     from pt2e_quant.analysis.tensor_values import tensor_values as tensor_values
+    from pt2e_quant.analysis.tune import tune as tune
+    from pt2e_quant.analysis.tuned import Tuned as Tuned
     from pt2e_quant.analysis.write_node_data import write_node_data as write_node_data
     from pt2e_quant.analysis.write_page import write_page as write_page
     from pt2e_quant.backends.artifact import Artifact as Artifact
@@ -59,6 +62,8 @@ if TYPE_CHECKING:
     from pt2e_quant.backends.parity import verify_parity as verify_parity
     from pt2e_quant.backends.profile import Profile as Profile
     from pt2e_quant.backends.target.backend import Backend as Backend
+    from pt2e_quant.backends.target.recipe_file import RecipeFile as RecipeFile
+    from pt2e_quant.backends.target.recipe_file import read_recipe as read_recipe
     from pt2e_quant.core import errors as errors
     from pt2e_quant.core.canonical import verify_canonical as verify_canonical
     from pt2e_quant.core.errors import Pt2eQuantError as Pt2eQuantError
@@ -227,6 +232,10 @@ _FILES = {
     "Profile": "pt2e_quant.backends.profile",
     "profile": "pt2e_quant.analysis.profile",
     "tensor_values": "pt2e_quant.analysis.tensor_values",
+    "tune": "pt2e_quant.analysis.tune",
+    "Tuned": "pt2e_quant.analysis.tuned",
+    "RecipeFile": "pt2e_quant.backends.target.recipe_file",
+    "read_recipe": "pt2e_quant.backends.target.recipe_file",
     "write_node_data": "pt2e_quant.analysis.write_node_data",
     "write_page": "pt2e_quant.analysis.write_page",
     "provenance_of": "pt2e_quant.core.provenance",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,9 @@ from pt2e_quant.tensors.graph import (
     stored_quantizer,
 )
 
+if TYPE_CHECKING:
+    from pt2e_quant.analysis.metric import Metric
+
 _ADVICE = ("For ", "If you suspect", "The error above occurred")
 
 
@@ -55,6 +58,8 @@ def quantize(
     strict: bool = True,
     verify: Verify = True,
     validate: bool = False,
+    accuracy_drop: float | None = None,
+    metric: "Metric | None" = None,
     progress: bool = True,
 ) -> Artifact:
     """Export, quantize and lower a model.
@@ -65,11 +70,10 @@ def quantize(
         kwargs: example keyword inputs.
         dynamic_shapes: as torch.export.export takes it.
         calibration_data: any iterable of batches; a dict is keyword arguments, a tuple or list
-            positional ones, a tensor the only one. None for a recipe that needs no data
-            (weight-only and dynamic ones): then only the example inputs are run.
+            positional ones, a tensor the only one. None for weight-only and dynamic recipes.
         backend: "xnnpack", "onnx", "cpu", "cuda", or one of an entry point; or a backend itself,
             as `with_kernels` gives it.
-        recipe: a recipe of that backend; None lowers the codes that `quantize_` has given a module.
+        recipe: a recipe of that backend, or the path of a .toml; None lowers `quantize_`'s codes.
         inputs: what of each calibration batch the model takes, as `calibrate` has it: `inputs=0`
             for a loader of (images, labels).
         algorithms: as `prepare_pt2e` takes them: `["gptq"]`. Most of them need calibration data.
@@ -85,6 +89,9 @@ def quantize(
             the runtime is an error.
         validate: hold the graph against itself after each pass of the lowering, and name the pass
             that changed a value.
+        accuracy_drop: by how much `metric` may fall on the calibration data (see `pq.tune`):
+            operators that cost too much get more bits or stay float.
+        metric: of outputs and targets; None for the cosine with the float model's outputs.
         progress: show a progress bar on a terminal.
 
     Returns:
@@ -94,29 +101,70 @@ def quantize(
         Pt2eQuantError: naming what is wrong, where, and the fix.
 
     Warns:
-        Pt2eQuantWarning: the quantized graph is below 15 dB SQNR from the float model; names the
-            tensors that lose most.
+        Pt2eQuantWarning: the graph is below 15 dB SQNR from the float model; names the worst.
     """
     target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
-    if recipe is None:
-        is_asked, exported = algorithms or search or pad_groups, (args, kwargs, dynamic_shapes)
-        program, prepared = _prepare_stored(target, model, exported, is_asked=bool(is_asked))
-    else:
-        quantizer = _quantizer(target, recipe, search, pad_groups=pad_groups)
-        program = capture_model(_float_model(model), args, kwargs, dynamic_shapes)
-        prepared = prepare_pt2e(program, quantizer, algorithms=algorithms, strict=strict)
+    exported = (args, kwargs, dynamic_shapes)
+    if accuracy_drop is not None or metric is not None:
+        others = {"search": search, "pad_groups": pad_groups, "max_sizes": max_sizes}
+        base = (recipe, target, algorithms, {**others, "resume": resume})
+        shown = {"inputs": inputs, "verify": verify, "progress": progress}
+        return _to_accuracy(model, exported, base, (calibration_data, accuracy_drop, metric), shown)
+    how = (algorithms, strict, search, pad_groups)
+    program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
     prepared = _calibrated(prepared, calibration_data, resume, inputs=inputs, progress=progress)
-    # Calibration keeps a sample of its own; without it, the user's inputs are better than noise.
+    # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
     converted = convert_pt2e(prepared, progress=progress)
     artifact = target.lower(converted, sample, strict=strict, verify=verify, validate=validate)
     if verify:
-        if sample is not None:
-            _measure(program, converted, sample, artifact)
-        warn_if_low(converted, choose_sample(converted, sample), artifact.report.sqnr_float_db)
+        _check_distance(program, converted, sample, artifact)
     return artifact
+
+
+def _prepared(
+    target: Backend,
+    model: nn.Module | ExportedProgram,
+    exported: tuple[Any, Any, Any],
+    recipe: str | None,
+    how: tuple[Sequence[str | Algorithm], bool, str | None, bool],
+) -> tuple[ExportedProgram, GraphModule]:
+    """The program, and its prepared graph."""
+    algorithms, strict, search, pad_groups = how
+    if recipe is None:
+        is_asked = bool(algorithms or search or pad_groups)
+        return _prepare_stored(target, model, exported, is_asked=is_asked)
+    quantizer = _quantizer(target, recipe, search, pad_groups=pad_groups)
+    program = capture_model(_float_model(model), *exported)
+    return program, prepare_pt2e(program, quantizer, algorithms=algorithms, strict=strict)
+
+
+def _to_accuracy(
+    model: nn.Module | ExportedProgram,
+    exported: tuple[Any, Any, Any],
+    base: tuple[str | None, Backend, Sequence[str | Algorithm], Mapping[str, Any]],
+    goal: tuple[Iterable[Any] | None, float | None, "Metric | None"],
+    how: Mapping[str, Any],
+) -> Artifact:
+    """The artifact of a search, which begins with the recipe of `base`."""
+    # It calls this file, and needs scipy, an extra.
+    from pt2e_quant.analysis.to_accuracy import base_recipe, quantize_to_accuracy
+
+    return quantize_to_accuracy(model, exported, base_recipe(*base), base[1], *goal, **how)
+
+
+def _check_distance(
+    program: ExportedProgram,
+    converted: GraphModule,
+    sample: Sequence[Any] | None,
+    artifact: Artifact,
+) -> None:
+    """Warn of a quantized graph that is far from its float model."""
+    if sample is not None:
+        _measure(program, converted, sample, artifact)
+    warn_if_low(converted, choose_sample(converted, sample), artifact.report.sqnr_float_db)
 
 
 def _prepare_stored(
@@ -252,7 +300,7 @@ def _way_out(error: Exception) -> str:
     if "data-dependent" in str(error):
         return (
             "a captured graph has no branch on a tensor's value: use torch.where or torch.cond; "
-            "torch.export.draftcapture_model(model, args) lists every such place"
+            "torch.export.draft_export(model, args) lists every such place"
         )
     if "DynamicCache" in str(error) or "past_key_values" in str(error):
         return (

@@ -12,6 +12,7 @@ from pt2e_quant.backends.artifact import Artifact, Verify, is_installed
 from pt2e_quant.backends.quiet import quiet_imports
 from pt2e_quant.backends.target.policy import Policy
 from pt2e_quant.backends.target.recipe import Recipes
+from pt2e_quant.backends.target.recipe_file import SUFFIX, read_recipe
 from pt2e_quant.core.errors import ConfigError, MissingExtraError, near
 from pt2e_quant.flow.annotate.recurrent_layers import RecurrentForm
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
@@ -88,11 +89,14 @@ class Backend:
                 raise MissingExtraError(self.extra, package)
 
     def quantizer(self, recipe: str = "int8") -> TableQuantizer:
-        """A fresh quantizer for a recipe.
+        """A fresh quantizer for a recipe: a name, or the path of a recipe file ("….toml").
 
         Raises:
-            ConfigError: no recipe has that name; the nearest one is offered.
+            ConfigError: no recipe has that name; the nearest one is offered. Or the file cannot
+                be read, or is of another backend.
         """
+        if recipe.endswith(SUFFIX):
+            return read_recipe(recipe).quantizer(self)
         found = self.recipes.named(recipe, self.table)
         if found.here is not None:
             found = found.here(found)

@@ -1,0 +1,138 @@
+"""Builds mixes of schemes and measures them; what a search is asked for."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.analysis.metric import Metric, MetricSum
+from pt2e_quant.backends.artifact import result_builder
+from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.backends.target.recipe_file import RecipeFile
+from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
+from pt2e_quant.flow.calibrate.pick_inputs import as_call
+from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
+from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is asked for: a metric, a fall of it, or a budget."""
+
+    target: float | None
+    drop: float | None
+    budget: tuple[str, float] | None
+    higher_is_better: bool
+
+    @classmethod
+    def of(
+        cls,
+        target: float | None,
+        drop: float | None,
+        budget: Mapping[str, float] | None,
+        higher_is_better: bool,
+    ) -> "Goal":
+        """Of the arguments of `tune`.
+
+        Raises:
+            ConfigError: not exactly one is given, or the budget is of something else.
+        """
+        given = [value for value in (target, drop, budget) if value is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                f"tune takes one of target, accuracy_drop and budget, found {len(given)}",
+                fix='tune(…, target=0.999), or budget={"bytes": 4_000_000}',
+            )
+        pair = None
+        if budget is not None:
+            if len(budget) != 1 or not {*budget} <= {"bytes", "bits"}:
+                raise ConfigError(
+                    f"a budget is of bytes or of bits, found {dict(budget)}",
+                    fix='budget={"bytes": 4_000_000} or budget={"bits": 6}',
+                )
+            pair = next(iter(budget.items()))
+        return cls(target=target, drop=drop, budget=pair, higher_is_better=higher_is_better)
+
+    def is_met(self, metric: float, of_float: float) -> bool:
+        """Whether a metric is good enough."""
+        sign = 1 if self.higher_is_better else -1
+        least = self.target if self.target is not None else of_float - sign * (self.drop or 0.0)
+        return sign * metric >= sign * least
+
+
+class Bench:
+    """Builds mixes and measures them."""
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        backend: Backend,
+        data: Sequence[Any],
+        held: Sequence[Any],
+        picked: Callable[[Any], tuple[Any, Any]],
+        metric: Metric | None,
+        progress: bool,
+    ) -> None:
+        self.program = program
+        self.backend = backend
+        self.data = data
+        self.held = held
+        self.picked = picked
+        self.metric = metric
+        self.progress = progress
+        module: Any = program.module()
+        self.expected = [self._outputs(module, batch) for batch in held]
+        if not self.expected:
+            raise ConfigError("there is no batch to measure on", fix="give at least one batch")
+
+    def build(self, recipe: RecipeFile) -> GraphModule:
+        """A converted graph."""
+        prepared = prepare_pt2e(self.program, recipe.quantizer(self.backend))
+        calibrate(prepared, (self.picked(batch)[0] for batch in self.data), progress=False)
+        return convert_pt2e(prepared, progress=False)
+
+    def measure(self, gm: GraphModule | None) -> float:
+        """The metric of a converted graph; of the float model for None."""
+        build = result_builder(capture_of(gm).out_spec) if gm is not None else None
+        total = MetricSum(self.metric if self.metric is not None else mean_cosine)
+        for batch, expected in zip(self.held, self.expected, strict=True):
+            found = expected if gm is None else self._outputs(gm, batch)
+            if self.metric is None:
+                total.add(found, expected)
+            else:
+                made = build(found) if build is not None else self._built(found)
+                total.add(made, self.picked(batch)[1])
+        return total.value()
+
+    def _built(self, leaves: Sequence[Any]) -> Any:
+        return pytree.tree_unflatten(list(leaves), self.program.call_spec.out_spec)
+
+    def _outputs(self, gm: GraphModule, batch: Any) -> list[Any]:
+        """The leaves of the results of one batch."""
+        capture = capture_of(gm) if "pt2e_quant" in gm.meta else None
+        args, kwargs = as_call(self.picked(batch)[0])
+        with torch.no_grad():
+            if capture is None:
+                return pytree.tree_leaves(gm(*args, **kwargs), is_leaf=lambda v: v is None)
+            leaves = capture.positional(capture.bind(args, kwargs))
+            with preserve_buffers(gm, capture):
+                return pytree.tree_leaves(gm(*leaves), is_leaf=lambda v: v is None)
+
+
+def mean_cosine(found: Any, expected: Any) -> float:
+    """The mean over samples of the cosine between two results, all float tensors together."""
+    pairs = [
+        (a.double().reshape(len(a) if a.dim() else 1, -1), b.double())
+        for a, b in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True)
+        if isinstance(a, Tensor) and a.is_floating_point()
+    ]
+    cosines = [torch.cosine_similarity(a, b.reshape(a.shape), dim=1).mean() for a, b in pairs]
+    return float(torch.stack(cosines).mean()) if cosines else math.nan

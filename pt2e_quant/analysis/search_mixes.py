@@ -1,0 +1,255 @@
+"""Searches the mixes of schemes of one program: weigh, choose, build, measure, choose again."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from torch.fx import GraphModule
+
+from pt2e_quant.analysis.bench_mixes import Bench, Goal
+from pt2e_quant.analysis.group_costs import Method
+from pt2e_quant.analysis.menu import (
+    Cluster,
+    Uniform,
+    clusters_of,
+    constants_size,
+    share_quantized,
+)
+from pt2e_quant.analysis.sensitivity import sensitivity
+from pt2e_quant.analysis.solve import Candidate, least_noise, least_precision
+from pt2e_quant.analysis.tuned import Choice, Point, Tuned, front_of
+from pt2e_quant.backends.target.recipe_file import FLOAT, RecipeFile
+from pt2e_quant.core.errors import ConfigError, Pt2eQuantError, UnsupportedError
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.flow.calibrate.progress import show_progress
+
+WEIGHED = 2
+"""Batches that groups are weighed on."""
+
+_ROUNDS = 7
+_FIRST_NOISE = 1e-2
+"""The noise over signal that a search begins with where the metric is the user's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """A choice for every cluster, built and measured."""
+
+    choice: Mapping[str, Candidate]
+    recipe: RecipeFile
+    metric: float
+    share: float
+    size: int
+    label: str
+
+    @property
+    def precision(self) -> float:
+        """At how many groups the recipe was given up, and how far."""
+        return sum(candidate.precision for candidate in self.choice.values())
+
+
+class Search:
+    """The clusters of one program, and the mixes of them that were measured."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        base: RecipeFile,
+        names: Sequence[str],
+        goal: Goal,
+        method: str | Method,
+        *,
+        may_lack: bool,
+    ) -> None:
+        self.bench = bench
+        self.base = base
+        self.goal = goal
+        self.notes: list[str] = []
+        self.float_metric = bench.measure(None)
+        self.first = first = self._uniform(base, base.recipe, method)
+        others = []
+        for name in names:
+            if may_lack and (name not in bench.backend.recipes or name == base.recipe):
+                continue
+            try:
+                other = replace(base, recipe=name, without=(), algorithms=(), ranges="")
+                others.append(self._uniform(other, name, method))
+            except Pt2eQuantError as error:
+                if not may_lack:
+                    raise
+                self.notes.append(f"{name} was not tried: {error.what}")
+        self.clusters = clusters_of(first, others)
+        self.menu = {cluster.name: cluster.candidates for cluster in self.clusters}
+        self.mixes: dict[tuple[str, ...], Mix] = {}
+        self.elements = sum(r.elements for r in provenance_of(first.gm).sizes)
+        self.float_size = provenance_of(first.gm).float_bytes
+        in_groups = sum(options[0].size for options in self.menu.values())
+        self.rest = first.size - in_groups
+        """Bytes of the constants that are in no group."""
+
+    def _uniform(self, recipe: RecipeFile, name: str, method: str | Method) -> Uniform:
+        bench = self.bench
+        gm = bench.build(recipe)
+        weighed = [bench.picked(batch)[0] for batch in islice(bench.held, WEIGHED)]
+        shown = show_progress([name], f"weighing {name}", enabled=bench.progress)
+        for _ in shown:
+            costs = sensitivity(
+                bench.program, gm, weighed, method=method, inputs=lambda b: b, progress=False
+            )
+        return Uniform(name=name, gm=gm, costs=costs)
+
+    def run(self, points: int) -> Mix:
+        """Find the mix that meets the goal."""
+        self._measured({name: options[0] for name, options in self.menu.items()}, "")
+        best = self._within_budget() if self.goal.budget is not None else self._to_target()
+        low = sum(min(c.size for c in options) for options in self.menu.values())
+        high = sum(options[-1].size for options in self.menu.values())
+        for at in range(points):
+            choice = least_noise(self.menu, size=low + (high - low) * (at / max(points, 1)))
+            if choice is not None:
+                self._measured(choice, "least noise of its size")
+        return best
+
+    def _within_budget(self) -> Mix:
+        assert self.goal.budget is not None
+        unit, amount = self.goal.budget
+        size = amount if unit == "bytes" else amount * self.elements / 8
+        choice = least_noise(self.menu, size=size - self.rest)
+        if choice is None:
+            least = sum(min(c.size for c in options) for options in self.menu.values()) + self.rest
+            raise ConfigError(
+                f"no mix fits into {size:,.0f} bytes of constants: the smallest has {least:,.0f}",
+                fix="a larger budget, or a menu with recipes of fewer bits",
+            )
+        return self._measured(choice, f"{amount:g} {unit}")
+
+    def _to_target(self) -> Mix:
+        """Look for the noise at which the metric just meets the target."""
+        noise, low, high = self._first_noise(), 0.0, math.inf
+        best: Mix | None = None
+        for _ in range(_ROUNDS):
+            choice = least_precision(self.menu, noise=noise)
+            mix = self._measured(choice, "searched") if choice is not None else None
+            if mix is not None and self.goal.is_met(mix.metric, self.float_metric):
+                best = mix if best is None or mix.precision < best.precision else best
+                low = noise
+                if mix.precision == 0:
+                    break
+            else:
+                high = noise
+            if low and high / low < 1.15:
+                break
+            noise = math.sqrt(low * high) if low and high < math.inf else 3 * low or high / 4
+        if best is None:
+            found = max((mix.metric for mix in self.mixes.values()), default=math.nan)
+            raise UnsupportedError(
+                f"no mix meets the target: the best one measured has {found:.5g}, the float "
+                f"model {self.float_metric:.5g}",
+                fix="a lower target, or menu=[…] with recipes of more bits",
+            )
+        return best
+
+    def _first_noise(self) -> float:
+        """Noise that is orthogonal to the signal makes a cosine of 1 / sqrt(1 + noise)."""
+        target = self.goal.target
+        if self.bench.metric is not None or target is None or not 0 < target < 1:
+            return _FIRST_NOISE
+        return 1 / target**2 - 1
+
+    def _measured(self, choice: Mapping[str, Candidate], label: str) -> Mix:
+        """Build a choice and measure it, or find it among those that were."""
+        key = tuple(candidate.scheme for candidate in choice.values())
+        if key not in self.mixes:
+            recipe = self._recipe(choice)
+            if {*key} == {FLOAT}:
+                metric, share, size = self.float_metric, 0.0, self.float_size
+            else:
+                gm = self.first.gm if {*key} == {self.base.recipe} else self.bench.build(recipe)
+                metric, share = self.bench.measure(gm), share_quantized(gm)
+                size = constants_size(gm)
+            self.mixes[key] = Mix(
+                choice=choice,
+                recipe=recipe,
+                metric=metric,
+                share=share,
+                size=size,
+                label=_label(key, label),
+            )
+        return self.mixes[key]
+
+    def _recipe(self, choice: Mapping[str, Candidate]) -> RecipeFile:
+        rules = [
+            rule
+            for cluster in self.clusters
+            if (candidate := choice[cluster.name]).scheme != self.base.recipe
+            for rule in cluster.rules(candidate.scheme, self._why(cluster, candidate))
+        ]
+        return replace(self.base, rules=(*self.base.rules, *rules))
+
+    def _why(self, cluster: Cluster, candidate: Candidate) -> str:
+        base = cluster.candidates[0]
+        if candidate is base:
+            return f"{base.scheme} costs {base.noise:.2g} of the signal"
+        text = (
+            f"{base.scheme} would cost {base.noise:.2g} of the signal, this {candidate.noise:.2g}"
+        )
+        saved = base.size - candidate.size
+        return f"{text}; {saved:,.0f} bytes less" if saved > 0 else text
+
+    def graph_of(self, mix: Mix) -> GraphModule:
+        """The converted graph of a mix."""
+        if mix.share == 0.0:
+            raise UnsupportedError(
+                "only the float model meets the target: nothing would be quantized",
+                fix="a lower target, or menu=[…] with recipes of more bits",
+            )
+        return self.bench.build(mix.recipe)
+
+    def result(self, best: Mix, artifact: Any) -> Tuned:
+        """All that was found."""
+        measured = tuple(
+            Point(
+                label=mix.label,
+                metric=mix.metric,
+                size=mix.size,
+                share_quantized=mix.share,
+                recipe=mix.recipe,
+            )
+            for mix in self.mixes.values()
+        )
+        return Tuned(
+            artifact=artifact,
+            recipe=best.recipe,
+            metric=best.metric,
+            float_metric=self.float_metric,
+            share_quantized=best.share,
+            front=front_of(measured, higher_is_better=self.goal.higher_is_better),
+            measured=measured,
+            choices=tuple(self._choices(best)),
+            notes=tuple(self.notes),
+        )
+
+    def _choices(self, best: Mix) -> Iterable[Choice]:
+        for cluster in self.clusters:
+            candidate = best.choice[cluster.name]
+            for group in cluster.groups:
+                yield Choice(
+                    group=group.group,
+                    module=group.module,
+                    operator=group.operator,
+                    scheme=candidate.scheme,
+                    tied=tuple(g.group for g in cluster.groups if g is not group),
+                    noise={c.scheme: c.noise for c in cluster.candidates},
+                    why=self._why(cluster, candidate),
+                )
+
+
+def _label(schemes: Sequence[str], fallback: str) -> str:
+    """The schemes of a mix with how many clusters have each."""
+    counts = {scheme: schemes.count(scheme) for scheme in dict.fromkeys(schemes)}
+    if len(counts) == 1:
+        return f"{next(iter(counts))} throughout"
+    listed = ", ".join(f"{count} {scheme}" for scheme, count in counts.items())
+    return f"{fallback}: {listed}"

@@ -1,0 +1,123 @@
+"""tune: mixed precision, chosen by what each scheme costs each group."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from pt2e_quant.analysis.bench_mixes import Bench, Goal
+from pt2e_quant.analysis.group_costs import Method
+from pt2e_quant.analysis.metric import Metric, batches_of, split_batch
+from pt2e_quant.analysis.search_mixes import Search
+from pt2e_quant.analysis.tuned import Tuned
+from pt2e_quant.backends.artifact import Verify
+from pt2e_quant.backends.registry import get
+from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.backends.target.recipe_file import RecipeFile, read_recipe
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, pick_inputs
+from pt2e_quant.one_call import capture_model
+
+FOR_ACCURACY = ("int8_dynamic",)
+"""What stands between a recipe and float where accuracy is asked for, as the backend has it."""
+
+FOR_SIZE = ("w8", "a8w4_g32", "w4_g32")
+"""What else is tried under a budget of bytes."""
+
+
+def tune(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    calibration_data: Iterable[Any],
+    backend: str | Backend,
+    recipe: str | RecipeFile = "int8",
+    target: float | None = None,
+    accuracy_drop: float | None = None,
+    budget: Mapping[str, float] | None = None,
+    metric: Metric | None = None,
+    higher_is_better: bool = True,
+    menu: Sequence[str] | None = None,
+    evaluation_data: Iterable[Any] | None = None,
+    inputs: InputPick | None = None,
+    targets: InputPick | None = None,
+    method: str | Method = Method.EXACT,
+    points: int = 4,
+    verify: Verify = True,
+    progress: bool = True,
+) -> Tuned:
+    """Choose a scheme for each group of operators, and lower the model with them.
+
+    Each recipe of the menu is tried on each group alone; an integer program then chooses, and
+    the choice is built and measured. With `target` or `accuracy_drop` it is the one that gives up
+    the recipe at the fewest groups; with `budget` the one with the least noise that fits.
+
+    Args:
+        model: a float model, or a program of torch.export.
+        args: example positional inputs; not needed for an exported program.
+        kwargs: example keyword inputs.
+        dynamic_shapes: as torch.export.export takes it.
+        calibration_data: batches, as `calibrate` takes them; with the metric's targets where it
+            has some, and `evaluation_data` is not given.
+        backend: where the model is to run; only schemes that it has recipes for are tried.
+        recipe: what a group gets that has no reason for another scheme: a name, the path of a
+            recipe file, or a `RecipeFile`.
+        target: the metric to reach.
+        accuracy_drop: by how much the metric may be below the float model's, in place of `target`.
+        budget: {"bytes": N} of all constants, or {"bits": N}, the mean bits of an element.
+        metric: a function of outputs and targets, or an object with `update` and `compute`. None
+            for the cosine between the outputs and the float model's, the mean over samples.
+        higher_is_better: of the metric.
+        menu: other recipes of the backend that groups may get, besides float; the nearest to the
+            recipe first. None for `FOR_ACCURACY`, under a budget `FOR_SIZE`, as the backend has
+            them.
+        evaluation_data: what the metric is measured on; `calibration_data` by default.
+        inputs: what of each batch the model takes, as `calibrate` has it.
+        targets: what of each batch the metric takes besides the outputs.
+        method: how groups are weighed, as `sensitivity` has it: "gradient" for large models.
+        points: how many further mixes, of other sizes, are built and measured for the front.
+        verify: as `quantize` has it.
+        progress: show progress bars on a terminal.
+
+    Returns:
+        The artifact, its recipe, the front, and why each group got what it has.
+
+    Raises:
+        ConfigError: neither a target nor a budget is given, or both; or the budget is too small.
+        UnsupportedError: no mix reaches the target.
+        MissingExtraError: scipy is not installed.
+    """
+    goal = Goal.of(target, accuracy_drop, budget, higher_is_better)
+    chosen = get(backend) if isinstance(backend, str) else backend
+    chosen.require_extra()
+    program = capture_model(model, args, kwargs, dynamic_shapes)
+    data = batches_of(calibration_data)
+    picked = _picker(metric, inputs, targets)
+    held = data if evaluation_data is None else batches_of(evaluation_data)
+    bench = Bench(program, chosen, data, held, picked, metric, progress)
+    base = _recipe_of(recipe, chosen)
+    names = (FOR_ACCURACY if goal.budget is None else FOR_SIZE) if menu is None else menu
+    search = Search(bench, base, names, goal, method, may_lack=menu is None)
+    best = search.run(points)
+    artifact = chosen.lower(search.graph_of(best), verify=verify)
+    return search.result(best, artifact)
+
+
+def _picker(
+    metric: Metric | None, inputs: InputPick | None, targets: InputPick | None
+) -> Callable[[Any], tuple[Any, Any]]:
+    """Takes batches apart: without a metric all of a pair is the model's."""
+    if metric is None and targets is None:
+        return lambda batch: (pick_inputs(batch, inputs), None)
+    return partial(split_batch, inputs=inputs, targets=targets)
+
+
+def _recipe_of(recipe: str | RecipeFile, backend: Backend) -> RecipeFile:
+    if isinstance(recipe, RecipeFile):
+        return recipe
+    if recipe.endswith(".toml"):
+        return read_recipe(recipe)
+    return RecipeFile(backend=backend.name, recipe=recipe)

@@ -1,0 +1,189 @@
+"""The result of `tune`: an artifact, its recipe, what was chosen and why, and the front."""
+
+import io
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.target.recipe_file import RecipeFile
+from pt2e_quant.flow.report.page.plot import COLOURS, figure, graph_objects
+from pt2e_quant.flow.report.page.section import DataTable, Section
+from pt2e_quant.flow.report.page.write_page import notebook_html
+
+VERSION = 1
+"""Of the JSON that `Tuned.to_json` writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One mix of schemes that was built and measured.
+
+    Args:
+        label: what it is.
+        metric: what was measured.
+        size: bytes of all constants, qparams included.
+        share_quantized: of the linear operations.
+        recipe: that makes it.
+    """
+
+    label: str
+    metric: float
+    size: int
+    share_quantized: float
+    recipe: RecipeFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What one group got, and why.
+
+    Args:
+        group: the operator's name in the float program.
+        module: dotted path of its module.
+        operator: as "aten.linear".
+        scheme: what it got.
+        tied: the groups that move together with it.
+        noise: scheme to the noise over signal that it adds to the results alone.
+        why: a sentence.
+    """
+
+    group: str
+    module: str
+    operator: str
+    scheme: str
+    tied: tuple[str, ...]
+    noise: dict[str, float]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What `tune` found; prints as tables.
+
+    Args:
+        artifact: the model, lowered.
+        recipe: makes it again: `recipe.save("file.toml")`, `quantize(recipe="file.toml")`.
+        metric: of the quantized graph on the evaluation data.
+        float_metric: of the float model there.
+        share_quantized: of the linear operations, how many compute with quantized weights.
+        front: the mixes measured of which none is both smaller and better, the smallest first.
+        measured: all mixes that were measured.
+        choices: a row for each group, in graph order.
+        notes: what the user should know.
+    """
+
+    artifact: Artifact
+    recipe: RecipeFile
+    metric: float
+    float_metric: float
+    share_quantized: float
+    front: tuple[Point, ...]
+    measured: tuple[Point, ...]
+    choices: tuple[Choice, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """As JSON."""
+        return json.dumps({"version": VERSION, **self.to_dict()}, indent=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields but for the artifact."""
+        return {
+            "metric": self.metric,
+            "float_metric": self.float_metric,
+            "share_quantized": self.share_quantized,
+            "recipe": asdict(self.recipe),
+            "front": [asdict(point) for point in self.front],
+            "choices": [asdict(choice) for choice in self.choices],
+            "notes": list(self.notes),
+        }
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the page of the artifact's report with the front and the choices."""
+        self.artifact.report.to_html(path, self)
+
+    def figure(self) -> Any:
+        """The mixes that were measured, and the front: a plotly figure."""
+        dots = graph_objects().Scatter(
+            x=[point.size for point in self.measured],
+            y=[point.metric for point in self.measured],
+            mode="markers",
+            name="measured",
+            text=[point.label for point in self.measured],
+            marker={"color": COLOURS["quiet"], "size": 9},
+        )
+        front = graph_objects().Scatter(
+            x=[point.size for point in self.front],
+            y=[point.metric for point in self.front],
+            mode="lines+markers",
+            name="front",
+            text=[point.label for point in self.front],
+            marker={"color": COLOURS["good"], "size": 10},
+        )
+        made = figure([dots, front], title={"text": "Size and accuracy"})
+        made.update_xaxes(title={"text": "bytes of constants"})
+        made.update_yaxes(title={"text": "metric"})
+        return made
+
+    def sections(self) -> list[Section]:
+        """The front and the choices as parts of a page."""
+        columns = ("group", "scheme", "why", "operator", "module")
+        rows = tuple((c.group, c.scheme, c.why, c.operator, c.module) for c in self.choices)
+        return [
+            Section(
+                title="Search",
+                facts=(
+                    ("metric", f"{self.metric:.5g} (float {self.float_metric:.5g})"),
+                    ("quantized linears", f"{100 * self.share_quantized:.0f} %"),
+                ),
+                figures={"front": self.figure},
+                rank=4,
+            ),
+            Section(
+                title="What each group got", table=DataTable(columns=columns, rows=rows), rank=6
+            ),
+        ]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return notebook_html(self.sections())
+
+    def __str__(self) -> str:
+        stream = io.StringIO()
+        console = Console(file=stream, width=140, no_color=True)
+        console.print(
+            f"metric {self.metric:.5g} (float {self.float_metric:.5g}), "
+            f"{100 * self.share_quantized:.0f} % of the linear operations quantized",
+            soft_wrap=True,
+        )
+        table = Table("mix", "metric", "bytes", "quantized", title="front")
+        for point in self.front:
+            share = f"{100 * point.share_quantized:.0f} %"
+            table.add_row(point.label, f"{point.metric:.5g}", f"{point.size:,}", share)
+        console.print(table)
+        console.print(self._changes())
+        for note in self.notes:
+            console.print(f"note: {note}", soft_wrap=True)
+        return stream.getvalue()
+
+    def _changes(self) -> Table:
+        changed = [c for c in self.choices if c.scheme != self.recipe.recipe]
+        table = Table("group", "scheme", "why", title=f"what is not {self.recipe.recipe}")
+        for choice in changed:
+            table.add_row(choice.group, choice.scheme, choice.why)
+        return table
+
+
+def front_of(points: tuple[Point, ...], *, higher_is_better: bool = True) -> tuple[Point, ...]:
+    """The points of which no other is at most as large and better, the smallest first."""
+    sign = 1.0 if higher_is_better else -1.0
+    found: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.size, -sign * p.metric)):
+        if not found or sign * point.metric > sign * found[-1].metric:
+            found.append(point)
+    return tuple(found)

@@ -1,0 +1,53 @@
+import torch
+from torch import nn
+
+import pt2e_quant as pq
+from pt2e_quant.analysis.menu import Uniform, clusters_of, constants_size, share_quantized
+from pt2e_quant.backends import get
+
+
+class Shared(nn.Module):
+    """Two convolutions read one value, a third comes later, and a linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(4, 4, 1) for _ in range(3))
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(self.c(self.a(x) + self.b(x)).mean((2, 3)))
+
+
+def uniform(program, x, name):
+    prepared = pq.prepare(program, get("onnx").quantizer(name))
+    gm = pq.convert(pq.calibrate(prepared, [x], progress=False))
+    return Uniform(name=name, gm=gm, costs=pq.sensitivity(program, gm, [x], progress=False))
+
+
+def test_clusters_of_when_two_read_one_value_then_tied_with_what_both_can_have():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 6, 6)
+    program = torch.export.export(Shared().eval(), (x,))
+    base, other = uniform(program, x, "int8"), uniform(program, x, "int8_dynamic")
+    found = {cluster.name: cluster for cluster in clusters_of(base, [other])}
+    both = found["conv2d"]
+    assert [group.module for group in both.groups] == ["a", "b"]
+    assert both.nodes == ("conv2d", "conv2d_1")
+    assert [c.scheme for c in both.candidates] == ["int8", "float"]  # dynamic is for linears
+    assert both.candidates[-1].size == 2 * 4 * (16 + 4)
+    sizes, names = base.sizes(), ("a.weight", "a.bias", "b.weight", "b.bias")
+    assert both.candidates[0].size == sum(sizes[name] for name in names)
+    assert [c.precision for c in both.candidates] == [0, 16]
+    assert both.candidates[0].noise > both.candidates[-1].noise == 0.0
+    assert [c.scheme for c in found["linear"].candidates] == ["int8", "int8_dynamic", "float"]
+    assert [rule.node for rule in both.rules("float", "")] == ["conv2d", "conv2d_1"]
+
+
+def test_share_quantized_when_one_of_four_is_float_then_three_quarters():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 6, 6)
+    program = torch.export.export(Shared().eval(), (x,))
+    quantizer = get("onnx").quantizer("int8").set_module_name("c", None)
+    gm = pq.convert(pq.calibrate(pq.prepare(program, quantizer), [x], progress=False))
+    assert share_quantized(gm) == 0.75
+    assert constants_size(gm) == sum(r.size_after + r.qparams for r in pq.provenance_of(gm).sizes)
