@@ -17,7 +17,6 @@ from torch.fx import Node
 from pt2e_quant.accelerate.exact_products import exact_product, sums_rows
 from pt2e_quant.core.integer_ops.calls import out_dtype
 from pt2e_quant.core.integer_ops.profiles import (
-    DEFAULT,
     Addition,
     Averaging,
     Bias,
@@ -30,6 +29,7 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.passes.reference.forms.registry import FORMS, REQUANTIZE
 from pt2e_quant.passes.reference.forms.site import (
+    DEFAULT_ARITHMETIC,
     Arithmetic,
     Declined,
     Operand,
@@ -102,7 +102,8 @@ class _Writer:
             "operands": [_row(tensor) for tensor in self.tensors],
             "output": None if output is None else _row(output),
             "bounds": site.bounds,
-            "profile": asdict(DEFAULT),
+            "profile": asdict(DEFAULT_ARITHMETIC.profile),
+            "accumulator_bits": DEFAULT_ARITHMETIC.accumulator_bits,
         }
         ends = [] if output is None else [output.observer]
         named = [tensor.observer for tensor in self.tensors]
@@ -223,7 +224,7 @@ class Region:
         self.operands = [_Integers.of(operand) for operand in row["operands"]]
         self.output = None if row["output"] is None else _Integers.of(row["output"])
         self.bounds = tuple(row["bounds"])
-        self.arithmetic = Arithmetic(_profile_of(row["profile"]))
+        self.arithmetic = Arithmetic(_profile_of(row["profile"]), row["accumulator_bits"])
 
     def compute(
         self, estimate: Tensor, values: Sequence[Tensor], qparams: Sequence[Tensor]
@@ -262,7 +263,8 @@ class Region:
         except Overflow as overflow:
             raise Overflow(
                 f"{self.name}: {overflow.what}",
-                fix="a scheme of fewer bits for this node, or fake-quantize: "
+                fix='pq.set_numerics(prepared, "integer", accumulator_bits=64), a scheme of fewer '
+                "bits for this node, or fake-quantize: "
                 f'pq.set_numerics(prepared, "fake_quant", nodes=["{self.name}"])',
             ) from overflow
         if output is None:
@@ -288,9 +290,14 @@ region_of = lru_cache(maxsize=None)(Region)
 """The region of a text, read once."""
 
 
-def with_profile(text: str, profile: Profile) -> str:
-    """A region by the rounding of another target."""
-    return json.dumps(json.loads(text) | {"profile": asdict(profile)})
+def with_arithmetic(
+    text: str, profile: Profile | None = None, accumulator_bits: int | None = None
+) -> str:
+    """A region in the arithmetic of another target; None keeps what the region has."""
+    changed: dict[str, Any] = {} if profile is None else {"profile": asdict(profile)}
+    if accumulator_bits is not None:
+        changed["accumulator_bits"] = accumulator_bits
+    return json.dumps(json.loads(text) | changed)
 
 
 def _profile_of(row: Mapping[str, Any]) -> Profile:

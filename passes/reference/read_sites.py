@@ -21,7 +21,18 @@ from pt2e_quant.core.qdq import (
 from pt2e_quant.core.qparams import QParams, dequantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_nodes, constant_of
-from pt2e_quant.graph.ops import HARDTANH, RELU, RELU6, arguments, is_call
+from pt2e_quant.graph.ops import (
+    ADD,
+    CASTS,
+    HARDTANH,
+    MUL,
+    RELU,
+    RELU6,
+    SOFTMAX,
+    SUB,
+    arguments,
+    is_call,
+)
 from pt2e_quant.passes.reference.forms.moves import CLAMPS
 from pt2e_quant.passes.reference.forms.registry import REQUANTIZE, form_of
 from pt2e_quant.passes.reference.forms.site import Arithmetic, IntegerForm, Operand, Output, Site
@@ -52,13 +63,64 @@ class FoundSite:
     def covered(self) -> list[Node]:
         """The nodes that may be left without a reader."""
         nodes = [n for n in (self.activation, self.op) if n is not None]
-        return [*nodes, *(i for n in nodes for i in n.all_input_nodes if is_dequantize(i))]
+        masked = masked_scores(self.op)
+        if masked is not None:
+            nodes.append(masked.sum)
+        found = [*nodes, *(i for n in nodes for i in n.all_input_nodes if is_dequantize(i))]
+        return found if masked is None else [*found, *_additive(masked.mask)]
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
         """Real bounds that a clamp sets to the result."""
         is_clamp = self.activation is None and is_call(self.op, CLAMPS)
         return _bounds(self.op if is_clamp else self.activation)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedScores:
+    """What a softmax reads.
+
+    Attributes:
+        sum: of the other two.
+        scores: the dequantize.
+        mask: what is added to them in float.
+    """
+
+    sum: Node
+    scores: Node
+    mask: Node
+
+
+def masked_scores(node: Node) -> MaskedScores | None:
+    """The sum of integers and a float mask that a softmax reads, None if it reads another."""
+    total = node.all_input_nodes[0] if is_call(node, SOFTMAX) else None
+    if total is None or not is_call(total, ADD) or arguments(total)["alpha"] != 1:
+        return None
+    first, second = (arguments(total)[name] for name in ("self", "other"))
+    for scores, mask in ((first, second), (second, first)):
+        if isinstance(scores, Node) and isinstance(mask, Node) and is_dequantize(scores):
+            return None if is_dequantize(mask) else MaskedScores(total, scores, mask)
+    return None
+
+
+def _additive(mask: Node) -> list[Node]:
+    """The nodes of (seen - 1) * big, the last one first; none if it is no such mask."""
+    chain, families = [mask], (MUL, SUB, CASTS)
+    for family in families[1:]:
+        source = chain[-1].args[0] if chain[-1].args else None
+        if not isinstance(source, Node) or not is_call(source, family):
+            return []
+        chain.append(source)
+    product, difference, cast = chain
+    big, seen = product.args[1], cast.args[0]
+    if not is_call(product, MUL) or not isinstance(big, (int, float)) or big < _BIG:
+        return []
+    is_bool = isinstance(seen, Node) and seen.meta["val"].dtype is torch.bool
+    return chain if is_bool and difference.args[1] == 1.0 else []
+
+
+_BIG = 1e9
+"""From here a masked score is below every other."""
 
 
 def find_sites(gm: GraphModule) -> list[FoundSite]:
@@ -86,7 +148,7 @@ def _ending_in(quantize: Node) -> FoundSite | None:
     if is_call(op, CLAMPS) and not is_dequantize(op.all_input_nodes[0]):
         activation, op = op, op.all_input_nodes[0]
     form = form_of(op)
-    if form is None or not _reads_integers(op):
+    if form is None or not (_reads_integers(op) or masked_scores(op)):
         return None
     return FoundSite(form=form, op=op, activation=activation, quantize=quantize)
 
@@ -127,6 +189,9 @@ class Reader:
             given: dict[str, Any] = {"self": self.operand(op)}
         else:
             given = {name: self._value(value) for name, value in arguments(op).items()}
+            masked = masked_scores(op)
+            if masked is not None:
+                given |= {"self": self._dequantized(masked.scores), "mask": self._mask(masked.mask)}
         like = found.activation or op
 
         def hold(values: Tensor, what: str) -> Node:
@@ -167,6 +232,11 @@ class Reader:
             return self._dequantized(value)
         held = constant_of(self.gm, value) if value in self.constants else None
         return value if held is None else held
+
+    def _mask(self, mask: Node) -> Any:
+        """A constant; the booleans that an additive mask is made of; else the mask itself."""
+        made = _additive(mask)
+        return made[-1].args[0] if made else self._value(mask)
 
     def _dequantized(self, node: Node) -> Any:
         source = node.args[0]

@@ -264,8 +264,8 @@ def _quantize_in_blocks(x: Tensor, qp: QParams, storage: torch.dtype) -> Tensor:
         part = slice(start, start + rows)
         block = x[part]
         integers = held[: block.shape[0]]
-        own = part if runs_along_rows else slice(None)
-        torch.mul(block, inverse[own], out=integers).round_().add_(zero_point[own])
+        scale, zero = (v[part] if runs_along_rows else v for v in (inverse, zero_point))
+        torch.mul(block, scale, out=integers).round_().add_(zero)
         result[part] = integers.clamp_(qp.quant_min, qp.quant_max)
     return result
 

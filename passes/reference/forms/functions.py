@@ -15,6 +15,9 @@ from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, RmsNorm
 from pt2e_quant.graph.ops import GROUP_NORM, HARDSWISH, LAYER_NORM, SOFTMAX, aten, parameters
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
 
+_VANISHES = 104.0
+"""exp(-104) is below the least float32."""
+
 
 def is_pointwise(target: Any) -> bool:
     """Whether an operator computes each value from the values at its place."""
@@ -79,7 +82,23 @@ def _softmax(site: Site[Any]) -> Any:
         raise Declined("the scales of its input and output are too far apart")
     out = output.range
     limits = out.zero_point, out.low, out.high, out.storage
-    return site.call(Softmax, x.value, site.arguments["dim"], *factors, *limits)
+    mask = site.arguments.get("mask")
+    seen = () if mask is None else (_seen(site, x, mask),)
+    return site.call(Softmax, x.value, site.arguments["dim"], *factors, *limits, *seen)
+
+
+def _seen(site: Site[Any], x: Operand[Any], mask: Any) -> Any:
+    """Which scores an additive mask leaves: booleans of run time, or a constant's zeros."""
+    if not isinstance(mask, Tensor):
+        if mask.meta["val"].dtype is not torch.bool:
+            raise Declined("it adds values of run time that may be no mask")
+        return mask
+    # So low that softmax gives 0 wherever another score is seen.
+    low = -(2 * x.reach * x.qparams.scale_float + _VANISHES)
+    seen = mask == 0
+    if not bool((seen | (mask <= low)).all()):
+        raise Declined("it adds a constant that is no mask")
+    return site.hold(seen, "seen")
 
 
 def _layer_norm(site: Site[Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.integer_ops.calls import Call, Value, compute
 from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile
 from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requantize
@@ -36,10 +36,17 @@ class Arithmetic:
     Attributes:
         profile: how the target rounds.
         accumulator_bits: 32, or 64 where sums may be longer than int32 holds.
+
+    Raises:
+        ConfigError: accumulators have other bits.
     """
 
     profile: Profile = DEFAULT
     accumulator_bits: int = 32
+
+    def __post_init__(self) -> None:
+        if self.accumulator_bits not in (32, 64):
+            raise ConfigError(f"accumulator_bits must be 32 or 64, found {self.accumulator_bits!r}")
 
 
 DEFAULT_ARITHMETIC = Arithmetic()

@@ -64,30 +64,40 @@ def _softmax(
     low: int,
     high: int,
     dtype: torch.dtype,
+    seen: Tensor | None = None,
 ) -> Tensor:
     wide = x.long()
+    if seen is not None:
+        # As in float, where a row sees nothing its entries are equally low.
+        is_blank = ~seen.any(dim, keepdim=True)
+        seen, wide = seen | is_blank, wide.masked_fill(is_blank, 0)
+        wide = wide.masked_fill(~seen, torch.iinfo(x.dtype).min)
     steps = wide.amax(dim, keepdim=True) - wide
     distance = shift_right(steps * multiplier, shift, Rounding.HALF_UP)
     exps = integer_exp(distance)
+    if seen is not None:
+        exps = exps.masked_fill(~seen, 0)
     total = exps.sum(dim, keepdim=True) << out_shift
     # Twice the quotient and a half, so that the division rounds to the nearest.
     y = torch.div(2 * exps * out_multiplier + total, 2 * total, rounding_mode="floor")
     return (y + zero_point).clamp(low, high).to(dtype)
 
 
-def _fake_softmax(x: Tensor, *rest: object) -> Tensor:
-    dtype = rest[-1]
+def _fake_softmax(x: Tensor, dim: int, *rest: object) -> Tensor:
+    dtype, seen = rest[7], rest[8] if len(rest) > 8 else None
     assert isinstance(dtype, torch.dtype)
-    return torch.empty_like(x, dtype=dtype)
+    assert seen is None or isinstance(seen, Tensor)
+    return torch.empty_like(x if seen is None else x + seen, dtype=dtype)
 
 
 Softmax = define_integer_op(
     "integer_softmax(Tensor x, int dim, int multiplier, int shift, int out_multiplier, "
-    "int out_shift, int zero_point, int low, int high, ScalarType dtype) -> Tensor",
+    "int out_shift, int zero_point, int low, int high, ScalarType dtype, "
+    "Tensor? seen=None) -> Tensor",
     _softmax,
     _fake_softmax,
 )
-"""Softmax of integers; at most 0.0016 and one rounding from the real one."""
+"""Softmax of integers, of those that are seen; at most 0.0016 and a rounding from the real one."""
 
 
 def square_root(x: Tensor) -> Tensor:

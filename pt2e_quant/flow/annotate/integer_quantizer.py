@@ -29,7 +29,8 @@ from pt2e_quant.passes.reference.forms.moves import CLAMPS, MOVE_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.registry import form_of
 
-_DTYPES = {8: torch.int8, 16: torch.int16}
+_DTYPES = {4: torch.int8, 8: torch.int8, 16: torch.int16}
+_WEIGHT_BITS = range(2, 9)
 _CHOOSING = ("move", "max_pool", "max_pool1d")
 """Forms whose results are values of their one input."""
 
@@ -39,20 +40,26 @@ class IntegerQuantizer(Quantizer):
 
     What a backend keeps in float because that is as fast there is in integers here. Activations are
     affine, with one scale a tensor; views and max pools keep their input's. A relu or clamp is one
-    operator with what it reads. Weights of linears and
-    convolutions have 8 bits and one scale an output channel. Attention is written out first.
+    operator with what it reads. Weights of linears and convolutions have one scale an output
+    channel, and stay symmetric. Attention is written out first.
 
     Args:
-        activation_bits: 8 or 16.
+        activation_bits: 4, 8 or 16.
         observer: chooses the scales of activations.
+        weight_bits: 2 .. 8.
 
     Raises:
-        ConfigError: activations have other bits.
+        ConfigError: activations or weights have other bits.
     """
 
-    def __init__(self, activation_bits: int = 8, observer: Any = MinMaxObserver) -> None:
+    def __init__(
+        self, activation_bits: int = 8, observer: Any = MinMaxObserver, *, weight_bits: int = 8
+    ) -> None:
         if activation_bits not in _DTYPES:
-            raise ConfigError(f"activations have 8 or 16 bits, found {activation_bits!r}")
+            raise ConfigError(f"activations have 4, 8 or 16 bits, found {activation_bits!r}")
+        if weight_bits not in _WEIGHT_BITS:
+            raise ConfigError(f"weights have 2 .. 8 bits, found {weight_bits!r}")
+        self.weight_max = (1 << (weight_bits - 1)) - 1
         limit = 1 << (activation_bits - 1)
         self.activation = QuantizationSpec(
             dtype=_DTYPES[activation_bits],
@@ -80,7 +87,8 @@ class IntegerQuantizer(Quantizer):
                 continue
             inputs: dict[Node, QuantizationSpecBase | None] = {}
             for source in [] if _clamped(node) else node.all_input_nodes:
-                spec = _weight_spec(node, source) if source in constants else self.activation
+                is_fixed = source in constants
+                spec = self._weight_spec(node, source) if is_fixed else self.activation
                 if spec is not None and _is_float(source):
                     inputs[source] = spec
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
@@ -104,6 +112,23 @@ class IntegerQuantizer(Quantizer):
             return None
         return self.activation if _is_float(node) else None
 
+    def _weight_spec(self, node: Node, source: Node) -> QuantizationSpec | None:
+        """How a constant that a product reads is quantized; None where its form takes floats."""
+        value = source.meta.get("val")
+        if form_of(node) not in PRODUCT_FORMS or not isinstance(value, Tensor) or value.dim() < 2:
+            return None
+        axis = 0 if is_call(node, LINEAR + CONV) else None
+        if is_call(node, CONV_TRANSPOSE) and arguments(node)["groups"] == 1:
+            axis = 1
+        return QuantizationSpec(
+            dtype=torch.int8,
+            observer_or_fake_quant_ctr=MinMaxObserver if axis is None else PerChannelMinMaxObserver,
+            qscheme=torch.per_tensor_symmetric if axis is None else torch.per_channel_symmetric,
+            ch_axis=axis,
+            quant_min=-self.weight_max,
+            quant_max=self.weight_max,
+        )
+
     def validate(self, model: GraphModule) -> None:
         """Every annotation is of a form."""
 
@@ -125,24 +150,6 @@ def _clamped(node: Node) -> Node | None:
         return None
     form = form_of(source)
     return None if form is None or form in MOVE_FORMS or form.name in _CHOOSING else source
-
-
-def _weight_spec(node: Node, source: Node) -> QuantizationSpec | None:
-    """How a constant that a product reads is quantized; None where its form takes it in float."""
-    value = source.meta.get("val")
-    if form_of(node) not in PRODUCT_FORMS or not isinstance(value, Tensor) or value.dim() < 2:
-        return None
-    axis = 0 if is_call(node, LINEAR + CONV) else None
-    if is_call(node, CONV_TRANSPOSE) and arguments(node)["groups"] == 1:
-        axis = 1
-    return QuantizationSpec(
-        dtype=torch.int8,
-        observer_or_fake_quant_ctr=MinMaxObserver if axis is None else PerChannelMinMaxObserver,
-        qscheme=torch.per_tensor_symmetric if axis is None else torch.per_channel_symmetric,
-        ch_axis=axis,
-        quant_min=-127,
-        quant_max=127,
-    )
 
 
 def _left(node: Node) -> FloatRecord:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from pt2e_quant.accelerate.exact_products import install
 from pt2e_quant.accelerate.pause_gc import pause_gc
 from pt2e_quant.core.canonical import Form, verify_canonical
-from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile, profile_named
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
@@ -21,8 +21,6 @@ from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.reference.decompose_qdq import decompose_qdq
 from pt2e_quant.passes.reference.forms.site import Arithmetic
 from pt2e_quant.passes.reference.write_integers import write_integers
-
-_BITS = (32, 64)
 
 REFERENCE_OF_KEY = "reference_of"
 """The key of a reference graph's `meta` that holds a ReferenceOf; no file keeps it."""
@@ -67,8 +65,6 @@ def integer_reference(
         InvariantError: the graph is not in that form.
         ConfigError: no profile has that name, or accumulators have other bits.
     """
-    if accumulator_bits not in _BITS:
-        raise ConfigError(f"accumulator_bits must be 32 or 64, found {accumulator_bits!r}")
     arithmetic = Arithmetic(profile_named(profile), accumulator_bits)
     passes = _passes(arithmetic)
     verify_canonical(gm, form=form)

@@ -15,8 +15,9 @@ from pt2e_quant.flow.prepare.prepared import PREPARED_KEY, prepared_state
 from pt2e_quant.observers.training.fake_quantize import disable_observer
 from pt2e_quant.observers.training.learnable_fake_quantize import enable_range_learning
 from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
+from pt2e_quant.passes.reference.forms.site import Arithmetic
 from pt2e_quant.passes.reference.integer_forward import IntegerForward, insert_integer_forwards
-from pt2e_quant.passes.reference.integer_regions import with_profile
+from pt2e_quant.passes.reference.integer_regions import with_arithmetic
 
 
 class Numerics(StrEnum):
@@ -35,6 +36,7 @@ def set_numerics(
     *,
     nodes: Iterable[str] | None = None,
     profile: Profile | str | None = None,
+    accumulator_bits: int | None = None,
 ) -> tuple[str, ...]:
     """Let operators of a prepared graph train in integers, or in fake-quantized float.
 
@@ -49,24 +51,29 @@ def set_numerics(
             None.
         profile: how the target rounds, or its name, as `integer_reference` takes it; None keeps
             what the operators have, at first that function's default.
+        accumulator_bits: 32, or 64 where sums of products may be longer than int32 holds; None
+            keeps what the operators have, at first 32.
 
     Returns:
         The names of the operators whose arithmetic is now that.
 
     Raises:
         ConfigError: the model was not prepared for training, a name stands for no operator that
-            has an integer form, no operator has one, or no profile has that name.
+            has an integer form, no operator has one, no profile has that name, or accumulators
+            have other bits.
     """
     chosen = _numerics_named(numerics)
-    if nodes is None and profile is None and chosen is Numerics.FAKE_QUANT:
+    target = None if profile is None else profile_named(profile)
+    if accumulator_bits is not None:
+        Arithmetic(accumulator_bits=accumulator_bits)  # refuses others
+    is_plain = nodes is None and target is None and accumulator_bits is None
+    if is_plain and chosen is Numerics.FAKE_QUANT:
         found = {name: module for name, module, _ in numerics_switches(model)}
     else:
         found = _chosen(model, nodes)
-    target = None if profile is None else profile_named(profile)
     for module in found.values():
         module.is_on = chosen is Numerics.INTEGER
-        if target is not None:
-            module.region = with_profile(module.region, target)
+        module.region = with_arithmetic(module.region, target, accumulator_bits)
     return tuple(found)
 
 

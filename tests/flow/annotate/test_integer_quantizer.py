@@ -92,5 +92,16 @@ def test_integer_quantizer_when_an_operator_has_no_form_then_names_it_before_dat
 
 
 def test_integer_quantizer_when_the_bits_are_others_then_says_which_there_are():
-    with pytest.raises(ConfigError, match="8 or 16"):
-        pq.IntegerQuantizer(4)
+    with pytest.raises(ConfigError, match="4, 8 or 16"):
+        pq.IntegerQuantizer(6)
+    with pytest.raises(ConfigError, match=r"2 \.\. 8 bits, found 9"):
+        pq.IntegerQuantizer(weight_bits=9)
+
+
+def test_integer_quantizer_when_bits_are_four_then_integers_reach_seven():
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    made = prepared(nn.Linear(16, 8), pq.IntegerQuantizer(4, weight_bits=4), x)
+    quantized = pq.convert_pt2e(pq.calibrate(made, [x], progress=False))
+    limits = [n.args[3:5] for n in quantized.graph.nodes if is_quantize(n)]
+    assert limits == [(-8, 7), (-8, 7)]
+    assert pq.sqnr_db(quantized(x), pq.integer_reference(quantized)(x)) > 20

@@ -81,3 +81,58 @@ def test_transformer_when_in_integers_then_loses_at_most_one_db(model, shape):
     with torch.no_grad():
         real, simulated, exact = net(x), quantized(x), reference(x)
     assert pq.sqnr_db(real, exact) >= pq.sqnr_db(real, simulated) - 1.0
+
+
+class Masked(nn.Module):
+    """Causal attention, then attention under a mask of booleans that comes with the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 48), nn.Linear(16, 48)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        q, k, v = self.first(x).chunk(3, -1)
+        x = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, k, v = self.second(x).chunk(3, -1)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def test_masked_attention_when_in_integers_then_softmax_is_of_what_is_seen():
+    torch.manual_seed(0)
+    net = Masked().eval()
+    seen = torch.rand(2, 6, 6) > 0.4
+    seen[1, 2] = False  # a row that sees nothing
+    batches = [(torch.randn(2, 6, 16), seen) for _ in range(4)]
+    prepared = pq.prepare_pt2e(export(net, batches[0]), pq.IntegerQuantizer())
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, batches, progress=False))
+    left = {island.operator for island in pq.audit(quantized).islands}
+    assert not left & {"aten.softmax", "aten.add", "aten.sub"}  # the gate of blank rows stays
+    reference = pq.integer_reference(copy.deepcopy(quantized))
+    with torch.no_grad():
+        real, simulated, exact = (module(*batches[0]) for module in (net, quantized, reference))
+    assert pq.sqnr_db(real, exact) >= pq.sqnr_db(real, simulated) - 1.0
+
+
+@pytest.mark.parametrize("kind", ["bias", "run_time"])
+def test_softmax_when_what_is_added_may_be_no_mask_then_stays_float(kind):
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qk = nn.Linear(8, 16)
+            self.register_buffer("bias", -torch.arange(5.0))
+
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            q, k = self.qk(x).chunk(2, -1)
+            scores = torch.matmul(q, k.transpose(-1, -2))
+            return torch.softmax(scores + (self.bias if kind == "bias" else bias), -1)
+
+    torch.manual_seed(0)
+    batch = torch.randn(2, 5, 8), torch.zeros(5)
+    prepared = pq.prepare_pt2e(export(Biased().eval(), batch), pq.IntegerQuantizer())
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, [batch], progress=False))
+    softmax = [i for i in pq.audit(quantized).islands if i.operator == "aten.softmax"]
+    assert [i.reason for i in softmax] == [
+        "it adds a constant that is no mask"
+        if kind == "bias"
+        else "it adds values of run time that may be no mask"
+    ]

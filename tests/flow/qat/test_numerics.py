@@ -290,5 +290,11 @@ def test_sum_when_it_may_overflow_then_the_operator_and_the_fix_are_named():
     prepared = pq.prepare_qat_pt2e(ep, PerTensor(pq.FakeQuantize), numerics="integer")
     with pytest.raises(UnsupportedError, match=r'linear: [\s\S]*"fake_quant", nodes=\["linear"\]'):
         prepared(x)
+    with pytest.raises(ConfigError, match="32 or 64, found 48"):
+        pq.set_numerics(prepared, "integer", accumulator_bits=48)
+    pq.set_numerics(prepared, "integer", accumulator_bits=64)
+    trained = prepared(x)
+    reference = pq.integer_reference(pq.convert_pt2e(copy.deepcopy(prepared)), accumulator_bits=64)
+    assert torch.equal(reference(x), trained)
     pq.set_numerics(prepared, "fake_quant", nodes=["linear"])
     prepared(x)

@@ -14,7 +14,7 @@ from pt2e_quant.passes.reference.integer_regions import (
     compute_exactly,
     find_regions,
     region_of,
-    with_profile,
+    with_arithmetic,
 )
 from pt2e_quant.passes.reference.reference_template import reference_template
 
@@ -59,7 +59,7 @@ def test_region_when_given_a_profile_then_it_reads_the_same_profile(profile):
     assert found.name == "linear"
     assert found.inputs[-1].endswith("bias")
     assert region_of(found.text).arithmetic.profile == PROFILES["default"]
-    assert region_of(with_profile(found.text, profile)).arithmetic.profile == profile
+    assert region_of(with_arithmetic(found.text, profile)).arithmetic.profile == profile
 
 
 @settings(max_examples=60)
