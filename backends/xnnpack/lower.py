@@ -27,7 +27,11 @@ from pt2e_quant.backends.xnnpack.passes.as_products import (
     selections_as_products,
 )
 from pt2e_quant.backends.xnnpack.passes.buffer_writes import can_write_in_place, keep_contents
-from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers, unbind_as_selects
+from pt2e_quant.backends.xnnpack.passes.data_movement import (
+    move_integers,
+    requantize_behind_movers,
+    unbind_as_selects,
+)
 from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     dequantize_for_each_reader,
     gather_shared_inputs,
@@ -132,7 +136,9 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         embed_portable if portable_only else embed_bytes,
         name_squeezed_dims,
         split_as_slices,
+        requantize_behind_movers,
         unbind_as_selects,
+        requantize_behind_movers,
         pool_by_depthwise,
         spell_for_delegate,
         conv1d_as_conv2d,

@@ -16,11 +16,16 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import (
     EXPAND,
     IDENTITIES,
+    MAX_POOL2D,
+    PAD,
+    PERMUTE,
     RESHAPE,
     SELECT,
     SLICE,
     SPLIT,
+    SQUEEZE,
     STACK,
+    UNSQUEEZE,
     Family,
     argument,
     aten,
@@ -49,6 +54,36 @@ INTEGER_MOVERS: Family = (
     aten.roll.default,
 )
 """Moved by ExecuTorch's own operators on int8 where the delegate has none of its own."""
+
+
+MOVERS: Family = (*INTEGER_MOVERS, *PERMUTE, *SQUEEZE, *UNSQUEEZE, *PAD, *MAX_POOL2D)
+"""Whose result has the integers that it reads: the delegate refuses to load other qparams there."""
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def requantize_behind_movers(gm: GraphModule) -> PassResult:
+    """Give what a mover returns the qparams of what it reads, and quantize anew behind it.
+
+    Before:  q(permute(dq(x_q, A)), B)
+    After:   q(dq(q(permute(dq(x_q, A)), A), A), B)
+    """
+    editor = Editor(gm)
+    notes = []
+    for quantize in [n for n in gm.graph.nodes if n.target is QuantizePerTensor]:
+        mover = quantize.args[0]
+        read = mover.args[0] if is_call(mover, MOVERS) else None
+        if not isinstance(read, Node) or read.target is not DequantizePerTensor:
+            continue
+        if leave_of(mover) or read.args[1:] == quantize.args[1:] or len(mover.users) > 1:
+            continue
+        stored = editor.call(QuantizePerTensor, mover, *read.args[1:], like=mover, before=quantize)
+        value = editor.call(
+            DequantizePerTensor, stored, *read.args[1:], like=mover, before=quantize
+        )
+        quantize.replace_input_with(mover, value)
+        editor.changed = True
+        notes.append(Note(mover.name, "its result is quantized anew: it keeps its input's qparams"))
+    return PassResult(editor.finish(), tuple(notes))
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

@@ -1,0 +1,47 @@
+import pytest
+import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+
+from pt2e_quant.backends.xnnpack.backend import BACKEND
+from pt2e_quant.graph.editor import Editor
+
+Q = torch.ops.quantized_decomposed
+MOVERS = {
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "reshape": lambda x: x.reshape(x.shape[0], -1),
+    "permute": lambda x: x.permute(0, 2, 3, 1),
+    "slice": lambda x: x[:, 1:3],
+    "pad": lambda x: F.pad(x, (1, 1)),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "expand": lambda x: x[:, :1].expand(-1, 3, -1, -1),
+    "flip": lambda x: x.flip(1),
+}
+
+
+def rounded(x, scale, zero_point):
+    qparams = (scale, zero_point, -128, 127, torch.int8)
+    return Q.dequantize_per_tensor(Q.quantize_per_tensor(x, *qparams), *qparams)
+
+
+class Moved(nn.Module):
+    def __init__(self, move):
+        super().__init__()
+        self.move = move
+
+    def forward(self, x):
+        return rounded(self.move(rounded(x, 0.02, 0)), 0.013, 3)
+
+
+@pytest.mark.parametrize("name", MOVERS)
+def test_mover_when_its_result_has_other_qparams_then_quantized_anew(name):
+    x = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    shapes = {"x": {0: Dim("batch", min=1, max=8)}}
+    model = Moved(MOVERS[name])
+    gm = torch.export.export(model, (x,), dynamic_shapes=shapes).module()
+    Editor(gm).erase_dead([n for n in gm.graph.nodes if n.op == "call_module"])
+    artifact = BACKEND.lower(gm, (x,))
+    assert not artifact.report.float_regions
+    torch.testing.assert_close(artifact.run(x), model(x), rtol=0, atol=0.0131)
