@@ -53,6 +53,11 @@ REFERENCE = {
         "`pq.algorithms`: methods that make quantization cost less, and what one is made of.",
         ("pt2e_quant.passes.algorithms",),
     ),
+    "api/training.md": (
+        "Training in low precision",
+        "`pq.training`: products, optimizers and stored weights of few bits.",
+        ("pt2e_quant.training",),
+    ),
     "api/reports.md": (
         "Reports and records",
         "What an artifact's `report`, `pq.profile` and `pq.provenance_of(graph)` hold.",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.errors import ConfigError, UnsupportedError, near
 from pt2e_quant.core.formats.blocks import spread
 from pt2e_quant.core.formats.float_codes import decode_float
 from pt2e_quant.core.formats.number_formats import CodeBook, FloatFormat
@@ -22,6 +22,9 @@ from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.values import encode, real_scale
 from pt2e_quant.training.linear_products import Filter
 from pt2e_quant.training.rounding import Rounding, round_to_integers
+
+_FOR_SHARDS = frozenset({torch.ops.aten.new_zeros.default, torch.ops.aten.empty_like.default})
+"""What FSDP2 and tensor parallelism make shards with. They would be float, without a word."""
 
 
 @final
@@ -70,6 +73,17 @@ class StoredParameter(QuantizedTensor):
         made.grad = None if self.grad is None else self.grad.clone()
         return made
 
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares its default as a function
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _FOR_SHARDS or "c10d" in func.namespace:
+            raise UnsupportedError(
+                f"a parameter stored as {_scheme_of(args)} is not sharded ({func})",
+                fix="shard the model with float parameters, or train each rank's copy whole",
+            )
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         own = (self.rounding, self.every)
         return list(self.part_names), (self.form, own)
@@ -86,6 +100,11 @@ class StoredParameter(QuantizedTensor):
         made = StoredParameter(parts, own_form)
         made.rounding, made.every = rounding, every
         return made
+
+
+def _scheme_of(args: Any) -> str:
+    leaves = torch.utils._pytree.tree_leaves(args)
+    return next(str(leaf.scheme) for leaf in leaves if isinstance(leaf, QuantizedTensor))
 
 
 def encode_stochastically(values: Tensor, parts: Mapping[str, Tensor], form: TensorForm) -> Tensor:

@@ -31,6 +31,7 @@ CONFIGS = {
     "delayed": Float8TrainingConfig(amax_history=2),
     "gathered": Float8TrainingConfig(float8_all_gather=True),
 }
+ADAM = torch.optim.AdamW
 STEPS = 3
 RANKS = 4
 """Parts of a batch, on so many ranks or one after the other."""
@@ -75,6 +76,14 @@ def float8(name):
 def int8(model):
     config = training.Int8TrainingConfig(grad_rounding="nearest")
     training.convert_to_int8_training(model, config)
+
+
+def stored(model):
+    training.quantize_parameters(model, "w8")
+
+
+def with_masters(params, lr):
+    return training.with_master_weights(ADAM, [{"params": list(params)}], lr=lr)
 
 
 def batches():
@@ -175,12 +184,13 @@ def load(model, optimizer_class, folder):
     return whole(states_of(model, optimizer))
 
 
-ADAM = torch.optim.AdamW
 CELLS = {
     **{f"fsdp {name}": (run_fsdp, float8(name), ADAM) for name in CONFIGS},
     **{f"tp {name}": (run_tensor_parallel, float8(name), ADAM) for name in CONFIGS},
     "fsdp int8": (run_fsdp, int8, ADAM),
     "tp int8": (run_tensor_parallel, int8, ADAM),
+    "fsdp stored": (run_fsdp, stored, with_masters),
+    "tp stored": (run_tensor_parallel, stored, with_masters),
     "fsdp AdamW8bit": (run_fsdp, None, training.AdamW8bit),
     "fsdp AdamW4bit": (run_fsdp, None, training.AdamW4bit),
     "tp AdamW8bit": (run_tensor_parallel, None, training.AdamW8bit),

@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REFUSED = {
     "tp blockwise": "shards may cut blocks",
     "tp int8": "int8 training takes no DTensor",
+    "fsdp stored": "is not sharded",
+    "tp stored": "is not sharded",
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.formats.format_schemes import code_book_scheme
 from pt2e_quant.core.formats.number_formats import CodeBook
 from pt2e_quant.core.granularity import PerChannel
@@ -225,3 +225,9 @@ def test_quantize_parameters_when_arguments_are_wrong_then_it_refuses():
         quantize_parameters(net(), "w8", filter=lambda module, name: False)
     with pytest.raises(ConfigError, match='"0" is quantized already'):
         quantize_parameters(quantize_parameters(net(), "w8"), "w8")
+
+
+def test_stored_parameter_when_a_shard_is_to_be_made_of_it_then_it_refuses():
+    weight = quantize_parameters(net(), "w8")[0].weight
+    with pytest.raises(UnsupportedError, match="is not sharded"):
+        weight.new_zeros(2, 2)
