@@ -27,6 +27,8 @@ from benchmarks.measure import Latency, interleave, mean_cosine, sqnr_db
 from benchmarks.peers import feed
 from benchmarks.results import write_results
 from benchmarks.runtimes import Runtime
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.target.backend import Backend
 
 console = Console(width=130)
 Row = dict[str, object]
@@ -99,9 +101,7 @@ def x86_inductor(case: Case) -> Call:
     return compiled(convert_pt2e(prepared), case.example)
 
 
-def quantized(
-    case: Case, backend: pq.backends.artifact.Backend, recipe: str = "int8"
-) -> pq.backends.artifact.Artifact:
+def quantized(case: Case, backend: Backend, recipe: str = "int8") -> Artifact:
     """The model through a backend of this package."""
     exported = torch.export.export(case.model, case.example)
     prepared = pq.prepare_pt2e(exported, backend.quantizer(recipe))

@@ -141,14 +141,17 @@ class BatchReader(CalibrationDataReader):
         return next(self.feeds, None)
 
 
-def onnx_static(float_model: bytes, batches: Batches, *, matmul_only: bool = False) -> Program:
-    """Return `quantize_static` of a float `.onnx`: QDQ, U8S8, weights per channel, min-max.
+def onnx_static(
+    float_model: bytes, batches: Batches, *, matmul_only: bool = False, method: str = "MinMax"
+) -> Program:
+    """Return `quantize_static` of a float `.onnx`: QDQ, U8S8, weights per channel.
 
     Args:
         float_model: The float file's bytes.
         batches: Calibration data.
         matmul_only: Quantize only MatMul (and the Gemm that preprocessing fuses it into), ONNX
             Runtime's usual advice for transformers.
+        method: How ranges are found: MinMax, Entropy or Percentile.
     """
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +170,7 @@ def onnx_static(float_model: bytes, batches: Batches, *, matmul_only: bool = Fal
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
-                calibrate_method=CalibrationMethod.MinMax,
+                calibrate_method=CalibrationMethod[method],
             ),
         )
         data = Path(target).read_bytes()

@@ -15,6 +15,7 @@ from pt2e_quant.backends.gate import choose_sample
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.sample_run import run_graph
 from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.core.effort import Effort, effort_named
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.read_capture import capture_of
@@ -27,6 +28,7 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.report.worst_tensors import warn_if_low
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.passes.algorithms.registry import with_effort
 from pt2e_quant.tensors.graph import (
     prepare_stored,
     quantized_weights,
@@ -51,6 +53,7 @@ def quantize(
     recipe: str | None = "int8",
     inputs: InputPick | None = None,
     algorithms: Sequence[str | Algorithm] = (),
+    effort: str = Effort.FAST,
     resume: str | Path | None = None,
     search: str | None = None,
     pad_groups: bool = False,
@@ -77,6 +80,7 @@ def quantize(
         inputs: what of each calibration batch the model takes, as `calibrate` has it: `inputs=0`
             for a loader of (images, labels).
         algorithms: as `prepare_pt2e` takes them: `["gptq"]`. Most of them need calibration data.
+        effort: what is tried out for the ranges of activations, as `prepare_pt2e` takes it.
         resume: a folder for the state of a calibration block by block (`calibrate_by_block`).
         search: how weights' scales are found, "min_max", "mse" or "hqq"; None as the recipe says.
         pad_groups: pad linears with zero columns where the recipe's groups do not divide their
@@ -84,11 +88,9 @@ def quantize(
         max_sizes: the largest size of dynamic dimensions that the export has not bounded, by input
             and dimension: {"x": {0: 64}}. A .pte plans its memory for them.
         strict: make errors of what the report would warn of.
-        verify: run the artifact against the quantized graph, at several sizes of each dynamic
-            dimension; "process": also saved, loaded and run in a new process, so that a crash of
-            the runtime is an error.
-        validate: hold the graph against itself after each pass of the lowering, and name the pass
-            that changed a value.
+        verify: run the artifact against the quantized graph at several sizes; "process": also in a
+            new process, so that a crash of the runtime is an error.
+        validate: compare the graph before and after each pass of the lowering; name what differs.
         accuracy_drop: by how much `metric` may fall on the calibration data (see `pq.tune`):
             operators that cost too much get more bits or stay float.
         metric: of outputs and targets; None for the cosine with the float model's outputs.
@@ -105,6 +107,7 @@ def quantize(
     """
     target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
+    algorithms = with_effort(algorithms, effort_named(effort))
     exported = (args, kwargs, dynamic_shapes)
     if accuracy_drop is not None or metric is not None:
         others = {"search": search, "pad_groups": pad_groups, "max_sizes": max_sizes}

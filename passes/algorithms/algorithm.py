@@ -59,15 +59,17 @@ class Stage(IntEnum):
     Attributes:
         WEIGHTS: it changes weights, ranges of activations and the graph, and leaves what the float
             model computes as it is.
+        RANGES: it chooses the ranges of activations.
         SCALES: it chooses the scales of weights. A model takes one such algorithm.
         CODES: it chooses the integers of weights. A model takes one such algorithm.
         CORRECTIONS: it makes up for errors that quantization has made.
     """
 
     WEIGHTS = 0
-    SCALES = 1
-    CODES = 2
-    CORRECTIONS = 3
+    RANGES = 1
+    SCALES = 2
+    CODES = 3
+    CORRECTIONS = 4
 
 
 class Algorithm(ABC):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 
+from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.passes.algorithms.adaround import AdaRound
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Stage
@@ -11,6 +12,7 @@ from pt2e_quant.passes.algorithms.awq import Awq
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.batch_norm_reestimation import BatchNormReestimation
 from pt2e_quant.passes.algorithms.bias_correction import AnalyticBiasCorrection, BiasCorrection
+from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.cross_layer_equalization import CrossLayerEqualization
 from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.hqq import Hqq
@@ -33,6 +35,7 @@ _OWN: dict[str, type[Algorithm]] = {
         BatchNormReestimation,
         BiasCorrection,
         CrossLayerEqualization,
+        ChooseRanges,
         Gptq,
         Hqq,
         LowRank,
@@ -45,6 +48,8 @@ _OWN: dict[str, type[Algorithm]] = {
 }
 OWN_NAMES = tuple(sorted(_OWN))
 """Those of this package."""
+MOST_VARIED = 24
+"""How many groups the most effort varies one by one."""
 _CHOSEN_ONCE = {Stage.SCALES: "scales", Stage.CODES: "integers"}
 
 
@@ -93,3 +98,16 @@ def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tu
                 fix=f'keep one: algorithms=["{rivals[0]}"]',
             )
     return tuple(sorted(chosen.values(), key=lambda algorithm: algorithm.stage))
+
+
+def with_effort(asked: Sequence[str | Algorithm], effort: Effort) -> tuple[str | Algorithm, ...]:
+    """What was asked for, and what an effort adds to it.
+
+    Args:
+        asked: algorithms or their names.
+        effort: FAST adds nothing, BALANCED the choice of ranges, BEST a longer one.
+    """
+    if effort is Effort.FAST:
+        return tuple(asked)
+    varies = MOST_VARIED if effort is Effort.BEST else 0
+    return (*asked, ChooseRanges(varies=varies))

@@ -28,6 +28,7 @@ from pt2e_quant.command_line.result_file import (
     write_npz,
 )
 from pt2e_quant.command_line.time_models import Timing, noise_leaves, time_in_turn
+from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.calibrate.sample import sqnr_db
@@ -159,6 +160,9 @@ def quantize(
     search: Annotated[
         str | None, typer.Option(help="How scales of weights are found: min_max, mse, hqq.")
     ] = None,
+    effort: Annotated[
+        Effort, typer.Option(help="What to try out on calibration data for activations' ranges.")
+    ] = Effort.FAST,
     batch_size: BatchSize = None,
     max_batches: Annotated[int | None, typer.Option(min=1, help="Calibrate with so many.")] = None,
     keep_float: Annotated[
@@ -215,6 +219,7 @@ def quantize(
             inputs=inputs or (),
             algorithms=algorithm or (),
             search=search,
+            effort=effort,
             batch_size=batch_size,
             max_batches=max_batches,
             keep_float=keep_float or (),

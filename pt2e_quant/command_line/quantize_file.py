@@ -19,6 +19,7 @@ from pt2e_quant.command_line.data_file import read_data
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.command_line.result_file import check_writable
+from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.max_sizes import limit_graph
 from pt2e_quant.core.read_capture import rebuild_capture
@@ -65,6 +66,7 @@ class QuantizeOptions:
         inputs: keys or indices of what the model takes of each batch that a function gives.
         algorithms: names of what is to be done to weights and ranges besides.
         search: how the scales of weights are found; the recipe's own by default.
+        effort: how much is tried out to choose the ranges of activations.
         batch_size: of arrays whose first dimension is dynamic.
         max_batches: calibrate with so many at most.
         keep_float: names of modules that stay float: globs, or regexes after "re:".
@@ -86,6 +88,7 @@ class QuantizeOptions:
     inputs: Sequence[str] = ()
     algorithms: Sequence[str] = ()
     search: str | None = None
+    effort: Effort = Effort.FAST
     batch_size: int | None = None
     max_batches: int | None = None
     keep_float: Sequence[str] = ()
@@ -134,7 +137,7 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
         program = load_program(options.model)
         batches = _read_batches(options, program, console)
     with _step(console, "preparing"):
-        prepared = prepare_pt2e(program, quantizer, strict=options.strict)
+        prepared = prepare_pt2e(program, quantizer, effort=options.effort, strict=options.strict)
     if options.max_sizes:
         limit_graph(prepared, read_max_sizes(options.max_sizes))
     # No step around these: they show progress bars of their own, and a terminal has room for one.

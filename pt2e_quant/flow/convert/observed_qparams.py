@@ -49,6 +49,7 @@ def record_of(
         dtype=fields.pop("dtype", None) or str(observer.dtype).removeprefix("torch."),
         observed=observed,
         steps=[*node.meta.get(STEPS_KEY, ()), *getattr(observer, "steps", ())],
+        evidence=getattr(observer, "evidence", ""),
         **fields,
     )
 

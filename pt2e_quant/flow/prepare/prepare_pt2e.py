@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.accelerate.pause_gc import pause_gc
 from pt2e_quant.accelerate.recompile import recompile
+from pt2e_quant.core.effort import Effort, effort_named
 from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
@@ -45,7 +46,7 @@ from pt2e_quant.graph.pickling.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, copy_bodies, direct_bodies
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, insert_statistics
-from pt2e_quant.passes.algorithms.registry import algorithm_named, combined
+from pt2e_quant.passes.algorithms.registry import algorithm_named, combined, with_effort
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_batch_norm
 from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -80,6 +81,7 @@ def prepare_pt2e(
     quantizer: Any,
     *,
     algorithms: Sequence[str | Algorithm] = (),
+    effort: str = Effort.FAST,
     strict: bool = True,
     int_only: bool = False,
 ) -> GraphModule:
@@ -95,6 +97,8 @@ def prepare_pt2e(
             `validate`.
         algorithms: what is to be done to weights and ranges besides, by name or with settings:
             `["gptq"]`, `[Gptq(block_size=64)]`; added to those that the quantizer brings.
+        effort: "fast" takes ranges of activations as they were observed; "balanced" and "best"
+            compare others in convert, on calls that calibration keeps.
         strict: refuse when nothing was annotated; otherwise warn, here and in convert.
         int_only: refuse operators that compute in float between the first quantize and the last
             dequantize: here those that the quantizer leaves float or that have no integer form, in
@@ -109,7 +113,8 @@ def prepare_pt2e(
         AnnotationError: an annotation cannot be carried out, or there is none.
         UnsupportedError: int_only, and an operator computes in float.
     """
-    prepared = prepare_captured(captured(model), quantizer, strict=strict, algorithms=algorithms)
+    asked = with_effort(algorithms, effort_named(effort))
+    prepared = prepare_captured(captured(model), quantizer, strict=strict, algorithms=asked)
     if int_only:
         for graph in prepared_graphs(prepared):
             refuse_float(graph)

@@ -13,7 +13,14 @@ from pt2e_quant.core.provenance import FloatRecord, Provenance, SizeRecord, Tens
 from pt2e_quant.flow.report.page.record_sections import record_sections
 from pt2e_quant.flow.report.page.section import DataTable, HasSections, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html, write_page
-from pt2e_quant.flow.report.rows import alike, float_rows, joined_notes, kind_of, shared_name
+from pt2e_quant.flow.report.rows import (
+    alike,
+    choices_of,
+    float_rows,
+    joined_notes,
+    kind_of,
+    shared_name,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,7 +177,8 @@ def _counts(ops: dict[str, int]) -> str:
 
 def _tensors(records: list[TensorRecord]) -> Table:
     """Quantized tensors; those of repeated layers that differ in numbers alone on one line."""
-    columns = ("tensor", "count", "role", "type", "scale", "range seen", "bytes", "rule")
+    names = ("tensor", "count", "role", "type", "scale", "range seen")
+    columns = (*names, "range chosen", "bytes", "rule")
     rows = []
     for group in alike(records, _sameness):
         first = group[0]
@@ -184,6 +192,7 @@ def _tensors(records: list[TensorRecord]) -> Table:
             kind_of(first),
             _scales([scale for record in group for scale in record.scale]),
             _seen(group),
+            choices_of(group),
             size if first.size_after else "",
             rule,
         )

@@ -91,6 +91,23 @@ def shared_name(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
+def choices_of(records: Sequence[TensorRecord]) -> str:
+    """Which ranges were chosen by evidence: one tensor's with the runner-up, how many of several.
+
+    >>> from pt2e_quant.core.schemes import Role
+    >>> record = TensorRecord(name="x", role=Role.INPUT, evidence="99.9 %; runner-up …")
+    >>> choices_of([record])
+    '99.9 %; runner-up …'
+    >>> choices_of([record, record])
+    '2 x 99.9 %'
+    """
+    found = [record.evidence for record in records if record.evidence]
+    if len(found) < 2:
+        return "".join(found)
+    counted = Counter(re.split("[;:]", text)[0] for text in found)
+    return ", ".join(f"{count} x {name}" for name, count in counted.most_common())
+
+
 def kind_of(record: TensorRecord) -> str:
     """The type of a quantized tensor: "int8[-127,127] axis 0", "int8 at run time"."""
     blocks = f" in blocks of {record.block}" if record.block else ""

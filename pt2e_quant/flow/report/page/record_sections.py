@@ -55,7 +55,8 @@ def _sizes(records: Sequence[SizeRecord]) -> DataTable:
 
 
 def _tensors(records: Sequence[TensorRecord]) -> DataTable:
-    columns = ("tensor", "module", "role", "type", "scale", "least seen", "greatest seen", "rule")
+    names = ("tensor", "module", "role", "type", "scale")
+    columns = (*names, "least seen", "greatest seen", "range chosen", "rule")
     return DataTable(columns=columns, rows=tuple(_tensor_row(record) for record in records))
 
 
@@ -63,4 +64,5 @@ def _tensor_row(record: TensorRecord) -> tuple[Cell, ...]:
     low, high = record.observed if record.observed is not None else (None, None)
     rule = "; ".join([record.rule, *record.steps])
     scale = max(record.scale) if record.scale else None
-    return (record.name, record.module, record.role, kind_of(record), scale, low, high, rule)
+    first = record.name, record.module, record.role, kind_of(record)
+    return (*first, scale, low, high, record.evidence, rule)

@@ -1,0 +1,295 @@
+"""Choose the ranges of activations by what they cost on calibration calls that did not set them."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, log10
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from pt2e_quant.core.qparams import QParams
+from pt2e_quant.graph.alias import mutated_buffers
+from pt2e_quant.observers.statistics.base import Statistics
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
+from pt2e_quant.passes.algorithms.grid import Declined
+from pt2e_quant.passes.algorithms.range_groups import (
+    AS_OBSERVED,
+    RangeGroup,
+    open_observers,
+    range_groups,
+)
+
+LEAST_CALLS = 4
+"""Two to set ranges by, and two to judge them on."""
+LEAST_GAINS = (1.0, 1.25)
+"""By what factor a tensor's error must fall for another range: two choices, held against each
+other in the whole model."""
+LEAST_GAIN_DB = 0.05
+"""By how much the whole model must gain."""
+
+BEYOND = 0.05
+"""How often a call is taken to exceed what calibration saw."""
+
+Choice = dict[int, str]
+"""The name of each group's range, by the id of its observer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChooseRanges(Algorithm):
+    """Give activations the ranges that cost least on calibration calls that did not set them.
+
+    An observer that keeps the range of all data is right where few large values matter, and wastes
+    steps where they do not. Which it is depends on the tensor, on its readers and on the data.
+    Half of the kept calls set other ranges, by least squared error and by percentiles. On the other
+    half each range is judged by the error that rounding this tensor alone makes in the output of
+    the operators that read it, in these calls and in one that exceeds them by as much as they
+    differ from each other: a few calls do not show the largest one. The winners are held against
+    the observers' ranges in the whole model with all activations rounded, and taken only where the
+    model's output comes nearer to the float one. By the rules that won, all kept calls then set the
+    ranges.
+
+    Args:
+        varies: how many groups, those that cost most, are varied one by one in the whole model.
+    """
+
+    name: ClassVar[str] = "choose_ranges"
+    paper: ClassVar[str] = (
+        "after Nagel et al. 2021, A white paper on neural network quantization, section 3.1, "
+        "arXiv 2106.08295"
+    )
+    fits: ClassVar[str] = "activations with calibrated (static) integers of at most 8 bits"
+    stage: ClassVar[Stage] = Stage.RANGES
+    needs_calls: ClassVar[bool] = True
+
+    varies: int = 0
+
+    def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
+        """One for the whole graph: ranges are chosen together."""
+        for node, _ in open_observers(graph.gm):
+            yield Site(graph, node.all_input_nodes[0], "ranges")
+            return
+
+    def apply(self, site: Site, statistics: Statistics | None) -> str:
+        """Choose the ranges of all groups; each observer gets an `evidence` for its record."""
+        graph = site.graph
+        given = graph.gathered.calls
+        count = min(map(len, given.values()), default=0)
+        if count < LEAST_CALLS:
+            raise Declined(
+                f"ranges are as observed: a choice needs {LEAST_CALLS} calls, found {count}"
+            )
+        inputs = graph.gm.graph.find_nodes(op="placeholder")
+        calls = [[given[node][index] for node in inputs] for index in range(count)]
+        groups = range_groups(graph.gm)
+        if not groups:
+            raise Declined("ranges are as observed: all are of pooled features, logits or vectors")
+        chooser = _Chooser(graph.gm, groups, calls)
+        with torch.no_grad():
+            chooser.fit()
+            chooser.judge()
+            if not any(group.errors for group in groups.values()):
+                raise Declined("ranges are as observed: no other range differs from them")
+            choice, text = chooser.decide(self.varies)
+        for key, name in choice.items():
+            group = groups[key]
+            made = group.observer if name == AS_OBSERVED else group.chosen(name)
+            made.evidence = group.evidence(name)
+            if made is not group.observer:
+                for node in group.nodes:
+                    graph.put_observer(node, made)
+        return text
+
+
+class _Run(Interpreter):
+    """Runs a prepared graph with something else in the place of its observers."""
+
+    def __init__(self, gm: GraphModule, observe: Callable[[Node, Any], Any]) -> None:
+        super().__init__(gm, garbage_collect_values=True)
+        self.observe = observe
+        self.written = frozenset(mutated_buffers(gm))
+        self.after: Callable[[Node, Any], None] = lambda node, value: None
+
+    def call(self, inputs: Sequence[Any]) -> list[Any]:
+        """The flat outputs of one call, which starts from the state that the model has."""
+        given = pytree.tree_map_only(Tensor, Tensor.clone, tuple(inputs))
+        return pytree.tree_leaves(self.run(*given, enable_io_processing=False))
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node; an observer hands on what `observe` makes of its input."""
+        if n.op == "call_module":
+            return self.observe(n, self.env[n.all_input_nodes[0]])
+        value = super().run_node(n)
+        if n.op == "get_attr" and str(n.target) in self.written:
+            return value.clone()
+        self.after(n, value)
+        return value
+
+    def again(self, node: Node, source: Node, value: Tensor) -> Any:
+        """What an operator computes of another value of one of its inputs."""
+
+        def read(n: Node) -> Any:
+            return value if n is source else self.env[n]
+
+        args, kwargs = (_filled(given, read) for given in (node.args, node.kwargs))
+        return node.target(*args, **kwargs)  # type: ignore[operator]  # an operator
+
+
+def _filled(given: Any, read: Callable[[Node], Any]) -> Any:
+    """Arguments with values for nodes, in plain lists: operators refuse torch.fx's own."""
+    if isinstance(given, Node):
+        return read(given)
+    if isinstance(given, Mapping):
+        return {key: _filled(value, read) for key, value in given.items()}
+    if isinstance(given, (list, tuple)):
+        made = [_filled(value, read) for value in given]
+        return made if isinstance(given, list) else tuple(made)
+    return given
+
+
+class _Chooser:
+    """The steps of the choice, each one run of the model over some of the calls."""
+
+    def __init__(
+        self, gm: GraphModule, groups: dict[int, RangeGroup], calls: Sequence[Sequence[Any]]
+    ) -> None:
+        self.gm = gm
+        self.groups = groups
+        self.fitted, self.judged = calls[0::2], calls[1::2]
+        self.group_of = {node: group for group in groups.values() for node in group.nodes}
+        self.noise: dict[tuple[Node, Node, str], float] = defaultdict(float)
+        self.signal: dict[tuple[Node, Node], float] = defaultdict(float)
+
+    def _see(self, node: Node, value: Any) -> Any:
+        if node in self.group_of:
+            self.group_of[node].see(node, value)
+        return value
+
+    def fit(self) -> None:
+        """Set the candidates of each group by the first half of the calls."""
+        run = _Run(self.gm, self._see)
+        for call in self.fitted:
+            run.call(call)
+        for group in self.groups.values():
+            group.set_candidates()
+
+    def judge(self) -> None:
+        """Measure each candidate at the output of what reads the tensor, on the other half."""
+        run = _Run(self.gm, self._see)
+
+        def measure(reader: Node, value: Any) -> None:
+            for source in reader.all_input_nodes:
+                group = self.group_of.get(source)
+                if group is not None and len(group.qparams) > 1:
+                    is_pure = _is_pure(reader) and isinstance(value, Tensor)
+                    self._compare(run, group, (source, reader), is_pure=is_pure)
+
+        run.after = measure
+        for call in self.judged:
+            run.call(call)
+        for (source, reader, name), energy in self.noise.items():
+            errors = self.group_of[source].errors
+            share = energy / max(self.signal[source, reader], 1e-30)
+            errors[name] = errors.get(name, 0.0) + share
+
+    def _compare(
+        self, run: _Run, group: RangeGroup, edge: tuple[Node, Node], *, is_pure: bool
+    ) -> None:
+        """Add one call's noise and signal, and its share of those of a call that exceeds it."""
+        source, reader = edge
+        given = run.env[source]
+        stretched = given * group.stretch(source), BEYOND
+        for value, weight in ((given, 1.0), stretched):
+            expected = run.again(reader, source, value) if is_pure else value
+            self.signal[edge] += weight * _energy(expected)
+            for name, qparams in group.qparams.items():
+                rounded = _rounded(value, qparams)
+                found = run.again(reader, source, rounded) if is_pure else rounded
+                self.noise[source, reader, name] += weight * _energy(found - expected)
+
+    def decide(self, varies: int) -> tuple[Choice, str]:
+        """The choice that is best in the whole model, and a line that says so."""
+        judged = {key: group for key, group in self.groups.items() if group.errors}
+        tried: list[Choice] = [dict.fromkeys(judged, AS_OBSERVED)]
+        for least_gain in LEAST_GAINS:
+            choice = {key: group.winner(least_gain) for key, group in judged.items()}
+            if choice not in tried:
+                tried.append(choice)
+        scores = self._whole(tried)
+        best = max(range(len(tried)), key=scores.__getitem__)
+        best = best if scores[best] > scores[0] + LEAST_GAIN_DB else 0
+        choice, score = self._vary(tried[best], scores[best], varies)
+        changed = sum(name != AS_OBSERVED for name in choice.values())
+        text = f"{changed} of {len(self.groups)} activation ranges differ from the observed ones"
+        return choice, (
+            f"{text}; on {len(self.judged)} calls that did not set them, the model with rounded "
+            f"activations is at {score:.1f} dB instead of {scores[0]:.1f} dB"
+        )
+
+    def _whole(self, choices: Sequence[Choice]) -> list[float]:
+        """SQNR of the model's output with all activations rounded, for each choice."""
+        plain = _Run(self.gm, lambda node, value: value)
+        runs = [_Run(self.gm, self._rounding(choice)) for choice in choices]
+        signal, noise = 0.0, [0.0] * len(runs)
+        for call in self.judged:
+            expected = [v for v in plain.call(call) if _is_float(v)]
+            signal += sum(map(_energy, expected))
+            for index, run in enumerate(runs):
+                found = [v for v in run.call(call) if _is_float(v)]
+                noise[index] += sum(_energy(f - e) for f, e in zip(found, expected, strict=True))
+        return [10 * log10(signal / n) if n > 0 < signal else inf for n in noise]
+
+    def _rounding(self, choice: Choice) -> Callable[[Node, Any], Any]:
+        def observe(node: Node, value: Any) -> Any:
+            group = self.group_of.get(node)
+            if group is None:
+                return value
+            name = choice.get(id(group.observer), AS_OBSERVED)
+            return _rounded(value, group.qparams[name])
+
+        return observe
+
+    def _vary(self, choice: Choice, score: float, groups: int) -> tuple[Choice, float]:
+        """Try other ranges of the groups that cost most, one by one, in the whole model.
+
+        Those that are worse for the readers than the observed one are not tried.
+        """
+        costly = sorted(choice, key=lambda key: -self.groups[key].errors[choice[key]])
+        for key in costly[:groups]:
+            errors = self.groups[key].errors
+            others = [n for n in errors if n != choice[key] and errors[n] <= errors[AS_OBSERVED]]
+            varied = [choice | {key: name} for name in others]
+            scores = self._whole(varied) if varied else []
+            if scores and max(scores) > score + LEAST_GAIN_DB:
+                score = max(scores)
+                choice = varied[scores.index(score)]
+        return choice, score
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether an operator may be run again: it writes nothing."""
+    return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _energy(value: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value.float()).item()) ** 2
+
+
+def _rounded(value: Tensor, qparams: QParams) -> Tensor:
+    rounded = torch.fake_quantize_per_tensor_affine(
+        value.float(),
+        float(qparams.scale),
+        int(qparams.zero_point),
+        qparams.quant_min,
+        qparams.quant_max,
+    )
+    return rounded.to(value.dtype)

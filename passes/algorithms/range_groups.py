@@ -1,0 +1,164 @@
+"""Groups of activations whose range is open, and what their candidates cost."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import exp, log
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.qparams import QParams, choose_qparams
+from pt2e_quant.graph.meta import attribute
+from pt2e_quant.observers.qschemes import SYMMETRIC
+from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.observers.static.range_candidates import ChosenRangeObserver, RangeCandidates
+from pt2e_quant.observers.training.trained_qparams import is_fake_quantize, qparams_of
+from pt2e_quant.passes.algorithms.algorithm_graph import is_static_per_tensor
+
+AS_OBSERVED = "as observed"
+"""The name of the range that the observer itself gives."""
+
+MOST_LEVELS = 256
+SPREADS = 1.5
+"""By how many standard deviations of the calls' maxima a call that is not seen exceeds them."""
+
+
+@dataclass(slots=True, eq=False)
+class RangeGroup:
+    """Tensors of one observer.
+
+    Args:
+        observer: theirs.
+        nodes: its nodes.
+        seen: a histogram of the calls that set ranges; in the end, of all kept calls.
+        qparams: of each candidate, by name.
+        errors: of each candidate, noise to signal summed over the readers.
+        maxima: the largest magnitude of each call, by node.
+    """
+
+    observer: Any
+    nodes: list[Node]
+    seen: RangeCandidates
+    qparams: dict[str, QParams] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    maxima: dict[Node, list[float]] = field(default_factory=dict)
+
+    def see(self, node: Node, value: Tensor) -> None:
+        """Add a tensor to the histogram."""
+        self.seen(value)
+        self.maxima.setdefault(node, []).append(float(value.abs().amax()))
+
+    def set_candidates(self) -> None:
+        """Find the ranges that the histogram speaks for; those that hardly differ are one."""
+        self.qparams = {AS_OBSERVED: qparams_of(self.observer)}
+        if not self.seen.seen or bool(self.seen.min_val == self.seen.max_val):
+            return
+        for name, ends in self.seen.ranges().items():
+            found = qparams_over(self.observer, ends)
+            if all(_differ(found, other) for other in self.qparams.values()):
+                self.qparams[name] = found
+
+    def stretch(self, node: Node) -> float:
+        """By what factor a call that calibration lacks may exceed the others at a node."""
+        logs = [log(maximum) for maximum in self.maxima.get(node, ()) if maximum > 0]
+        if len(logs) < 2:
+            return 1.0
+        return exp(SPREADS * statistics.stdev(logs))
+
+    def ranked(self) -> list[str]:
+        """The candidates, best first; of equals the observer's own range."""
+        return sorted(self.errors, key=lambda name: (self.errors[name], name != AS_OBSERVED))
+
+    def winner(self, least_gain: float) -> str:
+        """The best candidate if it is better than the observer's range by a factor."""
+        best = self.ranked()[0]
+        is_gain = self.errors[best] * least_gain < self.errors[AS_OBSERVED]
+        return best if is_gain else AS_OBSERVED
+
+    def evidence(self, name: str) -> str:
+        """What is said of a range that was taken: the runner-up, and how much worse it is."""
+        others = [other for other in self.ranked() if other != name]
+        if not others:
+            return f"{name}: no other range differs"
+        text = f"{name}; runner-up {others[0]}: {self._times(others[0], name)} the error"
+        if AS_OBSERVED in (name, others[0]):
+            return text
+        return f"{text}, {AS_OBSERVED}: {self._times(AS_OBSERVED, name)}"
+
+    def chosen(self, name: str) -> ChosenRangeObserver:
+        """An observer of one of the candidates, by all kept calls."""
+        old = self.observer
+        made = ChosenRangeObserver(
+            old.dtype, old.qscheme, quant_min=old.quant_min, quant_max=old.quant_max
+        )
+        made.min_val.copy_(old.min_val.min())
+        made.max_val.copy_(old.max_val.max())
+        made.chosen = self.seen.ranges()[name]
+        return made.to(old.min_val.device)
+
+    def _times(self, name: str, other: str) -> str:
+        return f"{self.errors[name] / max(self.errors[other], 1e-30):.2f}x"
+
+
+def open_observers(gm: GraphModule) -> Iterator[tuple[Node, Any]]:
+    """The observer nodes of activations with one static scale of at most 8 bits."""
+    for node in gm.graph.find_nodes(op="call_module"):
+        observer: Any = attribute(gm, str(node.target))
+        if node.all_input_nodes[0].op == "get_attr" or not is_static_per_tensor(observer):
+            continue
+        if is_fake_quantize(observer) or hasattr(observer, "derive_qparams_fn"):
+            continue
+        low, high = (getattr(observer, name, None) for name in ("quant_min", "quant_max"))
+        if low is not None and high is not None and high - low < MOST_LEVELS:
+            yield node, observer
+
+
+def range_groups(gm: GraphModule) -> dict[int, RangeGroup]:
+    """The groups of a calibrated graph whose range is open, by the id of their observer.
+
+    Pooled features and logits keep theirs: a call has few values of them, and a handful of calls
+    does not show what the next one brings (`predicted_range`).
+    """
+    found: dict[int, RangeGroup] = {}
+    for node, observer in open_observers(gm):
+        if id(observer) in found:
+            found[id(observer)].nodes.append(node)
+            continue
+        is_vector = type(observer) is PredictedRangeObserver and observer.is_vector
+        has_hidden = getattr(observer, "ignore_at_or_below", None) is not None
+        if is_vector or has_hidden or not bool(observer.min_val.isfinite().all()):
+            continue
+        limits = {"quant_min": observer.quant_min, "quant_max": observer.quant_max}
+        seen = RangeCandidates(dtype=observer.dtype, qscheme=observer.qscheme, bins=2048, **limits)
+        found[id(observer)] = RangeGroup(observer, [node], seen)
+    return found
+
+
+def qparams_over(observer: Any, ends: tuple[float, float]) -> QParams:
+    """The qparams that an observer would give if it had seen other ends."""
+    like = qparams_of(observer)
+    is_symmetric = observer.qscheme in SYMMETRIC
+    scale, zero_point = choose_qparams(
+        *(torch.tensor(end, dtype=torch.float32) for end in ends),
+        quant_min=like.quant_min,
+        quant_max=like.quant_max,
+        symmetric=is_symmetric,
+        eps=torch.as_tensor(observer.eps).cpu(),
+        zero_point_if_symmetric=int(like.zero_point) if is_symmetric else 0,
+    )
+    return QParams(
+        scale=scale.reshape(-1),
+        zero_point=zero_point.reshape(-1),
+        quant_min=like.quant_min,
+        quant_max=like.quant_max,
+        dtype=like.dtype,
+    )
+
+
+def _differ(a: QParams, b: QParams) -> bool:
+    """Whether two ranges differ by more than 1 %."""
+    shift = abs(float(a.zero_point) - float(b.zero_point)) / (a.quant_max - a.quant_min)
+    return not 0.99 < float(a.scale) / float(b.scale) < 1.01 or shift > 0.01

@@ -1,0 +1,210 @@
+"""Ranges of activations are chosen by what they cost, on calls that did not set them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.observers.static.minmax import MinMaxObserver
+from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+
+CHANNELS, WIDE = 8, 3
+
+
+def images(count, *, seed, spread=0.0, outlier=100.0):
+    """Noise, where each image has a few large values in one channel, the same in every image."""
+    generator = torch.Generator().manual_seed(seed)
+    made = torch.randn(count, 1, CHANNELS, 16, 16, generator=generator).clamp(-3, 3)
+    made[:, :, WIDE, 4, 4] = outlier
+    contrast = torch.exp(spread * torch.randn(count, 1, 1, 1, 1, generator=generator))
+    return [*(made * contrast)]
+
+
+class Reader(nn.Module):
+    """A convolution, of which the wide channel is a share; the image is computed."""
+
+    def __init__(self, share):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.after = nn.Conv2d(CHANNELS, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        with torch.no_grad():
+            self.conv.weight[:, WIDE] *= share
+
+    def forward(self, x):
+        return self.after(torch.relu(self.conv(x)))
+
+
+def converted(model, data, effort, backend="onnx", recipe="int8", **observers):
+    quantizer = pq.backends.get(backend).quantizer(recipe)
+    if observers:
+        quantizer.with_observers(**observers)
+    program = torch.export.export(model.eval(), (data[0],))
+    prepared = pq.prepare_pt2e(program, quantizer, effort=effort)
+    return pq.convert_pt2e(pq.calibrate(prepared, data, progress=False))
+
+
+def sqnr(model, gm, data):
+    with torch.no_grad():
+        return pq.sqnr_db([model(x) for x in data], [gm(x) for x in data])
+
+
+def input_record(gm):
+    return pq.provenance_of(gm).tensor("x")
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack", "cpu"])
+@pytest.mark.parametrize("effort", ["balanced", "best"])
+def test_choose_ranges_when_outliers_count_for_nothing_then_they_are_clipped(backend, effort):
+    model, data, held_out = Reader(0.0), images(8, seed=1), images(8, seed=2)
+    before = sqnr(model, converted(model, data, "fast", backend), held_out)
+    gm = converted(model, data, effort, backend)
+    assert sqnr(model, gm, held_out) > before + 15
+    record = input_record(gm)
+    assert record.evidence.startswith(("squared error; runner-up", "99.9 %; runner-up"))
+    assert record.observed == pytest.approx((-3.0, 100.0))
+    notes = [n for n in pq.provenance_of(gm).notes if "activation ranges differ" in n]
+    assert len(notes) == 1
+
+
+def test_choose_ranges_when_outliers_count_then_the_observed_range_stays():
+    model, data = Reader(1.0), images(8, seed=1)
+    fast, gm = converted(model, data, "fast"), converted(model, data, "balanced")
+    assert input_record(gm).scale == input_record(fast).scale
+    assert input_record(gm).evidence.startswith("as observed; runner-up")
+    assert input_record(fast).evidence == ""
+
+
+def test_choose_ranges_when_calls_differ_widely_then_no_range_is_clipped():
+    model, data = Reader(1.0), images(8, seed=1, spread=1.0, outlier=3.0)
+    fast, gm = converted(model, data, "fast"), converted(model, data, "balanced")
+    assert [r.scale for r in pq.provenance_of(gm).tensors] == [
+        r.scale for r in pq.provenance_of(fast).tensors
+    ]
+
+
+def test_choose_ranges_when_run_twice_then_the_same_bits():
+    model, data = Reader(0.0), images(9, seed=1)
+    found = [converted(model, data, "balanced") for _ in range(2)]
+    assert torch.equal(*(gm(data[0]) for gm in found))
+
+
+def test_choose_ranges_when_effort_is_fast_then_nothing_is_kept_or_changed():
+    model, data = Reader(0.0), images(8, seed=1)
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    plain = pq.prepare_pt2e(torch.export.export(model, (data[0],)), quantizer)
+    fast = pq.prepare_pt2e(torch.export.export(model, (data[0],)), quantizer, effort="fast")
+    assert [str(n) for n in plain.graph.nodes] == [str(n) for n in fast.graph.nodes]
+    made = [pq.convert_pt2e(pq.calibrate(p, data, progress=False)) for p in (plain, fast)]
+    assert torch.equal(*(gm(data[0]) for gm in made))
+
+
+def test_choose_ranges_when_there_are_few_calls_then_as_observed_with_the_reason():
+    model, data = Reader(0.0), images(3, seed=1)
+    fast, gm = converted(model, data, "fast"), converted(model, data, "balanced")
+    assert torch.equal(fast(data[0]), gm(data[0]))
+    assert any("needs 4 calls, found 3" in note for note in pq.provenance_of(gm).notes)
+
+
+def test_choose_ranges_when_all_tensors_are_vectors_then_as_observed_with_the_reason():
+    data = [torch.randn(4, 8, generator=torch.Generator().manual_seed(i)) for i in range(8)]
+    gm = converted(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), data, "balanced")
+    assert any("pooled features, logits or vectors" in note for note in pq.provenance_of(gm).notes)
+
+
+def test_choose_ranges_when_there_was_no_data_then_refused():
+    program = torch.export.export(Reader(0.0), (images(1, seed=1)[0],))
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
+    with pytest.raises(CalibrationError, match="choose_ranges works on calibration data"):
+        pq.convert_pt2e(prepared)
+
+
+def test_choose_ranges_when_no_activation_is_static_then_refused():
+    with pytest.raises(ConfigError, match="choose_ranges applies to nothing that is quantized"):
+        converted(nn.Linear(32, 32), [torch.randn(4, 32)], "balanced", recipe="w8")
+
+
+def test_choose_ranges_when_the_effort_is_unknown_then_a_near_name_is_offered():
+    with pytest.raises(ConfigError, match='there is no effort "balancd"'):
+        converted(Reader(0.0), images(4, seed=1), "balancd")
+
+
+def test_choose_ranges_when_a_user_chose_observers_then_theirs_are_open_as_well():
+    model, data = Reader(0.0), images(8, seed=1)
+    gm = converted(model, data, "balanced", activation=MinMaxObserver)
+    assert not input_record(gm).evidence.startswith("as observed")
+
+
+def test_choose_ranges_when_biases_derive_from_a_range_then_they_follow():
+    model, data = Reader(0.0), images(8, seed=1)
+    gm = converted(model, data, "balanced", "onnx")
+    table = pq.provenance_of(gm)
+    bias, weight = (table.tensor(f"conv.{name}") for name in ("bias", "weight"))
+    expected = [s * input_record(gm).scale[0] for s in weight.scale]
+    assert bias.scale == pytest.approx(expected, rel=1e-6)
+
+
+class Counter(nn.Module):
+    """Adds to a buffer at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.reader = Reader(0.0)
+        self.register_buffer("total", torch.zeros(4, 16, 16))
+
+    def forward(self, x):
+        y = self.reader(x)
+        self.total.add_(y[0])
+        return y + self.total
+
+
+def test_choose_ranges_when_the_graph_writes_a_buffer_then_it_stays_as_it_was():
+    data = images(8, seed=1)
+    gm = converted(Counter(), data, "balanced")
+    assert not input_record(gm).evidence.startswith("as observed")
+    assert torch.equal(gm.get_buffer("total"), torch.zeros(4, 16, 16))
+
+
+def test_choose_ranges_when_a_foreign_quantizer_is_given_an_effort_then_its_ranges_are_open():
+    pytest.importorskip("executorch")
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+
+    model, data, held_out = Reader(0.0), images(8, seed=1, outlier=1e4), images(8, seed=2)
+    program = torch.export.export(model, (data[0],))
+
+    def made(effort):
+        quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
+        prepared = pq.prepare_pt2e(program, quantizer, effort=effort)
+        return pq.convert_pt2e(pq.calibrate(prepared, data, progress=False))
+
+    fast, gm = made("fast"), made("balanced")
+    assert all(not record.evidence for record in pq.provenance_of(fast).tensors)
+    assert any(record.evidence for record in pq.provenance_of(gm).tensors)
+    assert sqnr(model, gm, held_out) >= sqnr(model, fast, held_out)
+
+
+def test_choose_ranges_when_a_prepared_graph_is_saved_then_the_choice_is_the_same(tmp_path):
+    model, data = Reader(0.0), images(8, seed=1)
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    program = torch.export.export(model, (data[0],))
+    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
+    pq.calibrate(prepared, data, progress=False)
+    pq.save(prepared, tmp_path / "prepared.qpt2")
+    expected = pq.convert_pt2e(copy.deepcopy(prepared))
+    found = pq.convert_pt2e(pq.load(tmp_path / "prepared.qpt2"))
+    assert torch.equal(found(data[0]), expected(data[0]))
+
+
+def test_choose_ranges_when_named_as_algorithm_then_as_balanced():
+    model, data = Reader(0.0), images(8, seed=1)
+    program = torch.export.export(model, (data[0],))
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    prepared = pq.prepare_pt2e(program, quantizer, algorithms=[ChooseRanges()])
+    gm = pq.convert_pt2e(pq.calibrate(prepared, data, progress=False))
+    assert torch.equal(gm(data[0]), converted(model, data, "balanced")(data[0]))
