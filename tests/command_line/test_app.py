@@ -13,6 +13,7 @@ from pt2e_quant.backends.cpu import policy
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.recipe import ALIASES
 from pt2e_quant.command_line.program_file import load_program
+from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import Pt2eQuantWarning
 
 
@@ -56,6 +57,19 @@ def test_quantize_when_an_algorithm_is_asked_for_then_it_is_used(folder, plain_b
     assert call(*QUANTIZE, "-q", "--algorithm", "gptg") == 1
     assert 'did you mean "gptq"' in capsys.readouterr().err
     assert call(*QUANTIZE, "-q", "--algorithm", "gptq") == 0
+
+
+def test_quantize_when_an_effort_is_asked_for_then_the_algorithms_get_it(
+    folder, plain_backend, monkeypatch
+):
+    given = []
+    monkeypatch.setattr(
+        "pt2e_quant.flow.prepare.prepare_pt2e.with_effort",
+        lambda asked, effort: given.append(effort) or asked,
+    )
+    assert call(*QUANTIZE, "-q", "--effort", "most") == 2
+    assert call(*QUANTIZE, "-q", "--effort", "best") == 0
+    assert given == [Effort.BEST]
 
 
 def test_quantize_when_every_pass_is_to_be_validated_then_the_backend_is_told(
