@@ -4,7 +4,6 @@ import torch
 
 from pt2e_quant.backends.target.backend import Backend, Lowers
 from pt2e_quant.backends.target.policy import place_integer_regions
-from pt2e_quant.backends.xnnpack.passes.data_movement import unbind_as_selects
 from pt2e_quant.backends.xnnpack.passes.images import volumes_as_images
 from pt2e_quant.backends.xnnpack.passes.recurrent import recurrent_form
 from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
@@ -12,7 +11,7 @@ from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
+from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.qdq.round_biases_to_accumulator import round_biases_to_accumulator
 
 

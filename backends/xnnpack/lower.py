@@ -30,7 +30,6 @@ from pt2e_quant.backends.xnnpack.passes.buffer_writes import can_write_in_place,
 from pt2e_quant.backends.xnnpack.passes.data_movement import (
     move_integers,
     requantize_behind_movers,
-    unbind_as_selects,
 )
 from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     dequantize_for_each_reader,
@@ -96,7 +95,7 @@ from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
+from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.mutation.functionalize_state import functionalize_state
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.widen_scales import widen_scales

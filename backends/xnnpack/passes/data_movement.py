@@ -87,28 +87,6 @@ def requantize_behind_movers(gm: GraphModule) -> PassResult:
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
-def unbind_as_selects(gm: GraphModule) -> PassResult:
-    """Write each part of an unbind as a select, which becomes a slice and a view.
-
-    Before:  q, k, v = unbind(x, 0)
-    After:   q = select(x, 0, 0);  k = select(x, 0, 1);  v = select(x, 0, 2)
-    """
-    editor = Editor(gm)
-    notes = []
-    for node in list(gm.graph.nodes):
-        unbind = node.args[0] if is_getitem(node) else None
-        if not isinstance(unbind, Node) or unbind.target is not aten.unbind.int:
-            continue
-        editor.discard([unbind, node])
-        if node.users:
-            x, dim = argument(unbind, "self"), argument(unbind, "dim")
-            part = editor.call(aten.select.int, x, dim, node.args[1], like=node, before=node)
-            editor.replace(node, part)
-            notes.append(Note(node.name, "unbind -> select"))
-    return PassResult(editor.finish(), tuple(notes))
-
-
-@graph_pass(needs=(HAS_VALUES,), gives=())
 def move_integers(gm: GraphModule) -> PassResult:
     """Take movers that the delegate lacks out of their q/dq.
 

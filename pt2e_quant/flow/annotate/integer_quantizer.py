@@ -24,7 +24,7 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
+from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.reference.forms.moves import CLAMPS, MOVE_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.registry import form_of
@@ -70,8 +70,9 @@ class IntegerQuantizer(Quantizer):
         )
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Write attention out as products and a softmax, and splits as slices."""
-        run_passes(model, (decompose_attention, remove_noop_expand, split_as_slices))
+        """Write attention out as products and a softmax, splits as slices, unbinds as selects."""
+        passes = (decompose_attention, remove_noop_expand, split_as_slices, unbind_as_selects)
+        run_passes(model, passes)
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:

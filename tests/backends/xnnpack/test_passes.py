@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers, unbind_as_selects
+from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers
 from pt2e_quant.backends.xnnpack.passes.images import pool_by_depthwise
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import spell_for_delegate
 from pt2e_quant.backends.xnnpack.passes.refloat import refloat_leftovers, unfold_biases
@@ -100,16 +100,6 @@ def test_spell_for_delegate_when_it_declines_then_says_why(body, reason, make_no
     gm = captured(body, make_noise((2, 4, 6, 6)))
     notes = [n.text for n in spell_for_delegate(gm).notes if n.skipped]
     assert any(reason in text for text in notes) or reason == "spelled so already"
-
-
-def test_unbind_as_selects_when_parts_are_read_then_one_select_each(make_noise):  # type: ignore[no-untyped-def]
-    def body(x: Tensor) -> Tensor:
-        first, _, last = x.unbind(1)
-        return first - last
-
-    gm = captured(body, make_noise((2, 3, 4)))
-    assert applied(gm, unbind_as_selects, make_noise((3, 3, 4), 1)).changed
-    assert calls(gm) == ["aten.select.int", "aten.select.int", "aten.sub.Tensor"]
 
 
 def test_simplify_when_silu_then_rows_of_the_table(make_noise):  # type: ignore[no-untyped-def]

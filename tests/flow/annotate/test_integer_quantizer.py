@@ -82,6 +82,30 @@ def test_integer_quantizer_when_a_clamp_follows_an_operator_then_both_round_once
     assert pq.audit(quantized).is_integer_only
 
 
+class Tokens(nn.Module):
+    """A token of its own before those of the input, and an unbind: the ends of a ViT's block."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.qkv = nn.Parameter(torch.randn(1, 1, 8)), nn.Linear(8, 24)
+
+    def forward(self, x):
+        x = self.qkv(torch.cat([self.token.expand(x.shape[0], -1, -1), torch.tanh(x)], 1))
+        q, k, v = x.reshape(*x.shape[:2], 3, 8).unbind(2)
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_integer_quantizer_when_a_constant_is_joined_and_parts_unbound_then_none_is_float():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8)
+    made = prepared(Tokens(), pq.IntegerQuantizer(), x)
+    quantized = pq.convert_pt2e(pq.calibrate(made, [x], progress=False))
+    assert pq.audit(quantized).is_integer_only
+    with torch.no_grad():
+        expected = quantized(x)
+        assert pq.sqnr_db(expected, pq.integer_reference(quantized)(x)) > 25
+
+
 def test_integer_quantizer_when_an_operator_has_no_form_then_names_it_before_data_is_seen():
     class Sums(nn.Module):
         def forward(self, x):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
+from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
 
 
 class Call(nn.Module):
@@ -61,3 +61,18 @@ def test_split_when_values_are_integers_then_it_stays() -> None:
 def test_unbind_when_asked_then_it_stays() -> None:
     gm = captured(lambda x: x.unbind(1), torch.randn(2, 3))
     assert not split_as_slices(gm).changed
+
+
+def test_unbind_when_parts_are_read_then_each_is_a_select() -> None:
+    def outer(x: Tensor) -> Tensor:
+        first, _, last = x.unbind(1)
+        return first - last
+
+    x = torch.randn(2, 3, 4)
+    gm = captured(outer, x)
+    expected = gm(x)
+    assert unbind_as_selects(gm).changed
+    made = [name for name in names(gm) if "_guards" not in name]
+    assert made == ["aten.select.int", "aten.select.int", "aten.sub.Tensor"]
+    torch.testing.assert_close(gm(x), expected, rtol=0, atol=0)
+    assert not unbind_as_selects(gm).changed
