@@ -26,8 +26,9 @@
   an artifact: `write_page`; what its tensors hold: `tensor_values`; colours for Google's Model
   Explorer: `write_node_data`.
 - Where accuracy goes: `compare` two forms of a model, a `Comparison` of `NodeError`s; `sensitivity`
-  is what quantizing each group alone costs, a `Sensitivity`; `evaluate` takes a metric of any form.
-  `tune` chooses a scheme for each group, a `Tuned` with its `RecipeFile` (`read_recipe`).
+  is what quantizing each group alone costs, a `Sensitivity`; `evaluate` takes a metric of any form;
+  `tune` chooses a scheme for each group, a `Tuned` with its `RecipeFile` (`read_recipe`); `advise`
+  gives `Advice`, with the line to add.
 - What came of it: `Report`, `Provenance`, `provenance_of`, `sqnr_db`, `verify_canonical`,
   `integer_reference`.
 - Errors: `Pt2eQuantError` is the base of all that `errors` lists; `Pt2eQuantWarning`.
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from pt2e_quant import backends as backends
     from pt2e_quant import tensors as tensors
     from pt2e_quant import training as training
+    from pt2e_quant.analysis.advice import Advice as Advice
+    from pt2e_quant.analysis.advice import advise as advise
     from pt2e_quant.analysis.compare import compare as compare
     from pt2e_quant.analysis.comparison import Comparison as Comparison
     from pt2e_quant.analysis.comparison import NodeError as NodeError
@@ -224,6 +227,8 @@ _FILES = {
     "Comparison": "pt2e_quant.analysis.comparison",
     "NodeError": "pt2e_quant.analysis.comparison",
     "Sensitivity": "pt2e_quant.analysis.group_costs",
+    "Advice": "pt2e_quant.analysis.advice",
+    "advise": "pt2e_quant.analysis.advice",
     "compare": "pt2e_quant.analysis.compare",
     "evaluate": "pt2e_quant.analysis.evaluate",
     "sensitivity": "pt2e_quant.analysis.sensitivity",

@@ -1,0 +1,234 @@
+"""advise: what to do about the tensors that lose accuracy, with the line to add."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.analysis.comparison import Comparison, NodeError
+from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, origin_name
+from pt2e_quant.core.errors import ConfigError, module_path
+from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.ops import CONV, HARDTANH, LINEAR, RELU6, argument, is_call
+
+_LOW_DB = 20.0
+"""A tensor above this SQNR by its own rounding needs no advice."""
+
+_MASK = 1e4
+"""A range that reaches this far in front of a softmax has taken a mask's constant in."""
+
+_EXCEEDED = 0.01
+"""Ranges count as exceeded by this share of their width."""
+
+_TINY = float(torch.finfo(torch.float32).tiny)
+"""The least float32 with all its digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One thing to do.
+
+    Attributes:
+        rule: its name: "outlier channels", "mask in the range", "relu6 half empty",
+            "bias overflow", "denormal scale", "range exceeded".
+        node: the node, by its name in the float program.
+        module: its module, "" at the root.
+        evidence: what was found, with the figures.
+        line: of Python, to add or to change.
+    """
+
+    rule: str
+    node: str
+    module: str
+    evidence: str
+    line: str
+
+    def __str__(self) -> str:
+        where = f"{self.node} ({self.module})" if self.module else self.node
+        return f"{self.rule}: {where}: {self.evidence}\n    {self.line}"
+
+
+def advise(quantized: GraphModule, comparison: Comparison | None = None) -> tuple[Advice, ...]:
+    """What the records of a quantized graph, and a comparison of it, call for.
+
+    Args:
+        quantized: of `convert`.
+        comparison: of `compare` with the float program, on data like that of evaluation. Without
+            one only what the graph itself shows is said.
+
+    Raises:
+        ConfigError: the graph is not quantized.
+    """
+    side = GraphSide(quantized, "")
+    if not side.is_quantized:
+        raise ConfigError(
+            "advise needs a quantized graph", fix="give the result of pq.convert(prepared)"
+        )
+    rows = {} if comparison is None else {row.node: row for row in comparison.activations}
+    found = [advice for rule in _OF_GRAPHS for advice in rule(side)]
+    for name, site in side.sites.items():
+        if (row := rows.get(name)) is not None:
+            # The first one explains the others.
+            every = (rule(side, site, row) for rule in _OF_ROWS)
+            found += [advice for advice in every if advice is not None][:1]
+    return tuple(found)
+
+
+def _keep_float(module: str, node: str) -> str:
+    if module:
+        return f'quantizer.set_module_name("{module}", None)'
+    return f"# leave {node} float: give it a module of its own, then set_module_name(…, None)"
+
+
+def _mask_in_range(side: GraphSide, site: Site, row: NodeError) -> Advice | None:
+    """The range holds the constant that a mask is written with."""
+    if row.range_kept is None or row.range_kept[0] > -_MASK:
+        return None
+    if not row.channel_peaks or row.range_kept[1] > -row.range_kept[0] / 10:
+        return None
+    return Advice(
+        rule="mask in the range",
+        node=row.node,
+        module=row.module,
+        evidence=f"its range starts at {row.range_kept[0]:.3g}, which is a mask's constant: one "
+        f"step is {(row.range_kept[1] - row.range_kept[0]) / 255:.3g} wide",
+        line=_keep_float(row.module, row.node),
+    )
+
+
+def _outlier_channels(side: GraphSide, site: Site, row: NodeError) -> Advice | None:
+    """A few channels set the step, and the others are rounded away."""
+    lost = row.own_channel_db
+    if not row.outlier_channels or lost is None or lost > _LOW_DB:
+        return None
+    named = ", ".join(map(str, row.outlier_channels[:5]))
+    readers = _readers(site)
+    if readers and all(is_call(node, LINEAR) for node in readers):
+        line = 'pq.prepare(program, quantizer, algorithms=["smooth_quant"])'
+    else:
+        line = _keep_float(row.module, row.node)
+    return Advice(
+        rule="outlier channels",
+        node=row.node,
+        module=row.module,
+        evidence=f"channels {named} are far larger than the others, of which the median keeps "
+        f"{lost:.1f} dB",
+        line=line,
+    )
+
+
+def _readers(site: Site) -> list[Node]:
+    """The operators that read a quantized value."""
+    integers = [] if site.quantize is None else list(site.quantize.users)
+    return [user for node in integers if is_dequantize(node) for user in node.users]
+
+
+def _range_exceeded(side: GraphSide, site: Site, row: NodeError) -> Advice | None:
+    """Evaluation has values that calibration did not see."""
+    record = provenance_of(side.gm).tensor(site.node.name)
+    kept = row.range_kept if record is None or record.observed is None else record.observed
+    if kept is None or not row.share_clipped:
+        return None
+    width = kept[1] - kept[0]
+    below, above = kept[0] - row.range_seen[0], row.range_seen[1] - kept[1]
+    if max(below, above) <= _EXCEEDED * width:
+        return None
+    return Advice(
+        rule="range exceeded",
+        node=row.node,
+        module=row.module,
+        evidence=f"calibration saw {kept[0]:.3g} to {kept[1]:.3g}, this data has "
+        f"{row.range_seen[0]:.3g} to {row.range_seen[1]:.3g}: {row.share_clipped:.2%} is clipped",
+        line="pq.calibrate(prepared, batches)  # batches like those of evaluation",
+    )
+
+
+def _relu6_half_empty(side: GraphSide, site: Site, row: NodeError) -> Advice | None:
+    """The range is that of relu6, and the values fill less than half of it."""
+    if not is_call(site.node, RELU6 + HARDTANH) or row.range_kept is None:
+        return None
+    if row.grid_used is None or row.grid_used >= 0.5 or row.range_kept[1] < 5.9:
+        return None
+    line = f"model.{row.module} = torch.nn.ReLU()" if row.module else "torch.relu(x)  # not relu6"
+    return Advice(
+        rule="relu6 half empty",
+        node=row.node,
+        module=row.module,
+        evidence=f"its values end at {row.range_seen[1]:.3g} and the range at "
+        f"{row.range_kept[1]:.3g}: {row.grid_used:.0%} of the integers are used",
+        line=line,
+    )
+
+
+def _bias_overflow(side: GraphSide) -> Iterator[Advice]:
+    """A bias that int32 does not hold in steps of the input's scale times the weight's."""
+    for weight in side.weights.values():
+        scale = _product_scale(side, weight)
+        bias = _bias_of(side, weight.reader)
+        if scale is None or bias is None or bias.numel() not in (scale.numel(), 1):
+            continue
+        steps = float((bias.abs().double() / scale).max())
+        if steps >= 2**31:
+            module = module_path(weight.reader)
+            yield Advice(
+                rule="bias overflow",
+                node=origin_name(weight.reader),
+                module=module,
+                evidence=f"its bias takes {steps:.3g} steps of the input's scale times the "
+                "weight's, more than int32 holds",
+                line=_keep_float(module, weight.reader.name),
+            )
+
+
+def _bias_of(side: GraphSide, node: Node) -> torch.Tensor | None:
+    if not is_call(node, LINEAR + CONV):
+        return None
+    bias = argument(node, "bias")
+    return constant_of(side.gm, bias) if isinstance(bias, Node) else None
+
+
+def _product_scale(side: GraphSide, weight: WeightSite) -> torch.Tensor | None:
+    """The scale of an operator's sums of products, one for each output channel."""
+    if weight.qparams is None or weight.qparams.group_size is not None:
+        return None
+    given = {site.quantize: site for site in side.sites.values() if site.qparams is not None}
+    for node in weight.reader.all_input_nodes:
+        site = given.get(node.args[0]) if is_dequantize(node) else None  # type: ignore[call-overload]
+        if site is not None:
+            return weight.qparams.scale.double().flatten() * float(site.qparams.scale)
+    return None
+
+
+def _denormal_scale(side: GraphSide) -> Iterator[Advice]:
+    """A scale, or a product of scales, that float32 has no digits for."""
+    for weight in side.weights.values():
+        product = _product_scale(side, weight)
+        scales = [s for s in (product, weight.qparams and weight.qparams.scale) if s is not None]
+        least = min((float(scale.min()) for scale in scales), default=math.inf)
+        if least < _TINY:
+            module = module_path(weight.reader)
+            yield Advice(
+                rule="denormal scale",
+                node=origin_name(weight.reader),
+                module=module,
+                evidence=f"a scale of {weight.name}, or its product with the input's, is "
+                f"{least:.3g}: runtimes may round it to zero",
+                line=_keep_float(module, weight.reader.name),
+            )
+
+
+OfRow: TypeAlias = Callable[[GraphSide, Site, NodeError], Advice | None]
+OfGraph: TypeAlias = Callable[[GraphSide], Iterator[Advice]]
+
+_OF_ROWS: tuple[OfRow, ...] = (
+    _mask_in_range,
+    _outlier_channels,
+    _range_exceeded,
+    _relu6_half_empty,
+)
+_OF_GRAPHS: tuple[OfGraph, ...] = (_bias_overflow, _denormal_scale)

@@ -1,0 +1,102 @@
+"""What records and comparisons call for."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pt2e_quant as pq
+from pt2e_quant.core.errors import ConfigError
+from tests.analysis.test_compare import node_named, quantize_of
+
+
+def quantized(model, batches, recipe="int8_minmax"):
+    program = torch.export.export(model.eval(), (batches[0],))
+    prepared = pq.prepare(program, pq.backends.get("xnnpack").quantizer(recipe))
+    return program, pq.convert(pq.calibrate(prepared, batches, progress=False))
+
+
+def advice_on(program, gm, batches):
+    return {a.rule: a for a in pq.advise(gm, pq.compare(program, gm, batches, progress=False))}
+
+
+def small():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 8))
+    return model, [torch.randn(32, 32) for _ in range(2)]
+
+
+def test_advise_when_nothing_is_wrong_then_there_is_no_advice(made):
+    _, program, _, gm, batches = made
+    assert pq.advise(gm, pq.compare(program, gm, batches, progress=False)) == ()
+
+
+def test_advise_when_channels_stand_out_then_smooth_quant_mends_it():
+    model, batches = small()
+    with torch.no_grad():
+        model[0].weight[:2] *= 300
+        model[2].weight[:, :2] /= 300
+    program, gm = quantized(model, batches)
+    advice = advice_on(program, gm, batches)["outlier channels"]
+    assert advice.node == "relu"
+    assert "channels 0, 1" in advice.evidence
+    assert 'algorithms=["smooth_quant"]' in advice.line
+    quantizer = pq.backends.get("xnnpack").quantizer("int8_minmax")
+    prepared = pq.prepare(program, quantizer, algorithms=["smooth_quant"])
+    mended = pq.convert(pq.calibrate(prepared, batches, progress=False))
+    assert "outlier channels" not in advice_on(program, mended, batches)
+
+
+def test_advise_when_evaluation_has_larger_values_then_calibration_is_named():
+    model, batches = small()
+    program, gm = quantized(model, batches)
+    found = advice_on(program, gm, [3 * batch for batch in batches])
+    assert "clipped" in found["range exceeded"].evidence
+    assert found["range exceeded"].line.startswith("pq.calibrate(prepared")
+
+
+def test_advise_when_a_mask_is_in_the_range_then_its_node_is_named():
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.second(torch.where(x > 2, -1e6, self.first(x)))
+
+    torch.manual_seed(0)
+    batches = [torch.randn(16, 8) for _ in range(2)]
+    program, gm = quantized(Scores(), batches)
+    advice = advice_on(program, gm, batches)["mask in the range"]
+    assert advice.node == "where"
+    assert "-1e+06" in advice.evidence
+
+
+def test_advise_when_relu6_is_half_empty_then_relu_is_named(made):
+    _, program, _, gm, batches = made
+    gm = copy.deepcopy(gm)
+    quantize = quantize_of(gm, "relu6")
+    for node in (quantize, *quantize.users):
+        node.update_arg(1, 6 / 255)
+    gm.recompile()
+    advice = advice_on(program, gm, [batch / 2 for batch in batches])["relu6 half empty"]
+    assert advice.node == "relu6_"
+    assert "the range at 6" in advice.evidence
+    assert "relu(" in advice.line
+
+
+@pytest.mark.parametrize(("scale", "rule"), [(1e-15, "bias overflow"), (1e-38, "denormal scale")])
+def test_advise_when_a_scale_is_far_too_small_then_its_operator_is_named(made, scale, rule):
+    gm = copy.deepcopy(made[3])
+    gm.head.weight_scale = torch.full_like(gm.head.weight_scale, scale)
+    found = {a.rule: a for a in pq.advise(gm)}
+    assert found[rule].node == "linear"
+    assert found[rule].line == 'quantizer.set_module_name("head", None)'
+    assert "linear (head)" in str(found[rule])
+
+
+def test_advise_when_the_graph_is_float_then_the_error_says_so(made):
+    with pytest.raises(ConfigError, match="quantized graph"):
+        pq.advise(made[1].module())
+    assert node_named(made[3], "linear")
