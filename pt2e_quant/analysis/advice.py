@@ -196,11 +196,11 @@ def _product_scale(side: GraphSide, weight: WeightSite) -> torch.Tensor | None:
     """The scale of an operator's sums of products, one for each output channel."""
     if weight.qparams is None or weight.qparams.group_size is not None:
         return None
-    given = {site.quantize: site for site in side.sites.values() if site.qparams is not None}
+    given = {s.quantize: s.qparams for s in side.sites.values() if s.quantize and s.qparams}
     for node in weight.reader.all_input_nodes:
-        site = given.get(node.args[0]) if is_dequantize(node) else None  # type: ignore[call-overload]
-        if site is not None:
-            return weight.qparams.scale.double().flatten() * float(site.qparams.scale)
+        source = node.args[0] if is_dequantize(node) else None
+        if isinstance(source, Node) and source in given:
+            return weight.qparams.scale.double().flatten() * float(given[source].scale)
     return None
 
 
@@ -208,7 +208,8 @@ def _denormal_scale(side: GraphSide) -> Iterator[Advice]:
     """A scale, or a product of scales, that float32 has no digits for."""
     for weight in side.weights.values():
         product = _product_scale(side, weight)
-        scales = [s for s in (product, weight.qparams and weight.qparams.scale) if s is not None]
+        scales = [] if weight.qparams is None else [weight.qparams.scale]
+        scales += [] if product is None else [product]
         least = min((float(scale.min()) for scale in scales), default=math.inf)
         if least < _TINY:
             module = module_path(weight.reader)

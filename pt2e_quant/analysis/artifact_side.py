@@ -132,6 +132,11 @@ class ArtifactSide:
         shown, self._read = self._reader([*like] if self.graph is None else [])
         self.shown = tuple(shown)
         self.sites = {site.name: site for site in shown}
+        self.unread: frozenset[str] = frozenset()
+        """The values of the graph that the program gives none of."""
+        if self.graph is not None:
+            self.unread = frozenset(self.graph.sites) - self.sites.keys()
+            self.sites = self.graph.sites
 
     @property
     def can_be_fed(self) -> bool:
@@ -200,13 +205,18 @@ class ArtifactSide:
         given: Mapping[str, Tensor] | None = None,
         weights: dict[str, Tensor] | None = None,
     ) -> list[Any]:
-        """Run a call, as `GraphSide.run`; with values given, it is the graph that is run."""
+        """Run a call, as `GraphSide.run`; with values given, it is the graph that is run.
+
+        Values that the program gives none of are those of the graph, see `unread`.
+        """
         if given is not None and self.graph is not None:
             return self.graph.run(leaves, visit, given=given, weights=weights)
         results = list(self.program.run(copied_leaves(leaves)))
         for site, value in zip(self.shown, self._read(copied_leaves(leaves)), strict=True):
             if isinstance(value, Tensor):
                 visit(site, value)
+        if self.graph is not None and self.unread:
+            self.graph.run(leaves, lambda s, v: visit(s, v) if s.name in self.unread else None)
         return results
 
     def inputs_of(self, name: str, known: Mapping[str, Any]) -> set[str]:

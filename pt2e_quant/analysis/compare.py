@@ -138,7 +138,9 @@ class _Comparing:
         self.right = right
         # Of an artifact the graph is fed: against that graph itself it would have no error.
         self.feeds = right.can_be_fed and (isinstance(right, GraphSide) or not left.is_quantized)
-        self.names = [name for name in right.sites if name in left.sites]
+        # What a graph stands in for says nothing about a program that is held against a graph.
+        hidden = left.unread if self.feeds else left.unread | right.unread
+        self.names = [n for n in right.sites if n in left.sites and n not in hidden]
         if not self.names:
             raise ConfigError(
                 "no value of the one graph has a counterpart in the other",
@@ -215,8 +217,10 @@ class _Comparing:
         notes = []
         if self.unlike:
             notes.append(f"not compared, of other shapes: {', '.join(sorted(self.unlike))}")
-        if missing := [name for name in self.right.sites if name not in self.figures]:
+        if missing := [name for name in self.right.sites if name not in self.left.sites]:
             notes.append(f"without a counterpart in the reference: {', '.join(missing)}")
+        if unread := sorted(self.right.unread & self.figures.keys()):
+            notes.append(f"as the graph has them, no values of the program: {', '.join(unread)}")
         return Comparison(
             reference=self.left.words,
             other=self.right.words,

@@ -150,6 +150,7 @@ class GraphSide:
         self.constants = constant_nodes(gm.graph)
         self.is_quantized = any(is_dequantize(node) for node in gm.graph.nodes)
         self.can_be_fed = True
+        self.unread: frozenset[str] = frozenset()
         self.sites = self._find_sites()
         self.weights = self._find_weights()
 
