@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from pt2e_quant.command_line.app import app
+from pt2e_quant.command_line.analysis_commands import COMMANDS
 from pt2e_quant.core.errors import Pt2eQuantError
 
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("torchao", "torch.utils._pytree", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        app(arguments)
+        COMMANDS(arguments)
     except Pt2eQuantError as error:
         # Without markup and wrapping: a message holds brackets, and a line to paste.
         console = Console(stderr=True, soft_wrap=True, highlight=False)

@@ -16,7 +16,7 @@ from pt2e_quant.backends.artifact import result_builder
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe_file import RecipeFile
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of, rebuild_capture
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
@@ -117,14 +117,16 @@ class Bench:
 
     def _outputs(self, gm: GraphModule, batch: Any) -> list[Any]:
         """The leaves of the results of one batch."""
-        capture = capture_of(gm) if "pt2e_quant" in gm.meta else None
-        args, kwargs = as_call(self.picked(batch)[0])
-        with torch.no_grad():
-            if capture is None:
-                return pytree.tree_leaves(gm(*args, **kwargs), is_leaf=lambda v: v is None)
-            leaves = capture.positional(capture.bind(args, kwargs))
-            with preserve_buffers(gm, capture):
-                return pytree.tree_leaves(gm(*leaves), is_leaf=lambda v: v is None)
+        is_ours = CAPTURE_KEY in gm.meta
+        capture = capture_of(gm) if is_ours else rebuild_capture(gm)
+        leaves = capture.bind(*as_call(self.picked(batch)[0]))
+        with torch.no_grad(), preserve_buffers(gm, capture):
+            if is_ours:
+                found = gm(*capture.positional(leaves))
+            else:  # as it was exported: it tells keywords from positions
+                args, kwargs = pytree.tree_unflatten(list(leaves), capture.in_spec)
+                found = gm(*args, **kwargs)
+        return pytree.tree_leaves(found, is_leaf=lambda value: value is None)
 
 
 def mean_cosine(found: Any, expected: Any) -> float:

@@ -18,6 +18,7 @@ from torch import Tensor
 from pt2e_quant.backends.registry import get, names
 from pt2e_quant.backends.target.recipe import ALIASES
 from pt2e_quant.command_line.data_file import import_modules, read_data
+from pt2e_quant.command_line.json_output import print_json
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model, open_reference
 from pt2e_quant.command_line.quantize_file import QuantizeOptions, quantize_file
@@ -204,6 +205,7 @@ def quantize(
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,
     quiet: Quiet = False,
+    as_json: Json = False,
     imports: Imports = None,
 ) -> None:
     """Quantize a program and write it for a backend."""
@@ -236,6 +238,9 @@ def quantize(
     )
     if report is not None:
         report.write_text(artifact.report.to_json())
+    if as_json:
+        print_json("quantize", {**json.loads(artifact.report.to_json()), "file": str(written)})
+        return
     console = _stdout(quiet)
     console.print(artifact.report.tables()[0])
     console.print(f"wrote {written} ({artifact.size_bytes:,} bytes)", soft_wrap=True)
@@ -253,7 +258,7 @@ def recipes(
         listed = {target.name: target.recipes for target in found}
         cautions = {target.name: target.caution for target in found if target.caution}
         texts = {"recipes": listed, "aliases": ALIASES, "cautions": cautions}
-        typer.echo(json.dumps(texts, indent=1, default=dict))
+        print_json("recipes", texts)
         return
     console = _stdout()
     for target in found:
@@ -272,7 +277,7 @@ def inspect(
     """Show what of a file is quantized, how, what is not and why, and the size of each tensor."""
     found = open_model(file).report
     if as_json:
-        typer.echo(found.to_json())
+        print_json("inspect", json.loads(found.to_json()))
         return
     console = _stdout()
     for table in found.tables():
@@ -290,7 +295,7 @@ def audit(
     """List what a chip of integers alone could not run: where, why, and what would help."""
     found = audit_of(open_model(file).program)
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=1))
+        print_json("audit", asdict(found))
     else:
         _stdout().print(str(found), soft_wrap=True, markup=False)
 
@@ -304,6 +309,7 @@ def run(
     ] = None,
     batch_size: BatchSize = None,
     quiet: Quiet = False,
+    as_json: Json = False,
     imports: Imports = None,
 ) -> None:
     """Run a file on data, batch by batch, and show or keep the results."""
@@ -321,6 +327,10 @@ def run(
     results = join_results(result_names(model.capture, calls[0]), calls)
     if output is not None:
         write_npz(output, results)
+    if as_json:
+        shapes = {name: [*tensor.shape] for name, tensor in results.items()}
+        print_json("run", {"calls": len(calls), "shapes": shapes, "file": output and str(output)})
+        return
     console = _stdout(quiet)
     console.print(results_table(results))
     console.print(f"{len(calls)} calls" + (f", wrote {output}" if output is not None else ""))
@@ -361,7 +371,7 @@ def bench(
         }
         # Between results of noise a distance says nothing about the model's own data.
         facts["sqnr_db"] = ratio if inputs is not None and math.isfinite(ratio) else None
-        typer.echo(json.dumps({"files": files, **facts}, indent=1))
+        print_json("bench", {"files": files, **facts})
         return
     console = _stdout()
     console.print(timings_table(timings, threads=threads, rounds=rounds))

@@ -1,0 +1,210 @@
+"""The commands that look at a model: compare, sensitivity, tune, profile, report."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pt2e_quant.analysis.compare import compare as compare_models
+from pt2e_quant.analysis.profile import profile as profile_call
+from pt2e_quant.analysis.sensitivity import sensitivity as weigh_groups
+from pt2e_quant.analysis.tune import tune as tune_model
+from pt2e_quant.analysis.write_page import write_page
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.registry import get
+from pt2e_quant.command_line.app import DATA_HELP, BatchSize, Imports, Json, app
+from pt2e_quant.command_line.data_file import read_data
+from pt2e_quant.command_line.json_output import print_json
+from pt2e_quant.command_line.make_batches import make_batches
+from pt2e_quant.command_line.open_model import open_model
+from pt2e_quant.command_line.program_file import load_program
+from pt2e_quant.command_line.result_file import check_writable
+from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.errors import ConfigError, InputError
+from pt2e_quant.core.read_capture import rebuild_capture
+
+Program = Annotated[Path, typer.Argument(help="A .pt2 file of torch.export.save, in float.")]
+File = Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")]
+Inputs = Annotated[str, typer.Option(help=DATA_HELP)]
+Backend = Annotated[str, typer.Option(help="xnnpack, onnx, cpu or cuda.")]
+Recipe = Annotated[str, typer.Option(help="A recipe of the backend, or a recipe file (.toml).")]
+FailUnder = Annotated[
+    float | None, typer.Option(help="Exit with 1 if the figure is below this; for CI.")
+]
+
+
+def _batches(source: str, capture: Capture, batch_size: int | None) -> list[Any]:
+    found = list(make_batches(read_data(source), capture, batch_size=batch_size).batches)
+    if not found:
+        raise InputError(f"{source} gives no batch", fix="give at least one sample")
+    return found
+
+
+def _check(figure: float, least: float | None, name: str) -> None:
+    """Exit with 1 where a figure is too low."""
+    if least is not None and not figure >= least:
+        Console(stderr=True).print(f"{name} is {figure:.6g}, below --fail-under {least:g}")
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    file: File,
+    against: Annotated[Path, typer.Option(help="The float model, a .pt2.")],
+    inputs: Inputs,
+    batch_size: BatchSize = None,
+    fail_under: FailUnder = None,
+    as_json: Json = False,
+    imports: Imports = None,
+) -> None:
+    """List what each tensor of a file loses against the float model; the worst first.
+
+    --fail-under is of the SQNR of the results, in dB.
+    """
+    opened = open_model(file)
+    reference = load_program(against)
+    batches = _batches(inputs, opened.capture, batch_size)
+    found = compare_models(reference, opened.program, batches, progress=not as_json)
+    if as_json:
+        print_json("compare", json.loads(found.to_json()))
+    else:
+        typer.echo(str(found))
+    _check(found.sqnr_db, fail_under, "the SQNR of the results in dB")
+
+
+@app.command()
+def sensitivity(
+    model: Program,
+    inputs: Inputs,
+    backend: Backend,
+    recipe: Recipe = "int8",
+    method: Annotated[str, typer.Option(help="exact, gradient or weight.")] = "exact",
+    batch_size: BatchSize = None,
+    as_json: Json = False,
+    imports: Imports = None,
+) -> None:
+    """List what quantizing each group of operators alone costs; the worst first."""
+    program = load_program(model)
+    batches = _batches(inputs, _capture(program), batch_size)
+    found = weigh_groups(
+        program, recipe, batches, backend=backend, method=method, progress=not as_json
+    )
+    if as_json:
+        print_json("sensitivity", json.loads(found.to_json()))
+    else:
+        typer.echo(str(found))
+
+
+@app.command()
+def tune(
+    model: Program,
+    backend: Backend,
+    calibration_data: Annotated[str, typer.Option(help=DATA_HELP)],
+    recipe: Recipe = "int8",
+    target: Annotated[float | None, typer.Option(help="The cosine to reach.")] = None,
+    budget_bytes: Annotated[float | None, typer.Option(help="Bytes of all constants.")] = None,
+    budget_bits: Annotated[float | None, typer.Option(help="Mean bits of an element.")] = None,
+    menu: Annotated[
+        list[str] | None, typer.Option(help="Another recipe that groups may get; repeatable.")
+    ] = None,
+    points: Annotated[int, typer.Option(min=0, help="Further mixes for the front.")] = 4,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    save_recipe: Annotated[Path | None, typer.Option(help="A .toml for the recipe.")] = None,
+    batch_size: BatchSize = None,
+    fail_under: FailUnder = None,
+    as_json: Json = False,
+    imports: Imports = None,
+) -> None:
+    """Choose a scheme for each group of operators: for a cosine, or within a budget.
+
+    --fail-under is of the cosine with the float model's outputs.
+    """
+    written = output if output is not None else model.with_suffix(get(backend).suffix)
+    for path in (written, save_recipe):
+        if path is not None:
+            check_writable(path)
+    program = load_program(model)
+    found = tune_model(
+        program,
+        calibration_data=_batches(calibration_data, _capture(program), batch_size),
+        backend=backend,
+        recipe=recipe,
+        target=target,
+        budget=_budget(bytes=budget_bytes, bits=budget_bits),
+        menu=menu,
+        points=points,
+        progress=not as_json,
+    )
+    found.artifact.save(written)
+    if save_recipe is not None:
+        found.recipe.save(save_recipe)
+    if as_json:
+        print_json("tune", {**found.to_dict(), "file": str(written)})
+    else:
+        typer.echo(f"{found}wrote {written} ({found.artifact.size_bytes:,} bytes)")
+    _check(found.metric, fail_under, "the cosine")
+
+
+def _budget(**given: float | None) -> dict[str, float] | None:
+    found = {unit: amount for unit, amount in given.items() if amount is not None}
+    return found or None
+
+
+def _capture(program: Any) -> Capture:
+    return rebuild_capture(program.module())
+
+
+@app.command()
+def profile(
+    file: File,
+    inputs: Inputs,
+    batch_size: BatchSize = None,
+    as_json: Json = False,
+    imports: Imports = None,
+) -> None:
+    """List how long each operator of a file takes in one call; the longest first."""
+    opened = open_model(file)
+    batch = _batches(inputs, opened.capture, batch_size)[0]
+    found = profile_call(opened.program, batch)
+    if as_json:
+        print_json("profile", json.loads(found.to_json()))
+    else:
+        typer.echo(str(found))
+
+
+@app.command()
+def report(
+    file: File,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .html file.")],
+    inputs: Annotated[str | None, typer.Option(help=DATA_HELP)] = None,
+    batch_size: BatchSize = None,
+    as_json: Json = False,
+    imports: Imports = None,
+) -> None:
+    """Write one page of HTML on a file; with data also the time of each operator."""
+    check_writable(output)
+    opened = open_model(file)
+    batches: Sequence[Any] = ()
+    if inputs is not None:
+        batches = _batches(inputs, opened.capture, batch_size)
+    if isinstance(opened.program, Artifact):
+        write_page(output, opened.program, batches)
+    elif batches:
+        raise ConfigError(
+            f"{file} is a program of torch: its page takes no data",
+            fix="leave --inputs out, or give a file that a backend wrote",
+        )
+    else:
+        opened.report.to_html(output)
+    if as_json:
+        facts = {"file": str(output), "report": json.loads(opened.report.to_json())}
+        print_json("report", facts)
+    else:
+        typer.echo(f"wrote {output} ({output.stat().st_size:,} bytes)")
+
+
+COMMANDS = app
+"""Every command, those of this file too."""
