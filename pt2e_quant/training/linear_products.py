@@ -75,6 +75,21 @@ class _Linear(torch.autograd.Function):
         return (dx, dw, None, *(None for _ in state))
 
 
+_BY_TEXT: dict[str, LinearProducts] = {}
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]  # torch's own
+def _multiply(text: str, x: Tensor, weight: Tensor, *state: Tensor) -> Tensor:
+    """The product of the products that a text describes, with its gradients.
+
+    torch.compile hands it to autograd untraced: Dynamo cannot trace the making of tensor
+    subclasses, autograd's own tracer can. The text is what Dynamo guards on, so that linears of
+    other configs do not share a graph.
+    """
+    y: Tensor = _Linear.apply(x, weight, _BY_TEXT[text], *state)  # type: ignore[no-untyped-call]
+    return y
+
+
 class LowPrecisionLinear(nn.Linear):
     """A linear that trains with quantized products; its parameters stay as they are.
 
@@ -97,7 +112,8 @@ class LowPrecisionLinear(nn.Linear):
         self._state = tuple(products.buffers(linear.weight.device))
         for name, buffer in products.buffers(linear.weight.device).items():
             self.register_buffer(name, buffer)
-        self._multiply = _in_graph(products)
+        self._text = repr(products)
+        _BY_TEXT[self._text] = products
 
     def forward(self, input: Tensor) -> Tensor:
         """The linear of an input of any dimensions."""
@@ -105,33 +121,16 @@ class LowPrecisionLinear(nn.Linear):
         if torch.is_autocast_enabled(kind):
             input = input.to(torch.get_autocast_dtype(kind))
         state = [self.get_buffer(name) for name in self._state]
-        y = self._multiply(input, self.weight, *state)
+        y: Tensor = _multiply(self._text, input, self.weight, *state)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
         """Shown by print."""
         return f"{super().extra_repr()}, products={self.products}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_multiply"}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own
-        self._multiply = _in_graph(self.products)
-
-
-def _in_graph(products: LinearProducts) -> Callable[..., Tensor]:
-    """The products as a function that torch.compile hands to autograd untraced.
-
-    Dynamo cannot trace the making of tensor subclasses; autograd's own tracer can.
-    """
-
-    def multiply(x: Tensor, weight: Tensor, *state: Tensor) -> Tensor:
-        y: Tensor = _Linear.apply(x, weight, products, *state)  # type: ignore[no-untyped-call]
-        return y
-
-    allowed: Callable[..., Tensor] = torch.compiler.allow_in_graph(multiply)  # type: ignore[no-untyped-call]
-    return allowed
+        _BY_TEXT[self._text] = self.products  # a process that only loads it
 
 
 def convert_linears(

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from pt2e_quant.training.int8_linear import (
     Int8TrainingConfig,
@@ -72,6 +73,25 @@ def test_int8_linear_when_compiled_then_equal_to_eager_to_the_bit():
     module(x).square().sum().backward()
     compiled(x).square().sum().backward()
     assert torch.equal(module.weight.grad, compiled.weight.grad)
+
+
+def test_int8_linear_when_checkpointed_or_under_autocast_then_it_trains_alike():
+    module = convert_to_int8_training(nn.Linear(33, 12), NEAREST)
+    x = randn(7, 33)
+
+    def gradient(run):
+        module.zero_grad()
+        run(x).float().square().sum().backward()
+        return module.weight.grad.clone()
+
+    expected = gradient(module)
+    assert torch.equal(gradient(lambda x: checkpoint(module, x, use_reentrant=False)), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = module(x)
+        found = gradient(module)
+    assert y.dtype == torch.bfloat16
+    # a step of bfloat16 and one of int8
+    assert (found - expected).norm() < (2**-8 + 2**-7) * 3 * expected.norm()
 
 
 def test_int8_mm_when_given_integers_then_exact():

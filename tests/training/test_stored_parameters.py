@@ -188,6 +188,16 @@ def test_stored_parameter_when_checkpointed_or_compiled_then_gradients_are_equal
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
+def test_stored_parameter_when_under_autocast_then_its_gradient_has_its_own_dtype():
+    model = quantize_parameters(net(), "w8", grad_dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(data()[0])
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    assert model[0].weight.grad.dtype == torch.bfloat16
+    assert model[0].bias.grad.dtype == torch.float32
+
+
 def test_quantize_parameters_when_weights_are_of_convolutions_and_embeddings_then_they_train():
     torch.manual_seed(0)
     model = nn.ModuleDict({"table": nn.Embedding(10, 16), "conv": nn.Conv1d(16, 8, 3)})
