@@ -25,7 +25,7 @@ from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme
 from pt2e_quant.tensors import QuantizedTensor, quantize_
 
-ROUNDS = 15
+ROUNDS = 9
 NAMES = ("int8_weight_only", "int8_dynamic", "int4_weight_only", "intx_weight_only",
          "float8_weight_only", "float8_dynamic")  # fmt: skip
 
