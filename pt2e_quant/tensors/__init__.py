@@ -12,7 +12,7 @@ from pt2e_quant.tensors.layouts.layout import Layout
 from pt2e_quant.tensors.layouts.sparse import prune_2_4
 from pt2e_quant.tensors.layouts.table import register_layout
 from pt2e_quant.tensors.load_graph import load_graph
-from pt2e_quant.tensors.quantize import quantize_
+from pt2e_quant.tensors.quantize import pack_, quantize_
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport
 from pt2e_quant.tensors.save_files import load_module, save_module
@@ -28,6 +28,7 @@ __all__ = [
     "forget_fallbacks",
     "load_graph",
     "load_module",
+    "pack_",
     "prune_2_4",
     "quantize_",
     "register_hugging_face",

@@ -11,7 +11,7 @@ from pt2e_quant.tensors.aten_ops import rows_of
 from pt2e_quant.tensors.canonical import emit_input, emit_real_values
 from pt2e_quant.tensors.dispatch import REFERENCE, dispatch_range, find_kernel
 from pt2e_quant.tensors.fallbacks import note_fallback
-from pt2e_quant.tensors.quantized_tensor import FUNCTIONS, QuantizedTensor
+from pt2e_quant.tensors.quantized_tensor import ATEN, FUNCTIONS, QuantizedTensor
 
 
 def _in_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -137,6 +137,20 @@ def _on_real_weight(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
+def _product_below(func: Any, args: Any, kwargs: Any) -> Any:
+    """`addmm` and `mm` with a transposed weight: linears of functions that hide their own calls.
+
+    `F.multi_head_attention_forward` is one; gradients are above this.
+    """
+    *bias, x, weight = args
+    is_linear = isinstance(weight, QuantizedTensor) and weight.form.axes == (1, 0)
+    if kwargs or not is_linear or isinstance(x, QuantizedTensor):
+        return NotImplemented
+    return run_linear(x, weight.t(), bias[0] if bias else None)
+
+
+ATEN[torch.ops.aten.addmm.default] = _product_below
+ATEN[torch.ops.aten.mm.default] = _product_below
 FUNCTIONS[F.linear] = linear
 FUNCTIONS[F.embedding] = embedding
 for _product in (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__):

@@ -1,7 +1,7 @@
 """Eager modules and graphs: export what is quantized, lower it, load a graph's weights back."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -255,11 +255,19 @@ def stored_quantizer(target: Backend, stored: Mapping[str, QuantizedTensor]) -> 
                 f"{name} has static activations: their outputs have no scales in an eager module",
                 fix="quantize the float module in the graph flow, with calibration_data",
             )
-        path = name.rpartition(".")[0]
-        rules.append(QuantRule(kind=RuleKind.MODULE_NAME, pattern=path, scheme=scheme))
+        # By the weight: attention multiplies with its projections' weights itself.
+        rules.append(QuantRule(kind=RuleKind.GLOBAL, scheme=scheme, where=_reads(name)))
     quantizer.rules = rules
     quantizer.algorithms = ()
     return quantizer.allowing(*quantizer.preferences)
+
+
+def _reads(name: str) -> Callable[[Node], bool]:
+    def reads_it(node: Node) -> bool:
+        constants = (source_constant(source) for source in node.all_input_nodes)
+        return any(found is not None and str(found.target) == name for found in constants)
+
+    return reads_it
 
 
 def prepare_stored(

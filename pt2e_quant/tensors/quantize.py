@@ -30,7 +30,7 @@ from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 from pt2e_quant.tensors.choose_layout import best_layout
 from pt2e_quant.tensors.function_ranges import FunctionRanges, install_functions
-from pt2e_quant.tensors.graph import SchemeQuantizer
+from pt2e_quant.tensors.graph import SchemeQuantizer, quantized_weights, scheme_of
 from pt2e_quant.tensors.load_graph import load_graph
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
@@ -178,6 +178,27 @@ def put_in_place(
     for owner, leaf in holders:
         owner._parameters[leaf] = new
     return row_of(place.name, old, made)
+
+
+def pack_(module: nn.Module, layout: str = "auto") -> None:
+    """Give the quantized weights of a module another layout, after a load or a move for example.
+
+    Args:
+        module: its weights keep their codes; tied ones stay tied.
+        layout: "auto" for the fastest where each weight is, or a layout's name.
+
+    Raises:
+        ConfigError: a weight does not go into the layout.
+    """
+    done: set[int] = set()
+    for name, weight in quantized_weights(module).items():
+        path, _, leaf = name.rpartition(".")
+        if leaf != "weight" or id(weight) in done:
+            continue
+        owner = module.get_submodule(path)
+        place = Place(path=path, module=owner, scheme=scheme_of(weight))
+        put_in_place(module, place, weight, weight, layout)
+        done.add(id(owner._parameters[leaf]))
 
 
 def row_of(name: str, old: Tensor, new: QuantizedTensor) -> Row:

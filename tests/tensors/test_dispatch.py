@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.profiler import profile
 
@@ -55,6 +56,20 @@ def test_kernel_when_a_user_registers_one_then_it_runs_and_is_seen():
         unregister_kernel("test_mine")
     with pytest.raises(ConfigError, match='no kernel "test_mine"'):
         unregister_kernel("test_mine")
+
+
+def test_dispatch_when_a_function_hides_its_linear_then_the_kernel_still_runs():
+    layer = nn.MultiheadAttention(64, 4, batch_first=True).eval()
+    layer.out_proj.weight = nn.Parameter(quantized_rows("int8_dynamic"), requires_grad=False)
+    x = torch.randn(2, 3, 64)
+    found = ranges(lambda: layer(x, x, x))
+    assert found == ["pt2e_quant::linear int8 onednn int8_linear_rows"]
+
+
+def quantized_rows(name):
+    scheme = scheme_named(name)
+    values = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    return QuantizedTensor.from_float(values, scheme.weight, layout="onednn", input=scheme.input)
 
 
 @pytest.mark.parametrize("name", ["w8", "int8_dynamic", "w4"])

@@ -103,6 +103,16 @@ def test_lowering_when_nothing_or_all_is_quantized_then_says_what_to_do():
         pq.quantize(model, (X,), backend="cpu", recipe="w8")
 
 
+def test_lowering_when_attention_reads_a_projection_itself_then_its_codes_are_lowered():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    quantize_(model, "w8")
+    x = torch.randn(2, 6, 64)
+    artifact = pq.quantize(model, (x,), backend="onnx", recipe=None)
+    assert "self_attn.out_proj.weight_q" in artifact.quantized.state_dict()
+    torch.testing.assert_close(artifact.run(x), model(x), rtol=1e-3, atol=1e-3)
+
+
 def test_real_weights_when_left_then_the_module_is_as_before():
     model = Tied()
     quantize_(model, "w8")

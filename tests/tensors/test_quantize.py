@@ -10,7 +10,8 @@ from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.tensors import QuantizedTensor
-from pt2e_quant.tensors.quantize import quantize_
+from pt2e_quant.tensors.graph import quantized_weights
+from pt2e_quant.tensors.quantize import pack_, quantize_
 
 
 class Net(nn.Module):
@@ -149,6 +150,18 @@ def test_module_when_weights_are_tied_then_stay_one_tensor():
     quantize_(model, "w8")
     assert model.head.weight is model.table.weight
     assert model.head.weight.form.layout == "plain"  # rows are gathered from it
+
+
+def test_module_when_packed_anew_then_codes_and_ties_stay():
+    model = Net().eval()
+    model.head.weight = model.table.weight = nn.Parameter(torch.randn(32, 64))
+    quantize_(model, "w8", layout="plain")
+    before = {name: tensor.dequantize() for name, tensor in quantized_weights(model).items()}
+    pack_(model)
+    after = quantized_weights(model)
+    assert model.head.weight is model.table.weight
+    assert [after[n].form.layout for n in ("first.weight", "head.weight")] == ["onednn", "plain"]
+    assert all(torch.equal(after[name].dequantize(), real) for name, real in before.items())
 
 
 def test_module_when_nothing_is_chosen_then_refused():
