@@ -74,7 +74,7 @@ def test_float8_linear_when_compiled_then_equal_to_eager_to_the_bit(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", sorted({*CONFIGS} - {"blockwise"}))  # emulated: sums in float32
 def test_float8_linear_when_compiled_by_inductor_then_equal_to_eager_to_the_bit(name):
     # No bias: Inductor does not round the sum to bfloat16 where it fuses it.
     torch.manual_seed(0)
