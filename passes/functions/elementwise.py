@@ -56,6 +56,49 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     return large * torch.sqrt(ratio * ratio + 1.0)
 
 
+def log_sigmoid(x: Tensor) -> Tensor:
+    """Without the sigmoid, whose small values vanish: that of -200 is -200."""
+    return x.clamp(max=0.0) - torch.log1p(torch.exp(-x.abs()))
+
+
+def logaddexp(x: Tensor, y: Tensor) -> Tensor:
+    """The larger one and a little more, so that no exponential overflows."""
+    large = torch.maximum(x, y)
+    gap = torch.where(x == y, 0.0, (x - y).abs())  # also of infinities
+    return large + torch.log1p(torch.exp(-gap))
+
+
+def logaddexp2(x: Tensor, y: Tensor) -> Tensor:
+    """The same to the base 2."""
+    of_two = math.log(2.0)
+    return logaddexp(x * of_two, y * of_two) / of_two
+
+
+def log_ndtr(x: Tensor) -> Tensor:
+    """The logarithm of the normal distribution's area below x."""
+    root = math.sqrt(0.5)
+    low = x.clamp(max=-1.0)
+    below = torch.log(erfcx(-low * root) / 2.0) - low * low / 2.0
+    return torch.where(x < -1.0, below, torch.log1p(-erfc(x.clamp(min=-1.0) * root) / 2.0))
+
+
+def binary_cross_entropy_with_logits(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    """The loss of each element, their mean (1) or sum (2)."""
+    positive = log_sigmoid(x) * target
+    if pos_weight is not None:
+        positive = positive * pos_weight
+    loss = -(positive + log_sigmoid(-x) * (1.0 - target))
+    if weight is not None:
+        loss = loss * weight
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
 def fmax(x: Tensor, y: Tensor) -> Tensor:
     """The larger one, or the other of a NaN."""
     if not x.is_floating_point() and not y.is_floating_point():

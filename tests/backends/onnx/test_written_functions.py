@@ -22,6 +22,14 @@ FUNCTIONS = {
     "lgamma and digamma": lambda x, y: (
         torch.lgamma(x.abs() + 1) + torch.digamma(y.abs() + 1).tanh()
     ),
+    "log_sigmoid": lambda x, y: F.logsigmoid(x * 100) + y,
+    "logaddexp": lambda x, y: torch.logaddexp(x * 100, x) + y,
+    "logaddexp2": lambda x, y: torch.logaddexp2(x * 100, x) + y,
+    "logcumsumexp": lambda x, y: (x * 100).logcumsumexp(1) + y,
+    "log_ndtr": lambda x, y: torch.special.log_ndtr(x * 20) + y,
+    "binary cross-entropy": lambda x, y: F.binary_cross_entropy_with_logits(
+        x * 100, y.sigmoid(), reduction="none"
+    ),
     "erfinv": lambda x, y: torch.erfinv(x.tanh() * 0.9) + y,
     "i0 and i1e": lambda x, y: torch.i0(x) + torch.special.i1e(y),
     "fmax and fmin": lambda x, y: torch.fmax(x, y) - torch.fmin(x, y.tanh()),
