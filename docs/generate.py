@@ -30,10 +30,13 @@ from pt2e_quant.core.scheme_size import bits_per_weight
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.pattern import Op
+from pt2e_quant.passes.algorithms.registry import OWN_NAMES, descriptions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy_speed.json"
 SCHEMES = ROOT / "docs" / "schemes.md"
+ALGORITHMS = ROOT / "docs" / "algorithms.md"
+ALGORITHMS_BEGIN, ALGORITHMS_END = "<!-- algorithms -->", "<!-- end of algorithms -->"
 SCHEMES_BEGIN, SCHEMES_END = (
     "<!-- schemes: python docs/generate.py -->",
     "<!-- end of schemes -->",
@@ -224,6 +227,16 @@ def _described(scheme: TensorScheme) -> str:
     return f"{when}{kind} {where}{scales}"
 
 
+def algorithms_table() -> str:
+    """The algorithms of this package."""
+    lines = ["| name | what it does | stage | calibration data | for | paper |", "| --- " * 6 + "|"]
+    for row in descriptions():
+        if row.name in OWN_NAMES:
+            cells = (f"`{row.name}`", row.what, row.stage, row.data, row.fits, row.paper)
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _filled(path: Path, begin: str, end: str, table: str) -> str:
     """A page's text with the part between two marks replaced."""
     head, _, rest = path.read_text().partition(begin)
@@ -240,6 +253,7 @@ def pages() -> dict[Path, str]:
     found[ROOT / "docs" / "kernels.md"] = kernels_page(RESULTS.parent)
     found[PARITY] = _filled(PARITY, PARITY_BEGIN, PARITY_END, parity_tables(RESULTS.parent))
     found[SCHEMES] = _filled(SCHEMES, SCHEMES_BEGIN, SCHEMES_END, schemes_table())
+    found[ALGORITHMS] = _filled(ALGORITHMS, ALGORITHMS_BEGIN, ALGORITHMS_END, algorithms_table())
     return found
 
 

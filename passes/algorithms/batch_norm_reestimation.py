@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from pt2e_quant.graph.ops import BATCH_NORM, CONV_TRANSPOSE, argument, is_call
 from pt2e_quant.observers.statistics.base import Statistics
@@ -13,6 +14,10 @@ from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
 from pt2e_quant.passes.algorithms.bias_correction import channels_first, quantized_layers
 from pt2e_quant.passes.algorithms.grid import Declined, scale_of
+from pt2e_quant.passes.algorithms.paired_run import Block
+
+Values = list[tuple[Tensor, Tensor]]
+"""With the float weight and the rounded one, float64[samples, channels, positions] of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +26,8 @@ class BatchNormReestimation(Algorithm):
 
     A batch norm that is left gets the mean and variance that its input has in the quantized model
     (Sun et al. 2019). Of a layer that one was folded into, each output channel y is replaced by
-    a y + c: a undoes the gain that rounding has given the float model's channel, c the shift of
-    its mean. a goes into the scales of the weight's rows, whose integers stay, and c into the bias.
+    a y + c: a undoes the gain that rounding the weight has given the channel, c the shift of its
+    mean. a goes into the scales of the weight's rows, whose integers stay, and c into the bias.
     The least squared distance to the float model would take noise for gain, and shrink channels
     layer after layer. A channel is changed where what one half of the samples calls for helps on
     the other half, in both directions.
@@ -60,10 +65,7 @@ class BatchNormReestimation(Algorithm):
         bias = site.graph.constant(site.node, "bias")
         if weight.qparams().is_per_tensor:
             raise Declined("its weight has one scale for all rows")
-        pairs = [
-            (channels_first(site.node, p.exact), channels_first(site.node, p.rounded))
-            for p in site.graph.run.outputs(site.node)
-        ]
+        pairs = _outputs(site.graph, site.node, weight)
         factor, shift = _fit_checked(pairs, bias.value.double(), self.widest)
         if not bool((factor != 1).any() | (shift != 0).any()):
             raise Declined("no scale and shift fitted to half of the calls helps on the other half")
@@ -92,6 +94,23 @@ class BatchNormReestimation(Algorithm):
         return f"{self.name}: mean and variance of {len(rows)} quantized values a channel"
 
 
+def _outputs(graph: AlgorithmGraph, node: Node, weight: Constant) -> Values:
+    """What a layer makes of the quantized model's inputs, with the float weight and with its own.
+
+    Gains of the model before the layer are left out: undone layer by layer they would amplify what
+    noise has taken.
+    """
+    run, exact = graph.run, graph.gathered.floats.get(weight.node, weight.value)
+    run.reach(node)
+    block, found = Block((node,), node), []
+    with torch.no_grad():
+        for call in range(run.count):
+            wanted = run.replay(block, call, {weight.reader: exact}, exact=False)
+            made = run.replay(block, call, {}, exact=False)
+            found.append((channels_first(node, wanted), channels_first(node, made)))
+    return found
+
+
 def _scale_rows(weight: Constant, factor: Tensor) -> None:
     """Multiply rows of a weight and their scales, so that its integers stay."""
     scale = scale_of(weight.qparams())
@@ -104,10 +123,6 @@ def _scale_rows(weight: Constant, factor: Tensor) -> None:
 
 def _along(factor: Tensor, like: Tensor) -> Tensor:
     return factor.reshape(-1, *[1] * (like.dim() - 1))
-
-
-Values = list[tuple[Tensor, Tensor]]
-"""Exact and rounded outputs of each call, float64[samples, channels, positions]."""
 
 
 def _fit_checked(pairs: Values, bias: Tensor, widest: float) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class CrossLayerEqualization(Algorithm):
     paper: ClassVar[str] = "Nagel et al. 2019, Data-free quantization, arXiv 1906.04721"
     fits: ClassVar[str] = "layers with integer weights that feed each other, at most through a relu"
 
-    least_gain: float = 1.1
+    least_gain: float = 1.5
     widest: float = 1e4
     deviations: float = 3.0
 

@@ -1,6 +1,7 @@
 """Names to algorithms; third parties add theirs by the entry point group pt2e_quant.algorithms."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from pt2e_quant.core.effort import Effort
@@ -77,6 +78,49 @@ def algorithm_named(given: str | Algorithm) -> Algorithm:
     if not isinstance(made, Algorithm):
         raise ConfigError(f'the entry point of algorithm "{given}" makes no Algorithm: {made!r}')
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One algorithm in words.
+
+    Args:
+        name: as `algorithms=[…]` takes it.
+        what: what it does, one sentence.
+        stage: when it runs.
+        data: what it needs of calibration.
+        fits: what it applies to.
+        paper: where it is from.
+    """
+
+    name: str
+    what: str
+    stage: str
+    data: str
+    fits: str
+    paper: str
+
+
+def descriptions() -> tuple[Description, ...]:
+    """All algorithms that there are, in the order of their stages."""
+    found = sorted(map(algorithm_named, names()), key=lambda made: (made.stage, made.name))
+    return tuple(map(_described, found))
+
+
+def _described(algorithm: Algorithm) -> Description:
+    data = "none"
+    if algorithm.needs_calls:
+        data = "a sample of its calls, run again in float and quantized"
+    elif algorithm.needs_data:
+        data = "statistics"
+    return Description(
+        algorithm.name,
+        (type(algorithm).__doc__ or "").partition("\n")[0],
+        algorithm.stage.name.lower(),
+        data,
+        algorithm.fits,
+        algorithm.paper,
+    )
 
 
 def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tuple[Algorithm, ...]:

@@ -34,7 +34,7 @@ from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.report.audit import audit as audit_of
-from pt2e_quant.passes.algorithms.registry import OWN_NAMES
+from pt2e_quant.passes.algorithms.registry import OWN_NAMES, descriptions
 
 
 def recipes_table(backend: str, recipes: Mapping[str, str]) -> Table:
@@ -266,6 +266,20 @@ def recipes(
         console.print(recipes_table(title, target.recipes))
     aliases = ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items())
     console.print(f"other names: {aliases}", soft_wrap=True)
+
+
+@app.command()
+def algorithms(as_json: Json = False) -> None:
+    """List the algorithms that --algorithm takes, in the order they run."""
+    found = descriptions()
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in found], indent=1))
+        return
+    table = Table("algorithm", "what it does", "stage", "calibration data", "paper")
+    for row in found:
+        cells = (row.name, row.what, row.stage, row.data, row.paper)
+        table.add_row(*map(escape, cells))
+    _stdout().print(table)
 
 
 @app.command()

@@ -321,6 +321,17 @@ def test_version_when_asked_then_the_package_and_torch_are_named(capsys):
     assert re.fullmatch(r"pt2e-quant \d+\.\d+\.\d+, torch \S+\n", capsys.readouterr().out)
 
 
+def test_algorithms_when_asked_then_all_with_stage_data_and_paper(capsys):
+    assert call("algorithms", "--json") == 0
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["bias_correction"]["stage"] == "corrections"
+    assert found["gptq"]["data"] == "statistics"
+    assert found["cross_layer_equalization"]["data"] == "none"
+    assert all(row["paper"] and row["fits"] and row["what"] for row in found.values())
+    assert call("algorithms") == 0
+    assert "adaround" in capsys.readouterr().out
+
+
 def test_recipes_when_asked_then_every_backend_lists_its_own(capsys):
     assert call("recipes", "--json") == 0
     found = json.loads(capsys.readouterr().out)
