@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,9 +10,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from torch import Tensor
 
 from pt2e_quant.backends.registry import get, names
 from pt2e_quant.backends.target.recipe import ALIASES
@@ -21,6 +17,12 @@ from pt2e_quant.command_line.data_file import import_modules, read_data
 from pt2e_quant.command_line.json_output import print_json
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model, open_reference
+from pt2e_quant.command_line.print_tables import (
+    algorithms_table,
+    recipes_table,
+    results_table,
+    timings_table,
+)
 from pt2e_quant.command_line.quantize_file import QuantizeOptions, quantize_file
 from pt2e_quant.command_line.result_file import (
     check_writable,
@@ -28,58 +30,13 @@ from pt2e_quant.command_line.result_file import (
     result_names,
     write_npz,
 )
-from pt2e_quant.command_line.time_models import Timing, noise_leaves, time_in_turn
+from pt2e_quant.command_line.time_models import noise_leaves, time_in_turn
 from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.report.audit import audit as audit_of
 from pt2e_quant.passes.algorithms.registry import OWN_NAMES, descriptions
-
-
-def recipes_table(backend: str, recipes: Mapping[str, str]) -> Table:
-    """A backend's recipes with a line of explanation each."""
-    table = Table(title=backend)
-    table.add_column("recipe", no_wrap=True)
-    table.add_column("what it does", overflow="fold")
-    for name, text in recipes.items():
-        table.add_row(escape(name), escape(text))
-    return table
-
-
-def results_table(results: Mapping[str, Tensor]) -> Table:
-    """Name, shape, type and range of each array."""
-    table = Table(title="results")
-    for column in ("name", "shape", "dtype", "min", "max", "mean"):
-        table.add_column(column, overflow="fold")
-    for name, tensor in results.items():
-        facts = ["", "", ""]
-        if tensor.numel():
-            values = tensor.double()
-            facts = [f"{float(v):.4g}" for v in (values.min(), values.max(), values.mean())]
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        table.add_row(name, str(tuple(tensor.shape)), dtype, *facts)
-    return table
-
-
-def timings_table(timings: Mapping[str, Timing], *, threads: int, rounds: int) -> Table:
-    """Median and minimum of each file, and how much faster the first one is than each."""
-    plural = "" if threads == 1 else "s"
-    table = Table(title=f"{rounds} rounds in turn, {threads} thread{plural}")
-    table.add_column("file", overflow="fold")
-    for column in ("median us", "min us", "speed-up", "MiB"):
-        table.add_column(column, justify="right")
-    first = next(iter(timings.values()))
-    for name, timing in timings.items():
-        table.add_row(
-            name,
-            f"{timing.median_us:,.0f}",
-            f"{timing.min_us:,.0f}",
-            "" if timing is first else f"{timing.median_us / first.median_us:.2f}x",
-            f"{timing.size_bytes / 2**20:.2f}",
-        )
-    return table
-
 
 app = typer.Typer(
     name="pt2e-quant",
@@ -273,12 +230,9 @@ def algorithms(as_json: Json = False) -> None:
     """List the algorithms that --algorithm takes, in the order they run."""
     found = descriptions()
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in found], indent=1))
+        print_json("algorithms", {"algorithms": [asdict(row) for row in found]})
         return
-    table = Table("algorithm", "what it does", "stage", "calibration data", "paper")
-    for row in found:
-        cells = (row.name, row.what, row.stage, row.data, row.paper)
-        table.add_row(*map(escape, cells))
+    table = algorithms_table(found)
     _stdout().print(table)
 
 

@@ -323,7 +323,7 @@ def test_version_when_asked_then_the_package_and_torch_are_named(capsys):
 
 def test_algorithms_when_asked_then_all_with_stage_data_and_paper(capsys):
     assert call("algorithms", "--json") == 0
-    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)["algorithms"]}
     assert found["bias_correction"]["stage"] == "corrections"
     assert found["gptq"]["data"] == "statistics"
     assert found["cross_layer_equalization"]["data"] == "none"
