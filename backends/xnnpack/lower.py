@@ -186,7 +186,11 @@ def _emit(job: Job[Options]) -> Draft:
         refuse_missing_kernels(gm, artifact.contents().overloads)
         load_program(pte).load_method("forward")
     _describe(artifact, gm)
-    return Draft(artifact=artifact, refuse=lambda: _refuse_float(gm, regions))
+    return Draft(
+        artifact=artifact,
+        refuse=lambda: _refuse_float(gm, regions),
+        keeps_weights=any(r.notes for r in records if r.name == refloat_products.name),
+    )
 
 
 def _refuse_float(gm: GraphModule, regions: Sequence[FloatRegion]) -> None:

@@ -102,6 +102,22 @@ def test_branch_when_no_batch_takes_it_then_it_stays_float_with_a_note(quantizer
     assert note.startswith("false_graph_0/")
 
 
+def test_branch_when_it_alone_is_observed_and_no_batch_takes_it_then_it_stays_float(quantizer):
+    class OneSided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, torch.sin, lambda a: self.linear(a), (x,))
+
+    x = torch.ones(2, 8)
+    prepared = prepare_pt2e(export(OneSided().eval(), (x,)), quantizer())
+    calibrate(prepared, [(x,)], progress=False)
+    quantized = convert_pt2e(prepared)
+    assert any("stays float" in note for note in provenance_of(quantized).notes)
+
+
 def test_branches_when_nothing_was_calibrated_then_refused(quantizer):
     prepared = prepare_pt2e(export(Cond().eval(), (torch.ones(2, 4),)), quantizer())
     with pytest.raises(CalibrationError, match="saw no data"):

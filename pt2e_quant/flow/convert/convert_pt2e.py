@@ -22,6 +22,7 @@ from pt2e_quant.core.errors import (
 from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY
 from pt2e_quant.flow.convert.emit_qdq import (
     Quantized,
     described,
@@ -44,6 +45,7 @@ from pt2e_quant.flow.convert.observed_qparams import (
     saw_data,
 )
 from pt2e_quant.flow.convert.quantize_constants import HeldPlace, held_places, quantize_constants
+from pt2e_quant.flow.convert.show_constants import show_constants
 from pt2e_quant.flow.prepare.prepared import (
     HALF_CONVERTED,
     PREPARED_KEY,
@@ -58,7 +60,7 @@ from pt2e_quant.flow.qat.train_mode import set_training_flags
 from pt2e_quant.flow.report.audit import refuse_islands
 from pt2e_quant.flow.report.size_ledger import check_smaller, constant_bytes, take_ledger
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of, copy_trace, give_values
+from pt2e_quant.graph.meta import copy_trace, give_values
 from pt2e_quant.graph.pipeline import log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import bodies, direct_bodies
 from pt2e_quant.observers.run_time.placeholder import RunTimeScales
@@ -123,7 +125,8 @@ def convert_pt2e(
         how = _How(
             fold_quantize=fold_quantize,
             progress=progress,
-            is_calibrated=any(saw_data(graph) for graph in prepared_graphs(prepared)),
+            is_calibrated=SAMPLE_KEY in prepared.meta
+            or any(saw_data(graph) for graph in prepared_graphs(prepared)),
         )
         _convert_graph(prepared, how)
         run_passes(prepared, (lift_constants,))
@@ -159,7 +162,7 @@ class _How:
     Args:
         fold_quantize: as `convert_pt2e` has it.
         progress: likewise.
-        is_calibrated: some observer of the program saw data.
+        is_calibrated: the program ran in calibration, or some observer of it saw data.
     """
 
     fold_quantize: bool
@@ -240,7 +243,8 @@ class _Converter:
         """Convert every observer, then drop them."""
         self._convert_held()
         nodes = list(observers_of(self.gm))
-        self._show_constants(nodes)
+        constants = [one for one in nodes if self._observer_info(one[0]).is_constant]
+        self.provenance.notes += show_constants(self.gm, constants, is_qat=self.state.is_qat)
         self.joint = qparams_by_observer(observer for _, observer in nodes)
         _check_seen(nodes, self.joint, self.state.is_strict)
         for node, observer in nodes:
@@ -250,14 +254,6 @@ class _Converter:
                 self.gm.graph.erase_node(node)
             self.gm.delete_submodule(str(node.target))
         self.editor.finish()
-
-    def _show_constants(self, nodes: list[tuple[Node, Any]]) -> None:
-        """Weights need no forward pass: show each constant to an observer that saw nothing."""
-        for node, observer in nodes:
-            if self._observer_info(node).is_constant and not has_seen(observer):
-                value = constant_of(self.gm, observed_node(node))
-                if value is not None:
-                    observer(value)
 
     def _convert_held(self) -> None:
         """Convert the constants that no node observes; those of other forms get one first."""
