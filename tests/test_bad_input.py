@@ -70,7 +70,6 @@ def prepared_at(model, backend, batch=1, **options):
         ({}, r"missing input \['x'\]", "dict batch is keyword"),
         ([[1.0, 2.0]], "structure differs", "containers"),
         ("data", "must be a tensor, found str", None),
-        (torch.ones(1, 4).numpy(), "must be a tensor, found ndarray", "torch.as_tensor(x)"),
         (None, "must be a tensor, found NoneType", None),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.graph.moments import OUTPUT_MOMENTS_KEY, OutputMoments
+from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, RELU, RELU6, argument, is_call
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.core.dtypes import limits_of
+from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
-from pt2e_quant.graph.moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.graph.ops import CONV, RELU, argument, is_call
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.observers.statistics.base import Statistics

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import InvariantError
+from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, source_constant
-from pt2e_quant.graph.moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.graph.ops import (
     BATCH_NORM,
     CONV,

@@ -155,7 +155,11 @@ class Provenance:
 
     def to_json(self) -> str:
         """As JSON, for keeping inside a file."""
-        return json.dumps({"version": _VERSION, **asdict(self)})
+        table = asdict(self)
+        for row in table["tensors"]:
+            if not row["evidence"]:
+                del row["evidence"]  # of most tensors, and kept in each file
+        return json.dumps({"version": _VERSION, **table})
 
     @staticmethod
     def from_json(text: str) -> "Provenance":

@@ -58,7 +58,7 @@ _PYTHON = {
 _FUNCTIONS = {"derive_bias_qparams": derive_bias_qparams}
 """What a derived observer may call. A file can name no other function, so it can call none."""
 
-_OWN = ("core", "flow", "observers", "passes", "pt2e")
+_OWN = ("core", "flow", "observers", "passes", "pt2e", "tensors")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 _PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\Z", re.ASCII)
 _OPERATOR = re.compile(r"(\w+)\.(\w+)\.(\w+)\Z", re.ASCII)

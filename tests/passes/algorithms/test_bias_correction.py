@@ -9,8 +9,8 @@ from torch.nn import functional
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.output_moments import OutputMoments
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.graph.moments import OutputMoments
 from pt2e_quant.passes.algorithms import BiasCorrection
 from pt2e_quant.passes.algorithms.bias_correction import clipped_mean
 

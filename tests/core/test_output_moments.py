@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from pt2e_quant.graph.moments import OUTPUT_MOMENTS_KEY, OutputMoments
+from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_batch_norm
 
 
