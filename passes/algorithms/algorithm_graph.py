@@ -88,6 +88,10 @@ class AlgorithmGraph:
         """The calls of a family, in graph order."""
         return (node for node in self.gm.graph.nodes if is_call(node, family))
 
+    def quantized(self, family: Family) -> list[Node]:
+        """The calls of a family whose weights get static integers, in graph order."""
+        return [n for n in self.calls(family) if has_integers(self.observer(argument(n, "weight")))]
+
     def source(self, call: Node, name: str = "input") -> Node:
         """The tensor that an operand has, behind its observer if it has one."""
         operand = argument(call, name)

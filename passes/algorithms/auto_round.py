@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.graph.ops import CONV, LINEAR, argument, is_call
+from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, has_integers
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
 from pt2e_quant.passes.algorithms.grid import Declined, Grid, scale_of, spread_over
 from pt2e_quant.passes.algorithms.paired_run import Block, PairedRun, blocks
 
@@ -57,9 +57,9 @@ class AutoRound(Algorithm):
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """The first quantized weight of each block, with the block."""
+        quantized = set(graph.quantized((*LINEAR, *CONV)))
         for block in blocks(graph.gm):
-            layers = [n for n in block.nodes if is_call(n, (*LINEAR, *CONV))]
-            layers = [n for n in layers if has_integers(graph.observer(argument(n, "weight")))]
+            layers = [n for n in block.nodes if n in quantized]
             if layers:
                 yield Site(graph, layers[0], "weight", (block, layers))
 

@@ -12,7 +12,7 @@ from pt2e_quant.graph.ops import BATCH_NORM, CONV_TRANSPOSE, argument, is_call
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
-from pt2e_quant.passes.algorithms.bias_correction import channels_first, quantized_layers
+from pt2e_quant.passes.algorithms.bias_correction import LAYERS, channels_first
 from pt2e_quant.passes.algorithms.grid import Declined, scale_of
 from pt2e_quant.passes.algorithms.paired_run import Block
 
@@ -49,7 +49,7 @@ class BatchNormReestimation(Algorithm):
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """Every quantized layer with a bias, and every batch norm, in graph order."""
-        layers = {n for n in quantized_layers(graph) if argument(n, "bias") is not None}
+        layers = {n for n in graph.quantized(LAYERS) if argument(n, "bias") is not None}
         layers = {n for n in layers if not is_call(n, CONV_TRANSPOSE)}
         for node in graph.gm.graph.nodes:
             if node in layers:

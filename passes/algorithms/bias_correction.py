@@ -13,17 +13,12 @@ from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, RELU, RELU6, argument, is_call
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, has_integers, unobserved
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, unobserved
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.paired_run import Pair
 from pt2e_quant.passes.algorithms.scale_targets import columns_of
 
 LAYERS = (*LINEAR, *CONV, *CONV_TRANSPOSE)
-
-
-def quantized_layers(graph: AlgorithmGraph) -> list[Node]:
-    """The linears and convolutions with weights in integers, in graph order."""
-    return [n for n in graph.calls(LAYERS) if has_integers(graph.observer(argument(n, "weight")))]
 
 
 def channels_first(node: Node, value: Tensor) -> Tensor:
@@ -62,7 +57,7 @@ class BiasCorrection(Algorithm):
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """The bias of every quantized layer."""
-        layers = quantized_layers(graph)
+        layers = graph.quantized(LAYERS)
         return [Site(graph, n, "bias") for n in layers if argument(n, "bias") is not None]
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
@@ -107,7 +102,7 @@ class AnalyticBiasCorrection(Algorithm):
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """The bias of every quantized layer whose input has known moments."""
-        layers = (n for n in quantized_layers(graph) if not is_call(n, CONV_TRANSPOSE))
+        layers = (n for n in graph.quantized(LAYERS) if not is_call(n, CONV_TRANSPOSE))
         for node in layers:
             mean = input_mean(graph, node)
             if mean is not None and argument(node, "bias") is not None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.graph.ops import CONV, LINEAR, arguments
+from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.input_hessian import InputHessian
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, has_integers
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
 from pt2e_quant.passes.algorithms.grid import Declined, Grid
 from pt2e_quant.passes.algorithms.weight_blocks import (
     output_errors,
@@ -63,9 +63,7 @@ class Gptq(Algorithm):
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """Every quantized weight of a linear or convolution."""
-        for node in graph.calls((*LINEAR, *CONV)):
-            if has_integers(graph.observer(arguments(node)["weight"])):
-                yield Site(graph, node, "weight")
+        return (Site(graph, node, "weight") for node in graph.quantized((*LINEAR, *CONV)))
 
     def statistics(self, site: Site) -> Statistics:
         """The Hessian of the input, of a convolution that of its windows."""

@@ -16,7 +16,6 @@ from pt2e_quant.observers.statistics.input_hessian import InputHessian
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import (
     AlgorithmGraph,
-    has_integers,
     is_quantized_output,
     is_static_per_tensor,
 )
@@ -52,9 +51,7 @@ class LowRank(Algorithm):
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """Every linear with a quantized weight."""
-        for node in graph.calls(LINEAR):
-            if has_integers(graph.observer(argument(node, "weight"))):
-                yield Site(graph, node, "weight")
+        return (Site(graph, node, "weight") for node in graph.quantized(LINEAR))
 
     def statistics(self, site: Site) -> Statistics:
         """The second moments of the input."""

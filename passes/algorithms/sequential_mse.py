@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pt2e_quant.graph.ops import CONV, LINEAR, argument
+from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, has_integers
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
 from pt2e_quant.passes.algorithms.grid import Declined, scale_of
 from pt2e_quant.passes.algorithms.row_moments import RowMoments, gain_db, row_moments
 
@@ -40,9 +40,7 @@ class SequentialMse(Algorithm):
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """Every quantized weight of a linear or convolution."""
-        for node in graph.calls((*LINEAR, *CONV)):
-            if has_integers(graph.observer(argument(node, "weight"))):
-                yield Site(graph, node, "weight")
+        return (Site(graph, node, "weight") for node in graph.quantized((*LINEAR, *CONV)))
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Choose the scales of one weight."""
