@@ -147,7 +147,7 @@ if TYPE_CHECKING:
     from pt2e_quant.observers.weights.weight import WeightObserver as WeightObserver
     from pt2e_quant.one_call import quantize as quantize
     from pt2e_quant.passes import algorithms as algorithms
-    from pt2e_quant.tensors.choose_fastest import auto_quantize as auto_quantize
+    from pt2e_quant.tensors.kernels.choose_fastest import auto_quantize as auto_quantize
     from pt2e_quant.tensors.quantize import quantize_ as quantize_
     from pt2e_quant.tensors.quantized_tensor import QuantizedTensor as QuantizedTensor
 
@@ -249,7 +249,7 @@ _FILES = {
     "verify_canonical": "pt2e_quant.core.canonical",
     # eager modules
     "QuantizedTensor": "pt2e_quant.tensors.quantized_tensor",
-    "auto_quantize": "pt2e_quant.tensors.choose_fastest",
+    "auto_quantize": "pt2e_quant.tensors.kernels.choose_fastest",
     "quantize_": "pt2e_quant.tensors.quantize",
     # errors
     "Pt2eQuantError": "pt2e_quant.core.errors",

@@ -29,7 +29,7 @@ from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.report.worst_tensors import warn_if_low
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 from pt2e_quant.passes.algorithms.registry import with_effort
-from pt2e_quant.tensors.graph import (
+from pt2e_quant.tensors.graphs.graph import (
     prepare_stored,
     quantized_weights,
     real_weights,

@@ -2,20 +2,20 @@
 
 from pt2e_quant.tensors import functions as _functions  # noqa: F401  (fills the tables)
 from pt2e_quant.tensors import primitives as _primitives  # noqa: F401  (registers its operators)
-from pt2e_quant.tensors.choose_fastest import AutoReport, auto_quantize
-from pt2e_quant.tensors.dispatch import register_kernel, unregister_kernel
-from pt2e_quant.tensors.fallbacks import fallbacks, forget_fallbacks, strict
+from pt2e_quant.tensors.files.hugging_face import register_hugging_face
+from pt2e_quant.tensors.files.save_files import load_module, save_module
 from pt2e_quant.tensors.form import TensorForm
-from pt2e_quant.tensors.graph import to_graph
-from pt2e_quant.tensors.hugging_face import register_hugging_face
+from pt2e_quant.tensors.graphs.graph import to_graph
+from pt2e_quant.tensors.graphs.load_graph import load_graph
+from pt2e_quant.tensors.kernels.choose_fastest import AutoReport, auto_quantize
+from pt2e_quant.tensors.kernels.dispatch import register_kernel, unregister_kernel
+from pt2e_quant.tensors.kernels.fallbacks import fallbacks, forget_fallbacks, strict
 from pt2e_quant.tensors.layouts.layout import Layout
 from pt2e_quant.tensors.layouts.sparse import prune_2_4
 from pt2e_quant.tensors.layouts.table import register_layout
-from pt2e_quant.tensors.load_graph import load_graph
 from pt2e_quant.tensors.quantize import pack_, quantize_
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport
-from pt2e_quant.tensors.save_files import load_module, save_module
 
 __all__ = [
     "AutoReport",

@@ -10,7 +10,7 @@ from torch import Tensor
 from pt2e_quant.core.formats.blocks import WHOLE
 from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES
 from pt2e_quant.core.packing import unpack
-from pt2e_quant.tensors.fallbacks import note_fallback
+from pt2e_quant.tensors.kernels.fallbacks import note_fallback
 from pt2e_quant.tensors.layouts.layout import code_dtype
 from pt2e_quant.tensors.quantized_tensor import ATEN, QuantizedTensor, changed_parts
 from pt2e_quant.tensors.values import Parts, decode, empty_parts, real_scale

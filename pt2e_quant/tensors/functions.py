@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pt2e_quant.tensors.aten_ops import rows_of
-from pt2e_quant.tensors.canonical import emit_input, emit_real_values
-from pt2e_quant.tensors.dispatch import REFERENCE, dispatch_range, find_kernel
-from pt2e_quant.tensors.fallbacks import note_fallback
+from pt2e_quant.tensors.graphs.canonical import emit_input, emit_real_values
+from pt2e_quant.tensors.kernels.dispatch import REFERENCE, dispatch_range, find_kernel
+from pt2e_quant.tensors.kernels.fallbacks import note_fallback
 from pt2e_quant.tensors.quantized_tensor import ATEN, FUNCTIONS, QuantizedTensor
 
 

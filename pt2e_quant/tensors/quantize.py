@@ -28,10 +28,10 @@ from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
-from pt2e_quant.tensors.choose_layout import best_layout
 from pt2e_quant.tensors.function_ranges import FunctionRanges, install_functions
-from pt2e_quant.tensors.graph import SchemeQuantizer, quantized_weights, scheme_of
-from pt2e_quant.tensors.load_graph import load_graph
+from pt2e_quant.tensors.graphs.graph import SchemeQuantizer, quantized_weights, scheme_of
+from pt2e_quant.tensors.graphs.load_graph import load_graph
+from pt2e_quant.tensors.kernels.choose_layout import best_layout
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport, Row

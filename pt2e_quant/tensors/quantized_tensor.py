@@ -13,8 +13,8 @@ from pt2e_quant.core.formats.block_qparams import BlockQParams
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.observers.weights.weight_search import WeightSearch
-from pt2e_quant.tensors.fallbacks import note_fallback
 from pt2e_quant.tensors.form import TensorForm, form_from_text, form_to_text
+from pt2e_quant.tensors.kernels.fallbacks import note_fallback
 from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.values import (
     Parts,

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.tensors import QuantizedTensor, load_module, register_hugging_face, save_module
-from pt2e_quant.tensors.graph import quantized_weights
+from pt2e_quant.tensors.graphs.graph import quantized_weights
 from pt2e_quant.tensors.quantize import quantize_
 
 SCHEMES = ("w8", "int8_dynamic", "w4_g32", "mxfp4_weight_only", "fp8_dynamic")

@@ -10,7 +10,7 @@ from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.tensors import QuantizedTensor
-from pt2e_quant.tensors.graph import quantized_weights
+from pt2e_quant.tensors.graphs.graph import quantized_weights
 from pt2e_quant.tensors.quantize import pack_, quantize_
 
 

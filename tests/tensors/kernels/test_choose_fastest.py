@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.core.errors import ConfigError, InputError
-from pt2e_quant.tensors import choose_fastest as unit
+from pt2e_quant.tensors.kernels import choose_fastest as unit
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from pt2e_quant.core.errors import ConfigError, InputError, Pt2eQuantError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
-from pt2e_quant.tensors.choose_layout import layouts_with_kernels
+from pt2e_quant.tensors.kernels.choose_layout import layouts_with_kernels
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of
 from pt2e_quant.tensors.quantize import put_in_place, search_of
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor

@@ -12,13 +12,13 @@ from torch import nn
 
 from pt2e_quant.core.errors import ConfigError, MissingExtraError
 from pt2e_quant.core.schemes import Scheme
-from pt2e_quant.tensors.choose_layout import best_layout
+from pt2e_quant.tensors.files.save_files import KEY, to_plain_tensors
 from pt2e_quant.tensors.form import form_from_text, scheme_from_json, scheme_to_json
-from pt2e_quant.tensors.graph import quantized_weights
+from pt2e_quant.tensors.graphs.graph import quantized_weights
+from pt2e_quant.tensors.kernels.choose_layout import best_layout
 from pt2e_quant.tensors.plan import Filter, as_scheme
 from pt2e_quant.tensors.quantize import quantize_
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
-from pt2e_quant.tensors.save_files import KEY, to_plain_tensors
 from pt2e_quant.tensors.values import empty_parts
 
 METHOD = "pt2e_quant"

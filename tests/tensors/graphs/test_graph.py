@@ -7,8 +7,8 @@ from torch import nn
 import pt2e_quant as pq
 from pt2e_quant.core.errors import AnnotationError, ConfigError, InputError, UnsupportedError
 from pt2e_quant.graph.show import show
-from pt2e_quant.tensors.graph import quantized_weights, real_weights, to_graph
-from pt2e_quant.tensors.load_graph import load_graph
+from pt2e_quant.tensors.graphs.graph import quantized_weights, real_weights, to_graph
+from pt2e_quant.tensors.graphs.load_graph import load_graph
 from pt2e_quant.tensors.quantize import quantize_
 
 SCHEMES = ("w8", "int8_dynamic", "w4_g32", "a8w4_g32", "mxfp4_weight_only", "nf4", "fp8_dynamic")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.tensors.choose_layout import best_layout
 from pt2e_quant.tensors.form import form_from_text, form_to_text
+from pt2e_quant.tensors.kernels.choose_layout import best_layout
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, portable_form
 
 KEY = "pt2e_quant.tensors"

@@ -11,7 +11,7 @@ from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
 from pt2e_quant.kernels.onednn.limbs_op import limb_shifts, linear_of_limbs
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 from pt2e_quant.tensors.form import TensorForm
-from pt2e_quant.tensors.kernel import TensorKernel
+from pt2e_quant.tensors.kernels.kernel import TensorKernel
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own

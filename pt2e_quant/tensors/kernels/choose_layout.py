@@ -1,6 +1,6 @@
 """The layout that a weight gets where nobody names one."""
 
-from pt2e_quant.tensors.dispatch import KERNELS, find_kernel
+from pt2e_quant.tensors.kernels.dispatch import KERNELS, find_kernel
 from pt2e_quant.tensors.layouts.table import LAYOUTS
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 

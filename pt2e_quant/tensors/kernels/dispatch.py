@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.kernels.profiler_range import profiler_range
-from pt2e_quant.tensors.cpu_kernels import CPU_KERNELS
 from pt2e_quant.tensors.form import TensorForm
-from pt2e_quant.tensors.gpu_kernels import GPU_KERNELS
-from pt2e_quant.tensors.kernel import TensorKernel, takes_all
+from pt2e_quant.tensors.kernels.cpu_kernels import CPU_KERNELS
+from pt2e_quant.tensors.kernels.gpu_kernels import GPU_KERNELS
+from pt2e_quant.tensors.kernels.kernel import TensorKernel, takes_all
 from pt2e_quant.tensors.layouts.table import layout_named
 
 KERNELS: list[TensorKernel] = [*CPU_KERNELS, *GPU_KERNELS]

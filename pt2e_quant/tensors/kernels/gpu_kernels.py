@@ -10,9 +10,9 @@ from pt2e_quant.kernels.fp8_linear.op import Fp8Linear
 from pt2e_quant.kernels.int4_linear.op import Int4Linear
 from pt2e_quant.kernels.int8_linear.op import Int8Linear
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
-from pt2e_quant.tensors.cpu_kernels import is_per_token
 from pt2e_quant.tensors.form import TensorForm
-from pt2e_quant.tensors.kernel import TensorKernel
+from pt2e_quant.tensors.kernels.cpu_kernels import is_per_token
+from pt2e_quant.tensors.kernels.kernel import TensorKernel
 from pt2e_quant.tensors.layouts.gpu_tiles import group_of
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 

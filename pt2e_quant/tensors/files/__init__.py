@@ -1,0 +1,1 @@
+"""Quantized modules in safetensors files and in Hugging Face's form."""

@@ -1,0 +1,1 @@
+"""Quantized modules as canonical graphs, and graphs loaded back into modules."""

@@ -1,0 +1,1 @@
+"""Which kernel runs an operation on quantized tensors, and in which layout."""
