@@ -82,7 +82,7 @@ def backend_page(backend: Backend) -> str:
     if backend.policy is not None:
         lines += [
             "The policy keeps in float what could run; `quantizer.allowing(name)` overrules it. A",
-            "light operator needs all of these:",
+            f"{'light' if backend.policy.rows else 'quantized'} operator needs all of these:",
             "",
             "| preference | what it needs |",
             "| --- | --- |",

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from pt2e_quant.backends.cpu.lower import LOWERING, SUFFIX
-from pt2e_quant.backends.cpu.policy import SLOWER, policy_of, recurrent_form
+from pt2e_quant.backends.cpu.policy import policy_of, recurrent_form
 from pt2e_quant.backends.cpu.recipes import recipes_of
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears

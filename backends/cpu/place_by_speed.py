@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.cpu.policy import SLOWER, SLOWER_KEY, policy_of, timed_kernels
+from pt2e_quant.backends.cpu.policy import SLOWER_KEY, policy_of, timed_kernels
+from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import ALLOWED_KEY, OpRow

@@ -9,8 +9,7 @@ from collections.abc import Collection
 
 from torch.fx import Node
 
-from pt2e_quant.backends.target.policy import Policy, Regions
-from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.backends.target.policy import SLOWER, Policy, Regions, slower_preference
 from pt2e_quant.core.recurrent_ops import Cell, Rounding, gate_count
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.op_table import OpKind, OpRow, Preference
@@ -20,9 +19,6 @@ from pt2e_quant.kernels.onednn.speed import measured_here
 from pt2e_quant.kernels.recurrent_layer.cpu import has_integer_layers
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.recurrent.split_recurrent import LayerSizes
-
-SLOWER = "slower"
-"""The name of the preference for what is no slower than float."""
 
 SLOWER_KEY = "pt2e_quant.cpu.slower"
 """Key of an operator's `node.meta`: it was timed on this machine, and is slower in integers."""
@@ -45,13 +41,9 @@ def policy_of(registry: Registry) -> Policy:
     kernels = timed_kernels(registry)
 
     def is_slower(row: OpRow, match: Match) -> bool:
-        """Whether a match was timed as slower, or its class of sizes measured below float.
-
-        A class that was not measured passes. So does what is quantized already: the float
-        operator would have its weight dequantized in every call.
-        """
+        """Whether a match was timed as slower, or its class of sizes measured below float."""
         kernel = kernels.get(row.name)
-        if kernel is None or _is_quantized(match):
+        if kernel is None:
             return False
         if SLOWER_KEY in match.nodes["op"].meta:
             return True
@@ -69,13 +61,11 @@ def policy_of(registry: Registry) -> Policy:
             ),
         ),
         of_matches=(
-            Preference(
-                name=SLOWER,
-                text="a shape class that measured no slower than float here",
-                fix="leave it float, as layers so small gain nothing on this CPU, or quantize it "
+            slower_preference(
+                "leave it float, as layers so small gain nothing on this CPU, or quantize it "
                 'all the same, with backend pq.backends.get("cpu").allowing_slower() '
                 "(--allow-slower)",
-                keeps=is_slower,
+                is_slower,
             ),
         ),
     )
@@ -101,11 +91,6 @@ def _runs(row: OpRow, match: Match) -> bool:
         return False  # so is what stays float
     weights = [slot.at for slot in row.slots if slot.role is Role.WEIGHT]
     return row.refusal(match) is None and all(match.is_constant(at) for at in weights)
-
-
-def _is_quantized(match: Match) -> bool:
-    operands = match["x"], match.values.get("w")
-    return any(isinstance(node, Node) and is_dequantize(node) for node in operands)
 
 
 def _read_constants(regions: Regions) -> set[Node]:

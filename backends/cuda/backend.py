@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from pt2e_quant.backends.cuda.lower import LOWERING, SUFFIX
+from pt2e_quant.backends.cuda.policy import UNMEASURED, policy_of
 from pt2e_quant.backends.cuda.recipes import RECIPES
 from pt2e_quant.backends.cuda.table import REGISTRY, TABLE, table_of
 from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
@@ -24,11 +26,22 @@ class CudaBackend(Backend):
         """
         registry = self.options["registry"].with_kernels(*kernels)
         options = {**self.options, "registry": registry}
-        return replace(self, table=table_of(registry), options=options)
+        return replace(self, table=table_of(registry), policy=policy_of(registry), options=options)
 
     def allowing_unmeasured(self) -> "CudaBackend":
         """This backend with kernels in use that nobody measured on the device at hand."""
-        return replace(self, options={**self.options, "allow_unmeasured": True})
+        return self._allowing(UNMEASURED)
+
+    def allowing_slower(self) -> "CudaBackend":
+        """This backend with kernels in use that measured slower than float on the device at hand.
+
+        For what is to be small rather than fast. The report names them.
+        """
+        return self._allowing(SLOWER)
+
+    def _allowing(self, name: str) -> "CudaBackend":
+        options = {**self.options, f"allow_{name}": True}
+        return replace(self, allowed=self.allowed | {name}, options=options)
 
 
 BACKEND = CudaBackend(
@@ -37,6 +50,7 @@ BACKEND = CudaBackend(
     table=TABLE,
     recipes=RECIPES,
     lowering=lambda: LOWERING,
+    policy=policy_of(REGISTRY),
     caution="experimental: not yet measured on a GPU",
     options={"registry": REGISTRY},
     transforms=(products_as_linears,),

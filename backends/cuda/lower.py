@@ -11,19 +11,20 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.cuda.artifact import CudaArtifact
 from pt2e_quant.backends.cuda.describe import describe
-from pt2e_quant.backends.cuda.policy import Measures
+from pt2e_quant.backends.cuda.policy import UNMEASURED, Measures, measures_here
 from pt2e_quant.backends.cuda.table import REGISTRY
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import Decide, fuse_kernels
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering
 from pt2e_quant.backends.target.lower import Options as AnyOptions
+from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.formats.format_ops import DequantizeBlock
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.flow.report.report import Report
-from pt2e_quant.graph.op_table import OUT
+from pt2e_quant.graph.op_table import ALLOWED_KEY, OUT
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, Validation
 from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
@@ -43,7 +44,6 @@ from pt2e_quant.kernels.quantize_per_token.fuse_choose import (
 from pt2e_quant.kernels.quantized_values import requantized
 from pt2e_quant.kernels.read_scheme import slots_fit
 from pt2e_quant.kernels.registry import Registry
-from pt2e_quant.kernels.tiles import device_slug
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
@@ -52,7 +52,7 @@ from pt2e_quant.passes.qdq.widen_scales import widen_chosen_scales
 
 SUFFIX = ".qcuda"
 
-_ALLOW, _STRICT = "allow_unmeasured", "strict"
+_UNMEASURED, _SLOWER, _STRICT = "allow_unmeasured", "allow_slower", "strict"
 """The options that a file keeps: `load` on another machine decides with them as `lower` did."""
 
 
@@ -105,19 +105,26 @@ class Options(AnyOptions):
         registry: the kernels.
         allow_unmeasured: use kernels that were not measured on the device at hand; the report
             names them.
+        allow_slower: use kernels that measured slower than float on the device at hand.
+
+    What the quantizer was allowed, `quantizer.allowing("unmeasured", "slower")`, holds as well.
     """
 
     registry: Registry = REGISTRY
     allow_unmeasured: bool = False
+    allow_slower: bool = False
 
 
 def _emit(job: Job[Options]) -> Draft:
     """A module of fused kernels; on a CPU it runs by their definitions."""
     options = job.options
-    allows = options.allow_unmeasured
-    choices = {_ALLOW: allows, _STRICT: options.strict}
-    stored = write_program(job.gm, "cuda", choices)
-    artifact = _assemble(stored, options.registry, allows, job.validation)
+    allowed = job.gm.meta.get(ALLOWED_KEY, ())
+    choices = {
+        _UNMEASURED: options.allow_unmeasured or UNMEASURED in allowed,
+        _SLOWER: options.allow_slower or SLOWER in allowed,
+    }
+    stored = write_program(job.gm, "cuda", {**choices, _STRICT: options.strict})
+    artifact = _assemble(stored, options.registry, measures_here(**choices), job.validation)
 
     def refuse() -> None:
         loose = _loose_weights(artifact.report)
@@ -125,38 +132,48 @@ def _emit(job: Job[Options]) -> Draft:
             "lower(..., allow_unmeasured=True) (--allow-unmeasured) to use kernels that were not "
             "measured here"
         )
+        slower = "allow_slower=True (--allow-slower) to use kernels that measured slower, "
         other = "give this module a scheme of the op table (docs/backends/cuda.md), or None"
+        if not choices[_SLOWER]:
+            other = slower + other
         if loose:
             raise UnsupportedError(
                 loose,
-                fix=f"{other if allows else allow}, strict=False to dequantize such weights "
-                "in every call",
+                fix=f"{other if choices[_UNMEASURED] else allow}, strict=False to dequantize such "
+                "weights in every call",
             )
 
     return Draft(artifact=artifact, refuse=refuse)
 
 
 def load(
-    path: str | Path, *, registry: Registry = REGISTRY, allow_unmeasured: bool | None = None
+    path: str | Path,
+    *,
+    registry: Registry = REGISTRY,
+    allow_unmeasured: bool | None = None,
+    allow_slower: bool | None = None,
 ) -> CudaArtifact:
     """Read a file that an artifact of this backend saved, and lower it for this machine.
 
-    What it was lowered with holds where `allow_unmeasured` is None. A weight that is dequantized
-    in every call here, where `lower` would have refused it, is warned of.
+    What it was lowered with holds where `allow_unmeasured` or `allow_slower` is None. A weight that
+    is dequantized in every call here, where `lower` would have refused it, is warned of.
 
     Raises:
         ArtifactError: the file is missing, damaged or not one of ours.
     """
     stored = read_program(path, "cuda", SUFFIX)
-    if allow_unmeasured is None:
-        allow_unmeasured = stored.choices.get(_ALLOW, False)
-    artifact = _assemble(stored, registry, allow_unmeasured)
+    asked = {_UNMEASURED: allow_unmeasured, _SLOWER: allow_slower}
+    choices = {
+        name: stored.choices.get(name, False) if chosen is None else chosen
+        for name, chosen in asked.items()
+    }
+    artifact = _assemble(stored, registry, measures_here(**choices))
     artifact.quantized = stored.gm
     loose = _loose_weights(artifact.report) if stored.choices.get(_STRICT, True) else ""
     if loose:
         allow = "load(..., allow_unmeasured=True) to use kernels that were not measured here"
         other = "give this module a scheme whose kernels this GPU has"
-        fix = other if allow_unmeasured else allow
+        fix = other if choices[_UNMEASURED] else allow
         warnings.warn(str(UnsupportedError(loose, fix=fix)), Pt2eQuantWarning, stacklevel=3)
     return artifact
 
@@ -164,26 +181,14 @@ def load(
 def _assemble(
     stored: StoredProgram,
     registry: Registry,
-    allow_unmeasured: bool,
+    measures: Measures,
     validation: Validation | None = None,
 ) -> CudaArtifact:
     gm = stored.gm
-    measures = _measures_here(allow_unmeasured)
     lowered = lower_graph(gm, registry, measures, validation)
     report = stored.report("CUDA")
     describe(report, lowered, measures)
     return CudaArtifact(lowered, stored.data, capture_of(gm), report)
-
-
-def _measures_here(allow_unmeasured: bool) -> Measures:
-    if not torch.cuda.is_available():
-        return Measures(device="", allow_unmeasured=allow_unmeasured)
-    major, minor = torch.cuda.get_device_capability()
-    return Measures(
-        device=device_slug(torch.cuda.get_device_name()),
-        allow_unmeasured=allow_unmeasured,
-        capability=10 * major + minor,
-    )
 
 
 def lower_graph(

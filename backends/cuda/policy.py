@@ -2,11 +2,20 @@
 
 from dataclasses import dataclass
 
+import torch
+
+from pt2e_quant.backends.target.policy import Policy, slower_preference
+from pt2e_quant.graph.op_table import OpRow, Preference
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.launch import FP8_CAPABILITY
 from pt2e_quant.kernels.measured import Variant, measured_of
 from pt2e_quant.kernels.quantized_values import rewritten
+from pt2e_quant.kernels.registry import Registry
+from pt2e_quant.kernels.tiles import device_slug
+
+UNMEASURED = "unmeasured"
+"""The name of the preference for what was measured on the GPU at hand; lowering asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +25,13 @@ class Measures:
     Args:
         device: its name as `kernels.tiles.device_slug` writes it, "" where there is none.
         allow_unmeasured: use a kernel whose shape class was not measured there.
+        allow_slower: use a kernel whose shape class measured slower than float there.
         capability: its compute capability, 90 for 9.0; the newest that matters by default.
     """
 
     device: str
     allow_unmeasured: bool
+    allow_slower: bool = False
     capability: int = 100
 
     @property
@@ -44,7 +55,9 @@ class Measures:
             variant: what it would write.
         """
         measured = measured_of(op, self.device, variant)
-        return min(measured.values()) >= 1.0 if measured else self.allow_unmeasured
+        if not measured:
+            return self.allow_unmeasured
+        return self.allow_slower or min(measured.values()) >= 1.0
 
     def objection(self, kernel: Kernel, match: Match) -> str | None:
         """Why a kernel is not used for a match as far as the device goes; None if it is."""
@@ -59,9 +72,45 @@ class Measures:
                 return None
             where = f"on {self.device}" if self.device else "on a GPU"
             return f"{kernel.op} was not measured {where} for such a shape"
-        if ratio < 1.0:
+        if ratio < 1.0 and not self.allow_slower:
             return f"{kernel.op} measured {ratio:.2f} times as fast as float for such a shape"
         return None
+
+
+def measures_here(*, allow_unmeasured: bool = False, allow_slower: bool = False) -> Measures:
+    """What is known of the GPU at hand; nothing where there is none."""
+    if not torch.cuda.is_available():
+        return Measures(device="", allow_unmeasured=allow_unmeasured, allow_slower=allow_slower)
+    major, minor = torch.cuda.get_device_capability()
+    return Measures(
+        device=device_slug(torch.cuda.get_device_name()),
+        allow_unmeasured=allow_unmeasured,
+        allow_slower=allow_slower,
+        capability=10 * major + minor,
+    )
+
+
+def policy_of(registry: Registry) -> Policy:
+    """The policy for a registry's kernels."""
+    kernels = {kernel.name: kernel for kernel in registry}
+
+    def is_slower(row: OpRow, match: Match) -> bool:
+        ratio = measures_here().ratio(kernels[row.name], match)
+        return ratio is not None and ratio < 1.0
+
+    return Policy(
+        of_matches=(
+            slower_preference(
+                "leave it float, as such a layer gains nothing on this GPU, or quantize it all the "
+                'same, with backend pq.backends.get("cuda").allowing_slower() (--allow-slower)',
+                is_slower,
+            ),
+            Preference(
+                name=UNMEASURED,
+                text="a kernel that was measured for such a shape on the GPU that it is lowered on",
+            ),
+        )
+    )
 
 
 def _lowest_capability(kernel: Kernel, match: Match) -> int:

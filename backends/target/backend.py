@@ -140,7 +140,8 @@ class Backend:
             validate: hold the graph against itself after each pass of the lowering, on the sample,
                 fresh data and extreme inputs, and name the pass that changed a value.
             own: what this backend alone has: `portable_only` and `max_sizes` (xnnpack), `portable`
-                (onnx), `allow_unmeasured` (cuda); the backends' `Options` explain them.
+                (onnx), `allow_unmeasured` and `allow_slower` (cuda); the backends' `Options`
+                explain them.
 
         Raises:
             InvariantError: the graph is not canonical, or a pass changed what it computes.
@@ -171,7 +172,7 @@ class Backend:
 
         Args:
             path: of the file.
-            own: what this backend alone has: `allow_unmeasured` (cuda).
+            own: what this backend alone has: `allow_unmeasured` and `allow_slower` (cuda).
 
         Raises:
             ArtifactError: the file is missing, damaged or not one of ours.

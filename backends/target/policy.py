@@ -6,12 +6,13 @@ quantized, MiniLM falls from 19 to 5 dB. So a light operator stays float unless 
 integers already and something reads its result as integers.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import ALLOWED_KEY, KEEP_FLOAT_KEY, OUT, OpKind, OpRow, Preference
@@ -28,6 +29,31 @@ READ_IN_FLOAT = Preference(
     text="a reader that works in integers",
     fix="leave it float: before a float operator integers would only add rounding",
 )
+SLOWER = "slower"
+"""The name of the preference for what is no slower than float."""
+
+
+def slower_preference(fix: str, is_slower: "Callable[[OpRow, Match], bool]") -> Preference:
+    """Operators whose class of sizes measured slower than float on the machine at hand stay float.
+
+    What is quantized already is taken: the float operator would have its weight dequantized in
+    every call.
+
+    Args:
+        fix: how to quantize them all the same.
+        is_slower: whether an entry's match was measured so; one that was not measured passes.
+    """
+    return Preference(
+        name=SLOWER,
+        text="a shape class that measured no slower than float here",
+        fix=fix,
+        keeps=lambda row, match: not _is_quantized(match) and is_slower(row, match),
+    )
+
+
+def _is_quantized(match: Match) -> bool:
+    values = (v if isinstance(v, tuple) else (v,) for v in match.values.values())
+    return any(isinstance(v, Node) and is_dequantize(v) for operands in values for v in operands)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +61,8 @@ class Policy:
     """A backend's preferences, as data.
 
     Args:
-        rows: the op-table entries that integers flow between.
+        rows: the op-table entries that integers flow between; none if the backend quantizes light
+            operators wherever they stand.
         runs: whether an entry takes a match of a float graph, whatever is preferred.
         at_output: whether an operator that only the program's output reads gains from integers.
         requantizes: whether products without an output slot can give integers too, because their
@@ -45,8 +72,8 @@ class Policy:
         of_matches: preferences that are known of a match alone (`Preference.keeps`).
     """
 
-    rows: Sequence[OpRow]
-    runs: Callable[[OpRow, Match], bool]
+    rows: Sequence[OpRow] = ()
+    runs: Callable[[OpRow, Match], bool] = lambda row, match: row.refusal(match) is None
     at_output: Callable[[Node], bool] = lambda _: True
     requantizes: bool = False
     marks_moves: bool = False
@@ -57,7 +84,8 @@ class Policy:
     def preferences(self) -> Mapping[str, Preference]:
         """Every preference by name."""
         own = (preference for preference, _ in self.exceptions)
-        return {p.name: p for p in (FLOAT_INPUTS, READ_IN_FLOAT, *own, *self.of_matches)}
+        placed: Iterable[Preference] = (FLOAT_INPUTS, READ_IN_FLOAT, *own) if self.rows else ()
+        return {p.name: p for p in (*placed, *self.of_matches)}
 
     def takes(self, row: OpRow, match: Match, allowed: Collection[str] = ()) -> bool:
         """Whether an entry runs a match of a float graph, and no preference keeps it float.

@@ -157,7 +157,7 @@ def quantize(
         bool,
         typer.Option(
             "--allow-slower",
-            help="cpu: quantize also what measured slower than float on such a CPU.",
+            help="cpu, cuda: quantize also what measured slower than float on such a machine.",
         ),
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,

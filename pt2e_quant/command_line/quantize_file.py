@@ -77,7 +77,7 @@ class QuantizeOptions:
         validate: compare the graph behind every pass of the lowering, and name one that changes it.
         margin_db: how near it must be.
         allow_unmeasured: use kernels that were not measured on the GPU at hand.
-        allow_slower: quantize also what measured slower than float on such a CPU.
+        allow_slower: quantize also what measured slower than float on such a machine.
     """
 
     model: Path

@@ -10,7 +10,7 @@ from torch import nn
 from pt2e_quant.backends import registry
 from pt2e_quant.backends.cuda.backend import BACKEND
 from pt2e_quant.backends.cuda.cuda_graph import capture_call
-from pt2e_quant.backends.cuda.policy import Measures
+from pt2e_quant.backends.cuda.policy import Measures, policy_of
 from pt2e_quant.backends.cuda.table import REGISTRY, table_of
 from pt2e_quant.core.errors import (
     ArtifactError,
@@ -19,6 +19,7 @@ from pt2e_quant.core.errors import (
     Pt2eQuantWarning,
     UnsupportedError,
 )
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.calibrate.calibrate import calibrate
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
@@ -52,12 +53,12 @@ class Residual(nn.Module):
         return self.last(z)
 
 
-def canonical(recipe="int8", model=None, batch=4):
+def canonical(recipe="int8", model=None, batch=4, quantizer=None):
     torch.manual_seed(0)
     model = (model or Residual()).eval()
     x = torch.randn(batch, 24)
     ep = torch.export.export(model, (x,), dynamic_shapes=({0: BATCH},))
-    prepared = prepare_pt2e(ep, BACKEND.quantizer(recipe))
+    prepared = prepare_pt2e(ep, quantizer or BACKEND.quantizer(recipe))
     if recipe == "int8":
         calibrate(prepared, [(torch.randn(16, 24),) for _ in range(4)], progress=False)
     return convert_pt2e(prepared), model
@@ -131,6 +132,39 @@ def test_lower_when_a_kernel_measured_slower_then_leaves_float_and_says_so():
     assert "int8_linear" not in artifact.report.integer_ops
     reasons = {float_region.reason for float_region in artifact.report.float_regions}
     assert "int8_linear measured 0.80 times as fast as float for such a shape" in reasons
+
+
+@pytest.fixture
+def slow_backend():
+    """A backend all of whose kernels measured slower than float."""
+    slow = Registry(Device.CUDA, tuple(slower(kernel) for kernel in REGISTRY))
+    options = {"registry": slow, "allow_unmeasured": True}
+    return replace(BACKEND, table=table_of(slow), policy=policy_of(slow), options=options)
+
+
+def test_quantizer_when_a_kernel_measured_slower_then_leaves_float_unless_allowed(slow_backend):
+    with pytest.warns(Pt2eQuantWarning, match="no tensor of this graph is to be quantized"):
+        gm, _ = canonical(quantizer=slow_backend.quantizer("int8"))
+    assert not provenance_of(gm).tensors
+    reasons = {record.reason for record in provenance_of(gm).floats}
+    assert "CUDA linear needs: a shape class that measured no slower than float here" in reasons
+    with pytest.raises(ConfigError, match='has no preference "slow": did you mean "slower"'):
+        slow_backend.quantizer("int8").allowing("slow")
+
+
+@pytest.mark.parametrize("asked", ["option", "backend", "quantizer"])
+def test_lower_when_slower_kernels_are_allowed_then_uses_them_also_after_load(
+    asked, slow_backend, tmp_path
+):
+    allowing = slow_backend.allowing_slower()
+    gm, _ = canonical(quantizer=(BACKEND if asked == "option" else allowing).quantizer("int8"))
+    lowers = allowing if asked == "backend" else slow_backend
+    artifact = lowers.lower(gm, allow_slower=True if asked == "option" else None)
+    assert artifact.report.integer_ops["int8_linear"] == 4
+    artifact.save(tmp_path / "model.qcuda")
+    assert slow_backend.load(tmp_path / "model.qcuda").report.integer_ops["int8_linear"] == 4
+    with pytest.warns(Pt2eQuantWarning, match="measured 0.80 times as fast as float"):
+        slow_backend.load(tmp_path / "model.qcuda", allow_slower=False)
 
 
 def test_lower_when_the_user_adds_a_kernel_then_it_wins_over_the_registrys():
