@@ -5,11 +5,13 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Gathered
 from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.grid import Declined
+from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.weight_blocks import WeightBlocks, output_errors, row_qparams
 
 
@@ -78,3 +80,11 @@ def test_output_errors_when_one_row_differs_then_only_its_error():
     wrong[1, 2] = 2.0
     hessian = torch.diag(torch.tensor([1.0, 1.0, 5.0, 1.0]))
     assert output_errors(wrong, hessian).tolist() == [0.0, 20.0, 0.0]
+
+
+@pytest.mark.parametrize("algorithm", ["awq", "gptq", "lwc", LowRank(rank=4)], ids=str)
+def test_hessians_when_inputs_are_too_large_to_be_squared_then_declined(algorithm, quantized):
+    torch.manual_seed(0)
+    data = [1e25 * torch.randn(4, 32) for _ in range(2)]
+    gm = quantized(nn.Sequential(nn.Linear(32, 32)), data, "w4", algorithm)
+    assert any("too large to be squared" in note for note in provenance_of(gm).notes)
