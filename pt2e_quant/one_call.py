@@ -20,8 +20,8 @@ from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
-from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
-from pt2e_quant.flow.calibrate.calibrate_by_block import calibrate_by_block
+from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
+from pt2e_quant.flow.calibrate.calibrate_by_block import run_calibration
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
@@ -117,7 +117,7 @@ def quantize(
     how = (algorithms, strict, search, pad_groups)
     program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
-    prepared = _calibrated(prepared, calibration_data, resume, inputs=inputs, progress=progress)
+    prepared = run_calibration(prepared, calibration_data, resume, inputs=inputs, progress=progress)
     # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
     converted = convert_pt2e(prepared, progress=progress)
@@ -211,22 +211,6 @@ def _float_model(model: nn.Module | ExportedProgram) -> nn.Module | ExportedProg
             fix="quantize(module, …, recipe=None) lowers the codes it has",
         )
     return model
-
-
-def _calibrated(
-    prepared: GraphModule, data: Iterable[Any] | None, resume: str | Path | None, **how: Any
-) -> GraphModule:
-    """A prepared graph with its calibration data run through it, if there is any."""
-    if data is None and resume is not None:
-        raise InputError(
-            "resume keeps the state of calibration, and there is no calibration_data",
-            fix="leave resume out, or give data",
-        )
-    if data is None:
-        return prepared
-    if resume is None:
-        return calibrate(prepared, data, **how)
-    return calibrate_by_block(prepared, data, resume=resume, **how)
 
 
 def _measure(

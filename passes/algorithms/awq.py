@@ -21,7 +21,11 @@ from pt2e_quant.passes.algorithms.algorithm_graph import (
 )
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.scale_targets import Rows, divide_inputs, fold_target
-from pt2e_quant.passes.algorithms.weight_blocks import WeightBlocks, output_errors
+from pt2e_quant.passes.algorithms.weight_blocks import (
+    WeightBlocks,
+    gathered_hessians,
+    output_errors,
+)
 
 WIDEST = 1000.0
 """The greatest ratio of two channels' sizes that is believed."""
@@ -80,13 +84,10 @@ class Awq(Algorithm):
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Scale the input of linears, or clip a weight."""
-        if not isinstance(statistics, InputHessian):
-            raise Declined("no calibration data reached it")
-        if not bool(statistics.hessian.isfinite().all()):
-            raise Declined("its inputs are too large to be squared")
+        hessians = gathered_hessians(statistics)
         if site.slot == "weight":
-            return self._clip(site, statistics.hessian)
-        return self._scale(site.graph, site.plan, statistics.hessian[0])
+            return self._clip(site, hessians)
+        return self._scale(site.graph, site.plan, hessians[0])
 
     def _scale(self, graph: AlgorithmGraph, linears: Sequence[Node], hessian: Tensor) -> str:
         source = graph.source(linears[0])

@@ -11,11 +11,11 @@ from torch import Tensor
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.observers.statistics.input_hessian import InputHessian
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
 from pt2e_quant.passes.algorithms.grid import Declined, Grid
 from pt2e_quant.passes.algorithms.weight_blocks import (
+    gathered_hessians,
     output_errors,
     row_qparams,
     watch_rows,
@@ -72,11 +72,7 @@ class Gptq(Algorithm):
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Round one weight."""
         weight = site.graph.constant(site.node, "weight", keeps_qparams=True)
-        if not isinstance(statistics, InputHessian):
-            raise Declined("no calibration data reached it")
-        hessians, value = statistics.hessian, weight.value
-        if not bool(hessians.isfinite().all()):
-            raise Declined("its inputs are too large to be squared")
+        hessians, value = gathered_hessians(statistics), weight.value
         shape = len(hessians), -1, hessians.shape[-1]
         rows = value.float().reshape(shape)
         plain = weight.grid().change(lambda q: q.reshape(shape))

@@ -20,7 +20,7 @@ from pt2e_quant.passes.algorithms.algorithm_graph import (
     is_static_per_tensor,
 )
 from pt2e_quant.passes.algorithms.grid import Declined
-from pt2e_quant.passes.algorithms.weight_blocks import output_errors
+from pt2e_quant.passes.algorithms.weight_blocks import gathered_hessians, output_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,7 @@ class LowRank(Algorithm):
         """Add the two linears to one."""
         graph, linear = site.graph, site.node
         weight = graph.constant(linear, "weight", keeps_qparams=True)
-        if not isinstance(statistics, InputHessian):
-            raise Declined("no calibration data reached it")
+        hessian = gathered_hessians(statistics)[0]
         if is_static_per_tensor(graph.observer(argument(linear, "input"))):
             raise Declined("its input is there in integers alone")
         if is_quantized_output(linear):
@@ -70,7 +69,7 @@ class LowRank(Algorithm):
         rank = self.rank
         if 4 * rank > min(weight.value.shape):
             raise Declined(f"two factors of rank {rank} are not small beside its weight")
-        hessian, value = statistics.hessian[0], weight.value.float()
+        value = weight.value.float()
         rounded = weight.grid().nearest(value)
         into, out = _factors(value - rounded, hessian, rank, self.damping)
         before = float(output_errors(value - rounded, hessian).sum())

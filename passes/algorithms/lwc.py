@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.observers.statistics.input_hessian import InputHessian
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.weight_blocks import (
     WeightBlocks,
+    gathered_hessians,
     output_errors,
     round_through,
     watch_rows,
@@ -58,11 +58,7 @@ class Lwc(Algorithm):
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Learn the ranges of one weight."""
         weight = site.graph.constant(site.node, "weight", keeps_qparams=True)
-        if not isinstance(statistics, InputHessian):
-            raise Declined("no calibration data reached it")
-        if not bool(statistics.hessian.isfinite().all()):
-            raise Declined("its inputs are too large to be squared")
-        blocks = WeightBlocks.of(weight, statistics.hessian)
+        blocks = WeightBlocks.of(weight, gathered_hessians(statistics))
         with torch.enable_grad():
             scale, zero_point = self._learn(blocks)
         before, after = blocks.take(scale, zero_point)

@@ -11,6 +11,7 @@ from pt2e_quant.core.formats.block_qparams import BlockQParams
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.ops import LINEAR, arguments, is_call
 from pt2e_quant.observers.qschemes import SYMMETRIC
+from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.input_hessian import InputHessian, Window
 from pt2e_quant.passes.algorithms.algorithm_graph import Constant
 from pt2e_quant.passes.algorithms.grid import Declined
@@ -154,6 +155,19 @@ def row_qparams(weight: Constant) -> QParams:
 def output_errors(difference: Tensor, hessian: Tensor) -> Tensor:
     """The squared error of each output channel, [..., rows], of rows [..., rows, K] that differ."""
     return ((difference @ hessian) * difference).sum(-1)
+
+
+def gathered_hessians(statistics: Statistics | None) -> Tensor:
+    """What calibration gathered of an operator's input, float32[groups, K, K].
+
+    Raises:
+        Declined: no data came, or the input is too large to be squared.
+    """
+    if not isinstance(statistics, InputHessian):
+        raise Declined("no calibration data reached it")
+    if not bool(statistics.hessian.isfinite().all()):
+        raise Declined("its inputs are too large to be squared")
+    return statistics.hessian
 
 
 def watch_rows(node: Node) -> InputHessian:

@@ -121,6 +121,13 @@ def quantize(
     effort: Annotated[
         Effort, typer.Option(help="What to try out on calibration data for activations' ranges.")
     ] = Effort.FAST,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Calibrate block by block and keep each in this folder: the same command goes on "
+            "where it was stopped."
+        ),
+    ] = None,
     batch_size: BatchSize = None,
     max_batches: Annotated[int | None, typer.Option(min=1, help="Calibrate with so many.")] = None,
     keep_float: Annotated[
@@ -179,6 +186,7 @@ def quantize(
             algorithms=algorithm or (),
             search=search,
             effort=effort,
+            resume=resume,
             batch_size=batch_size,
             max_batches=max_batches,
             keep_float=keep_float or (),

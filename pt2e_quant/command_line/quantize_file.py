@@ -23,7 +23,7 @@ from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.max_sizes import limit_graph
 from pt2e_quant.core.read_capture import rebuild_capture
-from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.calibrate.calibrate_by_block import run_calibration
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.flow.calibrate.sample import sample_of
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
@@ -67,6 +67,7 @@ class QuantizeOptions:
         algorithms: names of what is to be done to weights and ranges besides.
         search: how the scales of weights are found; the recipe's own by default.
         effort: how much is tried out to choose the ranges of activations.
+        resume: a folder for the state of a calibration block by block.
         batch_size: of arrays whose first dimension is dynamic.
         max_batches: calibrate with so many at most.
         keep_float: names of modules that stay float: globs, or regexes after "re:".
@@ -89,6 +90,7 @@ class QuantizeOptions:
     algorithms: Sequence[str] = ()
     search: str | None = None
     effort: Effort = Effort.FAST
+    resume: Path | None = None
     batch_size: int | None = None
     max_batches: int | None = None
     keep_float: Sequence[str] = ()
@@ -141,10 +143,9 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
     if options.max_sizes:
         limit_graph(prepared, read_max_sizes(options.max_sizes))
     # No step around these: they show progress bars of their own, and a terminal has room for one.
-    if batches is not None:
-        pick = _pick(options.inputs)
-        calibrate(prepared, batches, inputs=pick, progress=not console.quiet)
-    quantized = _convert(prepared, options, progress=not console.quiet)
+    pick, progress = _pick(options.inputs), not console.quiet
+    prepared = run_calibration(prepared, batches, options.resume, inputs=pick, progress=progress)
+    quantized = _convert(prepared, options, progress=progress)
     with _step(console, f"lowering to {backend.name}"):
         artifact = backend.lower(
             quantized,

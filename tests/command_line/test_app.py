@@ -15,6 +15,7 @@ from pt2e_quant.backends.target.recipe import ALIASES
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import Pt2eQuantWarning
+from pt2e_quant.flow.calibrate import calibrate_by_block as by_block
 
 
 def call(*arguments):
@@ -57,6 +58,25 @@ def test_quantize_when_an_algorithm_is_asked_for_then_it_is_used(folder, plain_b
     assert call(*QUANTIZE, "-q", "--algorithm", "gptg") == 1
     assert 'did you mean "gptq"' in capsys.readouterr().err
     assert call(*QUANTIZE, "-q", "--algorithm", "gptq") == 0
+
+
+def test_quantize_when_resumed_then_by_block_with_a_state_that_is_used_again(
+    folder, plain_backend, monkeypatch
+):
+    asked = (*QUANTIZE, "-q", "--algorithm", "gptq", "--resume", "state")
+    run = ("run", "model.plain", "--inputs", "data.npz", "-q", "-o")
+    assert call(*asked) == call(*run, "first.npz") == 0
+    assert json.loads((folder / "state" / "state.json").read_text())["blocks"] == 2
+    monkeypatch.setattr(by_block, "_optimise", None)  # no block is done again
+    assert call(*asked) == call(*run, "second.npz") == 0
+    first, second = (np.load(folder / name) for name in ("first.npz", "second.npz"))
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def test_quantize_when_resumed_without_data_then_refused(folder, plain_backend, capsys):
+    asked = [word for word in QUANTIZE if word not in ("--calibration-data", "data.npz")]
+    assert call(*asked, "-q", "--resume", "state") == 1
+    assert "there is no calibration data" in capsys.readouterr().err
 
 
 def test_quantize_when_an_effort_is_asked_for_then_the_algorithms_get_it(

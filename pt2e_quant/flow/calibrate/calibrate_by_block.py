@@ -12,11 +12,16 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import CalibrationError, ConfigError, UnsupportedError
+from pt2e_quant.core.errors import CalibrationError, ConfigError, InputError, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.block_state import BlockState, Progress
-from pt2e_quant.flow.calibrate.calibrate import check_batches, checked_call, preserve_buffers
+from pt2e_quant.flow.calibrate.calibrate import (
+    calibrate,
+    check_batches,
+    checked_call,
+    preserve_buffers,
+)
 from pt2e_quant.flow.calibrate.input_ranges import note_ranges
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.flow.calibrate.progress import show_progress
@@ -88,6 +93,38 @@ def calibrate_by_block(
     state = prepared_state(prepared)
     state.algorithms = tuple(a for a in state.algorithms if a.needs_calls)
     return prepared
+
+
+def run_calibration(
+    prepared: GraphModule,
+    batches: Iterable[Any] | None,
+    resume: str | Path | None,
+    *,
+    inputs: InputPick | None = None,
+    progress: bool = True,
+) -> GraphModule:
+    """Run batches through a prepared graph, block by block if a folder keeps the state.
+
+    Args:
+        prepared: of `prepare_pt2e`.
+        batches: None for recipes that need none: the graph is returned as it is.
+        resume: a folder as `calibrate_by_block` takes it; None for `calibrate`.
+        inputs: as both take them.
+        progress: show a progress bar on a terminal.
+
+    Raises:
+        InputError: a folder and no batches.
+    """
+    if batches is None and resume is not None:
+        raise InputError(
+            "resume keeps the state of calibration, and there is no calibration data",
+            fix="leave resume out, or give data",
+        )
+    if batches is None:
+        return prepared
+    if resume is None:
+        return calibrate(prepared, batches, inputs=inputs, progress=progress)
+    return calibrate_by_block(prepared, batches, resume=resume, inputs=inputs, progress=progress)
 
 
 def _calls(gm: GraphModule, batches: Iterable[Any], inputs: InputPick | None) -> list[list[Any]]:

@@ -9,14 +9,28 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.calibrate import calibrate_by_block as by_block
+from pt2e_quant.passes.algorithms.low_rank import LowRank
+from pt2e_quant.passes.algorithms.registry import OWN_NAMES, algorithm_named
 
 WIDTH = 32
+STREAMED = (
+    ("awq", "w4_g32"),
+    ("gptq", "w4"),
+    (LowRank(rank=4, least_gain=1.0), "w4"),
+    ("lwc", "w4"),
+    ("scale_outputs", "int8"),
+    ("smooth_quant", "int8"),
+)
 
 
 def model() -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)) for _ in range(4)]
+    with torch.no_grad():
+        for norm, linear in layers[1:]:  # channels that int8 has to care for
+            norm.weight[3], linear.weight[5] = norm.weight[3] * 30, linear.weight[5] * 60
     return nn.Sequential(*layers).eval()
 
 
@@ -25,9 +39,10 @@ def samples(seed: int = 0) -> list[torch.Tensor]:
     return [torch.randn(2, 8, WIDTH, generator=generator) for _ in range(3)]
 
 
-def prepared(*algorithms):
+def prepared(*algorithms, recipe="a8w4_g32"):
     program = torch.export.export(model(), (samples()[0],))
-    quantizer = pq.backends.get("onnx").quantizer("a8w4_g32")
+    backend = "xnnpack" if recipe == "int8" else "onnx"
+    quantizer = pq.backends.get(backend).quantizer(recipe)
     return pq.prepare_pt2e(program, quantizer, algorithms=algorithms or ("awq", "gptq"))
 
 
@@ -47,10 +62,11 @@ def ran(monkeypatch) -> list[int]:
     return found
 
 
-def stopped(folder, ran) -> None:
+def stopped(folder, ran, *algorithms, **how) -> None:
     ran.append(99)
+    gm = prepared(*algorithms, **how)
     with pytest.raises(KeyboardInterrupt):
-        pq.calibrate_by_block(prepared(), samples(), resume=folder, progress=False)
+        pq.calibrate_by_block(gm, samples(), resume=folder, progress=False)
     ran.clear()
 
 
@@ -69,6 +85,27 @@ def test_run_when_stopped_then_goes_on_and_ends_with_the_same_graph(tmp_path, ra
     again = pq.calibrate_by_block(prepared(), samples(), resume=tmp_path, progress=False)
     assert not ran
     assert torch.equal(pq.convert_pt2e(again)(samples()[0]), whole(samples()[0]))
+
+
+def test_streamed_algorithms_when_listed_then_all_that_gather_statistics():
+    named = {getattr(given, "name", given) for given, _ in STREAMED}
+    own = map(algorithm_named, OWN_NAMES)
+    assert named == {a.name for a in own if a.watches_sites and not a.needs_calls}
+
+
+@pytest.mark.parametrize(("algorithm", "recipe"), STREAMED, ids=str)
+def test_algorithm_when_its_run_was_stopped_then_the_same_graph(tmp_path, ran, algorithm, recipe):
+    gm = pq.calibrate_by_block(prepared(algorithm, recipe=recipe), samples(), progress=False)
+    whole = pq.convert_pt2e(gm)
+    assert any(record.steps for record in provenance_of(whole).tensors)
+    ran.clear()
+    stopped(tmp_path, ran, algorithm, recipe=recipe)
+    gm = prepared(algorithm, recipe=recipe)
+    gm = pq.calibrate_by_block(gm, samples(), resume=tmp_path, progress=False)
+    assert ran[0] == 2
+    converted = pq.convert_pt2e(gm)
+    for x in samples(seed=1):
+        assert torch.equal(converted(x), whole(x))
 
 
 def test_files_when_a_block_is_done_then_only_what_it_changed(tmp_path):
