@@ -28,6 +28,7 @@ from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
+from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
@@ -102,6 +103,7 @@ RECIPES = Recipes(
                 split_as_slices,
                 shuffle_upsampling,
                 place_integer_regions(POLICY),
+                affines_as_convs,
             ),
             algorithms=(SmoothQuant(),),
         ),

@@ -12,6 +12,7 @@ from pt2e_quant.graph.tied_tables import is_embedding
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
+from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
 
 INT8 = Scheme(
     name="int8",
@@ -43,12 +44,14 @@ RECIPES = Recipes(
             "scaled",
             scheme=INT8,
             observers=ObserverChoice(activation=PredictedRangeObserver),
+            transforms=(affines_as_convs,),
             algorithms=(SmoothQuant(), ScaleOutputs()),
         ),
         Recipe(
             name="int8_minmax",
             text="static int8: activations per tensor, weights per channel, min-max ranges alone",
             scheme=INT8,
+            transforms=(affines_as_convs,),
         ),
         _without_data("int8_dynamic", f"{_DYNAMIC}int8 weights per row{_NO_DATA}"),
         _without_data("w8", f"linears: float activations, int8 weights per row{_NO_DATA}"),
