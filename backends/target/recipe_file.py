@@ -3,18 +3,22 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pt2e_quant.backends.target.recipe import unaliased
 from pt2e_quant.core.errors import ArtifactError, ConfigError, near
 from pt2e_quant.core.whole_file import whole_file
+from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.observers.static.entropy import EntropyObserver
 from pt2e_quant.observers.static.histogram import HistogramObserver
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.static.mse import MSEObserver
 from pt2e_quant.observers.static.percentile import PercentileObserver
+from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.passes.algorithms.registry import algorithm_named
 
 if TYPE_CHECKING:
     from pt2e_quant.backends.target.backend import Backend
@@ -39,13 +43,27 @@ class NodeScheme:
 
     Args:
         node: its name in the graph that is annotated: a glob, or a regex after "re:".
-        scheme: "float", or a recipe of the backend, whose scheme the node gets.
+        scheme: "float", or a recipe of the backend: the node gets its scheme, its ranges and
+            searches, and those of its algorithms that apply to a node. Of the file's own recipe it
+            gets what the file says of all nodes.
+        ranges: how its ranges are found, as `RecipeFile` has it.
+        algorithms: others that are applied to it.
         why: a note for the reader.
+
+    Raises:
+        ConfigError: there are no such ranges, or a float node is given some.
     """
 
     node: str
     scheme: str
+    ranges: str = ""
+    algorithms: tuple[str, ...] = ()
     why: str = ""
+
+    def __post_init__(self) -> None:
+        _check_ranges(self.ranges)
+        if self.scheme == FLOAT and (self.ranges or self.algorithms):
+            raise ConfigError(f'the rule of node "{self.node}" leaves it float: it has no ranges')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +91,7 @@ class RecipeFile:
     rules: tuple[NodeScheme, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.ranges and self.ranges not in _RANGES:
-            raise ConfigError(f'there are no ranges "{self.ranges}": {near(self.ranges, _RANGES)}')
+        _check_ranges(self.ranges)
 
     def quantizer(self, target: "Backend") -> TableQuantizer:
         """A fresh quantizer for it.
@@ -95,11 +112,33 @@ class RecipeFile:
         for name in self.algorithms:
             made.add_algorithm(name)
         for rule in self.rules:
-            scheme = None
-            if rule.scheme != FLOAT:
-                scheme = target.recipes.named(rule.scheme, target.table).scheme
-            made.set_node(rule.node, scheme)
+            if rule.scheme == FLOAT:
+                made.set_node(rule.node, None)
+            else:
+                made.add_rule(*self._ruled(rule, made, target))
         return made
+
+    def _ruled(
+        self, rule: NodeScheme, made: TableQuantizer, target: "Backend"
+    ) -> tuple[QuantRule, list[Algorithm]]:
+        """A rule of the file as the quantizer takes it, with the algorithms that it asks for."""
+        named = target.recipes.named(rule.scheme, target.table)
+        if unaliased(rule.scheme) == unaliased(self.recipe):
+            observers = made.observers
+            algorithms = [a for a in made.algorithms if a.name not in made.ruled_algorithms]
+        else:
+            observers, algorithms = named.observers, list(named.algorithms)
+        if rule.ranges:
+            observers = replace(observers, activation=_RANGES[rule.ranges])
+        algorithms += map(algorithm_named, rule.algorithms)
+        found = QuantRule(
+            kind=RuleKind.NODE,
+            pattern=rule.node,
+            scheme=named.scheme,
+            observers=observers,
+            algorithms=frozenset(algorithm.name for algorithm in algorithms),
+        )
+        return found, algorithms
 
     def to_toml(self) -> str:
         """As text; `read` takes it again."""
@@ -113,6 +152,10 @@ class RecipeFile:
         for rule in self.rules:
             lines += ["", "[[rule]]", f"node = {json.dumps(rule.node)}"]
             lines.append(f"scheme = {json.dumps(rule.scheme)}")
+            if rule.ranges:
+                lines.append(f"ranges = {json.dumps(rule.ranges)}")
+            if rule.algorithms:
+                lines.append(f"algorithms = {json.dumps(list(rule.algorithms))}")
             if rule.why:
                 lines.append(f"why = {json.dumps(rule.why)}")
         return "\n".join(lines) + "\n"
@@ -157,11 +200,19 @@ def read_recipe(path: str | Path) -> RecipeFile:
             f'"{path}" is of version {version}, this package reads {_VERSION}',
             fix="pip install -U pt2e-quant",
         )
-    rules = [_checked(NodeScheme, rule, path) for rule in data.pop("rule", ())]
+    rules = [
+        _checked(NodeScheme, {**rule, "algorithms": tuple(rule.get("algorithms", ()))}, path)
+        for rule in data.pop("rule", ())
+    ]
     for name in ("without", "algorithms"):
         data[name] = tuple(data.get(name, ()))
     found: RecipeFile = _checked(RecipeFile, {**data, "rules": tuple(rules)}, path)
     return found
+
+
+def _check_ranges(ranges: str) -> None:
+    if ranges and ranges not in _RANGES:
+        raise ConfigError(f'there are no ranges "{ranges}": {near(ranges, _RANGES)}')
 
 
 def _checked(kind: type[Any], data: Mapping[str, Any], path: str | Path) -> Any:

@@ -18,6 +18,7 @@ from pt2e_quant.passes.algorithms.grid import Declined
 
 __all__ = [
     "APPLIED_KEY",
+    "BARRED_KEY",
     "OUT",
     "Algorithm",
     "Site",
@@ -29,6 +30,9 @@ __all__ = [
 
 APPLIED_KEY = "pt2e_quant.algorithms"
 """The key of `node.meta` that holds the algorithms and slots done at an operator."""
+
+BARRED_KEY = "pt2e_quant.barred_algorithms"
+"""The key of `node.meta` with the names of the algorithms that an operator's rule leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,7 @@ def as_pass(
             keeps_function=algorithm.stage is Stage.WEIGHTS,
         )
         notes = []
-        for site in [s for s in algorithm.sites(graph) if within is None or s.node in within]:
+        for site in [s for s in _asked(algorithm, graph) if within is None or s.node in within]:
             try:
                 notes.append(Note(site.node.name, _apply(algorithm, site)))
             except Declined as reason:
@@ -158,6 +162,15 @@ def as_pass(
         return PassResult(graph.editor.finish(), tuple(notes))
 
     return GraphPass(algorithm.name, edit, needs=(HAS_VALUES,), gives=())
+
+
+def _asked(algorithm: Algorithm, graph: AlgorithmGraph) -> list[Site]:
+    """The sites of an algorithm whose operators' rules do not leave it out."""
+    return [
+        site
+        for site in algorithm.sites(graph)
+        if algorithm.name not in site.node.meta.get(BARRED_KEY, ())
+    ]
 
 
 def _apply(algorithm: Algorithm, site: Site) -> str:
@@ -187,7 +200,7 @@ def _needs(gm: GraphModule, algorithms: Sequence[Algorithm]) -> Iterator[_Need]:
     graph = AlgorithmGraph(gm, Gathered())
     inputs = gm.graph.find_nodes(op="placeholder")
     for algorithm in algorithms:
-        sites = list(algorithm.sites(graph)) if algorithm.needs_data else []
+        sites = _asked(algorithm, graph) if algorithm.needs_data else []
         for site in sites if algorithm.watches_sites else ():
             key = algorithm.name, site.node, site.slot
             yield _Need(key, unobserved(site.tensor), algorithm.statistics(site))
@@ -204,7 +217,7 @@ def insert_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> set[s
     there: dict[Node, list[Statistics]] = {}
     editor, needs = Editor(gm), list(_needs(gm, algorithms))
     graph = AlgorithmGraph(gm, Gathered())
-    others = {a.name for a in algorithms if not a.needs_data and list(a.sites(graph))}
+    others = {a.name for a in algorithms if not a.needs_data and _asked(a, graph)}
     for need in needs:
         tensor, wanted = need.tensor, need.wanted
         watching = there.setdefault(tensor, [])

@@ -1,6 +1,7 @@
 """Builds mixes of schemes and measures them; what a search is asked for."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +12,21 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.analysis.latency import Stopwatch
+from pt2e_quant.analysis.menu import Option
 from pt2e_quant.analysis.metric import Metric, MetricSum
 from pt2e_quant.backends.artifact import result_builder
 from pt2e_quant.backends.target.backend import Backend
-from pt2e_quant.backends.target.recipe_file import RecipeFile
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.backends.target.recipe_file import FLOAT, RecipeFile
+from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of, rebuild_capture
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+
+LATENCY = "latency_us"
+"""The unit of a budget of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +59,22 @@ class Goal:
             )
         pair = None
         if budget is not None:
-            if len(budget) != 1 or not {*budget} <= {"bytes", "bits"}:
+            if len(budget) != 1 or not {*budget} <= {"bytes", "bits", LATENCY}:
                 raise ConfigError(
-                    f"a budget is of bytes or of bits, found {dict(budget)}",
-                    fix='budget={"bytes": 4_000_000} or budget={"bits": 6}',
+                    f"a budget is of bytes, of bits or of {LATENCY}, found {dict(budget)}",
+                    fix='budget={"bytes": 4_000_000}, {"bits": 6} or {"latency_us": 900}',
                 )
             pair = next(iter(budget.items()))
         return cls(target=target, drop=drop, budget=pair, higher_is_better=higher_is_better)
+
+    @property
+    def is_of_time(self) -> bool:
+        """Whether it is a budget of time."""
+        return self.budget is not None and self.budget[0] == LATENCY
+
+    def is_better(self, metric: float, than: float) -> bool:
+        """Whether one value of the metric is better than another."""
+        return metric > than if self.higher_is_better else metric < than
 
     def is_met(self, metric: float, of_float: float) -> bool:
         """Whether a metric is good enough."""
@@ -93,9 +108,17 @@ class Bench:
         if not self.expected:
             raise ConfigError("there is no batch to measure on", fix="give at least one batch")
 
-    def build(self, recipe: RecipeFile) -> GraphModule:
-        """A converted graph."""
-        prepared = prepare_pt2e(self.program, recipe.quantizer(self.backend))
+    def stopwatch(self) -> Stopwatch:
+        """Times converted graphs on the first batch of the data that is measured on."""
+        every = Option.of(FLOAT).throughout(RecipeFile(backend=self.backend.name))
+        with warnings.catch_warnings():  # that nothing is quantized is what is asked for
+            warnings.simplefilter("ignore", Pt2eQuantWarning)
+            float_gm = self.build(every, strict=False)
+        return Stopwatch(self.backend, as_call(self.picked(self.held[0])[0]), float_gm)
+
+    def build(self, recipe: RecipeFile, *, strict: bool = True) -> GraphModule:
+        """A converted graph; without `strict` also one of which nothing is quantized."""
+        prepared = prepare_pt2e(self.program, recipe.quantizer(self.backend), strict=strict)
         calibrate(prepared, (self.picked(batch)[0] for batch in self.data), progress=False)
         return convert_pt2e(prepared, progress=False)
 

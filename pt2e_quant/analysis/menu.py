@@ -1,38 +1,101 @@
 """What `tune` chooses among: groups of a program that move together, and schemes for them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.analysis.graph_side import origin_name
 from pt2e_quant.analysis.group_costs import GroupCost, Sensitivity
+from pt2e_quant.analysis.latency import Latency
 from pt2e_quant.analysis.solve import Candidate
-from pt2e_quant.backends.target.recipe_file import FLOAT, NodeScheme
+from pt2e_quant.backends.target.recipe_file import FLOAT, NodeScheme, RecipeFile
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize
-from pt2e_quant.graph.ops import ADDMM, CONV, CONV_TRANSPOSE, LINEAR, MM, is_call
+from pt2e_quant.core.qdq import is_dequantize, is_qdq
+from pt2e_quant.graph.ops import (
+    ADD,
+    ADDMM,
+    CONV,
+    CONV_TRANSPOSE,
+    LINEAR,
+    MAX_POOL1D,
+    MAX_POOL2D,
+    MAX_POOL3D,
+    MM,
+    RELU,
+    RELU6,
+    VIEWS,
+    is_call,
+)
 
+_MOVES = (*VIEWS, *MAX_POOL1D, *MAX_POOL2D, *MAX_POOL3D)
+_ACTIVATIONS = (*RELU, *RELU6)
 _PRODUCTS = (*LINEAR, *CONV, *CONV_TRANSPOSE, *ADDMM, *MM)
 """The linear operations: products with weights."""
 
 _FLOAT_RANK = 4
 """How much worse than the last recipe of a menu float is, where recipes are given up."""
 
+_OF_THE_RECIPE = 0.05
+"""How much of giving up the recipe it is to take other ranges or algorithms with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What a group may get besides the recipe: "w8", "int8@mse", "w4_g32+gptq", "float".
+
+    Args:
+        recipe: of the backend, or "float".
+        ranges: how ranges of activations are found (after "@"); "" as the recipe has it.
+        algorithms: that are applied too (each after "+").
+    """
+
+    recipe: str
+    ranges: str = ""
+    algorithms: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str) -> "Option":
+        """The option of a name.
+
+        >>> Option.of("int8@mse+gptq")
+        Option(recipe='int8', ranges='mse', algorithms=('gptq',))
+        """
+        plain, *algorithms = name.split("+")
+        recipe, _, ranges = plain.partition("@")
+        return cls(recipe=recipe, ranges=ranges, algorithms=tuple(algorithms))
+
+    def throughout(self, base: RecipeFile) -> RecipeFile:
+        """The recipe file that gives every node this option."""
+        if self.recipe == FLOAT:
+            return replace(base, rules=(NodeScheme(node="*", scheme=FLOAT),))
+        if self.recipe != base.recipe:
+            base = RecipeFile(backend=base.backend, recipe=self.recipe)
+        algorithms = tuple(dict.fromkeys((*base.algorithms, *self.algorithms)))
+        return replace(base, ranges=self.ranges or base.ranges, algorithms=algorithms)
+
+    def rule(self, node: str, why: str) -> NodeScheme:
+        """The rule that gives one node this option."""
+        return NodeScheme(
+            node=node, scheme=self.recipe, ranges=self.ranges, algorithms=self.algorithms, why=why
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniform:
-    """A program quantized with one recipe throughout.
+    """A program with one option throughout.
 
     Args:
-        name: of the recipe.
+        name: of the option.
         gm: the converted graph.
         costs: what each group costs alone.
+        latency: where it was measured.
     """
 
     name: str
     gm: GraphModule
     costs: Sensitivity
+    latency: Latency | None = None
 
     @property
     def size(self) -> int:
@@ -62,18 +125,23 @@ class Cluster:
 
     def rules(self, scheme: str, why: str) -> list[NodeScheme]:
         """Rules that give all its nodes a scheme."""
-        return [NodeScheme(node=node, scheme=scheme, why=why) for node in self.nodes]
+        option = Option.of(scheme)
+        return [option.rule(node, why) for node in self.nodes]
 
 
-def clusters_of(base: Uniform, others: Sequence[Uniform]) -> tuple[Cluster, ...]:
+def clusters_of(
+    base: Uniform, others: Sequence[Uniform], of_float: Latency | None = None
+) -> tuple[Cluster, ...]:
     """The groups of a program that the base recipe quantizes, tied where they belong together.
 
     Linear operations that read one value (query, key and value of attention) are tied, for they
-    share its quantized form; so are operators that share a weight.
+    share its quantized form; so are operators that share a weight, the adds of one residual stream,
+    and what only moves data with what made the data, for both have the same qparams.
 
     Args:
         base: quantized with the recipe that is varied.
         others: quantized with the other schemes of the menu.
+        of_float: what the float program takes, where that was measured.
     """
     anchors = _anchors(base.gm)
     tied = _tied(base.costs.groups, anchors)
@@ -88,9 +156,12 @@ def clusters_of(base: Uniform, others: Sequence[Uniform]) -> tuple[Cluster, ...]
             noise = [cost.cost for cost in costs if cost is not None]
             if len(noise) == len(members):
                 size = _size(members, sizes[uniform.name], floats)
-                candidates.append(_candidate(uniform.name, noise, rank * len(members), size))
+                given_up = _rank(base.name, uniform.name, rank) * len(members)
+                took = _time(members, uniform.latency)
+                candidates.append(_candidate(uniform.name, noise, given_up, size, took))
         whole = _FLOAT_RANK * (len(others) + 1) * len(members)
-        candidates.append(_candidate(FLOAT, [], whole, _size(members, {}, floats)))
+        size, took = _size(members, {}, floats), _time(members, of_float)
+        candidates.append(_candidate(FLOAT, [], whole, size, took))
         found.append(
             Cluster(
                 name=members[0].group,
@@ -102,9 +173,21 @@ def clusters_of(base: Uniform, others: Sequence[Uniform]) -> tuple[Cluster, ...]
     return tuple(found)
 
 
-def _candidate(scheme: str, noise: Iterable[float], precision: float, size: int) -> Candidate:
+def _candidate(
+    scheme: str, noise: Iterable[float], precision: float, size: int, time_us: float
+) -> Candidate:
     total = sum(max(value, 0.0) for value in noise)
-    return Candidate(scheme=scheme, noise=total, precision=precision, size=size)
+    return Candidate(scheme=scheme, noise=total, precision=precision, size=size, time_us=time_us)
+
+
+def _rank(base: str, name: str, place: int) -> float:
+    """How far an option gives up the recipe: other ranges and algorithms are still the recipe."""
+    is_same = Option.of(name).recipe == base
+    return _OF_THE_RECIPE * place if is_same else place
+
+
+def _time(members: Iterable[GroupCost], latency: Latency | None) -> float:
+    return 0.0 if latency is None else sum(latency.groups.get(m.group, 0.0) for m in members)
 
 
 def _size(members: Iterable[GroupCost], sizes: Mapping[str, int], floats: Mapping[str, int]) -> int:
@@ -135,7 +218,7 @@ def _tied(
 
     first: dict[object, str] = {}
     for group in groups:
-        for reason in _reasons(group, anchors.get(group.group, ())):
+        for reason in _reasons(group, anchors.get(group.group, ()), anchors):
             parent[root(group.group)] = root(first.setdefault(reason, group.group))
     found: dict[str, list[GroupCost]] = {}
     for group in groups:
@@ -144,22 +227,47 @@ def _tied(
     return list(found.values())
 
 
-def _reasons(group: GroupCost, nodes: Iterable[Node]) -> Iterable[object]:
+def _reasons(group: GroupCost, nodes: Iterable[Node], names: Collection[str]) -> Iterable[object]:
     yield from (("weight", name) for name in group.weights)
     for node in nodes:
-        source = _read(node) if is_product(node) else None
-        if source is not None:
+        source = quantized_value(node.args[0]) if node.args else None
+        if is_product(node) and source is not None:
             yield "input", source
+        if is_call(node, ADD):
+            yield "stream", _stream(node)
+        if source is not None and is_call(node, _MOVES):
+            yield "made by", _maker(source, names)
+    yield "made by", group.group
 
 
-def _read(node: Node) -> Node | None:
-    """The value that a product reads, before it is quantized."""
-    value = node.args[0]
-    if isinstance(value, Node) and is_dequantize(value):
+def _maker(value: Node, names: Collection[str]) -> str:
+    """The group that a value comes out of, through operators that are in no group."""
+    while origin_name(value) not in names and len(value.all_input_nodes) == 1:
+        before = quantized_value(value.all_input_nodes[0])
+        if before is None:
+            break
+        value = before
+    return origin_name(value)
+
+
+def quantized_value(value: object) -> Node | None:
+    """What an operator reads, before it is quantized."""
+    while isinstance(value, Node) and is_qdq(value):
         value = value.args[0]
-        if isinstance(value, Node) and is_quantize(value):
-            value = value.args[0]
     return value if isinstance(value, Node) else None
+
+
+def _stream(add: Node) -> str:
+    """The first add of a residual stream: each reads the one before, or its activation."""
+    first, todo = add, [add]
+    while todo:
+        node = todo.pop()
+        for value in map(quantized_value, node.all_input_nodes):
+            if value is not None and is_call(value, (*ADD, *_ACTIVATIONS)):
+                first = value if is_call(value, ADD) else first
+                todo = [value]
+                break
+    return first.name
 
 
 def constants_size(gm: GraphModule) -> int:

@@ -9,9 +9,11 @@ from typing import Any
 from torch.fx import GraphModule
 
 from pt2e_quant.analysis.bench_mixes import Bench, Goal
-from pt2e_quant.analysis.group_costs import Method
+from pt2e_quant.analysis.group_costs import Method, Sensitivity
+from pt2e_quant.analysis.latency import Latency
 from pt2e_quant.analysis.menu import (
     Cluster,
+    Option,
     Uniform,
     clusters_of,
     constants_size,
@@ -29,6 +31,8 @@ WEIGHED = 2
 """Batches that groups are weighed on."""
 
 _ROUNDS = 7
+_STEP = 0.8
+"""How much of the time that a mix is above or below its budget the next one is to make up for."""
 _FIRST_NOISE = 1e-2
 """The noise over signal that a search begins with where the metric is the user's own."""
 
@@ -43,6 +47,7 @@ class Mix:
     share: float
     size: int
     label: str
+    latency_us: float | None = None
 
     @property
     def precision(self) -> float:
@@ -68,19 +73,21 @@ class Search:
         self.goal = goal
         self.notes: list[str] = []
         self.float_metric = bench.measure(None)
+        self.watch = bench.stopwatch() if goal.is_of_time else None
         self.first = first = self._uniform(base, base.recipe, method)
         others = []
         for name in names:
-            if may_lack and (name not in bench.backend.recipes or name == base.recipe):
+            recipe = Option.of(name).recipe
+            if may_lack and (recipe not in bench.backend.recipes or name == base.recipe):
                 continue
             try:
-                other = replace(base, recipe=name, without=(), algorithms=(), ranges="")
-                others.append(self._uniform(other, name, method))
+                others.append(self._uniform(Option.of(name).throughout(base), name, method))
             except Pt2eQuantError as error:
                 if not may_lack:
                     raise
                 self.notes.append(f"{name} was not tried: {error.what}")
-        self.clusters = clusters_of(first, others)
+        self.of_float = self._timed(self.watch.float_gm, first.costs) if self.watch else None
+        self.clusters = clusters_of(first, others, self.of_float)
         self.menu = {cluster.name: cluster.candidates for cluster in self.clusters}
         self.mixes: dict[tuple[str, ...], Mix] = {}
         self.elements = sum(r.elements for r in provenance_of(first.gm).sizes)
@@ -98,7 +105,13 @@ class Search:
             costs = sensitivity(
                 bench.program, gm, weighed, method=method, inputs=lambda b: b, progress=False
             )
-        return Uniform(name=name, gm=gm, costs=costs)
+        return Uniform(name=name, gm=gm, costs=costs, latency=self._timed(gm, costs))
+
+    def _timed(self, gm: GraphModule, costs: Sensitivity) -> Latency | None:
+        """What a graph and its groups take; None where nobody asked."""
+        if self.watch is None:
+            return None
+        return self.watch.measure(gm, [group.group for group in costs.groups])
 
     def run(self, points: int) -> Mix:
         """Find the mix that meets the goal."""
@@ -115,6 +128,8 @@ class Search:
     def _within_budget(self) -> Mix:
         assert self.goal.budget is not None
         unit, amount = self.goal.budget
+        if self.goal.is_of_time:
+            return self._within_time(amount)
         size = amount if unit == "bytes" else amount * self.elements / 8
         choice = least_noise(self.menu, size=size - self.rest)
         if choice is None:
@@ -124,6 +139,41 @@ class Search:
                 fix="a larger budget, or a menu with recipes of fewer bits",
             )
         return self._measured(choice, f"{amount:g} {unit}")
+
+    def _within_time(self, limit_us: float) -> Mix:
+        """Choose by the groups' times, measure the whole, and choose again by how far they are off.
+
+        Times of groups do not add up to that of a call: what runs between two groups depends on
+        the schemes of both.
+        """
+        allowed, best, fastest = limit_us - self._unowned_us(), None, math.inf
+        tried: list[Mapping[str, Candidate]] = []
+        for _ in range(_ROUNDS):
+            choice = least_noise(self.menu, time_us=allowed) if allowed > 0 else None
+            if choice is None:
+                choice = {n: min(c, key=lambda o: o.time_us) for n, c in self.menu.items()}
+            if choice in tried:
+                break
+            tried.append(choice)
+            mix = self._measured(choice, f"{limit_us:g} us")
+            took = mix.latency_us or math.inf
+            fastest = min(fastest, took)
+            if took <= limit_us and (best is None or self.goal.is_better(mix.metric, best.metric)):
+                best = mix
+            aimed = sum(candidate.time_us for candidate in choice.values())
+            allowed = aimed + _STEP * (limit_us - took)
+        if best is None:
+            raise ConfigError(
+                f"no mix takes {limit_us:,.0f} us or less: the fastest measured takes "
+                f"{fastest:,.0f} us",
+                fix="a larger budget, or a menu with faster recipes",
+            )
+        return best
+
+    def _unowned_us(self) -> float:
+        """Of a call with the recipe throughout, what counts for no group."""
+        latency = self.first.latency
+        return 0.0 if latency is None else latency.call_us - sum(latency.groups.values())
 
     def _to_target(self) -> Mix:
         """Look for the noise at which the metric just meets the target."""
@@ -164,6 +214,7 @@ class Search:
         if key not in self.mixes:
             recipe = self._recipe(choice)
             if {*key} == {FLOAT}:
+                gm = self.watch.float_gm if self.watch is not None else None
                 metric, share, size = self.float_metric, 0.0, self.float_size
             else:
                 gm = self.first.gm if {*key} == {self.base.recipe} else self.bench.build(recipe)
@@ -176,8 +227,16 @@ class Search:
                 share=share,
                 size=size,
                 label=_label(key, label),
+                latency_us=self._latency_us(gm),
             )
         return self.mixes[key]
+
+    def _latency_us(self, gm: GraphModule | None) -> float | None:
+        """What a call takes, where somebody asked."""
+        if self.watch is None or gm is None:
+            return None
+        known = {id(self.first.gm): self.first.latency, id(self.watch.float_gm): self.of_float}
+        return (known.get(id(gm)) or self.watch.measure(gm)).call_us
 
     def _recipe(self, choice: Mapping[str, Candidate]) -> RecipeFile:
         rules = [
@@ -201,9 +260,10 @@ class Search:
     def graph_of(self, mix: Mix) -> GraphModule:
         """The converted graph of a mix."""
         if mix.share == 0.0:
+            met, less = ("target", "lower") if self.goal.budget is None else ("budget", "smaller")
             raise UnsupportedError(
-                "only the float model meets the target: nothing would be quantized",
-                fix="a lower target, or menu=[…] with recipes of more bits",
+                f"the float model is the best that meets the {met}: nothing would be quantized",
+                fix=f"a {less} {met}, or another menu=[…]",
             )
         return self.bench.build(mix.recipe)
 
@@ -216,6 +276,7 @@ class Search:
                 size=mix.size,
                 share_quantized=mix.share,
                 recipe=mix.recipe,
+                latency_us=mix.latency_us,
             )
             for mix in self.mixes.values()
         )
@@ -223,6 +284,7 @@ class Search:
             artifact=artifact,
             recipe=best.recipe,
             metric=best.metric,
+            latency_us=best.latency_us,
             float_metric=self.float_metric,
             share_quantized=best.share,
             front=front_of(measured, higher_is_better=self.goal.higher_is_better),

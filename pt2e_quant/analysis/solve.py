@@ -18,12 +18,14 @@ class Candidate:
         noise: noise over signal in the results, if this cluster alone is quantized so.
         precision: what it costs to give up the recipe: 0 for the recipe itself.
         size: bytes of the weights.
+        time_us: of one call, where it was measured.
     """
 
     scheme: str
     noise: float
     precision: float
     size: float
+    time_us: float = 0.0
 
 
 Menu = Mapping[str, Sequence[Candidate]]
@@ -45,13 +47,19 @@ def least_precision(menu: Menu, *, noise: float) -> dict[str, Candidate] | None:
     )
 
 
-def least_noise(menu: Menu, *, size: float) -> dict[str, Candidate] | None:
-    """The choice with the least noise whose weights fit into some bytes; None if none does."""
+def least_noise(
+    menu: Menu, *, size: float | None = None, time_us: float | None = None
+) -> dict[str, Candidate] | None:
+    """The choice with the least noise that fits into some bytes, or into some time; None if none.
+
+    Of equal ones the one that gives up the recipe least often.
+    """
     worst = max((c.noise for options in menu.values() for c in options), default=0.0) or 1.0
+    limit = size if size is not None else time_us or 0.0
     return _solve(
         menu,
         cost=lambda c: c.noise / worst + 1e-9 * c.precision,
-        weight=lambda c: c.size / max(size, 1.0),
+        weight=lambda c: (c.size if size is not None else c.time_us) / max(limit, 1e-9),
         limit=1.0,
     )
 

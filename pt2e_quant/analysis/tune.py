@@ -67,13 +67,15 @@ def tune(
             recipe file, or a `RecipeFile`.
         target: the metric to reach.
         accuracy_drop: by how much the metric may be below the float model's, in place of `target`.
-        budget: {"bytes": N} of all constants, or {"bits": N}, the mean bits of an element.
+        budget: {"bytes": N} of all constants, {"bits": N}, the mean bits of an element, or
+            {"latency_us": N} of a call on the backend, timed on this machine.
         metric: a function of outputs and targets, or an object with `update` and `compute`. None
             for the cosine between the outputs and the float model's, the mean over samples.
         higher_is_better: of the metric.
-        menu: other recipes of the backend that groups may get, besides float; the nearest to the
-            recipe first. None for `FOR_ACCURACY`, under a budget `FOR_SIZE`, as the backend has
-            them.
+        menu: what else groups may get besides float, the nearest to the recipe first: recipes of
+            the backend, with other ranges and more algorithms where they are named, "int8@mse",
+            "w4_g32+gptq". None for `FOR_ACCURACY`, under a budget of bytes or bits `FOR_SIZE`, as
+            the backend has them.
         evaluation_data: what the metric is measured on; `calibration_data` by default.
         inputs: what of each batch the model takes, as `calibrate` has it.
         targets: what of each batch the metric takes besides the outputs.
@@ -99,7 +101,8 @@ def tune(
     held = data if evaluation_data is None else batches_of(evaluation_data)
     bench = Bench(program, chosen, data, held, picked, metric, progress)
     base = _recipe_of(recipe, chosen)
-    names = (FOR_ACCURACY if goal.budget is None else FOR_SIZE) if menu is None else menu
+    is_of_size = goal.budget is not None and not goal.is_of_time
+    names = (FOR_SIZE if is_of_size else FOR_ACCURACY) if menu is None else menu
     search = Search(bench, base, names, goal, method, may_lack=menu is None)
     best = search.run(points)
     artifact = chosen.lower(search.graph_of(best), verify=verify)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Point:
         size: bytes of all constants, qparams included.
         share_quantized: of the linear operations.
         recipe: that makes it.
+        latency_us: what a call took on the backend; None where no time was asked for.
     """
 
     label: str
@@ -36,6 +38,12 @@ class Point:
     size: int
     share_quantized: float
     recipe: RecipeFile
+    latency_us: float | None = None
+
+    @property
+    def cost(self) -> float:
+        """What the front weighs the metric against: microseconds where known, else bytes."""
+        return self.size if self.latency_us is None else self.latency_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +79,12 @@ class Tuned:
         metric: of the quantized graph on the evaluation data.
         float_metric: of the float model there.
         share_quantized: of the linear operations, how many compute with quantized weights.
-        front: the mixes measured of which none is both smaller and better, the smallest first.
+        front: the mixes measured of which none is both smaller (faster, under a budget of time)
+            and better, the smallest first.
         measured: all mixes that were measured.
         choices: a row for each group, in graph order.
         notes: what the user should know.
+        latency_us: what a call took on the backend; None where no time was asked for.
     """
 
     artifact: Artifact
@@ -86,6 +96,7 @@ class Tuned:
     measured: tuple[Point, ...]
     choices: tuple[Choice, ...]
     notes: tuple[str, ...] = ()
+    latency_us: float | None = None
 
     def to_json(self) -> str:
         """As JSON."""
@@ -97,6 +108,7 @@ class Tuned:
             "metric": self.metric,
             "float_metric": self.float_metric,
             "share_quantized": self.share_quantized,
+            "latency_us": self.latency_us,
             "recipe": asdict(self.recipe),
             "front": [asdict(point) for point in self.front],
             "choices": [asdict(choice) for choice in self.choices],
@@ -109,24 +121,17 @@ class Tuned:
 
     def figure(self) -> Any:
         """The mixes that were measured, and the front: a plotly figure."""
-        dots = graph_objects().Scatter(
-            x=[point.size for point in self.measured],
-            y=[point.metric for point in self.measured],
-            mode="markers",
-            name="measured",
-            text=[point.label for point in self.measured],
-            marker={"color": COLOURS["quiet"], "size": 9},
+        chosen = [point for point in self.measured if point.recipe == self.recipe]
+        by_time = self.latency_us is not None
+        made = figure(
+            [
+                _dots("measured", self.measured, COLOURS["quiet"], mode="markers"),
+                _dots("front", self.front, COLOURS["good"], mode="lines+markers"),
+                _dots("chosen", chosen, COLOURS["bad"], mode="markers", symbol="star", size=16),
+            ],
+            title={"text": f"{'Time' if by_time else 'Size'} and accuracy"},
         )
-        front = graph_objects().Scatter(
-            x=[point.size for point in self.front],
-            y=[point.metric for point in self.front],
-            mode="lines+markers",
-            name="front",
-            text=[point.label for point in self.front],
-            marker={"color": COLOURS["good"], "size": 10},
-        )
-        made = figure([dots, front], title={"text": "Size and accuracy"})
-        made.update_xaxes(title={"text": "bytes of constants"})
+        made.update_xaxes(title={"text": "us of a call" if by_time else "bytes of constants"})
         made.update_yaxes(title={"text": "metric"})
         return made
 
@@ -161,10 +166,11 @@ class Tuned:
             f"{100 * self.share_quantized:.0f} % of the linear operations quantized",
             soft_wrap=True,
         )
-        table = Table("mix", "metric", "bytes", "quantized", title="front")
+        table = Table("mix", "metric", "bytes", "us", "quantized", title="front")
         for point in self.front:
             share = f"{100 * point.share_quantized:.0f} %"
-            table.add_row(point.label, f"{point.metric:.5g}", f"{point.size:,}", share)
+            took = "" if point.latency_us is None else f"{point.latency_us:,.0f}"
+            table.add_row(point.label, f"{point.metric:.5g}", f"{point.size:,}", took, share)
         console.print(table)
         console.print(self._changes())
         for note in self.notes:
@@ -179,11 +185,22 @@ class Tuned:
         return table
 
 
+def _dots(name: str, points: Sequence[Point], colour: str, *, mode: str, **marker: Any) -> Any:
+    return graph_objects().Scatter(
+        x=[point.cost for point in points],
+        y=[point.metric for point in points],
+        mode=mode,
+        name=name,
+        text=[point.label for point in points],
+        marker={"color": colour, "size": 10, **marker},
+    )
+
+
 def front_of(points: tuple[Point, ...], *, higher_is_better: bool = True) -> tuple[Point, ...]:
-    """The points of which no other is at most as large and better, the smallest first."""
+    """The points of which no other costs at most as much and is better, the cheapest first."""
     sign = 1.0 if higher_is_better else -1.0
     found: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.size, -sign * p.metric)):
+    for point in sorted(points, key=lambda p: (p.cost, -sign * p.metric)):
         if not found or sign * point.metric > sign * found[-1].metric:
             found.append(point)
     return tuple(found)

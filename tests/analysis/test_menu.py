@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.analysis.menu import Uniform, clusters_of, constants_size, share_quantized
+from pt2e_quant.analysis.latency import Latency
+from pt2e_quant.analysis.menu import Option, Uniform, clusters_of, constants_size, share_quantized
 from pt2e_quant.backends import get
+from pt2e_quant.backends.target.recipe_file import NodeScheme, RecipeFile
 
 
 class Shared(nn.Module):
@@ -41,6 +45,53 @@ def test_clusters_of_when_two_read_one_value_then_tied_with_what_both_can_have()
     assert both.candidates[0].noise > both.candidates[-1].noise == 0.0
     assert [c.scheme for c in found["linear"].candidates] == ["int8", "int8_dynamic", "float"]
     assert [rule.node for rule in both.rules("float", "")] == ["conv2d", "conv2d_1"]
+
+
+class Stream(nn.Module):
+    """Two residual adds of one stream, and a pooling of what a convolution makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(torch.relu(self.a(x)), 2)
+        x = torch.relu(self.b(x) + x)
+        return (self.c(x) + x).mean((2, 3))
+
+
+def test_clusters_of_when_adds_are_of_one_stream_and_data_is_moved_then_tied():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8, 8)
+    program = torch.export.export(Stream().eval(), (x,))
+    found = [[g.group for g in c.groups] for c in clusters_of(uniform(program, x, "int8"), [])]
+    assert ["add", "add_1"] in found
+    assert ["conv2d", "max_pool2d"] in found
+    assert ["conv2d_1"] in found
+    assert ["conv2d_2"] in found
+
+
+def test_clusters_of_when_times_are_known_then_candidates_have_them():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 6, 6)
+    program = torch.export.export(Shared().eval(), (x,))
+    base = uniform(program, x, "int8")
+    names = [group.group for group in base.costs.groups]
+    base = replace(base, latency=Latency(call_us=9.0, groups=dict.fromkeys(names, 2.0)))
+    found = clusters_of(base, [], Latency(call_us=20.0, groups=dict.fromkeys(names, 5.0)))
+    both = next(cluster for cluster in found if cluster.name == "conv2d")
+    assert [candidate.time_us for candidate in both.candidates] == [4.0, 10.0]
+
+
+def test_option_when_it_names_ranges_and_algorithms_then_rules_and_recipes_have_them():
+    option = Option.of("int8@mse+gptq")
+    base = RecipeFile(backend="onnx", ranges="min_max", without=("smooth_quant",))
+    whole = option.throughout(base)
+    assert (whole.ranges, whole.algorithms, whole.without) == ("mse", ("gptq",), ("smooth_quant",))
+    assert Option.of("w4_g32").throughout(base) == RecipeFile(backend="onnx", recipe="w4_g32")
+    assert option.rule("linear", "why") == NodeScheme(
+        node="linear", scheme="int8", ranges="mse", algorithms=("gptq",), why="why"
+    )
 
 
 def test_share_quantized_when_one_of_four_is_float_then_three_quarters():

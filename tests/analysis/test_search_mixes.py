@@ -1,8 +1,13 @@
 import pytest
+import torch
 
 import pt2e_quant as pq
+from pt2e_quant.analysis.graph_side import origin_name
+from pt2e_quant.analysis.latency import Latency, Stopwatch
+from pt2e_quant.analysis.menu import is_product
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
-from tests.analysis.outlier_transformer import batches, transformer
+from pt2e_quant.core.qdq import is_dequantize
+from tests.analysis.outlier_transformer import POOR, batches, transformer
 
 OPTIONS = {"backend": "onnx", "points": 0, "progress": False}
 
@@ -42,3 +47,51 @@ def test_search_when_the_menu_names_what_the_backend_lacks_then_refused():
             menu=["no_such_recipe"],
             **OPTIONS,
         )
+
+
+def in_microseconds(products):
+    """A stopwatch's `measure`: what a call takes is what the schemes of its products take."""
+
+    def measure(self, gm, groups=()):
+        times = {name: 1.0 for name in groups}
+        for node in gm.graph.nodes:
+            if is_product(node):
+                times[origin_name(node)] = products[is_dequantize(node.args[1])]
+        return Latency(call_us=100.0 + sum(times.values()), groups=times)
+
+    return measure
+
+
+def test_search_when_given_microseconds_then_the_best_mix_that_is_measured_within_them(monkeypatch):
+    monkeypatch.setattr(Stopwatch, "measure", in_microseconds({True: 10.0, False: 30.0}))
+    data = batches(1)
+    options = {**OPTIONS, "recipe": POOR, "menu": ()}
+    found = pq.tune(
+        transformer(), (data[0],), calibration_data=data, budget={"latency_us": 275}, **options
+    )
+    assert found.latency_us == 270  # two of 13 products in float
+    assert "blocks.1.up" in {c.module for c in found.choices if c.scheme == "float"}
+    assert [point.latency_us for point in found.front] == [230, 270]
+    assert '"latency_us": 270' in found.to_json()
+    with pytest.raises(ConfigError, match="the fastest measured takes 230 us"):
+        pq.tune(
+            transformer(), (data[0],), calibration_data=data, budget={"latency_us": 200}, **options
+        )
+    with pytest.raises(UnsupportedError, match="a smaller budget"):
+        pq.tune(
+            transformer(), (data[0],), calibration_data=data, budget={"latency_us": 999}, **options
+        )
+
+
+def test_search_when_the_menu_has_an_algorithm_then_one_group_gets_it_and_stays_int8(tmp_path):
+    data = batches(1)
+    model = transformer()
+    menu = ["int8@mse", "int8+smooth_quant"]
+    given = {"calibration_data": data, "backend": "onnx", "progress": False}
+    found = pq.tune(model, (data[0],), recipe=POOR, target=0.9995, menu=menu, points=0, **given)
+    assert found.share_quantized == 1.0
+    changed = {choice.module: choice.scheme for choice in found.choices if choice.scheme != "int8"}
+    assert changed == {"blocks.1.up": "int8+smooth_quant"}
+    found.recipe.save(tmp_path / "mixed.toml")
+    again = pq.quantize(model, (data[0],), recipe=str(tmp_path / "mixed.toml"), **given)
+    assert torch.equal(again.run(data[0]), found.artifact.run(data[0]))

@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from pt2e_quant.core.errors import AnnotationError, ConfigError, near
 from pt2e_quant.core.schemes import Role, Scheme
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.graph.op_table import SOURCE_KEY, operator_name
 
 ALL_ROLES = frozenset(Role)
@@ -40,6 +41,9 @@ class QuantRule:
         scheme: what the selected nodes get; None leaves them float.
         roles: the tensors of the operator it speaks about.
         where: what must hold of a node besides; None for nothing.
+        observers: what finds the ranges of the selected nodes; None for the quantizer's.
+        algorithms: the names of those that are applied at the selected nodes, by the rule of their
+            weight; None for all of the quantizer that no rule brought.
 
     Raises:
         ConfigError: the regular expression is malformed.
@@ -50,6 +54,8 @@ class QuantRule:
     scheme: Scheme | None
     roles: frozenset[Role] = ALL_ROLES
     where: Callable[[Node], bool] | None = None
+    observers: ObserverChoice | None = None
+    algorithms: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if self.scheme is not None and not isinstance(self.scheme, Scheme):

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,26 +12,21 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.errors import AnnotationError, ConfigError, near
 from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
+from pt2e_quant.core.schemes import Role, Scheme
 from pt2e_quant.core.specs import (
     Q_ANNOTATION_KEY,
-    EdgeOrNode,
-    FixedQParamsQuantizationSpec,
-    QuantizationAnnotation,
-    QuantizationSpec,
-    QuantizationSpecBase,
-    SharedQuantizationSpec,
 )
 from pt2e_quant.flow.annotate.group_sizes import group_size_of
-from pt2e_quant.flow.annotate.match_reader import MatchReader, Plan
-from pt2e_quant.flow.annotate.observer_choice import ObserverChoice, derived_spec
+from pt2e_quant.flow.annotate.match_reader import MatchReader
+from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.quantizer import Quantizer
 from pt2e_quant.flow.annotate.recurrent_layers import RecurrentForm, place_recurrent
 from pt2e_quant.flow.annotate.rules import ALL_ROLES, QuantRule, RuleBook, RuleKind
+from pt2e_quant.flow.annotate.write_annotations import AnnotationWriter
 from pt2e_quant.flow.qat.train_ranges import for_training
 from pt2e_quant.graph.alias import WrittenPlaces
 from pt2e_quant.graph.masks import find_masks
-from pt2e_quant.graph.op_table import ALLOWED_KEY, OpKind, OpRow, OpTable, Preference, Slot
+from pt2e_quant.graph.op_table import ALLOWED_KEY, OpKind, OpRow, OpTable, Preference
 from pt2e_quant.graph.pattern import Op, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, bodies
@@ -41,15 +36,8 @@ from pt2e_quant.passes.algorithms.registry import algorithm_named, combined
 from pt2e_quant.passes.caches.quantize_caches import quantize_caches
 from pt2e_quant.passes.cleanup.linear_forms import pad_linears
 
-RULE_KEY = "pt2e_quant.rule"
-"""The key of `node.meta` that says which rule asked for a node's annotation."""
-
 MASKS_KEY = "pt2e_quant.masks"
 """The key of `gm.meta` under which annotate leaves the masks it found, for prepare to take."""
-
-
-_Specs: TypeAlias = dict[tuple[str, str, int], tuple[TensorScheme, QuantizationSpecBase]]
-"""The spec of a slot of a row under a scheme (by its id, so that it is kept): one for all nodes."""
 
 
 class TableQuantizer(Quantizer):
@@ -92,6 +80,7 @@ class TableQuantizer(Quantizer):
         self.transforms = tuple(transforms)
         self.algorithms = tuple(algorithms)
         self.asked_algorithms: frozenset[str] = frozenset()
+        self.ruled_algorithms: frozenset[str] = frozenset()
         self.finishing = tuple(finishing)
         self.recurrent = recurrent
         self.computes_in = computes_in
@@ -133,6 +122,23 @@ class TableQuantizer(Quantizer):
     ) -> "TableQuantizer":
         """What the nodes of a name get: a glob, or a regex after "re:"."""
         return self._add(RuleKind.NODE, name, scheme, roles)
+
+    def add_rule(
+        self, rule: QuantRule, algorithms: Sequence[str | Algorithm] = ()
+    ) -> "TableQuantizer":
+        """Add a rule that brings observers or algorithms of its own.
+
+        Args:
+            rule: what some nodes get.
+            algorithms: those of the rule's names that this quantizer does not have; they are
+                applied where the rule asks for them alone.
+        """
+        there = {algorithm.name for algorithm in self.algorithms}
+        new = [a for a in map(algorithm_named, algorithms) if a.name not in there]
+        self.algorithms = combined(self.algorithms, new)
+        self.ruled_algorithms |= {algorithm.name for algorithm in new}
+        self.rules.append(rule)
+        return self
 
     def _add(
         self, kind: RuleKind, pattern: str, scheme: Scheme | None, roles: Iterable[Role]
@@ -217,7 +223,12 @@ class TableQuantizer(Quantizer):
     def for_qat(self) -> "TableQuantizer":
         """The same for training: fake-quantizes; what algorithms would choose is learned."""
         made = copy.copy(self)
-        made.rules = list(self.rules)
+        made.rules = [
+            rule
+            if rule.observers is None
+            else replace(rule, observers=for_training(rule.observers))
+            for rule in self.rules
+        ]
         made.observers = for_training(self.observers)
         if self.asked_algorithms:
             raise ConfigError(
@@ -226,6 +237,7 @@ class TableQuantizer(Quantizer):
                 fix="leave it out of training, or quantize after training with prepare_pt2e",
             )
         made.algorithms = ()  # training starts from the weights that the user gave
+        made.ruled_algorithms = frozenset()
         made.finishing = ()
         made.recurrent = None  # their steps run in one operator, which has no fake-quantizes inside
         return made
@@ -270,13 +282,14 @@ class TableQuantizer(Quantizer):
             matches = []
         done: set[Node] = set()
         quantized: set[Node] = set()
-        made: _Specs = {}
+        names = (algorithm.name for algorithm in self.algorithms)
+        writer = AnnotationWriter(book, self.observers, names, self.ruled_algorithms, self.scales)
         for row, match in matches:
             plan = reader.plans[row.name, match.anchor, match.covered]
             if row.kind is OpKind.MOVES and not plan.has_inputs(quantized):
                 reader.refuse(match, "it only moves data, and its input is float")
                 continue
-            self._write(plan, book, made)
+            writer.write(plan)
             done.update(match.covered)
             quantized.update(plan.outputs())
         provenance = provenance_of(model)
@@ -309,49 +322,6 @@ class TableQuantizer(Quantizer):
             if row.name in suited or not any(m.target in served for m in op.members)
         ]
 
-    def _write(self, plan: Plan, book: RuleBook, made: _Specs) -> None:
-        for node in plan.match.covered:
-            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(_annotated=True)
-        first = plan.match.covered[0]
-        specs = self._specs(plan, made)
-        for place, (spec, role) in specs.items():
-            node = place if isinstance(place, Node) else place[1]
-            annotation: QuantizationAnnotation = node.meta[Q_ANNOTATION_KEY]
-            if isinstance(place, Node):
-                annotation.output_qspec = spec
-            else:
-                annotation.input_qspec_map[place[0]] = _fixed_before(place[0], spec) or spec
-            node.meta[RULE_KEY] = f"{book.rule_for(first, role)} (row {plan.row.name})"
-
-    def _specs(
-        self, plan: Plan, made: _Specs
-    ) -> dict[EdgeOrNode, tuple[QuantizationSpecBase, Role]]:
-        slots = {slot.at: slot for slot, _ in plan.schemes}
-        found: dict[EdgeOrNode, tuple[QuantizationSpecBase, Role]] = {}
-        for slot, scheme in plan.schemes:
-            places = slot.places(plan.match)
-            if slot.derived_from:
-                sources = [slots[at].places(plan.match)[0] for at in slot.derived_from]
-                found |= {p: (derived_spec(scheme, sources), slot.role) for p in places}
-                continue
-            key = plan.row.name, slot.at, id(scheme)
-            if key not in made:
-                made[key] = scheme, self.observers.spec(slot, self._kept(slot, scheme))
-            spec = made[key][1]
-            found |= {p: (spec, slot.role) for p in places}
-        for group in plan.row.share:
-            places = [p for at in group if at in slots for p in slots[at].places(plan.match)]
-            for place in places[1:]:
-                if place != places[0]:
-                    found[place] = (SharedQuantizationSpec(places[0]), found[place][1])
-        return found
-
-    def _kept(self, slot: Slot, scheme: TensorScheme) -> TensorScheme:
-        """A scheme that a row takes, with scales in the form asked for."""
-        if self.scales is None or slot.role is not Role.WEIGHT or scheme.format is not None:
-            return scheme
-        return replace(scheme, scales=self.scales)
-
     def validate(self, model: GraphModule) -> None:
         """Refuse an annotated graph with a per-channel axis that its constant does not have.
 
@@ -371,22 +341,6 @@ class TableQuantizer(Quantizer):
                         "dimensions",
                         node=node,
                     )
-
-
-def _fixed_before(source: Node, spec: QuantizationSpecBase) -> FixedQParamsQuantizationSpec | None:
-    """The spec of what a reader is given on a fixed scale, where it takes such integers.
-
-    On a scale of its own it would round values once more that are on a grid already.
-    """
-    annotation = source.meta.get(Q_ANNOTATION_KEY)
-    fixed = annotation.output_qspec if annotation is not None else None
-    same = ("dtype", "quant_min", "quant_max")
-    if not isinstance(fixed, FixedQParamsQuantizationSpec) or not isinstance(
-        spec, QuantizationSpec
-    ):
-        return None
-    takes = not spec.is_dynamic and spec.ch_axis is None
-    return fixed if takes and all(getattr(fixed, n) == getattr(spec, n) for n in same) else None
 
 
 def _computes_float(node: Node) -> bool:

@@ -16,7 +16,7 @@ from torch.fx.traceback import NodeSource, NodeSourceAction
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode, SpecKind, kind_of
 from pt2e_quant.flow.annotate.groups import Group
-from pt2e_quant.flow.annotate.table_quantizer import RULE_KEY
+from pt2e_quant.flow.annotate.write_annotations import RULE_KEY
 from pt2e_quant.flow.prepare.make_observer import spec_key
 from pt2e_quant.flow.prepare.prepared import HeldConstant, ObserverInfo, PreparedState
 from pt2e_quant.graph.meta import attribute, copy_trace, source_constant

@@ -1,10 +1,14 @@
 import pytest
+import torch
+from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.backends import get
 from pt2e_quant.backends.target.recipe_file import NodeScheme, RecipeFile, read_recipe
 from pt2e_quant.core.errors import ArtifactError, ConfigError
 from pt2e_quant.observers.static.minmax import MinMaxObserver
+from pt2e_quant.observers.static.mse import MSEObserver
+from pt2e_quant.observers.weights.weight_search import WeightSearch
 
 MADE = RecipeFile(
     backend="onnx",
@@ -14,6 +18,7 @@ MADE = RecipeFile(
     rules=(
         NodeScheme(node="linear_3", scheme="float", why='costs 12 "dB"\nalone'),
         NodeScheme(node="linear*", scheme="int8_dynamic"),
+        NodeScheme(node="linear_4", scheme="int8", ranges="mse", algorithms=("gptq",)),
     ),
 )
 
@@ -29,9 +34,42 @@ def test_recipe_file_when_made_a_quantizer_then_every_field_counts(tmp_path):
     MADE.save(tmp_path / "recipe.toml")
     found = get("onnx").quantizer(str(tmp_path / "recipe.toml"))
     assert found.observers.activation is MinMaxObserver
-    assert found.algorithms == ()
-    assert [rule.scheme and rule.scheme.name for rule in found.rules[-2:]] == [None, "int8_dynamic"]
-    assert [rule.pattern for rule in found.rules[-2:]] == ["linear_3", "linear*"]
+    assert {"gptq"} <= {algorithm.name for algorithm in found.algorithms} == found.ruled_algorithms
+    schemes = [rule.scheme and rule.scheme.name for rule in found.rules[-3:]]
+    assert schemes == [None, "int8_dynamic", "int8"]
+    assert [rule.pattern for rule in found.rules[-3:]] == ["linear_3", "linear*", "linear_4"]
+    last = found.rules[-1]
+    assert (last.observers.activation, last.algorithms) == (MSEObserver, {"gptq"})
+
+
+def test_recipe_file_when_a_rule_has_ranges_and_algorithms_then_its_node_alone_gets_them():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 4))
+    data = [torch.randn(32, 16)]
+    rule = NodeScheme(node="linear_1", scheme="int8_minmax", ranges="mse", algorithms=("gptq",))
+    recipe = RecipeFile(backend="xnnpack", recipe="int8_minmax", rules=(rule,))
+    program = torch.export.export(model.eval(), (data[0],))
+    prepared = pq.prepare(program, recipe.quantizer(get("xnnpack")))
+    gm = pq.convert(pq.calibrate(prepared, data, progress=False))
+    records = {r.name: r for r in pq.provenance_of(gm).tensors}
+    assert {name for name, r in records.items() if r.steps} == {"2.weight"}
+    assert {name for name, r in records.items() if "MSE" in r.observer} == {"linear_1"}
+
+
+def test_recipe_file_when_a_rule_names_a_recipe_then_its_search_and_algorithms_come_with_it():
+    rules = (NodeScheme(node="a", scheme="w4_g32"), NodeScheme(node="b", scheme="int8"))
+    found = RecipeFile(backend="onnx", recipe="w8", rules=rules).quantizer(get("onnx"))
+    few_bits, static = found.rules[-2:]
+    assert few_bits.observers.search is WeightSearch.MSE
+    assert static.algorithms == {"smooth_quant"}
+    assert found.ruled_algorithms == {"smooth_quant"}
+
+
+def test_recipe_file_when_a_float_node_has_ranges_then_refused():
+    with pytest.raises(ConfigError, match="leaves it float"):
+        NodeScheme(node="a", scheme="float", ranges="mse")
+    with pytest.raises(ConfigError, match='did you mean "min_max"'):
+        NodeScheme(node="a", scheme="int8", ranges="minmax")
 
 
 def test_recipe_file_when_of_another_backend_then_refused():
