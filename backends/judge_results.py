@@ -26,7 +26,7 @@ from pt2e_quant.graph.ops import (
     SIGMOID,
     TANH,
     VIEWS,
-    Family,
+    Overloads,
     is_call,
 )
 from pt2e_quant.kernels.quantized_values import affine_of
@@ -53,7 +53,9 @@ mean square. A shift by a step, or rounding down in place of to the nearest, is 
 FRESH_MARGIN_DB = 3.0
 """The same for the calls behind the sample's: they are many, and each may be the one in 17."""
 
-_ELEMENTWISE: Family = (*(*VIEWS, *RELU, *RELU6, *HARDTANH, *CLAMP, *LEAKY_RELU, *SIGMOID, *TANH),)
+_ELEMENTWISE: Overloads = (
+    *(*VIEWS, *RELU, *RELU6, *HARDTANH, *CLAMP, *LEAKY_RELU, *SIGMOID, *TANH),
+)
 """What may stand between the last quantize and a result, which it moves by a step alike."""
 
 

@@ -171,8 +171,9 @@ def measure(name: str, backends: Sequence[str], draws: int = DRAWS) -> list[dict
             lower = pq.backends.get(backend).lower
             artifact = lower(gm, verify=False, strict=False, **OPTIONS.get(backend, {}))
             found = differences(steps_apart(artifact.run(*inputs), expected, gm))
-            islands = sorted({re.sub(r"^\d+ ", "", i.operator) for i in pq.audit(artifact).islands})
-            rows.append({"operator": name, "runtime": backend, **found, "float": islands})
+            floats = pq.audit(artifact).float_operators
+            names = sorted({re.sub(r"^\d+ ", "", each.operator) for each in floats})
+            rows.append({"operator": name, "runtime": backend, **found, "float": names})
         expected = pq.integer_reference(copy_graph(gm))(*inputs)
         found = differences(steps_apart(gm(*inputs), expected, gm))
         rows.append({"operator": name, "runtime": "qdq", **found, "float": []})

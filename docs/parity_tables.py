@@ -64,7 +64,7 @@ def _models(rows: Sequence[Row]) -> list[str]:
         cells = [
             row["model"],
             str(row["integer_operators"]),
-            ", ".join(f"`{name}`" for name in row["islands"]) or "none",
+            ", ".join(f"`{name}`" for name in row["float_operators"]) or "none",
             f"{row['qdq_db']:.1f} dB, {row['integer_db']:.1f} dB",
             f"{row['ratio']:.2f}x",
             *shares,

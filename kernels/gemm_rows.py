@@ -3,7 +3,7 @@
 from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
-from pt2e_quant.graph.ops import Family
+from pt2e_quant.graph.ops import Overloads
 from pt2e_quant.graph.pattern import Op, Var, chain, either_order, maybe
 
 _X, _W, _B, _Y = Var("x"), Var("w"), Var("b"), Var("y")
@@ -11,11 +11,11 @@ _X, _W, _B, _Y = Var("x"), Var("w"), Var("b"), Var("y")
 
 def gemm_rows(
     name: str,
-    family: Family,
+    overloads: Overloads,
     *,
     x: tuple[TensorScheme, ...],
     w: tuple[TensorScheme, ...],
-    activations: Family,
+    activations: Overloads,
     residual: tuple[TensorScheme, ...] | None,
     constraints: tuple[Constraint, ...],
     sum_constraints: tuple[Constraint, ...],
@@ -27,7 +27,7 @@ def gemm_rows(
 
     Args:
         name: of the first row; the others add to it.
-        family: the operator: its first arguments are input, weight and bias.
+        overloads: the operator: its first arguments are input, weight and bias.
         x: schemes of the activations; none for float.
         w: schemes of the weight.
         activations: what may follow.
@@ -36,7 +36,7 @@ def gemm_rows(
         sum_constraints: of the row with the sum.
         lowers_to: the fused operator.
     """
-    product = Op(family, _X, _W, _B, name="op")
+    product = Op(overloads, _X, _W, _B, name="op")
     slots = (
         # With nothing to accept it says that x is float, which tells rows of equal weights apart.
         Slot(at="x", role=Role.INPUT, accepts=x),

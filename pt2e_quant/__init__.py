@@ -20,8 +20,8 @@
   rest of `tensors`.
 - Training in float8, int8 and with optimizer states of few bits: `training`.
 - Files: `save` and `load`, `export_encodings` and `import_encodings`.
-- What a chip of integers alone could not run: `audit`, an `Audit` of `Island`s. How far an artifact
-  is from exact integers: `verify_parity`, a `Parity`.
+- What a chip of integers alone could not run: `audit`, an `Audit` of `FloatOperator`s. How far an
+  artifact is from exact integers: `verify_parity`, a `Parity`.
 - Where the time of a call goes, operator by operator: `profile`, a `Profile`. One file of HTML on
   an artifact: `write_page`; what its tensors hold: `tensor_values`; colours for Google's Model
   Explorer: `write_node_data`.
@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     from pt2e_quant.flow.qat.numerics import set_numerics as set_numerics
     from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e as prepare_qat_pt2e
     from pt2e_quant.flow.report.audit import Audit as Audit
-    from pt2e_quant.flow.report.audit import Island as Island
+    from pt2e_quant.flow.report.audit import FloatOperator as FloatOperator
     from pt2e_quant.flow.report.audit import audit as audit
     from pt2e_quant.flow.report.report import Report as Report
     from pt2e_quant.observers.run_time.placeholder import PlaceholderObserver as PlaceholderObserver
@@ -220,7 +220,7 @@ _FILES = {
     "save": "pt2e_quant.flow.archive.program",
     # what came of it
     "Audit": "pt2e_quant.flow.report.audit",
-    "Island": "pt2e_quant.flow.report.audit",
+    "FloatOperator": "pt2e_quant.flow.report.audit",
     "Provenance": "pt2e_quant.core.provenance",
     "Report": "pt2e_quant.flow.report.report",
     "audit": "pt2e_quant.flow.report.audit",

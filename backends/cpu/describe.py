@@ -24,7 +24,7 @@ def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
     Args:
         report: written to.
         program: the fused graph, its q/dq as the canonical graph has them.
-        module: what runs, with those spelled for speed.
+        module: what runs, with those replaced by faster forms.
     """
     counts: Counter[str] = Counter()
     floats: Counter[str] = Counter()

@@ -70,9 +70,9 @@ def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, 
     )
 
 
-_Row: TypeAlias = tuple[str, Variant, GraphPass]
+_Fusion: TypeAlias = tuple[str, Variant, GraphPass]
 
-_BEFORE: tuple[_Row, ...] = (
+_BEFORE: tuple[_Fusion, ...] = (
     ("quantize_per_token", Variant.PLAIN, fuse_choose_quantize),
     ("quantize_per_token", Variant.E4M3, fuse_choose_e4m3),
     ("quantize_per_tensor", Variant.PLAIN, fuse_choose_tensor),
@@ -80,7 +80,7 @@ _BEFORE: tuple[_Row, ...] = (
     ("norm_quantize", Variant.PLAIN, fuse_norm_per_token),
     ("norm_quantize", Variant.E4M3, fuse_norm_per_token_e4m3),
 )
-_BEHIND: tuple[_Row, ...] = (
+_BEHIND: tuple[_Fusion, ...] = (
     ("quantize", Variant.PIXELS, widen_pixels),
     ("quantize", Variant.PLAIN, fuse_lone_qdq),
     ("quantize", Variant.E4M3, fuse_lone_e4m3),
@@ -88,11 +88,11 @@ _BEHIND: tuple[_Row, ...] = (
 """Operators without a pattern of their own: unit, what it writes, and the pass that inserts it."""
 
 
-def _allowed(measures: Measures, rows: Sequence[_Row]) -> list[GraphPass]:
+def _allowed(measures: Measures, fusions: Sequence[_Fusion]) -> list[GraphPass]:
     """The passes of what this device has and is to use."""
     return [
         fuse
-        for op, variant, fuse in rows
+        for op, variant, fuse in fusions
         if (measures.has_fp8 or variant is not Variant.E4M3) and measures.allows(op, variant)
     ]
 
@@ -219,7 +219,7 @@ LOWERING = Lowering(name="cuda", options=Options, prepare=lambda gm, _: gm, emit
 
 
 def decide_by(measures: Measures) -> Decide:
-    """Of a graph: whether a kernel takes a match, as far as its q/dq, its row and speed go."""
+    """Of a graph: whether a kernel takes a match, by its q/dq, its op-table entry and its speed."""
 
     def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match], bool]:
         return lambda kernel, match: _takes(gm, measures, kernel, match, refused)

@@ -25,7 +25,7 @@ from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import TENSOR_OPERANDS
 from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, Slot
-from pt2e_quant.graph.ops import Family, aten
+from pt2e_quant.graph.ops import Overloads, aten
 from pt2e_quant.graph.pattern import Op, Var, one_of
 
 _WIDTHS = (2, 3, 5, 6, 7)
@@ -72,12 +72,12 @@ CODE_ROWS = (
     *(
         OpRow(
             name=f"conv{rank}d_codes",
-            find=(Op(family, Var("x"), Var("w"), Var("b")),),
+            find=(Op(overloads, Var("x"), Var("w"), Var("b")),),
             slots=(_FLOAT, Slot(at="w", role=Role.WEIGHT, accepts=_KERNELS)),
             lowers_to="Conv",
             note=_NOTE,
         )
-        for rank, family in enumerate((ops.CONV1D, ops.CONV2D, ops.CONV3D), start=1)
+        for rank, overloads in enumerate((ops.CONV1D, ops.CONV2D, ops.CONV3D), start=1)
     ),
     OpRow(
         name="embedding_codes",
@@ -104,7 +104,7 @@ def _has_number(node: Node) -> bool:
 
 
 _BY_A_NUMBER = Op(one_of(ops.ADD, ops.SUB, ops.MUL, ops.DIV), _X, where=_has_number)
-_FUNCTIONS: dict[str, tuple[Family, str]] = {
+_FUNCTIONS: dict[str, tuple[Overloads, str]] = {
     "abs": ((aten.abs.default,), "Abs"),
     "elu": (ops.ELU, "Elu"),
     "exp": ((aten.exp.default,), "Exp"),
@@ -136,8 +136,8 @@ def sixteen_bit_rows(
     return (
         *(_of_16_bits(row, integer_limits) for row in rows),
         *(
-            _row(name, (Op(family, _X),), ("x",), to, OpKind.LIGHT)
-            for name, (family, to) in _FUNCTIONS.items()
+            _row(name, (Op(overloads, _X),), ("x",), to, OpKind.LIGHT)
+            for name, (overloads, to) in _FUNCTIONS.items()
         ),
         _fraction("tanh", _INT16, _FRACTION),
         _fraction("tanh_unsigned", _UINT16, None),
@@ -147,8 +147,10 @@ def sixteen_bit_rows(
             constraints=(TENSOR_OPERANDS,),
         ),
         *(
-            _row(f"conv_transpose{rank}d", (Op(family, _X, _W, _B),), ("x", "w"), "ConvTranspose")
-            for rank, family in enumerate(
+            _row(
+                f"conv_transpose{rank}d", (Op(overloads, _X, _W, _B),), ("x", "w"), "ConvTranspose"
+            )
+            for rank, overloads in enumerate(
                 (ops.CONV_TRANSPOSE1D, ops.CONV_TRANSPOSE2D, ops.CONV_TRANSPOSE3D), start=1
             )
         ),

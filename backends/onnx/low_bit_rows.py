@@ -62,12 +62,12 @@ LOW_BIT_ROWS = (
     *(
         OpRow(
             name=f"conv{rank}d_w8",
-            find=(Op(family, Var("x"), Var("w"), Var("b")),),
+            find=(Op(overloads, Var("x"), Var("w"), Var("b")),),
             slots=(_FLOAT, _weights(8, None)),
             lowers_to="Conv",
             note=_AT_LOAD,
         )
-        for rank, family in enumerate((ops.CONV1D, ops.CONV2D, ops.CONV3D), start=1)
+        for rank, overloads in enumerate((ops.CONV1D, ops.CONV2D, ops.CONV3D), start=1)
     ),
     OpRow(
         name="linear_a8w4",

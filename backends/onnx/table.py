@@ -133,11 +133,11 @@ def _with_clip(
     )
 
 
-def _moves(name: str, family: ops.Family, lowers_to: str, *needs: Constraint) -> OpRow:
+def _moves(name: str, overloads: ops.Overloads, lowers_to: str, *needs: Constraint) -> OpRow:
     """A row for an operator that only moves values: one set of qparams, in and out."""
     return OpRow(
         name=name,
-        find=(Op(family, X),),
+        find=(Op(overloads, X),),
         slots=(_input("x"), _output()),
         share=(("x", OUT),),
         lowers_to=lowers_to,
@@ -160,7 +160,7 @@ def _merges(name: str, find: tuple[Op, ...], inputs: tuple[str, ...], lowers_to:
 
 def _maps(
     name: str,
-    family: ops.Family,
+    overloads: ops.Overloads,
     lowers_to: str,
     *needs: Constraint,
     fixed: tuple[float, int] | None = None,
@@ -168,7 +168,7 @@ def _maps(
     """A row for an operator of one tensor whose result has qparams of its own."""
     return OpRow(
         name=name,
-        find=(Op(family, X),),
+        find=(Op(overloads, X),),
         slots=(_input("x"), _output(fixed)),
         lowers_to=lowers_to,
         constraints=needs,
@@ -180,10 +180,10 @@ _CLIP_STEP = CLIPS
 _CONVS = {"conv1d": ops.CONV1D, "conv2d": ops.CONV2D, "conv3d": ops.CONV3D}
 _CONV_ROWS = tuple(
     row
-    for name, family in _CONVS.items()
+    for name, overloads in _CONVS.items()
     for row in _with_clip(
         name,
-        (Op(family, X, W, B, name="op"),),
+        (Op(overloads, X, W, B, name="op"),),
         (_input("x"), _weight("w"), _bias(), _output()),
         "QLinearConv",
     )

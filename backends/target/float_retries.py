@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError, UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize
 from pt2e_quant.flow.report.report import FloatRegion
-from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, Family, is_call
+from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, Overloads, is_call
 from pt2e_quant.graph.subgraphs import copy_graph
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ T = TypeVar("T")
 _KEY = "pt2e_quant_leave"
 """In `meta["custom"]`, which passes, exports and ExecuTorch's decompositions hand on."""
 
-_CLIPS: Family = (*RELU, *RELU6, *HARDTANH, *CLAMP)
+_CLIPS: Overloads = (*RELU, *RELU6, *HARDTANH, *CLAMP)
 _MOST = 4
 """So many times a graph is lowered again at most."""
 

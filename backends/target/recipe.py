@@ -142,11 +142,11 @@ def names_of(grammar: str) -> tuple[str, ...]:
     """
     parts = []
     for optional, plain in re.findall(r"\[([^\]]*)\]|([^\[]+)", grammar):
-        parts.append(["", *_spelled(optional)] if optional else _spelled(plain))
+        parts.append(["", *_names(optional)] if optional else _names(plain))
     return tuple("".join(chosen) for chosen in product(*parts))
 
 
-def _spelled(text: str) -> list[str]:
+def _names(text: str) -> list[str]:
     """A text without brackets, with each combination of its alternatives."""
     choices = [_choices(part) for part in re.split(r"(<[^>]*>)", text)]
     return ["".join(chosen) for chosen in product(*choices)]

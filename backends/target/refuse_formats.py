@@ -39,7 +39,7 @@ def refuse_formats(
     """Refuse operators of `core.format_ops` and quantized caches.
 
     Args:
-        gm: a canonical graph, after what can be spelled in torch's operators has been.
+        gm: a canonical graph, after what can be written in torch's operators has been.
         recipes: of the backend.
         has_weights: weights in these formats are fine; only activations and caches are not.
         has_caches: caches are fine.

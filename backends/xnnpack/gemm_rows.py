@@ -25,7 +25,7 @@ from pt2e_quant.core.schemes import (
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import BATCHED_1D, BATCHED_2D, LIMITS_ARE_LITERALS
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
-from pt2e_quant.graph.ops import Family, aten
+from pt2e_quant.graph.ops import Overloads, aten
 from pt2e_quant.graph.pattern import Op, Var, chain, maybe, one_of
 
 CLIPS = one_of(
@@ -65,12 +65,12 @@ _COLUMNS = Slot(
 
 
 def _static(
-    name: str, family: Family, lowers_to: str, *needs: Constraint, weight: Slot = _ROWS
+    name: str, overloads: Overloads, lowers_to: str, *needs: Constraint, weight: Slot = _ROWS
 ) -> OpRow:
     """A convolution or linear with a constant weight, a clip fused."""
     return OpRow(
         name=name,
-        find=chain(Op(family, _X, _W, _B, name="op"), maybe(CLIPS, "clip")),
+        find=chain(Op(overloads, _X, _W, _B, name="op"), maybe(CLIPS, "clip")),
         slots=(_IN, weight, _OUT),
         constraints=(*needs, LIMITS_ARE_LITERALS),
         lowers_to=lowers_to,
@@ -80,7 +80,7 @@ def _static(
 
 def _float_output(
     name: str,
-    family: Family,
+    overloads: Overloads,
     lowers_to: str,
     *needs: Constraint,
     x: tuple[TensorScheme, ...],
@@ -90,7 +90,7 @@ def _float_output(
     """A product of integers with a float result, or of float with a weight in integers."""
     return OpRow(
         name=name,
-        find=(Op(family, _X, _W, _B, name="op"),),
+        find=(Op(overloads, _X, _W, _B, name="op"),),
         slots=(
             Slot(at="x", role=Role.INPUT, accepts=x),
             Slot(at="w", role=Role.WEIGHT, accepts=w),

@@ -37,7 +37,7 @@ from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     pad_integers,
     read_rows_through_views,
     remove_noop_copies,
-    spell_size_arithmetic,
+    write_size_arithmetic,
 )
 from pt2e_quant.backends.xnnpack.passes.embeddings import (
     LINKED_KERNELS,
@@ -57,7 +57,7 @@ from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     resizing_loops,
     write_functions,
 )
-from pt2e_quant.backends.xnnpack.passes.normalize_overloads import spell_for_delegate
+from pt2e_quant.backends.xnnpack.passes.normalize_overloads import normalize_overloads
 from pt2e_quant.backends.xnnpack.passes.recurrent import (
     STEPS_KEY,
     recurrent_as_steps,
@@ -139,7 +139,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         unbind_as_selects,
         requantize_behind_movers,
         pool_by_depthwise,
-        spell_for_delegate,
+        normalize_overloads,
         conv1d_as_conv2d,
         move_integers,
         unfold_biases,
@@ -269,7 +269,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
         edge = to_edge_transform_and_lower(
             ep,
             transform_passes=[
-                spell_size_arithmetic,
+                write_size_arithmetic,
                 remove_noop_copies,
                 write_functions,
                 dequantize_for_each_reader,

@@ -32,7 +32,7 @@ from pt2e_quant.backends.xnnpack.delegate_limits import delegate_runs, reads_sca
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_beyond_scales
 
 _FUSED = ("relu.default", "hardtanh.default")
-"""The activations that the delegate can fuse, once spelled as the lowering spells them."""
+"""The activations that the delegate can fuse, in the forms that the lowering writes."""
 
 
 def _admit_integers(

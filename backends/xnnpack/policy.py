@@ -8,10 +8,10 @@ from pt2e_quant.backends.xnnpack.table import STATIC_ROWS
 from pt2e_quant.graph.conditions import TENSOR_OPERANDS
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, find_roots
 from pt2e_quant.graph.op_table import OpKind, OpRow, Preference
-from pt2e_quant.graph.ops import GROUP_NORM, LAYER_NORM, MEAN, Family, aten, is_call
+from pt2e_quant.graph.ops import GROUP_NORM, LAYER_NORM, MEAN, Overloads, aten, is_call
 from pt2e_quant.graph.pattern import Match
 
-NORMS: Family = (
+NORMS: Overloads = (
     *LAYER_NORM,
     *GROUP_NORM,
     *RMS_NORM,
@@ -21,7 +21,7 @@ NORMS: Family = (
 _SMOOTH = frozenset({"elu", "gelu", "hardswish", "leaky_relu", "sigmoid", "tanh"})
 """Rows of activation functions between which and a linear outlier channels are scaled."""
 
-_AT_OUTPUT: Family = (
+_AT_OUTPUT: Overloads = (
     *CLIPS,
     aten.add.Tensor,
     aten.sub.Tensor,

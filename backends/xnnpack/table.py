@@ -33,7 +33,7 @@ from pt2e_quant.graph.conditions import (
     TENSOR_OPERANDS,
 )
 from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, OpTable, Slot
-from pt2e_quant.graph.ops import Family, aten
+from pt2e_quant.graph.ops import Overloads, aten
 from pt2e_quant.graph.pattern import Many, Op, Var, chain, maybe, one_of
 from pt2e_quant.graph.sum_lengths import limit_sums
 
@@ -46,10 +46,10 @@ _IN2 = Slot(at="y", role=Role.INPUT, accepts=(INT8_ACTIVATION,))
 _OUT = Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,))
 
 
-def _binary(name: str, family: Family, lowers_to: str, *needs: Constraint) -> OpRow:
+def _binary(name: str, overloads: Overloads, lowers_to: str, *needs: Constraint) -> OpRow:
     return OpRow(
         name=name,
-        find=chain(Op(family, X, Y, name="op"), maybe(CLIPS, "clip")),
+        find=chain(Op(overloads, X, Y, name="op"), maybe(CLIPS, "clip")),
         slots=(_IN, _IN2, _OUT),
         constraints=(TENSOR_OPERANDS, LIMITS_ARE_LITERALS, *needs),
         kind=OpKind.LIGHT,
@@ -60,7 +60,7 @@ def _binary(name: str, family: Family, lowers_to: str, *needs: Constraint) -> Op
 
 def _unary(
     name: str,
-    family: Family,
+    overloads: Overloads,
     lowers_to: str,
     *needs: Constraint,
     fixed: tuple[float, int] | None = None,
@@ -68,7 +68,7 @@ def _unary(
     out = Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,), fixed=fixed)
     return OpRow(
         name=name,
-        find=(Op(family, X, name="op"),),
+        find=(Op(overloads, X, name="op"),),
         slots=(_IN, out),
         constraints=needs,
         kind=OpKind.LIGHT,
@@ -76,10 +76,12 @@ def _unary(
     )
 
 
-def _pool(name: str, family: Family, lowers_to: str, *needs: Constraint, shares: bool) -> OpRow:
+def _pool(
+    name: str, overloads: Overloads, lowers_to: str, *needs: Constraint, shares: bool
+) -> OpRow:
     return OpRow(
         name=name,
-        find=(Op(family, X, name="op"),),
+        find=(Op(overloads, X, name="op"),),
         slots=(_IN, _OUT),
         share=(("x", OUT),) if shares else (),
         constraints=needs,
@@ -88,10 +90,12 @@ def _pool(name: str, family: Family, lowers_to: str, *needs: Constraint, shares:
     )
 
 
-def _mover(name: str, family: Family, lowers_to: str, *needs: Constraint, note: str = "") -> OpRow:
+def _moves(
+    name: str, overloads: Overloads, lowers_to: str, *needs: Constraint, note: str = ""
+) -> OpRow:
     return OpRow(
         name=name,
-        find=(Op(family, X, name="op"),),
+        find=(Op(overloads, X, name="op"),),
         slots=(_IN, _OUT),
         share=(("x", OUT),),
         constraints=needs,
@@ -101,10 +105,10 @@ def _mover(name: str, family: Family, lowers_to: str, *needs: Constraint, note: 
     )
 
 
-def _join(name: str, family: Family, lowers_to: str) -> OpRow:
+def _join(name: str, overloads: Overloads, lowers_to: str) -> OpRow:
     return OpRow(
         name=name,
-        find=(Op(family, Many("x"), name="op"),),
+        find=(Op(overloads, Many("x"), name="op"),),
         slots=(_IN, _OUT),
         share=(("x", OUT),),
         lowers_to=lowers_to,
@@ -168,22 +172,22 @@ _POOLS = (
 _MOVERS = (
     _join("cat", ops.CAT, "Concatenate"),
     _join("stack", ops.STACK, _OUTSIDE),
-    _mover("slice", ops.SLICE, "StaticSlice", note=f"dynamic shapes or a step: {_OUTSIDE}"),
-    _mover("select", (aten.select.int,), "StaticSlice, StaticReshape"),
-    _mover(
+    _moves("slice", ops.SLICE, "StaticSlice", note=f"dynamic shapes or a step: {_OUTSIDE}"),
+    _moves("select", (aten.select.int,), "StaticSlice, StaticReshape"),
+    _moves(
         "reshape",
         one_of(ops.RESHAPE, ops.SQUEEZE, ops.UNSQUEEZE),
         "StaticReshape",
         note=f"two or more dynamic sizes: {_OUTSIDE}",
     ),
-    _mover("permute", ops.PERMUTE, "StaticTranspose"),
-    _mover("pad", ops.PAD, "StaticConstantPad", PADS_WITH_ZERO),
-    _mover("expand", ops.EXPAND, _OUTSIDE),
-    _mover("flip", (aten.flip.default,), _OUTSIDE),
-    _mover("repeat", (aten.repeat.default,), _OUTSIDE),
-    _mover("pixel_shuffle", (aten.pixel_shuffle.default,), _OUTSIDE),
-    _mover("upsample_nearest2d", (aten.upsample_nearest2d.vec,), _OUTSIDE),
-    _mover("copy", ops.IDENTITIES, "nothing: it is dropped"),
+    _moves("permute", ops.PERMUTE, "StaticTranspose"),
+    _moves("pad", ops.PAD, "StaticConstantPad", PADS_WITH_ZERO),
+    _moves("expand", ops.EXPAND, _OUTSIDE),
+    _moves("flip", (aten.flip.default,), _OUTSIDE),
+    _moves("repeat", (aten.repeat.default,), _OUTSIDE),
+    _moves("pixel_shuffle", (aten.pixel_shuffle.default,), _OUTSIDE),
+    _moves("upsample_nearest2d", (aten.upsample_nearest2d.vec,), _OUTSIDE),
+    _moves("copy", ops.IDENTITIES, "nothing: it is dropped"),
 )
 STATIC_ROWS = (*limit_sums(STATIC_GEMMS), *_BINARIES, *_UNARIES, *_POOLS, *_MOVERS)
 """What runs in integers between static scales."""
@@ -208,8 +212,8 @@ def edge_operators(rows: Iterable[OpRow] = TABLE) -> frozenset[str]:
     for row in rows:
         for op in row.find:
             for part in op.ops():
-                for spelling in part.members:
-                    target = spelling.target
+                for member in part.members:
+                    target = member.target
                     name = getattr(target, "__name__", "")
                     found.add(name.removesuffix("_") if "." not in name else name)
     return frozenset(found | {"constant_pad_nd.default", "hardtanh.default"})

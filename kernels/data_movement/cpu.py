@@ -10,7 +10,7 @@ from pt2e_quant.core.schemes import UINT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import NO_INDICES
 from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, Slot
-from pt2e_quant.graph.ops import Family, arguments
+from pt2e_quant.graph.ops import Overloads, arguments
 from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
 from pt2e_quant.kernels.data_movement.entries import ONE_SCALE, build, node_cost
 from pt2e_quant.kernels.kernel import Device, Kernel
@@ -22,11 +22,11 @@ aten: Any = torch.ops.aten
 
 
 def _moves(
-    name: str, family: Family, lowers_to: str, *needs: Constraint, x: Var | Many | None = None
+    name: str, overloads: Overloads, lowers_to: str, *needs: Constraint, x: Var | Many | None = None
 ) -> OpRow:
     return OpRow(
         name=name,
-        find=(Op(family, x or Var("x"), name="op"),),
+        find=(Op(overloads, x or Var("x"), name="op"),),
         slots=(
             Slot(at="x", role=Role.INPUT, accepts=(UINT8_ACTIVATION,)),
             Slot(at=OUT, role=Role.OUTPUT, accepts=(UINT8_ACTIVATION,)),

@@ -10,7 +10,7 @@ from torch.fx import Node
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, Slot
-from pt2e_quant.graph.ops import Family
+from pt2e_quant.graph.ops import Overloads
 from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.kernel import Device, Kernel
@@ -51,10 +51,10 @@ def node_cost(node: Node) -> Cost:
     return Cost(bytes=moved_bytes(node.meta["val"], *tensors), operations=0)
 
 
-def _row(name: str, family: Family, x: Var | Many) -> OpRow:
+def _row(name: str, overloads: Overloads, x: Var | Many) -> OpRow:
     return OpRow(
         name=name,
-        find=(Op(family, x, name="op"),),
+        find=(Op(overloads, x, name="op"),),
         slots=(
             Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,)),
             Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,)),

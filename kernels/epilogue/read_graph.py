@@ -6,7 +6,7 @@ from typing import Any
 from torch.fx import Node
 
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.ops import Family, argument, is_call
+from pt2e_quant.graph.ops import Overloads, argument, is_call
 from pt2e_quant.kernels.epilogue.epilogue import INTEGER_OUTPUTS, Activation
 from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.site import Site
@@ -23,7 +23,7 @@ def _gelu(node: Node) -> Found:
     return (Activation.GELU_TANH if is_tanh else Activation.GELU), ()
 
 
-_READERS: tuple[tuple[Family, Callable[[Node], Found]], ...] = (
+_READERS: tuple[tuple[Overloads, Callable[[Node], Found]], ...] = (
     (ops.RELU, lambda node: (Activation.RELU, ())),
     (ops.RELU6, lambda node: (Activation.CLAMP, (0.0, 6.0))),
     (ops.HARDTANH, lambda node: _bounds(node, "min_val", "max_val")),
@@ -39,13 +39,13 @@ _READERS: tuple[tuple[Family, Callable[[Node], Found]], ...] = (
     ),
 )
 
-ACTIVATIONS: Family = tuple(member for family, _ in _READERS for member in family)
+ACTIVATIONS: Overloads = tuple(member for overloads, _ in _READERS for member in overloads)
 """The activation functions that a pattern may end with."""
 
 
 def activation_of(node: Node) -> Found | None:
     """The activation that a node computes, None if an epilogue has none such."""
-    return next((read(node) for family, read in _READERS if is_call(node, family)), None)
+    return next((read(node) for overloads, read in _READERS if is_call(node, overloads)), None)
 
 
 def epilogue_arguments(site: Site) -> dict[str, Any]:

@@ -71,14 +71,14 @@ def build_groups(site: Site) -> Node:
     weight = _read(site)
     offset = OFFSET if weight.integers.dtype is torch.int8 else 0
     codes = (weight.integers.to(torch.int16) + offset).to(torch.uint8)
-    nibbles = site.constant("weight_codes", pack(codes, UINT4))
+    pairs = site.constant("weight_codes", pack(codes, UINT4))
     zeros = torch.zeros_like(weight.scale, dtype=torch.int32)
     zeros = offset + (zeros if weight.zero_point is None else weight.zero_point)
     rows, name = rows_of(site.match), group_class(site.match)
-    few = _few_rows(site, weight, nibbles, zeros) if rows is None or rows <= FEW_ROWS else ()
+    few = _few_rows(site, weight, pairs, zeros) if rows is None or rows <= FEW_ROWS else ()
     if rows is not None and rows <= FEW_ROWS:
         return call_linear(site, LinearOfInt4, few, name)
-    limbs = _two_limbs(site, weight.scale.float(), nibbles, zeros.to(torch.uint8))
+    limbs = _two_limbs(site, weight.scale.float(), pairs, zeros.to(torch.uint8))
     return call_linear(site, LinearOfGroups if few else LinearOfLimbs, (*few, *limbs), name)
 
 
@@ -89,22 +89,22 @@ def _read(site: Site) -> GroupedWeight:
 
 
 def _few_rows(
-    site: Site, weight: GroupedWeight, nibbles: Node, zeros: Tensor
+    site: Site, weight: GroupedWeight, pairs: Node, zeros: Tensor
 ) -> tuple[Node | int, ...]:
     """What `linear_of_int4` takes between x and the bias."""
-    packed = site.editor.call(PackInt4, nibbles, like=site.source, before=site.place)
+    packed = site.editor.call(PackInt4, pairs, like=site.source, before=site.place)
     scales = site.constant("scales_and_zeros", scales_and_zeros(weight.scale, zeros))
     return packed, weight.group_size, scales, len(weight.integers)
 
 
-def _two_limbs(site: Site, scale: Tensor, nibbles: Node, zeros: Tensor) -> tuple[Node | None, ...]:
+def _two_limbs(site: Site, scale: Tensor, pairs: Node, zeros: Tensor) -> tuple[Node | None, ...]:
     """What `linear_of_limbs` takes between x and the bias."""
-    stored = nibbles, site.constant("group_scale", scale), site.constant("group_zero_point", zeros)
+    stored = pairs, site.constant("group_scale", scale), site.constant("group_zero_point", zeros)
     high, low = (
         site.editor.call(PackInt4Limbs, *stored, is_high, like=site.source, before=site.place)
         for is_high in (True, False)
     )
-    codes = constant_of(site.gm, nibbles)
+    codes = constant_of(site.gm, pairs)
     assert codes is not None  # made above
     _, _, step = weight_limbs(dequantize(codes, scale, zeros))
     return limb_operands(site, (high, step * 256), (low, step))

@@ -68,13 +68,13 @@ def error_bound(
     return found if bias is None else found + 2.0**-22 * bias.double().abs()
 
 
-def unpack_nibbles(nibbles: Tensor) -> Tensor:
+def unpack_pairs(pairs: Tensor) -> Tensor:
     """Codes uint8[N, K] of bytes uint8[N, K / 2]."""
-    return unpack(nibbles, UINT4, (nibbles.shape[0], 2 * nibbles.shape[1]))
+    return unpack(pairs, UINT4, (pairs.shape[0], 2 * pairs.shape[1]))
 
 
-def _pack(nibbles: Tensor) -> Tensor:
-    codes = unpack_nibbles(nibbles)
+def _pack(pairs: Tensor) -> Tensor:
+    codes = unpack_pairs(pairs)
     padded = aten.constant_pad_nd.default(codes, [0, 0, 0, -codes.shape[0] % _TILE])
     made: Tensor = aten._convert_weight_to_int4pack_for_cpu.default(
         aten.to.dtype(padded, torch.int32), 1
@@ -82,9 +82,9 @@ def _pack(nibbles: Tensor) -> Tensor:
     return made
 
 
-def _fake_pack(nibbles: Tensor) -> Tensor:
-    columns, half = nibbles.shape
-    return nibbles.new_empty((columns + -columns % _TILE, half))
+def _fake_pack(pairs: Tensor) -> Tensor:
+    columns, half = pairs.shape
+    return pairs.new_empty((columns + -columns % _TILE, half))
 
 
 def linear_of_int4(
@@ -111,7 +111,7 @@ def linear_of_int4(
     return made
 
 
-_LIBRARY.define("pack_int4_linear(Tensor nibbles) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.define("pack_int4_linear(Tensor pairs) -> Tensor")  # type: ignore[no-untyped-call]
 torch.library.impl(_LIBRARY, "pack_int4_linear", "CompositeExplicitAutograd")(_pack)
 torch.library.register_fake("pt2e_quant::pack_int4_linear", lib=_LIBRARY)(_fake_pack)
 _LIBRARY.define(  # type: ignore[no-untyped-call]

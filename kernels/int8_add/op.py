@@ -11,7 +11,7 @@ from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import ADDS_UNSCALED, FLOAT_OPERANDS, LIMITS_ARE_NUMBERS, rank_of
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
-from pt2e_quant.graph.ops import Family, is_call
+from pt2e_quant.graph.ops import Overloads, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var, chain, maybe
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import OUTPUT_SCHEMA
@@ -53,7 +53,7 @@ def cost(x: Tensor, y: Tensor, out: Tensor) -> Cost:
     return Cost(bytes=moved_bytes(x, y, out), operations=10 * out.numel())
 
 
-_FAMILIES: tuple[tuple[str, Family], ...] = (
+_OPERATORS: tuple[tuple[str, Overloads], ...] = (
     ("add", ops.ADD),
     ("sub", ops.SUB),
     ("mul", ops.MUL),
@@ -82,7 +82,7 @@ def _operands(match: Match) -> tuple[Any, ...]:
 def build(site: Site) -> Node:
     """`int8_add` on the integers in front of the dequantizes, and on what is float."""
     op = site.match.nodes["op"]
-    combine = next(name for name, family in _FAMILIES if is_call(op, family))
+    combine = next(name for name, overloads in _OPERATORS if is_call(op, overloads))
     (x, x_scale, x_zero), (y, y_scale, y_zero) = (
         operand_of(site, node) for node in _operands(site.match)
     )
@@ -105,9 +105,9 @@ def node_cost(node: Node) -> Cost:
     return cost(x, y, node.meta["val"])
 
 
-def _rows(name: str, family: Family) -> tuple[OpRow, ...]:
+def _rows(name: str, overloads: Overloads) -> tuple[OpRow, ...]:
     """The first operand in int8, the second alone, or neither and an int8 result."""
-    found = chain(Op(family, Var("x"), Var("y"), name="op"), maybe(ACTIVATIONS, "activation"))
+    found = chain(Op(overloads, Var("x"), Var("y"), name="op"), maybe(ACTIVATIONS, "activation"))
     common = (ADDS_UNSCALED, FLOAT_OPERANDS, LIMITS_ARE_NUMBERS)
     integers = (INT8_ACTIVATION,)
     x, y = (Slot(at=at, role=Role.INPUT, accepts=integers) for at in ("x", "y"))
@@ -147,6 +147,6 @@ KERNELS = tuple(
         shape_class=by_elements,
         cost=node_cost,
     )
-    for name, family in _FAMILIES
-    for row in _rows(name, family)
+    for name, overloads in _OPERATORS
+    for row in _rows(name, overloads)
 )

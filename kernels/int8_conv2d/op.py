@@ -19,7 +19,7 @@ from pt2e_quant.graph.conditions import (
     LIMITS_ARE_NUMBERS,
 )
 from pt2e_quant.graph.op_table import Constraint
-from pt2e_quant.graph.ops import CONV1D, Family, argument, aten, is_call
+from pt2e_quant.graph.ops import CONV1D, Overloads, argument, aten, is_call
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
@@ -182,7 +182,7 @@ _COMMON = (
     LIMITS_ARE_NUMBERS,
     CONSTANT_BIAS,
 )
-_FAMILIES: tuple[tuple[str, Family, Constraint], ...] = (
+_OPERATORS: tuple[tuple[str, Overloads, Constraint], ...] = (
     ("conv1d", ops.CONV1D, BATCHED_1D),
     ("conv2d", ops.CONV2D, BATCHED_2D),
 )
@@ -196,10 +196,10 @@ KERNELS = tuple(
         shape_class=shape_class,
         cost=node_cost,
     )
-    for name, family, batched in _FAMILIES
+    for name, overloads, batched in _OPERATORS
     for row in gemm_rows(
         name,
-        family,
+        overloads,
         x=(INT8_ACTIVATION,),
         w=(_WEIGHT,),
         activations=ACTIVATIONS,

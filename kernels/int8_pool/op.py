@@ -12,7 +12,7 @@ from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import BATCHED_2D, GLOBAL_MEAN, NO_INDICES
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
-from pt2e_quant.graph.ops import Family, arguments, aten, is_call
+from pt2e_quant.graph.ops import Overloads, arguments, aten, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import OUTPUT_SCHEMA
@@ -154,10 +154,10 @@ NO_DILATION = Constraint(text="no dilation", holds=_has_no_dilation)
 STATIC_SIZES = Constraint(text="sizes of images that are known", holds=_is_static)
 
 
-def _row(name: str, family: Family, *needs: Constraint, shares: bool = False) -> OpRow:
+def _row(name: str, overloads: Overloads, *needs: Constraint, shares: bool = False) -> OpRow:
     return OpRow(
         name=name,
-        find=(Op(family, Var("x"), name="op"),),
+        find=(Op(overloads, Var("x"), name="op"),),
         slots=(
             Slot(at="x", role=Role.INPUT, accepts=(INT8_ACTIVATION,)),
             Slot(at=OUT, role=Role.OUTPUT, accepts=(INT8_ACTIVATION,), is_optional=True),

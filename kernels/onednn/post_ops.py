@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from pt2e_quant.graph import ops
-from pt2e_quant.graph.ops import Family, argument, is_call
+from pt2e_quant.graph.ops import Overloads, argument, is_call
 from pt2e_quant.graph.pattern import one_of
 
 CLIPS = one_of(ops.RELU6, ops.HARDTANH, ops.CLAMP)
@@ -37,7 +37,7 @@ def _bounds(node: Node, low: str, high: str) -> PostOp:
     return PostOp("hardtanh", (float(argument(node, low)), float(argument(node, high))))
 
 
-_READERS: tuple[tuple[Family, Callable[[Node], PostOp]], ...] = (
+_READERS: tuple[tuple[Overloads, Callable[[Node], PostOp]], ...] = (
     (ops.RELU, lambda node: PostOp("relu")),
     (ops.RELU6, lambda node: PostOp("hardtanh", (0.0, 6.0))),
     (ops.HARDTANH, lambda node: _bounds(node, "min_val", "max_val")),
@@ -52,7 +52,7 @@ _READERS: tuple[tuple[Family, Callable[[Node], PostOp]], ...] = (
 
 def post_op_of(node: Node) -> PostOp | None:
     """The post-op that computes what a node does, None if there is none."""
-    return next((read(node) for family, read in _READERS if is_call(node, family)), None)
+    return next((read(node) for overloads, read in _READERS if is_call(node, overloads)), None)
 
 
 def limited(post_op: PostOp, high: float) -> PostOp | None:

@@ -4,7 +4,7 @@ from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import ADDS_EQUAL_SHAPES, ADDS_UNSCALED, LIMITS_ARE_NUMBERS
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
-from pt2e_quant.graph.ops import Family
+from pt2e_quant.graph.ops import Overloads
 from pt2e_quant.graph.pattern import Op, Var, chain, either_order, maybe
 
 X, Y, W, B = Var("x"), Var("y"), Var("w"), Var("b")
@@ -15,10 +15,10 @@ _NOTE = "the result is uint8 where what reads it takes that, else float"
 
 
 def gemm_row(
-    name: str, family: Family, post_ops: Family | None, lowers_to: str, *needs: Constraint
+    name: str, overloads: Overloads, post_ops: Overloads | None, lowers_to: str, *needs: Constraint
 ) -> OpRow:
     """A convolution or linear alone, or with an activation function fused."""
-    alone = Op(family, X, W, B, name="op")
+    alone = Op(overloads, X, W, B, name="op")
     return OpRow(
         name=name if post_ops is None else f"{name}_activation",
         find=(alone,) if post_ops is None else chain(alone, post_ops),
@@ -31,7 +31,7 @@ def gemm_row(
 
 def sum_row(
     name: str,
-    family: Family,
+    overloads: Overloads,
     lowers_to: str,
     *needs: Constraint,
     is_quantized: bool,
@@ -41,13 +41,13 @@ def sum_row(
 
     Args:
         name: of the operator.
-        family: its spellings.
+        overloads: of the operator.
         lowers_to: oneDNN's operator.
         needs: constraints besides those of every sum.
         is_quantized: whether the residual is quantized as well.
         note: for the docs page.
     """
-    product = Op(family, X, W, B, name="op")
+    product = Op(overloads, X, W, B, name="op")
     return OpRow(
         name=f"{name}_add",
         find=chain(either_order(ops.ADD, product, Y, name="add"), maybe(ops.RELU, "clip")),

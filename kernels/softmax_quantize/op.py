@@ -56,7 +56,7 @@ def _is_number(value: Any) -> bool:
 def _scaled() -> tuple[Op, ...]:
     """The scores times or by a number."""
     x, factor = Var("x"), Var("factor", where=_is_number)
-    return tuple(Op(family, x, factor, name="scale") for family in (ops.MUL, ops.DIV))
+    return tuple(Op(overloads, x, factor, name="scale") for overloads in (ops.MUL, ops.DIV))
 
 
 def _softmax(*scores: Pattern) -> tuple[Op, ...]:

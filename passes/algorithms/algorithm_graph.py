@@ -16,7 +16,7 @@ from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, constant_of
 from pt2e_quant.graph.op_table import OUT
-from pt2e_quant.graph.ops import Family, argument, is_call
+from pt2e_quant.graph.ops import Overloads, argument, is_call
 from pt2e_quant.observers.static.fixed import ImportedQParams
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.statistics.base import Statistics
@@ -84,11 +84,11 @@ class AlgorithmGraph:
         self.editor = Editor(gm)
         self._readers: dict[int, int] | None = None
 
-    def calls(self, family: Family) -> Iterator[Node]:
+    def calls(self, family: Overloads) -> Iterator[Node]:
         """The calls of a family, in graph order."""
         return (node for node in self.gm.graph.nodes if is_call(node, family))
 
-    def quantized(self, family: Family) -> list[Node]:
+    def quantized(self, family: Overloads) -> list[Node]:
         """The calls of a family whose weights get static integers, in graph order."""
         return [n for n in self.calls(family) if has_integers(self.observer(argument(n, "weight")))]
 

@@ -38,20 +38,20 @@ from pt2e_quant.graph.ops import (
     SIGMOID,
     SILU,
     TANH,
-    Family,
+    Overloads,
     argument,
     aten,
     is_call,
 )
 
-ACTIVATIONS: Family = (
+ACTIVATIONS: Overloads = (
     *(*RELU, *RELU6, *GELU, *SILU, *SIGMOID, *TANH, *HARDSWISH, *ELU, *LEAKY_RELU),
 )
 """Functions of one element."""
 
-LAYER_NORM: Family = (aten.layer_norm.default,)
-_PASSED_ON: Family = (*IDENTITIES, *CASTS, *DROPOUT)
-_HEADS: Family = (*RESHAPE, *PERMUTE, *IDENTITIES)
+LAYER_NORM: Overloads = (aten.layer_norm.default,)
+_PASSED_ON: Overloads = (*IDENTITIES, *CASTS, *DROPOUT)
+_HEADS: Overloads = (*RESHAPE, *PERMUTE, *IDENTITIES)
 
 _ATTENDED = 0.25
 """What averaging over tokens leaves of the variance: as over four tokens with equal weights."""
@@ -295,7 +295,7 @@ def _same(gm: GraphModule, node: Node, given: Sequence[Moments | None]) -> Momen
 
 
 _ACTIVATION = MomentRule(lambda node: [activation_input(node) or node], _activation)
-_RULES: tuple[tuple[Family, MomentRule], ...] = (
+_RULES: tuple[tuple[Overloads, MomentRule], ...] = (
     (LINEAR, MomentRule(_input_alone, _linear)),
     (LAYER_NORM + RMS_NORM, MomentRule(_input_alone, _norm, is_norm=True)),
     (ADD + MUL, MomentRule(_computed, _combined)),

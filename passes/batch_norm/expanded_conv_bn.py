@@ -24,7 +24,7 @@ from pt2e_quant.graph.ops import (
     CONV_TRANSPOSE,
     CONV_TRANSPOSE1D,
     CONV_TRANSPOSE2D,
-    Family,
+    Overloads,
     argument,
     arguments,
     aten,
@@ -34,10 +34,10 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.passes.batch_norm.detach_batch_norm import drop_counters, set_arguments
 from pt2e_quant.passes.qdq.remap_annotations import Remap, remap_annotations
 
-_CONVS: Family = CONV1D + CONV2D + CONV_TRANSPOSE1D + CONV_TRANSPOSE2D
+_CONVS: Overloads = CONV1D + CONV2D + CONV_TRANSPOSE1D + CONV_TRANSPOSE2D
 """The kinds that torchao writes out; batch norms behind others train as they are."""
 
-_NORM: Family = (aten.batch_norm.default,)
+_NORM: Overloads = (aten.batch_norm.default,)
 
 
 def expand_conv_bn(gm: GraphModule) -> dict[Node, Node]:

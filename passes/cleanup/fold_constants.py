@@ -20,7 +20,7 @@ from pt2e_quant.graph.ops import (
     CONV_TRANSPOSE,
     EMBEDDING,
     LINEAR,
-    Family,
+    Overloads,
     arguments,
     aten,
     is_call,
@@ -32,7 +32,7 @@ from pt2e_quant.graph.strides import has_plain_strides
 GROWTH_LIMIT_BYTES = 1 << 20
 """How many bytes a folded constant may be larger than the constants that it makes superfluous."""
 
-_CREATED: Family = (
+_CREATED: Overloads = (
     aten.arange.default,
     aten.arange.start,
     aten.arange.start_step,
@@ -47,7 +47,7 @@ _CREATED: Family = (
 """Operators that make a constant of literals."""
 
 
-_LAYERS: Family = CONV + CONV_TRANSPOSE + LINEAR + EMBEDDING + BATCH_NORM
+_LAYERS: Overloads = CONV + CONV_TRANSPOSE + LINEAR + EMBEDDING + BATCH_NORM
 
 
 def _is_literal(value: object) -> bool:

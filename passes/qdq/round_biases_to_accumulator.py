@@ -12,13 +12,13 @@ from pt2e_quant.core.qdq import QdqKind, is_dequantize, kind_of_qdq, read_qparam
 from pt2e_quant.core.qparams import QParams, fake_quantize
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, Family, argument, is_call
+from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, Overloads, argument, is_call
 from pt2e_quant.graph.pipeline import Note, PassResult, graph_pass
 
 BIAS_BELOW = 2.0**30
 """Half of int32's range, in steps; the rest is for the products that are added to a bias."""
 
-_GEMMS: Family = (*CONV, *CONV_TRANSPOSE, *LINEAR)
+_GEMMS: Overloads = (*CONV, *CONV_TRANSPOSE, *LINEAR)
 
 
 @graph_pass(needs=(), gives=())

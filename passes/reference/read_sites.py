@@ -105,10 +105,10 @@ def masked_scores(node: Node) -> MaskedScores | None:
 
 def _additive(mask: Node) -> list[Node]:
     """The nodes of (seen - 1) * big, the last one first; none if it is no such mask."""
-    chain, families = [mask], (MUL, SUB, CASTS)
-    for family in families[1:]:
+    chain, operators = [mask], (MUL, SUB, CASTS)
+    for overloads in operators[1:]:
         source = chain[-1].args[0] if chain[-1].args else None
-        if not isinstance(source, Node) or not is_call(source, family):
+        if not isinstance(source, Node) or not is_call(source, overloads):
             return []
         chain.append(source)
     product, difference, cast = chain

@@ -21,7 +21,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
     "unpack_rows(Tensor packed, int bits, bool is_signed) -> Tensor"
 )
 
-_BY_WIDTH = {(row.bits, row.signed): row for row in DTYPES.values() if row.bits < 8}
+_BY_WIDTH = {(limits.bits, limits.signed): limits for limits in DTYPES.values() if limits.bits < 8}
 
 
 def pack_rows(values: Tensor, bits: int, is_signed: bool) -> Tensor:

@@ -50,12 +50,12 @@ def verify_canonical(gm: GraphModule, form: Form = Form.CANONICAL) -> None:
     Raises:
         InvariantError: naming the property and the first node that breaks it.
     """
-    for row in _ROWS:
-        if form not in row.forms:
+    for rule in _RULES:
+        if form not in rule.forms:
             continue
-        for node in row.offenders(gm):
+        for node in rule.offenders(gm):
             raise InvariantError(
-                f"this graph is not in {form} form: {row.what}",
+                f"this graph is not in {form} form: {rule.what}",
                 node=node,
                 fix="give the result of convert_pt2e, before any other edit",
             )
@@ -165,7 +165,7 @@ _BOTH = frozenset({Form.CANONICAL, Form.UNFOLDED})
 _FOLDED = frozenset({Form.CANONICAL})
 _INTEGERS = frozenset({Form.REFERENCE})
 
-_ROWS = (
+_RULES = (
     _Row(_ALL, "a module or method call is left (an observer?)", _modules),
     _Row(_ALL, "a constant that nothing reads is left", _dead_constants),
     _Row(_BOTH, "a quantize that nothing reads is left", _unread_quantize),

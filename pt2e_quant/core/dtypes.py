@@ -38,7 +38,7 @@ class DTypeInfo:
         return self.quant_min <= quant_min <= quant_max <= self.quant_max
 
 
-def _row(bits: int, signed: bool, storage: torch.dtype) -> DTypeInfo:
+def _limits(bits: int, signed: bool, storage: torch.dtype) -> DTypeInfo:
     # By name: torch's type stubs do not list the dtypes below one byte.
     dtype: torch.dtype = getattr(torch, f"{'int' if signed else 'uint'}{bits}")
     least = -(1 << (bits - 1)) if signed else 0
@@ -52,15 +52,15 @@ def _row(bits: int, signed: bool, storage: torch.dtype) -> DTypeInfo:
     )
 
 
-_ROWS = (
-    *(_row(bits, True, torch.int8) for bits in range(1, 9)),
-    _row(16, True, torch.int16),
-    _row(32, True, torch.int32),
-    *(_row(bits, False, torch.uint8) for bits in range(1, 9)),
-    _row(16, False, torch.uint16),
+_INTEGERS = (
+    *(_limits(bits, True, torch.int8) for bits in range(1, 9)),
+    _limits(16, True, torch.int16),
+    _limits(32, True, torch.int32),
+    *(_limits(bits, False, torch.uint8) for bits in range(1, 9)),
+    _limits(16, False, torch.uint16),
 )
 
-DTYPES = MappingProxyType({row.dtype: row for row in _ROWS})
+DTYPES = MappingProxyType({limits.dtype: limits for limits in _INTEGERS})
 
 FLOAT8 = MappingProxyType(
     {
@@ -99,13 +99,13 @@ def info(dtype: torch.dtype) -> DTypeInfo:
     >>> info(torch.int4).quant_min, info(torch.quint8).dtype
     (-8, torch.uint8)
     """
-    row = DTYPES.get(getattr(torch, _PLAIN[dtype]) if dtype in _PLAIN else dtype)
-    if row is None:
+    limits = DTYPES.get(getattr(torch, _PLAIN[dtype]) if dtype in _PLAIN else dtype)
+    if limits is None:
         known = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
         raise UnsupportedError(
             f"{dtype} is no integer dtype to quantize to", fix=f"use one of {known}"
         )
-    return row
+    return limits
 
 
 def limits_of(dtype: torch.dtype) -> DTypeInfo:

@@ -72,7 +72,7 @@ class Pt2eQuantError(Exception):
     Args:
         what: what is wrong, in one sentence, with the value expected and the value found.
         node: the graph node it is about; its name, module path and source line are added.
-        rule: the rule or table row that was being applied.
+        rule: the rule or op-table entry that was being applied.
         fix: what the user can do about it.
     """
 
@@ -92,15 +92,15 @@ class Pt2eQuantError(Exception):
         super().__init__("\n".join([what, *self._facts(node)]))
 
     def _facts(self, node: Node | None) -> list[str]:
-        rows: list[tuple[str, str | None]] = [("rule", self.rule)]
+        lines: list[tuple[str, str | None]] = [("rule", self.rule)]
         if node is not None:
-            rows += [
+            lines += [
                 ("node", f"{node.name} ({node.target})"),
                 ("module", module_path(node) or None),
                 ("source", source_line(node) or None),
             ]
-        rows.append(("fix", self.fix))
-        return [f"  {label:<7} {text}" for label, text in rows if text]
+        lines.append(("fix", self.fix))
+        return [f"  {label:<7} {text}" for label, text in lines if text]
 
 
 class UnsupportedError(Pt2eQuantError):

@@ -75,24 +75,24 @@ def pack(values: Tensor, dtype: torch.dtype) -> Tensor:
         ConfigError: a value is outside the dtype.
         UnsupportedError: dtype is no integer dtype.
     """
-    row = info(dtype)
-    _check_values(values, row)
-    if not row.is_sub_byte:
-        return values.to(row.storage, copy=True)
-    shape = packed_shape(values.shape, row.bits)
+    limits = info(dtype)
+    _check_values(values, limits)
+    if not limits.is_sub_byte:
+        return values.to(limits.storage, copy=True)
+    shape = packed_shape(values.shape, limits.bits)
     if values.numel() == 0:
         return values.new_zeros(shape, dtype=torch.uint8)
-    per_unit, unit_bytes, word = _unit(row.bits)
+    per_unit, unit_bytes, word = _unit(limits.bits)
     flat = values.reshape(-1, values.numel() // math.prod(shape[:-1]))
     units = -(-flat.shape[1] // per_unit)
     # What a narrowing cast keeps of a negative value is its two's complement.
     codes = torch.nn.functional.pad(
-        flat.to(torch.uint8) & ((1 << row.bits) - 1), (0, units * per_unit - flat.shape[1])
+        flat.to(torch.uint8) & ((1 << limits.bits) - 1), (0, units * per_unit - flat.shape[1])
     ).view(-1, units, per_unit)
     # Bytes of its own, also where the word is a byte.
     words = codes.new_empty(codes.shape[:2], dtype=word).copy_(codes[..., 0])
     for i in range(1, per_unit):
-        words |= codes[..., i].to(word) << (i * row.bits)
+        words |= codes[..., i].to(word) << (i * limits.bits)
     if unit_bytes == 1:
         return words.reshape(shape)
     stream = codes.new_empty(flat.shape[0], units, unit_bytes)
@@ -115,13 +115,13 @@ def unpack(packed: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     Raises:
         ConfigError: packed has not the dtype or the shape that `pack` gives.
     """
-    row = info(dtype)
-    check_packed(packed, row, shape)
-    if not row.is_sub_byte:
+    limits = info(dtype)
+    check_packed(packed, limits, shape)
+    if not limits.is_sub_byte:
         return packed.clone()
     if math.prod(shape) == 0:
-        return packed.new_zeros(tuple(shape), dtype=row.storage)
-    per_unit, unit_bytes, word = _unit(row.bits)
+        return packed.new_zeros(tuple(shape), dtype=limits.storage)
+    per_unit, unit_bytes, word = _unit(limits.bits)
     rows = math.prod(packed.shape[:-1])
     units = -(-packed.shape[-1] // unit_bytes)
     stream = packed.reshape(rows, -1)
@@ -133,25 +133,25 @@ def unpack(packed: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         words |= stream[..., j].to(word) << (8 * j)
     codes = packed.new_empty(rows, units, per_unit)
     for i in range(per_unit):
-        codes[..., i] = (words >> (i * row.bits)) & ((1 << row.bits) - 1)
-    if row.signed:
+        codes[..., i] = (words >> (i * limits.bits)) & ((1 << limits.bits) - 1)
+    if limits.signed:
         # Up to the sign bit of a byte, and back with the sign.
-        codes = (codes << (8 - row.bits)).view(torch.int8) >> (8 - row.bits)
+        codes = (codes << (8 - limits.bits)).view(torch.int8) >> (8 - limits.bits)
     length = math.prod(shape) // rows
     return _cut(codes.view(rows, -1), length).view(tuple(shape))
 
 
-def check_packed(packed: Tensor, row: DTypeInfo, shape: Sequence[int]) -> None:
+def check_packed(packed: Tensor, limits: DTypeInfo, shape: Sequence[int]) -> None:
     """Check the dtype and shape of a packed tensor.
 
     Raises:
         ConfigError: they are not what `pack` gives for this dtype and shape.
     """
-    expected = packed_shape(shape, row.bits) if row.is_sub_byte else tuple(shape)
-    storage = torch.uint8 if row.is_sub_byte else row.storage
+    expected = packed_shape(shape, limits.bits) if limits.is_sub_byte else tuple(shape)
+    storage = torch.uint8 if limits.is_sub_byte else limits.storage
     if packed.dtype != storage or tuple(packed.shape) != expected:
         raise ConfigError(
-            f"{row.dtype} values of shape {tuple(shape)} are packed in {storage} {expected}, "
+            f"{limits.dtype} values of shape {tuple(shape)} are packed in {storage} {expected}, "
             f"found {packed.dtype} {tuple(packed.shape)}",
             fix="give the tensor as core.packing.pack made it, with the shape it was made from",
         )
@@ -171,21 +171,21 @@ def _cut(rows: Tensor, length: int) -> Tensor:
     return rows[:, :length].clone(memory_format=torch.contiguous_format)
 
 
-def _check_values(values: Tensor, row: DTypeInfo) -> None:
+def _check_values(values: Tensor, limits: DTypeInfo) -> None:
     if values.is_floating_point() or values.is_complex():
         raise ConfigError(
             f"only integers are packed, found {values.dtype}", fix="quantize the tensor first"
         )
     # A tensor of the storage dtype of 8 bits and more can hold nothing else (and torch has no
     # aminmax for uint16).
-    if values.numel() == 0 or (values.dtype == row.storage and not row.is_sub_byte):
+    if values.numel() == 0 or (values.dtype == limits.storage and not limits.is_sub_byte):
         return
     if values.dtype == torch.uint16:
         values = values.to(torch.int32)
     low, high = (int(v) for v in values.aminmax())
-    if not row.holds(low, high):
+    if not limits.holds(low, high):
         raise ConfigError(
-            f"values from {low} to {high} do not fit {row.dtype} "
-            f"({row.quant_min} to {row.quant_max})",
+            f"values from {low} to {high} do not fit {limits.dtype} "
+            f"({limits.quant_min} to {limits.quant_max})",
             fix="quantize with the quant_min and quant_max of this dtype, or pack a wider one",
         )

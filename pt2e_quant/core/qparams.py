@@ -121,12 +121,12 @@ def symmetric_zero_point(
     With a range of the user's own the middle is rounded down (0 .. 255: 127), without one it is
     rounded up (128); so it is upstream (torch/ao/quantization/observer.py, _calculate_qparams).
     """
-    row = limits_of(dtype)
-    if row.signed:
+    limits = limits_of(dtype)
+    if limits.signed:
         return 0
-    if has_own_range and row.bits <= 8:
+    if has_own_range and limits.bits <= 8:
         return (quant_min + quant_max) // 2
-    return 1 << (row.bits - 1)
+    return 1 << (limits.bits - 1)
 
 
 def choose_qparams(

@@ -21,14 +21,14 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
     "*, ScalarType? dtype=None) -> Tensor"
 )
 
-_BY_WIDTH = {(row.bits, row.signed): row for row in DTYPES.values() if row.bits <= 8}
+_BY_WIDTH = {(limits.bits, limits.signed): limits for limits in DTYPES.values() if limits.bits <= 8}
 
 
-def _row(bits: int, is_signed: bool) -> DTypeInfo:
-    row = _BY_WIDTH.get((bits, is_signed))
-    if row is None:
+def _limits(bits: int, is_signed: bool) -> DTypeInfo:
+    limits = _BY_WIDTH.get((bits, is_signed))
+    if limits is None:
         raise ConfigError(f"pt2e_quant::unpack takes 1 to 8 bits, found {bits}")
-    return row
+    return limits
 
 
 def _run(
@@ -38,7 +38,7 @@ def _run(
     shape: Sequence[int],
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    values = unpack(packed, _row(bits, is_signed).dtype, shape)
+    values = unpack(packed, _limits(bits, is_signed).dtype, shape)
     return values if dtype is None else values.to(dtype)
 
 
@@ -49,9 +49,9 @@ def _fake(
     shape: Sequence[int],
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    row = _row(bits, is_signed)
-    check_packed(packed, row, shape)
-    return packed.new_empty(tuple(shape), dtype=dtype or row.storage)
+    limits = _limits(bits, is_signed)
+    check_packed(packed, limits, shape)
+    return packed.new_empty(tuple(shape), dtype=dtype or limits.storage)
 
 
 # Plain torch, so one kernel serves every device; integers have no gradient.
@@ -69,4 +69,4 @@ def is_unpack(node: Node) -> bool:
 def unpacked_dtype(node: Node) -> torch.dtype:
     """The dtype that the constant of an unpack node is packed as: int4, say."""
     bits, is_signed = node.args[1:3]
-    return _row(int(bits), bool(is_signed)).dtype  # type: ignore[arg-type]  # literals by schema
+    return _limits(int(bits), bool(is_signed)).dtype  # type: ignore[arg-type]  # literals by schema

@@ -8,7 +8,15 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from pt2e_quant.core.specs import EdgeOrNode
-from pt2e_quant.graph.ops import BATCH_NORM, Family, Spelling, arguments, aten, is_call, is_getitem
+from pt2e_quant.graph.ops import (
+    BATCH_NORM,
+    Overload,
+    Overloads,
+    arguments,
+    aten,
+    is_call,
+    is_getitem,
+)
 
 
 def aliased_argument(node: Node) -> Node | None:
@@ -71,8 +79,8 @@ def _updates_statistics(node: Node) -> bool:
     return is_call(node, (aten.instance_norm.default,)) and bool(arguments(node)["use_input_stats"])
 
 
-_NORMS: Family = (*BATCH_NORM, aten.instance_norm.default)
-_NORM_TARGETS = frozenset(m.target if isinstance(m, Spelling) else m for m in _NORMS)
+_NORMS: Overloads = (*BATCH_NORM, aten.instance_norm.default)
+_NORM_TARGETS = frozenset(m.target if isinstance(m, Overload) else m for m in _NORMS)
 
 
 @cache

@@ -32,13 +32,13 @@ from pt2e_quant.graph.ops import (
     SUB,
     VIEWS,
     WHERE,
-    Family,
+    Overloads,
     argument,
     aten,
     is_call,
 )
 
-_PRODUCTS: Family = (
+_PRODUCTS: Overloads = (
     *MATMUL,
     *BMM,
     *MM,
@@ -46,15 +46,15 @@ _PRODUCTS: Family = (
     aten.baddbmm.default,
     aten.einsum.default,
 )
-_CONTRACTIONS: Family = (*_PRODUCTS, *LINEAR, *CONV, *CONV_TRANSPOSE, *SDPA)
-_SUM_OF_PRODUCT: Family = (aten.baddbmm.default,)
-_TRANSPARENT: Family = (*VIEWS, *CASTS, *DROPOUT)
-_SOFTMAX: Family = (*SOFTMAX, *LOG_SOFTMAX, aten._safe_softmax.default)
-_SUM: Family = (*ADD, *SUB)
-_SCALING: Family = (*MUL, *DIV, aten.mul.Scalar, aten.div.Scalar)
-_CARRIERS: Family = (*_TRANSPARENT, *_SUM, *_SCALING, *MASKED_FILL, *WHERE)
-_FIRST_OPERAND: Family = (*_TRANSPARENT, *MASKED_FILL)
-_TWO_OPERANDS: Family = (*_SUM, *_SCALING)
+_CONTRACTIONS: Overloads = (*_PRODUCTS, *LINEAR, *CONV, *CONV_TRANSPOSE, *SDPA)
+_SUM_OF_PRODUCT: Overloads = (aten.baddbmm.default,)
+_TRANSPARENT: Overloads = (*VIEWS, *CASTS, *DROPOUT)
+_SOFTMAX: Overloads = (*SOFTMAX, *LOG_SOFTMAX, aten._safe_softmax.default)
+_SUM: Overloads = (*ADD, *SUB)
+_SCALING: Overloads = (*MUL, *DIV, aten.mul.Scalar, aten.div.Scalar)
+_CARRIERS: Overloads = (*_TRANSPARENT, *_SUM, *_SCALING, *MASKED_FILL, *WHERE)
+_FIRST_OPERAND: Overloads = (*_TRANSPARENT, *MASKED_FILL)
+_TWO_OPERANDS: Overloads = (*_SUM, *_SCALING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +182,13 @@ class _Search:
                         self.seeds[gate] = None
 
 
-def _readers_through(node: Node, family: Family) -> list[Node]:
-    """The readers of a value, also those behind operators of a family."""
+def _readers_through(node: Node, overloads: Overloads) -> list[Node]:
+    """The readers of a value, also those behind some overloads."""
     found: list[Node] = []
     stack = list(node.users)
     while stack:
         user = stack.pop()
-        if is_call(user, family):
+        if is_call(user, overloads):
             stack.extend(user.users)
         else:
             found.append(user)

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from pt2e_quant.core.errors import InvariantError, module_path
 from pt2e_quant.core.unpack_op import Unpack
 from pt2e_quant.graph.alias import mutated_roots, subgraph_of
-from pt2e_quant.graph.ops import CASTS, VIEWS, Family, is_call
+from pt2e_quant.graph.ops import CASTS, VIEWS, Overloads, is_call
 
 __all__ = [
     "CONSTANT_PRESERVING",
@@ -32,7 +32,7 @@ __all__ = [
 
 TRACE_KEYS = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node", "custom")
 
-CONSTANT_PRESERVING: Family = (*VIEWS, *CASTS, Unpack)
+CONSTANT_PRESERVING: Overloads = (*VIEWS, *CASTS, Unpack)
 """Operators through which a constant is still seen as a constant."""
 
 

@@ -176,7 +176,7 @@ class OpRow:
 
     Args:
         name: of the row, for example "conv2d_relu".
-        find: the spellings it is found by; all have the slots' names.
+        find: the patterns it is found by; all have the slots' names.
         slots: its tensors.
         share: groups of slots that must have equal qparams.
         constraints: what must hold besides the pattern.
@@ -243,7 +243,7 @@ class OpTable:
             raise ConfigError(f"{self.backend}: rows of equal width match the same nodes: {found}")
 
     def patterns(self) -> Sequence[tuple[OpRow, Op]]:
-        """Every spelling of every row, for the matcher."""
+        """Every pattern of every row, for the matcher."""
         return [(row, op) for row in self.rows for op in row.find]
 
     def row(self, name: str) -> OpRow:

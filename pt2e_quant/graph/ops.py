@@ -1,8 +1,8 @@
-"""Operators by meaning: tuples of the spellings that compute the same thing.
+"""Operators by meaning: tuples of the overloads that compute the same thing.
 
-A family lists every ATen overload (in-place and out-of-place) that `torch.export` may write for
-one operation. Where only some arguments make an overload a member (`hardtanh(0, 6)` is a relu6),
-the entry is a `Spelling`.
+Each tuple lists every ATen overload (in-place and out-of-place) that `torch.export` may write for
+one operation. Where only some arguments count an overload in (`hardtanh(0, 6)` is a relu6),
+the entry is an `Overload`.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ Target: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
-    """One overload, and the arguments it must have to count as a member of its family."""
+class Overload:
+    """One overload, and the arguments it must have to count as one of an operator's."""
 
     target: Target
     fixed: tuple[tuple[str, object], ...] = ()
@@ -35,14 +35,14 @@ class Spelling:
         return all(found.get(name, _ABSENT) == value for name, value in self.fixed)
 
 
-Family: TypeAlias = tuple[Target | Spelling, ...]
+Overloads: TypeAlias = tuple[Target | Overload, ...]
 
 _ABSENT = object()
 
 
-def spelled(target: Target, **fixed: object) -> Spelling:
-    """A member of a family that holds only with these arguments."""
-    return Spelling(target, tuple(fixed.items()))
+def overload(target: Target, **fixed: object) -> Overload:
+    """An overload that counts only with these arguments."""
+    return Overload(target, tuple(fixed.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,15 @@ def is_getitem(node: Node) -> bool:
     return node.op == "call_function" and node.target is getitem
 
 
-def is_call(node: Node, family: Family) -> bool:
-    """Whether a node calls a member of a family."""
+def is_call(node: Node, overloads: Overloads) -> bool:
+    """Whether a node calls one of some overloads."""
     if node.op != "call_function":
         return False
     target = node.target
-    for member in family:  # asked of every node by every pass: a generator takes twice as long
+    for member in overloads:  # asked of every node by every pass: a generator takes twice as long
         if member is target:
             return True
-        if type(member) is Spelling and member.target is target and member.accepts(node):
+        if type(member) is Overload and member.target is target and member.accepts(node):
             return True
     return False
 
@@ -130,36 +130,36 @@ def is_in_place(target: OpOverload) -> bool:
     )
 
 
-CONV1D: Family = (aten.conv1d.default, aten.conv1d.padding)
-CONV2D: Family = (aten.conv2d.default, aten.conv2d.padding)
-CONV3D: Family = (aten.conv3d.default, aten.conv3d.padding)
-CONV: Family = CONV1D + CONV2D + CONV3D
-CONV_TRANSPOSE1D: Family = (aten.conv_transpose1d.default,)
-CONV_TRANSPOSE2D: Family = (aten.conv_transpose2d.input,)
-CONV_TRANSPOSE3D: Family = (aten.conv_transpose3d.input,)
-CONV_TRANSPOSE: Family = CONV_TRANSPOSE1D + CONV_TRANSPOSE2D + CONV_TRANSPOSE3D
-CONVOLUTION: Family = (aten.convolution.default,)
-LINEAR: Family = (aten.linear.default,)
-ADDMM: Family = (aten.addmm.default,)
-MATMUL: Family = (aten.matmul.default,)
-BMM: Family = (aten.bmm.default,)
-MM: Family = (aten.mm.default,)
-EMBEDDING: Family = (aten.embedding.default,)
-SDPA: Family = (aten.scaled_dot_product_attention.default,)
-RECURRENT: Family = (
+CONV1D: Overloads = (aten.conv1d.default, aten.conv1d.padding)
+CONV2D: Overloads = (aten.conv2d.default, aten.conv2d.padding)
+CONV3D: Overloads = (aten.conv3d.default, aten.conv3d.padding)
+CONV: Overloads = CONV1D + CONV2D + CONV3D
+CONV_TRANSPOSE1D: Overloads = (aten.conv_transpose1d.default,)
+CONV_TRANSPOSE2D: Overloads = (aten.conv_transpose2d.input,)
+CONV_TRANSPOSE3D: Overloads = (aten.conv_transpose3d.input,)
+CONV_TRANSPOSE: Overloads = CONV_TRANSPOSE1D + CONV_TRANSPOSE2D + CONV_TRANSPOSE3D
+CONVOLUTION: Overloads = (aten.convolution.default,)
+LINEAR: Overloads = (aten.linear.default,)
+ADDMM: Overloads = (aten.addmm.default,)
+MATMUL: Overloads = (aten.matmul.default,)
+BMM: Overloads = (aten.bmm.default,)
+MM: Overloads = (aten.mm.default,)
+EMBEDDING: Overloads = (aten.embedding.default,)
+SDPA: Overloads = (aten.scaled_dot_product_attention.default,)
+RECURRENT: Overloads = (
     aten.lstm.input,
     aten.gru.input,
     aten.rnn_tanh.input,
     aten.rnn_relu.input,
 )
-RECURRENT_CELL: Family = (
+RECURRENT_CELL: Overloads = (
     aten.lstm_cell.default,
     aten.gru_cell.default,
     aten.rnn_tanh_cell.default,
     aten.rnn_relu_cell.default,
 )
 
-BATCH_NORM: Family = (
+BATCH_NORM: Overloads = (
     aten.batch_norm.default,
     aten._native_batch_norm_legit_no_training.default,
     aten._native_batch_norm_legit.default,
@@ -168,9 +168,9 @@ BATCH_NORM: Family = (
     aten.native_batch_norm.default,
     aten.cudnn_batch_norm.default,
 )
-LAYER_NORM: Family = (aten.layer_norm.default, aten.native_layer_norm.default)
-GROUP_NORM: Family = (aten.group_norm.default,)
-DROPOUT: Family = (
+LAYER_NORM: Overloads = (aten.layer_norm.default, aten.native_layer_norm.default)
+GROUP_NORM: Overloads = (aten.group_norm.default,)
+DROPOUT: Overloads = (
     aten.dropout.default,
     aten.dropout_.default,
     aten.feature_dropout.default,
@@ -182,62 +182,62 @@ DROPOUT: Family = (
     aten.native_dropout.default,
 )
 
-ADD: Family = (aten.add.Tensor, aten.add_.Tensor)
-SUB: Family = (aten.sub.Tensor, aten.sub_.Tensor)
-MUL: Family = (aten.mul.Tensor, aten.mul_.Tensor)
-DIV: Family = (aten.div.Tensor, aten.div_.Tensor)
-MAXIMUM: Family = (aten.maximum.default,)
-MINIMUM: Family = (aten.minimum.default,)
+ADD: Overloads = (aten.add.Tensor, aten.add_.Tensor)
+SUB: Overloads = (aten.sub.Tensor, aten.sub_.Tensor)
+MUL: Overloads = (aten.mul.Tensor, aten.mul_.Tensor)
+DIV: Overloads = (aten.div.Tensor, aten.div_.Tensor)
+MAXIMUM: Overloads = (aten.maximum.default,)
+MINIMUM: Overloads = (aten.minimum.default,)
 
-RELU: Family = (aten.relu.default, aten.relu_.default)
-RELU6: Family = (
+RELU: Overloads = (aten.relu.default, aten.relu_.default)
+RELU6: Overloads = (
     aten.relu6.default,
     aten.relu6_.default,
-    spelled(aten.hardtanh.default, min_val=0, max_val=6),
-    spelled(aten.hardtanh_.default, min_val=0, max_val=6),
-    spelled(aten.clamp.default, min=0, max=6),
-    spelled(aten.clamp_.default, min=0, max=6),
+    overload(aten.hardtanh.default, min_val=0, max_val=6),
+    overload(aten.hardtanh_.default, min_val=0, max_val=6),
+    overload(aten.clamp.default, min=0, max=6),
+    overload(aten.clamp_.default, min=0, max=6),
 )
-HARDTANH: Family = (aten.hardtanh.default, aten.hardtanh_.default)
-CLAMP: Family = (aten.clamp.default, aten.clamp_.default)
-LEAKY_RELU: Family = (aten.leaky_relu.default, aten.leaky_relu_.default)
-PRELU: Family = (aten.prelu.default,)
-ELU: Family = (aten.elu.default, aten.elu_.default)
-GELU: Family = (aten.gelu.default, aten.gelu_.default)
-SILU: Family = (aten.silu.default, aten.silu_.default)
-SIGMOID: Family = (aten.sigmoid.default, aten.sigmoid_.default)
-TANH: Family = (aten.tanh.default, aten.tanh_.default)
-HARDSWISH: Family = (aten.hardswish.default, aten.hardswish_.default)
-HARDSIGMOID: Family = (aten.hardsigmoid.default, aten.hardsigmoid_.default)
-SOFTMAX: Family = (aten.softmax.int, aten._softmax.default)
-LOG_SOFTMAX: Family = (aten.log_softmax.int, aten._log_softmax.default)
-MASKED_FILL: Family = (
+HARDTANH: Overloads = (aten.hardtanh.default, aten.hardtanh_.default)
+CLAMP: Overloads = (aten.clamp.default, aten.clamp_.default)
+LEAKY_RELU: Overloads = (aten.leaky_relu.default, aten.leaky_relu_.default)
+PRELU: Overloads = (aten.prelu.default,)
+ELU: Overloads = (aten.elu.default, aten.elu_.default)
+GELU: Overloads = (aten.gelu.default, aten.gelu_.default)
+SILU: Overloads = (aten.silu.default, aten.silu_.default)
+SIGMOID: Overloads = (aten.sigmoid.default, aten.sigmoid_.default)
+TANH: Overloads = (aten.tanh.default, aten.tanh_.default)
+HARDSWISH: Overloads = (aten.hardswish.default, aten.hardswish_.default)
+HARDSIGMOID: Overloads = (aten.hardsigmoid.default, aten.hardsigmoid_.default)
+SOFTMAX: Overloads = (aten.softmax.int, aten._softmax.default)
+LOG_SOFTMAX: Overloads = (aten.log_softmax.int, aten._log_softmax.default)
+MASKED_FILL: Overloads = (
     aten.masked_fill.Scalar,
     aten.masked_fill.Tensor,
     aten.masked_fill_.Scalar,
     aten.masked_fill_.Tensor,
 )
-WHERE: Family = (
+WHERE: Overloads = (
     aten.where.self,
     aten.where.ScalarOther,
     aten.where.ScalarSelf,
     aten.where.Scalar,
 )
 
-MAX_POOL1D: Family = (aten.max_pool1d.default,)
-MAX_POOL2D: Family = (aten.max_pool2d.default, aten.max_pool2d_with_indices.default)
-MAX_POOL3D: Family = (aten.max_pool3d.default,)
-AVG_POOL1D: Family = (aten.avg_pool1d.default,)
-AVG_POOL2D: Family = (aten.avg_pool2d.default,)
-ADAPTIVE_AVG_POOL1D: Family = (aten.adaptive_avg_pool1d.default,)
-ADAPTIVE_AVG_POOL2D: Family = (aten.adaptive_avg_pool2d.default,)
-ADAPTIVE_MAX_POOL2D: Family = (aten.adaptive_max_pool2d.default,)
-MEAN: Family = (aten.mean.dim,)
-CAT: Family = (aten.cat.default, aten.concat.default, aten.concatenate.default)
-STACK: Family = (aten.stack.default,)
-PAD: Family = (aten.pad.default, aten.constant_pad_nd.default)
+MAX_POOL1D: Overloads = (aten.max_pool1d.default,)
+MAX_POOL2D: Overloads = (aten.max_pool2d.default, aten.max_pool2d_with_indices.default)
+MAX_POOL3D: Overloads = (aten.max_pool3d.default,)
+AVG_POOL1D: Overloads = (aten.avg_pool1d.default,)
+AVG_POOL2D: Overloads = (aten.avg_pool2d.default,)
+ADAPTIVE_AVG_POOL1D: Overloads = (aten.adaptive_avg_pool1d.default,)
+ADAPTIVE_AVG_POOL2D: Overloads = (aten.adaptive_avg_pool2d.default,)
+ADAPTIVE_MAX_POOL2D: Overloads = (aten.adaptive_max_pool2d.default,)
+MEAN: Overloads = (aten.mean.dim,)
+CAT: Overloads = (aten.cat.default, aten.concat.default, aten.concatenate.default)
+STACK: Overloads = (aten.stack.default,)
+PAD: Overloads = (aten.pad.default, aten.constant_pad_nd.default)
 
-RESHAPE: Family = (
+RESHAPE: Overloads = (
     aten.reshape.default,
     aten.view.default,
     aten._unsafe_view.default,
@@ -245,9 +245,9 @@ RESHAPE: Family = (
     aten.unflatten.int,
     aten.view_as.default,
 )
-UNSQUEEZE: Family = (aten.unsqueeze.default, aten.unsqueeze_.default)
-SQUEEZE: Family = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-PERMUTE: Family = (
+UNSQUEEZE: Overloads = (aten.unsqueeze.default, aten.unsqueeze_.default)
+SQUEEZE: Overloads = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+PERMUTE: Overloads = (
     aten.permute.default,
     aten.transpose.int,
     aten.t.default,
@@ -257,10 +257,10 @@ PERMUTE: Family = (
     aten.numpy_T.default,
     aten.mT.default,
 )
-EXPAND: Family = (aten.expand.default, aten.expand_as.default, aten.broadcast_to.default)
-SLICE: Family = (aten.slice.Tensor,)
-SELECT: Family = (aten.select.int, aten.narrow.default)
-SPLIT: Family = (
+EXPAND: Overloads = (aten.expand.default, aten.expand_as.default, aten.broadcast_to.default)
+SLICE: Overloads = (aten.slice.Tensor,)
+SELECT: Overloads = (aten.select.int, aten.narrow.default)
+SPLIT: Overloads = (
     aten.split.Tensor,
     aten.split_with_sizes.default,
     aten.split.sizes,
@@ -269,7 +269,7 @@ SPLIT: Family = (
     aten.tensor_split.sections,
     aten.tensor_split.indices,
 )
-IDENTITIES: Family = (
+IDENTITIES: Overloads = (
     aten.alias.default,
     aten.detach.default,
     aten.detach_.default,
@@ -278,11 +278,11 @@ IDENTITIES: Family = (
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
 )
-CASTS: Family = (
+CASTS: Overloads = (
     aten.to.dtype,
     aten.to.dtype_layout,
     aten.to.device,
     aten._to_copy.default,
     aten.type_as.default,
 )
-VIEWS: Family = RESHAPE + UNSQUEEZE + SQUEEZE + PERMUTE + EXPAND + SLICE + SELECT + IDENTITIES
+VIEWS: Overloads = RESHAPE + UNSQUEEZE + SQUEEZE + PERMUTE + EXPAND + SLICE + SELECT + IDENTITIES

@@ -152,10 +152,10 @@ class Attempt:
     def op(self, op: Op, value: Node, *, inside: bool) -> bool:
         """Match an operator with the call that makes a value."""
         call = call_behind(value)
-        spelling = op.spelling_of(call)
-        if spelling is None:
+        overload = op.overload_of(call)
+        if overload is None:
             return inside and self._through(op, value)
-        self.conditions += len(spelling.fixed)
+        self.conditions += len(overload.fixed)
         if inside and op.users is not None:
             users = len(value.users)
             if users != op.users or (call is not value and len(call.users) != 1):
@@ -220,7 +220,7 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
-class _Row(Generic[K]):
+class _Indexed(Generic[K]):
     """A pattern with its place among the others, and its rank before conditions that vary."""
 
     place: int
@@ -230,27 +230,27 @@ class _Row(Generic[K]):
     conditions: int
 
 
-def _try(row: _Row[K], anchor: Node, walk: Walk) -> "_Candidate[K] | None":
+def _try(indexed: _Indexed[K], anchor: Node, walk: Walk) -> "_Candidate[K] | None":
     attempt = Attempt(anchor, walk)
-    if not attempt.op(row.op, anchor, inside=False):
+    if not attempt.op(indexed.op, anchor, inside=False):
         return None
     match = attempt.match
     if any(source in attempt.inside for edges in match.uses.values() for source, _ in edges):
         return None  # an operand too, as in y + y where y is the product: it would be made twice
     match.covered = tuple(sorted(attempt.covered, key=walk.order.__getitem__))
     place = tuple([walk.order[n] for n in match.covered])
-    rank = -row.width, -row.conditions - attempt.conditions
-    return _Candidate(rank, place, row.place, row.key, match)
+    rank = -indexed.width, -indexed.conditions - attempt.conditions
+    return _Candidate(rank, place, indexed.place, indexed.key, match)
 
 
-def _index(patterns: Sequence[tuple[K, Op]]) -> dict[Target, list[_Row[K]]]:
+def _index(patterns: Sequence[tuple[K, Op]]) -> dict[Target, list[_Indexed[K]]]:
     """The patterns by the operators that their anchors may call."""
-    found: dict[Target, list[_Row[K]]] = {}
+    found: dict[Target, list[_Indexed[K]]] = {}
     for place, (key, op) in enumerate(patterns):
         check_names(op)
-        row = _Row(place, key, op, op.width, op.conditions)
+        indexed = _Indexed(place, key, op, op.width, op.conditions)
         for target in {s.target for s in op.members}:
-            found.setdefault(target, []).append(row)
+            found.setdefault(target, []).append(indexed)
     return found
 
 
@@ -258,7 +258,7 @@ def _index(patterns: Sequence[tuple[K, Op]]) -> dict[Target, list[_Row[K]]]:
 class _Candidate(Generic[K]):
     rank: tuple[int, int]
     place: tuple[int, ...]
-    row: int
+    index: int
     key: K
     match: Match
 
@@ -275,9 +275,9 @@ def _candidates(
         if node.op != "call_function" or isinstance(node.meta.get("val"), (list, tuple)):
             continue  # a call with several results is matched at the getitem of the first
         target: Any = call_behind(node).target
-        for row in index.get(target, ()):
-            candidate = _try(row, node, walk)
-            if candidate is not None and (accept is None or accept(row.key, candidate.match)):
+        for indexed in index.get(target, ()):
+            candidate = _try(indexed, node, walk)
+            if candidate is not None and (accept is None or accept(indexed.key, candidate.match)):
                 found.append(candidate)
     return found
 
@@ -308,7 +308,7 @@ def find_matches(
             continue
         first = holders[0]
         equal = first.rank == candidate.rank and first.place == candidate.place
-        if equal and first.row != candidate.row and first.key != candidate.key:
+        if equal and first.index != candidate.index and first.key != candidate.key:
             raise ConfigError(
                 f"two patterns claim the same nodes: {first.key!r} and {candidate.key!r}",
                 node=candidate.match.anchor,

@@ -1,7 +1,7 @@
 """A graph as stable text: for tests, errors and people.
 
 The text depends on what the graph computes and in which order, not on node names, symbol names
-or how arguments are spelled. One line a node:
+or how arguments are passed. One line a node:
 
     x: f32[s0, 3, 8, 8] = input
     conv2d: f32[s0, 4, 6, 6] = conv2d(x, conv.weight, bias=conv.bias)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch.fx import Node
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.graph.ops import Family, Spelling, Target
+from pt2e_quant.graph.ops import Overload, Overloads, Target
 
 Where: TypeAlias = Callable[[Node], bool]
 
@@ -42,7 +42,7 @@ class Op:
     """A call of one of several equal overloads, with patterns for its leading arguments.
 
     Args:
-        target: an overload, a `Spelling`, or a family (a tuple of these).
+        target: an overload, an `Overload`, or a tuple of these.
         args: patterns for the arguments in schema order; arguments not listed are free.
         name: the name under which the match hands out the node.
         users: how many nodes may read the result inside a pattern, None for any number. The
@@ -52,38 +52,38 @@ class Op:
             must pass this one's result on as their first argument.
     """
 
-    targets: Family
+    targets: Overloads
     args: tuple["Pattern", ...]
     name: str
     users: int | None
     where: Where | None
-    through: Family
-    members: tuple[Spelling, ...]
+    through: Overloads
+    members: tuple[Overload, ...]
 
     def __init__(
         self,
-        target: Target | Spelling | Family,
+        target: Target | Overload | Overloads,
         *args: "Pattern",
         name: str = "",
         users: int | None = 1,
         where: Where | None = None,
-        through: Family = (),
+        through: Overloads = (),
     ) -> None:
-        family = target if isinstance(target, tuple) else (target,)
+        overloads = target if isinstance(target, tuple) else (target,)
         for field, value in (
-            ("targets", family),
+            ("targets", overloads),
             ("args", args),
             ("name", name),
             ("users", users),
             ("where", where),
             ("through", through),
-            ("members", tuple(m if isinstance(m, Spelling) else Spelling(m) for m in family)),
+            ("members", tuple(m if isinstance(m, Overload) else Overload(m) for m in overloads)),
         ):
             object.__setattr__(self, field, value)
 
-    def spelling_of(self, call: Node) -> Spelling | None:
-        """The member of the family that a node calls, the one with most fixed arguments."""
-        best: Spelling | None = None
+    def overload_of(self, call: Node) -> Overload | None:
+        """The overload that a node calls, the one with most fixed arguments."""
+        best: Overload | None = None
         for member in self.members:
             if call.target is member.target and member.accepts(call):
                 if best is None or len(member.fixed) > len(best.fixed):
@@ -121,7 +121,7 @@ Pattern: TypeAlias = Var | Many | Lit | Op
 class Step:
     """An operator that takes the previous one's result as its first argument."""
 
-    family: Family
+    overloads: Overloads
     name: str
     rest: tuple[Pattern, ...]
     optional: bool
@@ -130,28 +130,28 @@ class Step:
 
 
 def step(
-    family: Family,
+    overloads: Overloads,
     name: str = "",
     *rest: Pattern,
     users: int | None = 1,
     where: Where | None = None,
 ) -> Step:
     """An operator in a chain; `rest` are the patterns of its further arguments."""
-    return Step(family, name, rest, False, users, where)
+    return Step(overloads, name, rest, False, users, where)
 
 
-def maybe(what: Step | Family, name: str = "") -> Step:
+def maybe(what: Step | Overloads, name: str = "") -> Step:
     """An operator in a chain that may be absent."""
     made = what if isinstance(what, Step) else step(what, name)
-    return Step(made.family, made.name, made.rest, True, made.users, made.where)
+    return Step(made.overloads, made.name, made.rest, True, made.users, made.where)
 
 
-def one_of(*families: Family) -> Family:
-    """A family with the members of all the given ones."""
-    return tuple(member for family in families for member in family)
+def one_of(*operators: Overloads) -> Overloads:
+    """All the given overloads, as one operator's."""
+    return tuple(member for overloads in operators for member in overloads)
 
 
-def chain(first: Op | tuple[Op, ...], *steps: Step | Family) -> tuple[Op, ...]:
+def chain(first: Op | tuple[Op, ...], *steps: Step | Overloads) -> tuple[Op, ...]:
     """The patterns of an operator followed by others, one for each choice of optional steps.
 
     The widest comes first, though order never matters to the matcher.
@@ -160,7 +160,7 @@ def chain(first: Op | tuple[Op, ...], *steps: Step | Family) -> tuple[Op, ...]:
     for given in steps:
         made = given if isinstance(given, Step) else step(given)
         longer = tuple(
-            Op(made.family, op, *made.rest, name=made.name, users=made.users, where=made.where)
+            Op(made.overloads, op, *made.rest, name=made.name, users=made.users, where=made.where)
             for op in found
         )
         found = longer + found if made.optional else longer
@@ -168,7 +168,7 @@ def chain(first: Op | tuple[Op, ...], *steps: Step | Family) -> tuple[Op, ...]:
 
 
 def either_order(
-    target: Target | Family, a: Pattern, b: Pattern, *rest: Pattern, name: str = ""
+    target: Target | Overloads, a: Pattern, b: Pattern, *rest: Pattern, name: str = ""
 ) -> tuple[Op, Op]:
     """The two patterns of a commutative operator."""
     return Op(target, a, b, *rest, name=name), Op(target, b, a, *rest, name=name)

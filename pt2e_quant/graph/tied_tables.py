@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import EMBEDDING, LINEAR, Spelling, argument, is_call
+from pt2e_quant.graph.ops import EMBEDDING, LINEAR, Overload, argument, is_call
 
 
 def is_embedding(node: Node) -> bool:
@@ -44,7 +44,7 @@ def is_tied_linear(node: Node) -> bool:
 
 def _embeddings(node: Node) -> Iterator[Node]:
     for member in EMBEDDING:
-        target = member.target if isinstance(member, Spelling) else member
+        target = member.target if isinstance(member, Overload) else member
         for found in node.graph.find_nodes(op="call_function", target=target):
             if is_embedding(found):
                 yield found

@@ -13,21 +13,21 @@ from pt2e_quant.graph.ops import (
     RESHAPE,
     SPLIT,
     SQUEEZE,
-    Family,
+    Overloads,
     arguments,
     aten,
     is_call,
     is_getitem,
 )
 
-_TO: Family = (
+_TO: Overloads = (
     aten.to.dtype,
     aten.to.dtype_layout,
     aten.to.device,
     aten.to.other,
     aten.contiguous.default,
 )
-MAYBE_VIEWS: Family = (
+MAYBE_VIEWS: Overloads = (
     aten.reshape.default,
     aten.flatten.using_ints,
     aten.ravel.default,
@@ -35,7 +35,7 @@ MAYBE_VIEWS: Family = (
 )
 """Operators that return a view where layout and dtype allow it, else a copy."""
 
-_SELF_INVERSE: Family = (
+_SELF_INVERSE: Overloads = (
     aten.transpose.int,
     aten.swapaxes.default,
     aten.t.default,
@@ -47,7 +47,7 @@ _SCATTERS: dict[Any, Any] = {
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
 }
-_BIJECTIONS: Family = (
+_BIJECTIONS: Overloads = (
     *RESHAPE,
     *SQUEEZE,
     *_SELF_INVERSE,

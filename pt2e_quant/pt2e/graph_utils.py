@@ -43,14 +43,14 @@ _EQUIVALENT: list[set[Any]] = [
 
 
 def get_equivalent_types() -> list[set[Any]]:
-    """The sets of spellings in use."""
+    """The sets of equal forms in use."""
     return _EQUIVALENT
 
 
 def update_equivalent_types_dict(
     customized_equivalent_types: list[set[Any]] | None = None,
 ) -> None:
-    """Use other sets of spellings from now on, in the whole process.
+    """Use other sets of equal forms from now on, in the whole process.
 
     Raises:
         ArgumentError: there are none.
@@ -60,7 +60,7 @@ def update_equivalent_types_dict(
     _EQUIVALENT[:] = customized_equivalent_types
 
 
-def _spellings(kind: Any) -> list[Any]:
+def _forms(kind: Any) -> list[Any]:
     return [kind, *chain.from_iterable(group - {kind} for group in _EQUIVALENT if kind in group)]
 
 
@@ -75,7 +75,7 @@ def find_sequential_partitions(
     Args:
         gm: an exported graph.
         partition_types: module classes or functions, first to last.
-        include_functional_equivalent: kept for scripts that set it; spellings always count.
+        include_functional_equivalent: kept for scripts that set it; equal forms always count.
         filter_fn: nodes of partitions that count.
 
     Raises:
@@ -83,16 +83,12 @@ def find_sequential_partitions(
     """
     seen: set[Any] = set()
     for kind in partition_types:
-        names = set(_spellings(kind))
+        names = set(_forms(kind))
         if seen & names:
             raise ArgumentError(f"each of the kinds must be another operation, found {kind} twice")
         seen |= names
     found = [
-        list(
-            chain.from_iterable(
-                get_source_partitions(gm.graph, _spellings(kind), filter_fn).values()
-            )
-        )
+        list(chain.from_iterable(get_source_partitions(gm.graph, _forms(kind), filter_fn).values()))
         for kind in partition_types
     ]
     return [candidate for candidate in product(*found) if _is_chain(candidate)]

@@ -56,7 +56,7 @@ def lower_pt2e_quantized_to_x86(
         )
         gm: Any = exported.run_decompositions(_composite_ops()).module()
     run_passes(gm, (strip_guards,))
-    _spell_transposes(gm)
+    _write_transposes(gm)
     with torch.no_grad(), _buffers_as_inputs(gm):
         values = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
         freezing_passes(gm, values)
@@ -81,7 +81,7 @@ def _composite_ops() -> dict[Any, Any]:
     }
 
 
-def _spell_transposes(gm: GraphModule) -> None:
+def _write_transposes(gm: GraphModule) -> None:
     """Write t(x) as permute(x, [1, 0]), which is the form that the fusion patterns know."""
     editor = Editor(gm)
     for node in list(gm.graph.nodes):

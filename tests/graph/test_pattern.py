@@ -22,7 +22,7 @@ from pt2e_quant.graph.ops import (
     RELU6,
     SIGMOID,
     aten,
-    spelled,
+    overload,
 )
 from pt2e_quant.graph.pattern import (
     Attempt,
@@ -243,7 +243,7 @@ def test_match_when_two_operators_have_one_name_then_refused():
 
 
 def test_match_when_a_form_fixes_an_argument_then_read_by_name():
-    four = spelled(aten.leaky_relu.default, negative_slope=0.25)
+    four = overload(aten.leaky_relu.default, negative_slope=0.25)
     graph = graph_of(lambda m, x: F.leaky_relu(F.leaky_relu(x, 0.25)), IMAGE)
     assert names(find_matches(graph, [("k", Op(four, Var("x")))])) == [("k", "leaky_relu")]
 
@@ -267,7 +267,7 @@ def test_match_when_the_graph_grows_then_tries_grow_with_it_not_with_rows(monkey
 
         graph = graph_of(forward, IMAGE, conv=nn.Conv2d(3, 3, 1))
         rows = [("chain", row) for row in chain(CONV, maybe(one_of(RELU, RELU6)))]
-        rows += [("other", Op(family, Var("x"))) for family in (CAT, MUL, SIGMOID, LINEAR)]
+        rows += [("other", Op(overloads, Var("x"))) for overloads in (CAT, MUL, SIGMOID, LINEAR)]
         tries.clear()
         assert len(find_matches(graph, rows)) == layers
         return len(tries)

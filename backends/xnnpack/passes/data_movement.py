@@ -26,7 +26,7 @@ from pt2e_quant.graph.ops import (
     SQUEEZE,
     STACK,
     UNSQUEEZE,
-    Family,
+    Overloads,
     argument,
     aten,
     is_call,
@@ -34,9 +34,9 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
-NEAREST: Family = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
+NEAREST: Overloads = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
 
-INTEGER_MOVERS: Family = (
+INTEGER_MOVERS: Overloads = (
     *EXPAND,
     *IDENTITIES,
     *RESHAPE,
@@ -56,7 +56,7 @@ INTEGER_MOVERS: Family = (
 """Moved by ExecuTorch's own operators on int8 where the delegate has none of its own."""
 
 
-MOVERS: Family = (*INTEGER_MOVERS, *PERMUTE, *SQUEEZE, *UNSQUEEZE, *PAD, *MAX_POOL2D)
+MOVERS: Overloads = (*INTEGER_MOVERS, *PERMUTE, *SQUEEZE, *UNSQUEEZE, *PAD, *MAX_POOL2D)
 """Whose result has the integers that it reads: the delegate refuses to load other qparams there."""
 
 
@@ -133,7 +133,7 @@ def _on_integers(editor: Editor, call: Node, quantize: Node) -> Node | None:
 
 
 def delegate_moves(call: Node) -> bool:
-    """Whether the delegate has this mover in integers, spelled as it stands."""
+    """Whether the delegate has this data movement in integers, in the form that stands here."""
     value = call.meta["val"]
     if is_call(call, SLICE):
         source = call.args[0]

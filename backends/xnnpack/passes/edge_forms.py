@@ -42,7 +42,7 @@ _COLUMNS_LAST = frozenset(
 """What the delegate computes with the last dimension last, whatever it reads."""
 
 
-def spell_size_arithmetic(gm: GraphModule) -> EdgeResult:
+def write_size_arithmetic(gm: GraphModule) -> EdgeResult:
     """Write sums and powers of sizes with what ExecuTorch's programs compute sizes with.
 
     Before:  torch.sym_sum((a, b, c));  a ** 2

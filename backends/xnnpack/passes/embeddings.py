@@ -77,7 +77,7 @@ class _Lookups:
         if (declined := decline_rows(m, self.gm)) is not None:
             return declined
         if is_int4_rows(m, self.gm):
-            return self._nibbles(m, editor)
+            return self._int4(m, editor)
         zero_points = constant_read(self.gm, m["zero_point"])
         zero_point = None
         if zero_points.any():
@@ -98,13 +98,13 @@ class _Lookups:
     def of_groups(self, m: Match, editor: Editor) -> Node | Skip:
         """int4 in groups."""
         declined = decline_groups(m, self.gm)
-        return self._nibbles(m, editor) if declined is None else declined
+        return self._int4(m, editor) if declined is None else declined
 
-    def _nibbles(self, m: Match, editor: Editor) -> Node:
+    def _int4(self, m: Match, editor: Editor) -> Node:
         """Two integers to a byte, in the delegate's order if it keeps the same ones."""
         is_tied = delegate_keeps(self.gm, m["table"])
         is_shared = is_tied and group_size(m) % 2 == 0
-        packed = pack_nibbles(constant_read(self.gm, m["table"]), even_high=not is_shared)
+        packed = pack_int4(constant_read(self.gm, m["table"]), even_high=not is_shared)
         rows = editor.call(
             torch.ops.quantized_decomposed.embedding_4bit.default,
             editor.constant(f"{m['table'].target}_nibbles", packed, like=m.anchor),
@@ -158,11 +158,11 @@ def embed_portable(gm: GraphModule) -> PassResult:
             return declined
         if constant_read(gm, m["zero_point"]).any():
             return Skip("the portable form has no zero_point")
-        return _nibbles(gm, m, editor) if is_int4_rows(m, gm) else _bytes(gm, m, editor)
+        return _int4(gm, m, editor) if is_int4_rows(m, gm) else _bytes(gm, m, editor)
 
     def groups(m: Match, editor: Editor) -> Node | Skip:
         declined = decline_groups(m, gm)
-        return _nibbles(gm, m, editor) if declined is None else declined
+        return _int4(gm, m, editor) if declined is None else declined
 
     rules = (
         Rule("embedding_portable", find=FIND_ROWS, build=rows),
@@ -177,10 +177,10 @@ def _bytes(gm: GraphModule, m: Match, editor: Editor) -> Node:
     return editor.call(aten.mul.Tensor, cast, _scales(gm, m, editor), like=m.anchor)
 
 
-def _nibbles(gm: GraphModule, m: Match, editor: Editor) -> Node:
+def _int4(gm: GraphModule, m: Match, editor: Editor) -> Node:
     """float32[..., columns] of bytes uint8[rows, columns / 2], even columns low."""
     like = m.anchor
-    table = pack_nibbles(constant_read(gm, m["table"]), even_high=False)
+    table = pack_int4(constant_read(gm, m["table"]), even_high=False)
     packed = editor.constant(f"{m['table'].target}_nibbles", table, like=like)
     byte = torch.arange(256)
     values = torch.stack([byte & 15, byte >> 4], dim=1) - OFFSET
@@ -212,7 +212,7 @@ OFFSET = 8
 """What is added to an integer before it is stored."""
 
 
-def pack_nibbles(table: Tensor, *, even_high: bool) -> Tensor:
+def pack_int4(table: Tensor, *, even_high: bool) -> Tensor:
     """uint8[rows, columns / 2] of int8[rows, columns], whose integers are -8 to 7.
 
     Args:

@@ -26,15 +26,15 @@ from pt2e_quant.graph.ops import (
     HARDTANH,
     LINEAR,
     RELU,
-    Family,
+    Overloads,
     argument,
     is_call,
 )
 
-GEMMS: Family = (*CONV1D, *CONV2D, *CONV_TRANSPOSE1D, *CONV_TRANSPOSE2D, *LINEAR, *ADDMM)
+GEMMS: Overloads = (*CONV1D, *CONV2D, *CONV_TRANSPOSE1D, *CONV_TRANSPOSE2D, *LINEAR, *ADDMM)
 """Operators whose weight the delegate takes as integers."""
 
-_TRANSPOSED: Family = (*CONV_TRANSPOSE1D, *CONV_TRANSPOSE2D)
+_TRANSPOSED: Overloads = (*CONV_TRANSPOSE1D, *CONV_TRANSPOSE2D)
 _INT4 = (-8, 7)
 _GROUP_STEP = 32
 

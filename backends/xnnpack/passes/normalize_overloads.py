@@ -1,7 +1,7 @@
 """Write operators the way ExecuTorch's partitioner recognises them; values stay the same.
 
-The partitioner matches single spellings: a `clamp` after a convolution keeps the convolution out
-of the delegate where the equal `hardtanh` lets it in, and one symbolic size in a reshape keeps
+The partitioner matches one overload of each: a `clamp` after a convolution keeps the convolution
+out of the delegate where the equal `hardtanh` lets it in, and one symbolic size in a reshape keeps
 the reshape out where `-1` lets it in.
 """
 
@@ -49,8 +49,8 @@ _CLAMPS = one_of(
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
-def spell_for_delegate(gm: torch.fx.GraphModule) -> PassResult:
-    """Rewrite clamps, reshapes, pooling, splits and matmuls into the partitioner's spelling.
+def normalize_overloads(gm: torch.fx.GraphModule) -> PassResult:
+    """Rewrite clamps, reshapes, pooling, splits and matmuls into the partitioner's overloads.
 
     Before:  q(clamp(conv2d(dq, dq), 0, 6));       flatten(x, 1) at batch s0
     After:   q(hardtanh(conv2d(dq, dq), 0, 6));    view(x, [-1, 512])
@@ -101,7 +101,7 @@ def _clamp(m: Match, editor: Editor) -> Node | Skip:
 
 def _hardtanh(m: Match, editor: Editor) -> Node | Skip:
     if len(m.anchor.args) == 3 and m.anchor.target is aten.hardtanh.default:
-        return Skip("it is spelled so already")
+        return Skip("it has that form already")
     low, high = argument(m.anchor, "min_val"), argument(m.anchor, "max_val")
     val = m.anchor.meta["val"]
     return editor.call(aten.hardtanh.default, m["x"], low, high, like=m.anchor, val=val)
@@ -131,7 +131,7 @@ def _reshape(m: Match, editor: Editor) -> Node | Skip:
     known = m.anchor.args[1] if len(m.anchor.args) > 1 else None
     if m.anchor.target is aten.view.default and isinstance(known, (list, tuple)):
         if all(isinstance(s, int) for s in known) and _gives_contiguous(m["x"]):
-            return Skip("it is spelled so already")
+            return Skip("it has that form already")
     return view(editor, m["x"], shape, m.anchor)
 
 
@@ -144,7 +144,7 @@ def _mean(m: Match, editor: Editor) -> Node | Skip:
     if argument(m.anchor, "dtype") is not None:
         return Skip("it changes the dtype")
     if argument(m.anchor, "keepdim"):
-        return Skip("it is spelled so already")
+        return Skip("it has that form already")
     shape = view_shape(m.anchor.meta["val"])
     if shape is None:
         return Skip("its sizes cannot be written with one unknown")
@@ -206,7 +206,7 @@ def _max_pool(m: Match, editor: Editor) -> Node | Skip:
     kernel, stride, padding, dilation, ceil = (argument(m.anchor, n) for n in names)
     full = [pairs(kernel), pairs(stride or kernel), pairs(padding), pairs(dilation)]
     if list(m.anchor.args[1:]) == [*full, ceil]:
-        return Skip("it is spelled so already")
+        return Skip("it has that form already")
     val = m.anchor.meta["val"]
     return editor.call(m.anchor.target, m["x"], *full, ceil, like=m.anchor, val=val)
 
@@ -216,7 +216,7 @@ def _avg_pool(m: Match, editor: Editor) -> Node | Skip:
     kernel, stride, padding = (argument(m.anchor, n) for n in names)
     windows = [pairs(kernel), pairs(stride or kernel), pairs(padding)]
     if list(m.anchor.args[1:4]) == windows:
-        return Skip("it is spelled so already")
+        return Skip("it has that form already")
     rest = [argument(m.anchor, n) for n in ("ceil_mode", "count_include_pad")]
     divisor = argument(m.anchor, "divisor_override")
     if divisor is not None:  # ExecuTorch takes one that is given as None for another

@@ -2,7 +2,7 @@
 
 from torch.fx import Node
 
-from pt2e_quant.graph.ops import Spelling, is_call
+from pt2e_quant.graph.ops import Overload, is_call
 from pt2e_quant.passes.reference.forms.arithmetic import ARITHMETIC_FORMS
 from pt2e_quant.passes.reference.forms.functions import FUNCTION_FORMS, TABLE, is_pointwise
 from pt2e_quant.passes.reference.forms.moves import MOVE_FORMS, REQUANTIZE
@@ -25,7 +25,7 @@ MOVES = tuple(form for form in MOVE_FORMS if form.name in ("move", "join", "pad"
 """The forms that compute nothing."""
 
 _BY_TARGET = {
-    (member.target if isinstance(member, Spelling) else member): form
+    (member.target if isinstance(member, Overload) else member): form
     for form in FORMS
     for member in form.operators
 }

@@ -18,7 +18,7 @@ from pt2e_quant.core.integer_ops.calls import Call, Value, compute
 from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile
 from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requantize
 from pt2e_quant.core.qparams import QParams, dequantize
-from pt2e_quant.graph.ops import Family, aten
+from pt2e_quant.graph.ops import Overloads, aten
 
 
 class Declined(UnsupportedError):
@@ -193,7 +193,7 @@ class IntegerForm:
     """
 
     name: str
-    operators: Family
+    operators: Overloads
     write: Callable[[Site[Any]], Any]
     is_for_float: bool = False
 

@@ -173,16 +173,16 @@ def check_groups(groups: Mapping[EdgeOrNode, Group]) -> None:
 
 
 def _check_range(node: Node, where: str, spec: Any) -> None:
-    row = DTYPES.get(getattr(spec, "dtype", None))  # type: ignore[arg-type]  # None is no key of it
+    limits = DTYPES.get(getattr(spec, "dtype", None))  # type: ignore[arg-type]  # None is no key of it
     low, high = getattr(spec, "quant_min", None), getattr(spec, "quant_max", None)
-    if row is None or low is None or high is None:
+    if limits is None or low is None or high is None:
         return
-    if not row.holds(int(low), int(high)):
+    if not limits.holds(int(low), int(high)):
         raise AnnotationError(
             f"{where}: quant_min {low} .. quant_max {high} is no range within {spec.dtype} "
-            f"({row.quant_min} .. {row.quant_max}) in {spec}",
+            f"({limits.quant_min} .. {limits.quant_max}) in {spec}",
             node=node,
-            fix=f"quant_min and quant_max within {row.quant_min} .. {row.quant_max}",
+            fix=f"quant_min and quant_max within {limits.quant_min} .. {limits.quant_max}",
         )
 
 

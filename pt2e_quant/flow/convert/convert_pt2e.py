@@ -57,7 +57,7 @@ from pt2e_quant.flow.prepare.prepared import (
     prepared_state,
 )
 from pt2e_quant.flow.qat.train_mode import set_training_flags
-from pt2e_quant.flow.report.audit import refuse_islands
+from pt2e_quant.flow.report.audit import refuse_float_operators
 from pt2e_quant.flow.report.size_ledger import check_smaller, constant_bytes, take_ledger
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import copy_trace, give_values
@@ -139,7 +139,7 @@ def convert_pt2e(
         if fold_quantize:
             check_smaller(prepared, bytes_before, is_strict=state.is_strict)
         if state.int_only:
-            refuse_islands(prepared)
+            refuse_float_operators(prepared)
     return prepared
 
 

@@ -69,8 +69,8 @@ def recorded(qparams: QParams) -> dict[str, Any]:
 
 def recorded_affine(observer: Any) -> dict[str, Any]:
     """What a record says of an observer with torchao's affine granularity, ours or theirs."""
-    row = DTYPES.get(observer.target_dtype)
-    least, most = (row.quant_min, row.quant_max) if row is not None else (0, 0)
+    limits = DTYPES.get(observer.target_dtype)
+    least, most = (limits.quant_min, limits.quant_max) if limits is not None else (0, 0)
     return {
         "dtype": str(observer.target_dtype).removeprefix("torch."),
         "quant_min": least if observer.quant_min is None else int(observer.quant_min),

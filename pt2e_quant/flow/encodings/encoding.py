@@ -1,4 +1,4 @@
-"""One tensor's qparams, free of any file's spelling."""
+"""One tensor's qparams, independent of any file's form."""
 
 from dataclasses import dataclass
 

@@ -25,7 +25,7 @@ from pt2e_quant.passes.reference.write_integers import write_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Island:
+class FloatOperator:
     """One operator that computes in float.
 
     Attributes:
@@ -54,32 +54,32 @@ class Audit:
     """What a chip of integers alone could run of a program.
 
     Attributes:
-        islands: the operators that compute in float between the first quantize and the last
+        float_operators: the operators that compute in float between the first quantize and the last
             dequantize, in graph order.
         integer_operators: how many operators have an integer form.
     """
 
-    islands: tuple[Island, ...]
+    float_operators: tuple[FloatOperator, ...]
     integer_operators: int
 
     @property
     def is_integer_only(self) -> bool:
         """Whether nothing computes in float."""
-        return not self.islands
+        return not self.float_operators
 
     def __str__(self) -> str:
-        """The islands, one paragraph each."""
-        count, found = self.integer_operators, len(self.islands)
+        """The operators in float, one paragraph each."""
+        count, found = self.integer_operators, len(self.float_operators)
         lines = [f"{count} operators in integers, {found} in float"]
-        for island in self.islands:
+        for operator in self.float_operators:
             across = (
-                "" if island.bytes_across is None else f", {island.bytes_across:,} bytes across"
+                "" if operator.bytes_across is None else f", {operator.bytes_across:,} bytes across"
             )
-            place = f" in {island.module}" if island.module else ""
-            name = f"{island.node} ({island.operator})" if island.node else island.operator
+            place = f" in {operator.module}" if operator.module else ""
+            name = f"{operator.node} ({operator.operator})" if operator.node else operator.operator
             lines.append(f"{name}{place}{across}")
-            lines += [f"  source  {island.source}"] if island.source else []
-            lines += [f"  reason  {island.reason}", f"  remedy  {island.remedy}"]
+            lines += [f"  source  {operator.source}"] if operator.source else []
+            lines += [f"  reason  {operator.reason}", f"  remedy  {operator.remedy}"]
         return "\n".join(lines)
 
 
@@ -92,26 +92,30 @@ def audit(program: Any) -> Audit:
     """
     if not isinstance(program, GraphModule):
         return _of_artifact(program)
-    islands: list[Island] = []
+    float_operators: list[FloatOperator] = []
     count = 0
     for named in named_graphs(program):
         written = _Written(named.gm)
-        islands += written.islands(named.prefix)
+        float_operators += written.float_operators(named.prefix)
         count += written.count
-    return Audit(islands=tuple(islands), integer_operators=count)
+    return Audit(float_operators=tuple(float_operators), integer_operators=count)
 
 
-def refuse_islands(gm: GraphModule) -> None:
+def refuse_float_operators(gm: GraphModule) -> None:
     """Refuse a converted graph that computes in float.
 
     Raises:
         UnsupportedError: naming the first such operator and its remedy.
     """
     found = audit(gm)
-    if found.islands:
-        first = found.islands[0]
+    if found.float_operators:
+        first = found.float_operators[0]
         nodes = {node.name: node for node in gm.graph.nodes}
-        more = f"; {len(found.islands) - 1} more, see audit" if len(found.islands) > 1 else ""
+        more = (
+            f"; {len(found.float_operators) - 1} more, see audit"
+            if len(found.float_operators) > 1
+            else ""
+        )
         raise UnsupportedError(
             f"int_only: {first.node} computes in float: {first.reason}{more}",
             node=nodes.get(first.node),
@@ -130,11 +134,11 @@ def _of_artifact(artifact: Any) -> Audit:
             for name, count in report.float_ops.items()
             if "quantize" not in name.lower()
         ]
-    return Audit(islands=tuple(found), integer_operators=sum(report.integer_ops.values()))
+    return Audit(float_operators=tuple(found), integer_operators=sum(report.integer_ops.values()))
 
 
-def _left_float(node: str, operator: str, module: str, reason: str, fix: str = "") -> Island:
-    return Island(
+def _left_float(node: str, operator: str, module: str, reason: str, fix: str = "") -> FloatOperator:
+    return FloatOperator(
         node=node,
         operator=operator,
         module=module,
@@ -160,14 +164,14 @@ class _Written:
         left = [n for n in self.gm.graph.nodes if n.name in before and _computes(n)]
         self.floats = dict.fromkeys(left)
 
-    def islands(self, prefix: str) -> Iterator[Island]:
+    def float_operators(self, prefix: str) -> Iterator[FloatOperator]:
         """The operators that are left float, those outside of the quantized part excepted."""
         for group in self._groups():
             if all(form_of(node) in MOVES for node in group) and self._is_at_an_end(group):
                 continue
             for node in sorted(group, key=list(self.floats).index):
                 reason, remedy = self._why(node)
-                yield Island(
+                yield FloatOperator(
                     node=prefix + node.name,
                     operator=operator_name(node),
                     module=module_path(node),

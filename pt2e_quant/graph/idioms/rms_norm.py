@@ -8,15 +8,15 @@ from torch.fx import Graph, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.idioms.composite import define_composite
-from pt2e_quant.graph.ops import ADD, DIV, MEAN, MUL, Family, arguments, aten, is_call
+from pt2e_quant.graph.ops import ADD, DIV, MEAN, MUL, Overloads, arguments, aten, is_call
 from pt2e_quant.graph.pattern import Lit, Match, Op, Pattern, Var, either_order, find_matches
 from pt2e_quant.graph.rewrite import Rule, Skip
 
-RMS_NORM: Family = (aten.rms_norm.default,)
+RMS_NORM: Overloads = (aten.rms_norm.default,)
 """torch's own; its weight may be None."""
 
 
-def _roots(root: Family, x: Pattern) -> tuple[Op, ...]:
+def _roots(root: Overloads, x: Pattern) -> tuple[Op, ...]:
     """Root(mean(x ** 2) + eps), the square written as a power or as a product."""
     squares = Op(aten.pow.Tensor_Scalar, x, Lit(2)), Op(MUL, x, x)
     means = (Op(MEAN, square, Var("dims"), Lit(True)) for square in squares)

@@ -59,7 +59,7 @@ PROVEN = {
     "linear_weight_only_int4": "w4",
     "conv2d_dynamic": "test_convolution_when_dynamic_then_delegate_runs_it",
     "embedding": "each recipe",
-    "embedding_int4": "test_embedding_when_int4_asked_for, and test_nibble_tables.py",
+    "embedding_int4": "test_embedding_when_int4_asked_for, and test_int4_tables.py",
 }
 WEIGHT = {"int8_dynamic": "qcint8", "w8": "qcint8", "w4": "qcint4", "a8w4": "qcint4"}
 RECIPES_WITHOUT_DATA = sorted(set(RECIPES.names) - {"int8", "int8_minmax"})

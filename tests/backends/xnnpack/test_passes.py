@@ -13,7 +13,7 @@ from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.passes.data_movement import move_integers
 from pt2e_quant.backends.xnnpack.passes.images import pool_by_depthwise
-from pt2e_quant.backends.xnnpack.passes.normalize_overloads import spell_for_delegate
+from pt2e_quant.backends.xnnpack.passes.normalize_overloads import normalize_overloads
 from pt2e_quant.backends.xnnpack.passes.refloat import refloat_leftovers, unfold_biases
 from pt2e_quant.backends.xnnpack.passes.simplify import numbers_as_constants, simplify_for_table
 from pt2e_quant.backends.xnnpack.policy import POLICY
@@ -78,9 +78,11 @@ def applied(gm: GraphModule, entry: GraphPass, *inputs: Tensor) -> PassResult:
         ),
     ],
 )  # fmt: skip
-def test_spell_for_delegate_when_it_fires_then_partitioners_spelling(body, expected, make_noise):  # type: ignore[no-untyped-def]
+def test_normalize_overloads_when_it_fires_then_the_partitioners_overload(
+    body, expected, make_noise
+):  # type: ignore[no-untyped-def]
     gm = captured(body, make_noise((2, 4, 6, 6)))
-    assert applied(gm, spell_for_delegate, make_noise((3, 4, 6, 6), 1)).changed
+    assert applied(gm, normalize_overloads, make_noise((3, 4, 6, 6), 1)).changed
     assert calls(gm) == expected
     for node in gm.graph.nodes:
         if node.target is torch.ops.aten.view.default:
@@ -93,13 +95,13 @@ def test_spell_for_delegate_when_it_fires_then_partitioners_spelling(body, expec
         (lambda x: x.mean(1), "it is not over the last two of four dimensions"),
         (lambda x: F.adaptive_avg_pool2d(x, 2), "it pools to more than one element"),
         (lambda x: x @ x[0, 0], "it is no batched product"),
-        (lambda x: x.transpose(0, 1)[0].flatten(0, 1), "spelled so already"),
+        (lambda x: x.transpose(0, 1)[0].flatten(0, 1), "has that form already"),
     ],
 )
-def test_spell_for_delegate_when_it_declines_then_says_why(body, reason, make_noise):  # type: ignore[no-untyped-def]
+def test_normalize_overloads_when_it_declines_then_says_why(body, reason, make_noise):  # type: ignore[no-untyped-def]
     gm = captured(body, make_noise((2, 4, 6, 6)))
-    notes = [n.text for n in spell_for_delegate(gm).notes if n.skipped]
-    assert any(reason in text for text in notes) or reason == "spelled so already"
+    notes = [n.text for n in normalize_overloads(gm).notes if n.skipped]
+    assert any(reason in text for text in notes) or reason == "has that form already"
 
 
 def test_simplify_when_silu_then_rows_of_the_table(make_noise):  # type: ignore[no-untyped-def]

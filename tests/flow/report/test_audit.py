@@ -89,7 +89,7 @@ def test_audit_when_a_cnn_is_integer_only_then_no_island_is_found(model):
     torch.manual_seed(0)
     quantized = converted(model(), IMAGE, int_only=True)
     found = audit(quantized)
-    assert found.islands == ()
+    assert found.float_operators == ()
     assert found.is_integer_only
     assert found.integer_operators >= 5
     expected = quantized(IMAGE)
@@ -99,12 +99,12 @@ def test_audit_when_a_cnn_is_integer_only_then_no_island_is_found(model):
 
 def test_audit_when_there_is_an_island_then_says_place_bytes_reason_remedy():
     found = audit(converted(Cumulative(), torch.randn(4, 6)))
-    (island,) = found.islands
-    assert island.operator == "aten.cumsum"
-    assert "test_audit.py" in island.source
-    assert island.bytes_across == 2 * 4 * 6 * 4  # float32 in, float32 out
-    assert island.reason == "aten.cumsum has no integer form"
-    assert "decompose" in island.remedy
+    (operator,) = found.float_operators
+    assert operator.operator == "aten.cumsum"
+    assert "test_audit.py" in operator.source
+    assert operator.bytes_across == 2 * 4 * 6 * 4  # float32 in, float32 out
+    assert operator.reason == "aten.cumsum has no integer form"
+    assert "decompose" in operator.remedy
     assert "1 in float" in str(found)
     assert "aten.cumsum" in str(found)
 

@@ -14,7 +14,7 @@ from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.contents import read_named_data
 from pt2e_quant.backends.xnnpack.passes import embeddings
-from pt2e_quant.backends.xnnpack.passes.embeddings import embed_bytes, embed_portable, pack_nibbles
+from pt2e_quant.backends.xnnpack.passes.embeddings import embed_bytes, embed_portable, pack_int4
 from pt2e_quant.core.qdq import DequantizePerChannel, DequantizePerGroup
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.graph.pipeline import run_passes
@@ -149,10 +149,10 @@ def test_file_when_lookups_alone_share_4_bits_then_once():
 def test_bytes_when_packed_then_those_that_delegate_and_kernel_read(rows, pairs, seed):
     generator = torch.Generator().manual_seed(seed)
     table = torch.randint(-8, 8, (rows, 2 * pairs), generator=generator).to(torch.int8)
-    low = pack_nibbles(table, even_high=False)
+    low = pack_int4(table, even_high=False)
     assert torch.equal(low, NodeVisitor.convert_to_qc4w(table))
     read = torch.ops.quantized_decomposed.embedding_4bit.default(
-        pack_nibbles(table, even_high=True), torch.ones(rows), None, -8, 7, torch.arange(rows)
+        pack_int4(table, even_high=True), torch.ones(rows), None, -8, 7, torch.arange(rows)
     )
     assert torch.equal(read, table.float())
 
