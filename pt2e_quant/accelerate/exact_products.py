@@ -9,9 +9,10 @@ import platform
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DispatchKey
 from torch._higher_order_ops.out_dtype import out_dtype, out_dtype_dense
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pt2e_quant.accelerate.patch import Patch
 
@@ -30,16 +31,53 @@ _LIMB = 16
 
 
 def install() -> None:
-    """Give `out_dtype` a kernel for CPUs, once a process; it gives the same integers."""
+    """Give `out_dtype` kernels for CPUs, once a process; they give the same integers."""
     if DispatchKey.CPU not in out_dtype.py_kernels and PATCH.is_on():
         out_dtype.py_impl(DispatchKey.CPU)(_on_cpu)
+        out_dtype.py_impl(DispatchKey.AutogradCPU)(_below_autograd)
+
+
+def _below_autograd(op: Any, dtype: torch.dtype, *args: Any) -> Any:
+    """The kernel at once where autograd and modes have no part in it: half of a call's overhead."""
+    if _get_current_dispatch_mode() is None and all(map(_is_plain, args)) and PATCH.is_on():
+        return _on_cpu(op, dtype, *args)
+    return out_dtype.py_kernels[DispatchKey.Autograd](op, dtype, *args)
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, Tensor) or (
+        type(value) in (Tensor, nn.Parameter)
+        and not value.requires_grad
+        and not torch._is_functional_tensor(value)
+    )
 
 
 def _on_cpu(op: Any, dtype: torch.dtype, *args: Any) -> Any:
     made = None
-    if PATCH.is_on() and sums_rows(op, *args) and not dtype.is_floating_point:
-        made = exact_product(op, dtype, *args)
+    if PATCH.is_on() and not dtype.is_floating_point:
+        if sums_rows(op, *args):
+            made = exact_product(op, dtype, *args)
+        elif op is _aten.mul.Tensor and not any(_is_float(a) for a in args):
+            made = _multiplied(dtype, *args)
     return out_dtype_dense(op, dtype, *args) if made is None else made
+
+
+def _multiplied(dtype: torch.dtype, left: Any, right: Any) -> Tensor | None:
+    """The product with one new tensor; None where no factor has its shape."""
+    if isinstance(right, Tensor):
+        if left.numel() < right.numel():
+            left, right = right, left
+        shape: torch.Size = torch.broadcast_shapes(left.shape, right.shape)  # type: ignore[no-untyped-call]  # torch's
+        if shape != left.shape:
+            return None
+        right = right.to(dtype)
+    made: Tensor = left.to(dtype, copy=True)
+    return made.mul_(right)
+
+
+def _is_float(value: Any) -> bool:
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return is_float or isinstance(value, float)
 
 
 def sums_rows(op: Any, *args: Any) -> bool:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._C import DispatchKey
 from torch._higher_order_ops.out_dtype import out_dtype, out_dtype_dense
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 import pt2e_quant as pq
 from pt2e_quant.accelerate import exact_products
@@ -97,3 +98,32 @@ def test_install_when_the_patch_is_off_then_the_reference_is_the_same(monkeypatc
     monkeypatch.setenv(VARIABLE, exact_products.PATCH.name)
     assert torch.equal(reference(x), patched)
     assert len(called) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "other", [(2, 3, 4, 5), (1, 3, 1, 1), (3, 2, 3, 4, 5), (7, 2, 1, 1, 5), None]
+)
+def test_mul_when_patched_then_equal_to_torch(dtype, other):
+    install()
+    left = integers(0, 255, 2, 3, 4, 5)
+    right = 987_654_321 if other is None else integers(1, 255, *other)
+    found = out_dtype(aten.mul.Tensor, dtype, left, right)
+    assert found.dtype is dtype
+    assert torch.equal(found, out_dtype_dense(aten.mul.Tensor, dtype, left, right))
+    assert torch.equal(left, integers(0, 255, 2, 3, 4, 5))
+
+
+def test_out_dtype_when_installed_then_gradients_and_fake_tensors_are_torch_s(monkeypatch):
+    install()
+    called = []
+    monkeypatch.setattr(exact_products, "_on_cpu", lambda *args: called.append(args))
+    with FakeTensorMode():
+        fake = out_dtype(aten.mul.Tensor, torch.int32, torch.ones(2, dtype=torch.int16), 3)
+    assert isinstance(fake, FakeTensor)
+    assert not called
+    monkeypatch.undo()
+    x = torch.ones(2, requires_grad=True)
+    made = out_dtype(aten.mul.Tensor, torch.float32, x, 3.0)
+    with pytest.raises(RuntimeError, match="Autograd not implemented for out_dtype"):
+        made.sum().backward()

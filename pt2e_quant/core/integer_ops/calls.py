@@ -2,6 +2,7 @@
 
 Each operator of this package is written once, as a sequence of `call(operator, *arguments)`. With
 `compute` it runs on tensors and is the oracle; with a caller that inserts nodes it is the graph.
+What an operator makes and one other reads is changed in place, which halves the memory traffic.
 """
 
 from typing import Any, Protocol, TypeVar
@@ -52,4 +53,4 @@ def widen(call: Call[Value], x: Value, zero_point: int | Value, storage: torch.d
     wide = cast(call, x, _WIDE[storage.itemsize])
     if isinstance(zero_point, int) and zero_point == 0:
         return wide
-    return call(_aten.sub.Tensor, wide, zero_point)
+    return call(_aten.sub_.Tensor, wide, zero_point)

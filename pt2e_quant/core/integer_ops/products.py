@@ -60,7 +60,7 @@ def multiply_rows(
         total = call(Matmul, left, call(_aten.t.default, right), bits)
     else:
         total = call(out_dtype, _aten.linear.default, torch.int32, left, right, None)
-    return total if bias is None else call(_aten.add.Tensor, total, bias)
+    return total if bias is None else call(_aten.add_.Tensor, total, bias)
 
 
 def convolve(
@@ -108,4 +108,4 @@ def convolve(
         is_transposed = window.output_padding is not None
         rest = (*moved, is_transposed, padded, window.groups, bits)
         total = call(Convolution, left, right, *rest)
-    return total if bias is None else call(_aten.add.Tensor, total, bias)
+    return total if bias is None else call(_aten.add_.Tensor, total, bias)

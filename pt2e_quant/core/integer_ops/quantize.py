@@ -35,9 +35,9 @@ def quantize(
         limits: quant_min and quant_max.
         storage: dtype of the result.
     """
-    steps = call(_aten.round.default, call(_aten.mul.Tensor, x, inverse_scale))
-    moved = call(_aten.add.Tensor, steps, zero_point)
-    return cast(call, call(_aten.clamp.default, moved, *limits), storage)
+    steps = call(_aten.round_.default, call(_aten.mul.Tensor, x, inverse_scale))
+    moved = call(_aten.add_.Tensor, steps, zero_point)
+    return cast(call, call(_aten.clamp_.default, moved, *limits), storage)
 
 
 def dequantize(
@@ -57,5 +57,5 @@ def dequantize(
         zero_point: likewise.
         dtype: of the result.
     """
-    steps = call(_aten.sub.Tensor, cast(call, q, dtype), zero_point)
-    return call(_aten.mul.Tensor, steps, scale)
+    steps = call(_aten.sub_.Tensor, cast(call, q, dtype), zero_point)
+    return call(_aten.mul_.Tensor, steps, scale)

