@@ -48,7 +48,7 @@ PARITY_BEGIN, PARITY_END = (
 )
 INTEGER_SCHEMES = (
     *("int8_dynamic", "int8_dynamic_per_tensor", "a16w8", "a16w4"),
-    *("w8", "w4", "w2", "w4_g32", "w4_g64", "w4_g128", "w3_g128", "w2_g64", "a8w4_g32"),
+    *("w8", "w4", "w2", "w4_g32", "w4_g64", "w4_g128", "w3_g128", "w2_g64", "a8w4_g32", "a4w4"),
 )
 BEGIN, END = "<!-- results: python docs/generate.py -->", "<!-- end of results -->"
 MODELS = {
@@ -215,6 +215,8 @@ def _described(scheme: TensorScheme) -> str:
     if scheme.format is None and scheme.range[1] - scheme.range[0] == 2:
         kind = "-1, 0, 1"
     elif scheme.format is None:
+        low, high = scheme.range
+        kind = re.sub(r"\d+", str((high - low).bit_length()), kind)
         kind += "" if scheme.symmetric else " affine"
     match scheme.granularity:
         case PerGroup(size):

@@ -8,7 +8,7 @@ from itertools import product
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.formats.number_formats import NumberFormat
 from pt2e_quant.core.granularity import PerGroup
-from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.core.scheme_names import activations_first, scheme_named
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
@@ -27,24 +27,21 @@ ALIASES: Mapping[str, str] = {
     "int8_dynamic_activation_int8_weight": "int8_dynamic",
     "int8_weight_only": "w8",
     "weight_only": "w8",
-    "w8a16": "w8",
     "int4": "w4",
     "int4_weight_only": "w4",
-    "w4a16": "w4",
-    "w4a8": "a8w4",
     "8da4w": "a8w4_g32",
     "int8_dynamic_activation_int4_weight": "a8w4_g32",
 }
-"""What a name is called here: torchao's configurations, and names that read weights first."""
+"""What a name is called here: torchao's configurations, and others' names."""
 
 
 def unaliased(recipe: str) -> str:
     """The name that a recipe has here; any other name as it is.
 
-    >>> unaliased("int4")
-    'w4'
+    >>> unaliased("int4"), unaliased("w4a8")
+    ('w4', 'a8w4')
     """
-    return ALIASES.get(recipe, recipe)
+    return ALIASES.get(recipe) or activations_first(recipe)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

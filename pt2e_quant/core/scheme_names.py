@@ -14,7 +14,8 @@ from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 
-_NAME = re.compile(r"(?:a(?P<a>8|16))?w(?P<w>[2-8])(?:_g(?P<g>[1-9]\d*))?")
+_NAME = re.compile(r"(?:a(?P<a>4|8|16))?w(?P<w>[2-8])(?:_g(?P<g>[1-9]\d*))?")
+_WEIGHTS_FIRST = re.compile(r"w(?P<w>[2-8])a(?P<a>4|8|16)(?P<g>_g[1-9]\d*)?")
 _DYNAMIC = re.compile(r"int8_dynamic(?P<tensor>_per_tensor)?")
 
 
@@ -28,9 +29,10 @@ def scheme_named(
     """The scheme that a name says.
 
     `wB` is weight-only with B bits per output channel, `wB_gG` with a scale for each group of
-    G; `a8wB…` adds activations quantized to int8 at run time, per token; `a16wB…` adds static
-    int16 activations, per tensor; `int8_dynamic` is `a8w8`, and `int8_dynamic_per_tensor` the
-    same with one activation scale per tensor. The others are in `FORMAT_SCHEMES`.
+    G; `a8wB…` adds activations quantized to int8 at run time, per token; `a16wB…` and `a4wB…` add
+    static ones of 16 or 4 bits, per tensor; `int8_dynamic` is `a8w8`, and
+    `int8_dynamic_per_tensor` the same with one activation scale per tensor. Names that read weights
+    first are those of `activations_first`. The others are in `FORMAT_SCHEMES`.
 
     Args:
         name: for example "w4_g128" or "mxfp4".
@@ -45,6 +47,7 @@ def scheme_named(
     >>> str(scheme_named("a8w4_g32").weight)
     'int4[-8, 7] symmetric PerGroup(group_size=32, axis=-1)'
     """
+    name = activations_first(name)
     scheme = format_scheme_named(name)
     if scheme is None:
         scheme = _integer_scheme(name, symmetric=symmetric)
@@ -60,6 +63,21 @@ def scheme_named(
     if scales is not None:
         weight = replace(weight, scales=scales)
     return replace(scheme, weight=weight)
+
+
+def activations_first(name: str) -> str:
+    """A name that reads weights first, as other libraries write it; any other as it is.
+
+    There `a16` is the float16 that the model computes in: weights alone are quantized.
+
+    >>> activations_first("w4a4"), activations_first("w4a8_g32"), activations_first("w4a16_g128")
+    ('a4w4', 'a8w4_g32', 'w4_g128')
+    """
+    found = _WEIGHTS_FIRST.fullmatch(name)
+    if found is None:
+        return name
+    activations = "" if found["a"] == "16" else f"a{found['a']}"
+    return f"{activations}w{found['w']}{found['g'] or ''}"
 
 
 def _integer_scheme(name: str, *, symmetric: bool) -> Scheme:
@@ -86,17 +104,22 @@ def _integer_scheme(name: str, *, symmetric: bool) -> Scheme:
     return Scheme(
         name=name,
         input=activation,
-        output=activation if found["a"] == "16" else None,
+        output=activation if found["a"] in ("4", "16") else None,
         weight=weight_scheme(int(found["w"]), group_size, symmetric=symmetric),
     )
 
 
 def activation_scheme(bits: int, granularity: Granularity) -> TensorScheme:
-    """Activations: 8 bits are dynamic and affine, 16 static and symmetric."""
+    """Activations: 8 bits are dynamic and affine, 4 static and affine, 16 static and symmetric.
+
+    Four bits are the least 16 integers around 0 of int8: no q/dq operator takes int4 activations.
+    """
     return TensorScheme(
-        dtype=getattr(torch, f"int{bits}"),
+        dtype=getattr(torch, f"int{max(bits, 8)}"),
         granularity=granularity,
         symmetric=bits == 16,
+        quant_min=-8 if bits == 4 else None,
+        quant_max=7 if bits == 4 else None,
         is_dynamic=bits == 8,
     )
 

@@ -38,6 +38,14 @@ def test_dynamic_when_named_then_inputs_only_and_at_run_time(name, granularity):
     assert scheme.output is None
 
 
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [("w4a4", "a4w4"), ("w4a8_g32", "a8w4_g32"), ("w3a16_g64", "w3_g64"), ("w8a8", "a8w8")],
+)
+def test_name_when_it_reads_weights_first_then_the_same_scheme(other, name):
+    assert scheme_named(other) == scheme_named(name)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a16_when_named_then_static_int16_inputs_and_outputs(bits):
     scheme = scheme_named(f"a16w{bits}")
@@ -46,7 +54,19 @@ def test_a16_when_named_then_static_int16_inputs_and_outputs(bits):
     assert scheme.weight.dtype == getattr(torch, f"int{bits}")
 
 
-@pytest.mark.parametrize("name", ["", "w9", "w0", "w4_g0", "a4w4", "w4g32", "int8_dynamics", "W4"])
+def test_a4_when_named_then_static_of_sixteen_integers():
+    scheme = scheme_named("w4a4")
+    assert scheme.name == "a4w4"
+    assert scheme.input == scheme.output
+    assert scheme.input.range == (-8, 7)
+    assert not scheme.input.symmetric
+    assert not scheme.input.is_dynamic
+    assert scheme.weight == scheme_named("w4").weight
+
+
+@pytest.mark.parametrize(
+    "name", ["", "w9", "w4_g0", "a5w4", "w4a2", "w4g32", "int8_dynamics", "W4"]
+)
 def test_unknown_name_when_asked_then_refused(name):
     with pytest.raises(ConfigError, match="there is no scheme"):
         scheme_named(name)

@@ -72,6 +72,18 @@ def test_scheme_when_converted_without_data_then_canonical_and_near_float(name, 
         assert len(kinds) == 2
 
 
+@pytest.mark.parametrize("name", ["a4w4", "w4a4", "a4w4_g32"])
+def test_four_bit_activations_when_calibrated_then_of_sixteen_integers(name):
+    model, inputs = model_and_input()
+    program = torch.export.export(model, inputs)
+    prepared = pq.prepare_pt2e(program, quantizer_of(scheme_named(name)))
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, [inputs], progress=False))
+    static = [n for n in quantized.graph.nodes if kind_of_qdq(n) is QdqKind.PER_TENSOR]
+    assert static
+    assert all(n.args[3:5] == (-8, 7) for n in static)
+    assert sqnr(model(*inputs), quantized(*inputs)) > 8
+
+
 @pytest.mark.parametrize("search", [WeightSearch.MSE, WeightSearch.HQQ])
 @pytest.mark.parametrize("name", ["w4", "w4_g32", "a8w4_g32", "w3_g16"])
 def test_searched_weights_when_converted_then_read_back_as_searched(name, search):
