@@ -1,6 +1,6 @@
 """Does training in low precision end where bfloat16 and float32 do, and in what memory?
 
-Run `python -m benchmarks.low_precision_training` (`--only gpt digits traffic`). A small GPT reads
+Run `python -m benchmarks.lpt` (`--only gpt digits traffic`). A small GPT reads
 the bytes of Python's standard library; every arm starts from the same weights and sees the same
 batches. Losses are those of held-out text after the last step.
 """

@@ -89,12 +89,18 @@ def spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
     for axis, (size, length) in enumerate(zip(shape, block, strict=True)):
         if length in (1, WHOLE):
             continue
+        if not (isinstance(size, int) and size % length == 0):
+            # Views and `narrow` would do; but torch 2.13's Inductor splits such a loop by the
+            # block and leaves out the elements of the last, shorter one. It does not see through
+            # a division that truncates.
+            places = torch.arange(size, device=scale.device)
+            places = torch.div(places, length, rounding_mode="trunc")
+            scale = scale.index_select(axis, places)
+            continue
         count = scale.shape[axis]
         wide = scale.unsqueeze(axis + 1)
         wide = wide.expand(*wide.shape[: axis + 1], length, *wide.shape[axis + 2 :])
         scale = wide.reshape(*scale.shape[:axis], count * length, *scale.shape[axis + 1 :])
-        if not (isinstance(size, int) and size % length == 0):
-            scale = scale.narrow(axis, 0, size)
     return scale
 
 

@@ -14,6 +14,21 @@ from pt2e_quant.training.float8.config import ScaledMMConfig, format_of
 
 MULTIPLE = 16
 """What a GPU's kernel wants the inner size and the columns to be multiples of."""
+_LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+
+
+def _emulate(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.mm(left.contiguous(), right.contiguous()).to(dtype)
+
+
+def _fake_emulate(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    return left.new_empty((left.shape[0], right.shape[1]), dtype=dtype)
+
+
+# An operator, because Inductor skips the rounding to bfloat16 where it fuses what reads it.
+_LIBRARY.define("emulated_mm(Tensor left, Tensor right, ScalarType dtype) -> Tensor")  # type: ignore[no-untyped-call]
+torch.library.impl(_LIBRARY, "emulated_mm", "CompositeExplicitAutograd")(_emulate)
+torch.library.register_fake("pt2e_quant::emulated_mm", lib=_LIBRARY)(_fake_emulate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,7 +65,9 @@ def scaled_mm(
     """
     dtype = torch.float8_e4m3fn if config.fp8_output else out_dtype
     if config.emulate or not _has_kernel(left, right):
-        return torch.mm(left.real().contiguous(), right.real().contiguous()).to(dtype)
+        real = (left.real().contiguous(), right.real().contiguous())
+        made: Tensor = torch.ops.pt2e_quant.emulated_mm.default(*real, dtype)
+        return made
     (M, K), N = left.codes.shape, right.codes.shape[1]
     a, b = left.codes.contiguous(), right.codes.t().contiguous()
     a_scale, b_scale = _kernel_scales(left, right, M, N)

@@ -79,3 +79,12 @@ def test_lengths_when_out_of_range_then_refused(granularity):
 def test_blocks_when_they_are_none_then_refused(block):
     with pytest.raises(ConfigError, match="a length for each of 2 axes"):
         check_blocks(block, 2)
+
+
+def test_spread_when_compiled_and_the_last_block_is_shorter_then_every_element_has_its_scale():
+    scale = torch.rand(3, 3, generator=torch.Generator().manual_seed(0)) + 1
+
+    def of_elements(scale):
+        return spread(scale, (3, 300), (1, 128)) * 2
+
+    assert torch.equal(torch.compile(of_elements, fullgraph=True)(scale), of_elements(scale))
