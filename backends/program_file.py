@@ -20,9 +20,15 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import read_file
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
-from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
+from pt2e_quant.core.provenance import (
+    PROVENANCE_KEY,
+    Provenance,
+    RecordKind,
+    choose_record,
+    provenance_of,
+)
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
-from pt2e_quant.flow.archive.provenance_rows import provenance_of_rows, provenance_rows
+from pt2e_quant.flow.archive.held_numbers import read_from, refer_to
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report.report import Report
 
@@ -43,6 +49,7 @@ class StoredProgram:
         data: of the file.
         gm: the canonical graph.
         choices: the options that it was lowered with, by name; none is a default.
+        kept: what the file keeps of the graph's provenance; None: all that the graph has.
         figures: what the check found: SQNR against the canonical graph, and of that one against
             the float model; None where it is not known.
     """
@@ -50,21 +57,27 @@ class StoredProgram:
     data: bytes
     gm: GraphModule
     choices: Mapping[str, bool] = field(default_factory=dict)
+    kept: Provenance | None = None
     figures: tuple[float | None, float | None] = (None, None)
 
     def report(self, backend: str) -> Report:
         """What is known of the artifact before it is made; `backend` is the runtime's name."""
-        return Report(
+        report = Report(
             backend=backend,
             provenance=provenance_of(self.gm),
             size_bytes=len(self.data),
             sqnr_canonical_db=self.figures[0],
             sqnr_float_db=self.figures[1],
         )
+        report.note_record(self.kept or report.provenance)
+        return report
 
 
 def write_program(
-    gm: GraphModule, backend: str, choices: Mapping[str, bool] | None = None
+    gm: GraphModule,
+    backend: str,
+    choices: Mapping[str, bool] | None = None,
+    record: RecordKind | None = None,
 ) -> StoredProgram:
     """The file of a canonical graph: torch.export's, so that torch.export.load reads it too.
 
@@ -72,19 +85,25 @@ def write_program(
         gm: the canonical graph.
         backend: the name of the backend that it was lowered for.
         choices: options that whoever loads it lowers it with again, by name.
+        record: how much of the provenance is kept; see `choose_record`.
     """
-    capture, provenance = capture_of(gm), provenance_of(gm)
+    capture, refer = capture_of(gm), refer_to(gm)
+
+    def size(table: Provenance) -> int:
+        return len(zlib.compress(table.to_json(refer).encode()))
+
+    kept = choose_record(provenance_of(gm), record, size)
     chosen = dict(choices or {})
     text = json.dumps(
         {
             "capture": capture.to_json(),
-            "provenance": provenance_rows(provenance, gm),
+            "provenance": kept.to_json(refer),
             "choices": chosen,
         }
     )
     stream = io.BytesIO()
     torch.export.save(export_again(gm), stream, extra_files={_RECORD.format(backend): text})
-    return StoredProgram(data=_compressed(stream.getvalue()), gm=gm, choices=chosen)
+    return StoredProgram(data=_compressed(stream.getvalue()), gm=gm, choices=chosen, kept=kept)
 
 
 def with_figures(data: bytes, report: Report) -> bytes:
@@ -134,7 +153,7 @@ def read_program(path: str | Path, backend: str, suffix: str) -> StoredProgram:
         texts = json.loads(extra[name])
         records = {
             CAPTURE_KEY: Capture.from_json(texts["capture"]),
-            PROVENANCE_KEY: provenance_of_rows(texts["provenance"], gm),
+            PROVENANCE_KEY: Provenance.from_json(texts["provenance"], read_from(gm)),
         }
         canonical, to_float = json.loads(extra[_FIGURES])
         choices = {str(name): bool(chosen) for name, chosen in texts.get("choices", {}).items()}

@@ -18,6 +18,7 @@ from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.effort import Effort, effort_named
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
+from pt2e_quant.core.provenance import record_named
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
@@ -61,11 +62,12 @@ def quantize(
     strict: bool = True,
     verify: Verify = True,
     validate: bool = False,
+    record: str | None = None,
     accuracy_drop: float | None = None,
     metric: "Metric | None" = None,
     progress: bool = True,
 ) -> Artifact:
-    """Export, quantize and lower a model.
+    """Export, quantize and lower a model; returns the artifact: `run`, `save`, `report`.
 
     Args:
         model: a float model, or a program of torch.export. Its tensors are never written.
@@ -91,13 +93,12 @@ def quantize(
         verify: run the artifact against the quantized graph at several sizes; "process": also in a
             new process, so that a crash of the runtime is an error.
         validate: compare the graph before and after each pass of the lowering; name what differs.
+        record: what the file keeps of how each tensor was quantized: "full", "brief" or "none";
+            None keeps the most that takes at most 4 KB and 3 % of the constants.
         accuracy_drop: by how much `metric` may fall on the calibration data (see `pq.tune`):
             operators that cost too much get more bits or stay float.
         metric: of outputs and targets; None for the cosine with the float model's outputs.
         progress: show a progress bar on a terminal.
-
-    Returns:
-        The artifact: `run`, `save`, `report`.
 
     Raises:
         Pt2eQuantError: naming what is wrong, where, and the fix.
@@ -107,13 +108,14 @@ def quantize(
     """
     target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
+    record_named(record)
     algorithms = with_effort(algorithms, effort_named(effort))
     exported = (args, kwargs, dynamic_shapes)
     if accuracy_drop is not None or metric is not None:
         others = {"search": search, "pad_groups": pad_groups, "max_sizes": max_sizes}
-        base = (recipe, target, algorithms, {**others, "resume": resume})
-        shown = {"inputs": inputs, "verify": verify, "progress": progress}
-        return _to_accuracy(model, exported, base, (calibration_data, accuracy_drop, metric), shown)
+        base = (recipe, target, algorithms, others | {"resume": resume, "record": record})
+        goal = (calibration_data, accuracy_drop, metric)
+        return _to_accuracy(model, exported, base, goal, (inputs, verify, progress))
     how = (algorithms, strict, search, pad_groups)
     program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
@@ -121,9 +123,23 @@ def quantize(
     # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
     converted = convert_pt2e(prepared, progress=progress)
-    artifact = target.lower(converted, sample, strict=strict, verify=verify, validate=validate)
-    if verify:
-        _check_distance(program, converted, sample, artifact)
+    told = {"strict": strict, "verify": verify, "validate": validate, "record": record}
+    return _lowered(target, program, converted, sample, told)
+
+
+def _lowered(
+    target: Backend,
+    program: ExportedProgram,
+    converted: GraphModule,
+    sample: Sequence[Any] | None,
+    told: Mapping[str, Any],
+) -> Artifact:
+    """The artifact of a converted graph; warns where that is far from its program."""
+    artifact = target.lower(converted, sample, **told)
+    if told["verify"]:
+        if sample is not None:
+            _measure(program, converted, sample, artifact)
+        warn_if_low(converted, choose_sample(converted, sample), artifact.report.sqnr_float_db)
     return artifact
 
 
@@ -149,25 +165,14 @@ def _to_accuracy(
     exported: tuple[Any, Any, Any],
     base: tuple[str | None, Backend, Sequence[str | Algorithm], Mapping[str, Any]],
     goal: tuple[Iterable[Any] | None, float | None, "Metric | None"],
-    how: Mapping[str, Any],
+    shown: tuple[InputPick | None, Verify, bool],
 ) -> Artifact:
     """The artifact of a search, which begins with the recipe of `base`."""
     # It calls this file, and needs scipy, an extra.
     from pt2e_quant.analysis.to_accuracy import base_recipe, quantize_to_accuracy
 
+    how: dict[str, Any] = dict(zip(("inputs", "verify", "progress"), shown, strict=True))
     return quantize_to_accuracy(model, exported, base_recipe(*base), base[1], *goal, **how)
-
-
-def _check_distance(
-    program: ExportedProgram,
-    converted: GraphModule,
-    sample: Sequence[Any] | None,
-    artifact: Artifact,
-) -> None:
-    """Warn of a quantized graph that is far from its float model."""
-    if sample is not None:
-        _measure(program, converted, sample, artifact)
-    warn_if_low(converted, choose_sample(converted, sample), artifact.report.sqnr_float_db)
 
 
 def _prepare_stored(

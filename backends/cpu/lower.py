@@ -106,7 +106,7 @@ def _start(gm: GraphModule, options: Options) -> GraphModule:
 
 
 def _emit(job: Job[Options]) -> Draft:
-    options, stored = job.options, write_program(job.gm, "cpu")
+    options, stored = job.options, write_program(job.gm, "cpu", record=job.options.record)
     artifact = _assemble(stored, options.registry, tries=options.tries, validation=job.validation)
 
     def refuse() -> None:

@@ -123,7 +123,7 @@ def _emit(job: Job[Options]) -> Draft:
         _UNMEASURED: options.allow_unmeasured or UNMEASURED in allowed,
         _SLOWER: options.allow_slower or SLOWER in allowed,
     }
-    stored = write_program(job.gm, "cuda", {**choices, _STRICT: options.strict})
+    stored = write_program(job.gm, "cuda", {**choices, _STRICT: options.strict}, options.record)
     artifact = _assemble(stored, options.registry, measures_here(**choices), job.validation)
 
     def refuse() -> None:

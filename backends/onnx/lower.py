@@ -25,6 +25,7 @@ from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.core.provenance import RecordKind
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.graph.idioms.composite import compose_idioms
@@ -102,12 +103,13 @@ def _emit(job: Job[Options]) -> Draft:
 
     def finish(_: object) -> OnnxArtifact:
         # The file's report is told of the check.
-        data = _with_metadata(model, metadata)
+        data = _with_metadata(model, metadata, job.options.record)
         report.size_bytes = len(data)
         return OnnxArtifact(data, metadata, session=session)
 
     # What a new process loads needs the metadata.
-    checked = _with_metadata(model, metadata) if job.options.verify == "process" else plain
+    is_in_process = job.options.verify != "process"
+    checked = plain if is_in_process else _with_metadata(model, metadata, RecordKind.FULL)
     return Draft(
         artifact=OnnxArtifact(checked, metadata, session=session),
         refuse=lambda: _check_refused(gm, refused_weights(optimized), origins),
@@ -168,8 +170,8 @@ def _export(
         raise UnsupportedError(error.what, node=node, fix=error.fix) from error
 
 
-def _with_metadata(model: ir.Model, metadata: Metadata) -> bytes:
-    model.metadata_props.update(metadata.to_properties(model.graph.initializers))
+def _with_metadata(model: ir.Model, metadata: Metadata, record: RecordKind | None) -> bytes:
+    model.metadata_props.update(metadata.to_properties(model.graph.initializers, record))
     return write_sum(_serialize(model))
 
 

@@ -3,11 +3,10 @@
 import base64
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from pt2e_quant.backends.onnx.passes.carry_state import StateTensor
@@ -15,11 +14,12 @@ from pt2e_quant.backends.onnx.results import ResultKind, ResultLeaf, join_result
 from pt2e_quant.core.capture import Capture, InputKind
 from pt2e_quant.core.checksum import BLANK
 from pt2e_quant.core.errors import ArtifactError, InputError
-from pt2e_quant.core.provenance import Provenance
+from pt2e_quant.core.provenance import Provenance, RecordKind, choose_record
+from pt2e_quant.core.provenance_table import to_text
 from pt2e_quant.flow.report.report import FloatRegion, Report
 
 _PREFIX = "pt2e_quant."
-_VERSION = "1"
+_VERSION = "2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +57,51 @@ class Metadata:
         """What happened to every tensor."""
         return self.report.provenance
 
-    def to_properties(self, constants: Iterable[str]) -> dict[str, str]:
-        """As the string properties of an ONNX model that has these constants."""
-        texts = {
-            "version": _VERSION,
-            "checksum": BLANK,
-            "capture": self.capture.to_json(),
-            "results": json.dumps([asdict(leaf) for leaf in self.results]),
-            "state": json.dumps([tensor.to_json() for tensor in self.state]),
-            "written": json.dumps(self.written),
-            "provenance": pack_provenance(self.provenance, constants),
-            "report": json.dumps({**asdict(self.report), "provenance": None}),
-        }
+    def to_properties(
+        self, constants: Iterable[str], record: RecordKind | None = None
+    ) -> dict[str, str]:
+        """As the string properties of an ONNX model that has these constants.
+
+        Args:
+            constants: their names.
+            record: how much of the provenance is kept; see `choose_record`. Less than all of it
+                is noted in the report.
+        """
+        known = set(constants)
+        texts: dict[str, str] = {}
+
+        def pack(table: Provenance) -> int:
+            texts["record"] = self._pack(table, known)
+            return len(texts["record"])
+
+        kept = choose_record(self.provenance, record, pack)
+        pack(kept)
+        self.report.note_record(kept)
+        texts |= {"version": _VERSION, "checksum": BLANK}
         return {_PREFIX + key: text for key, text in texts.items()}
+
+    def _pack(self, table: Provenance, constants: Collection[str]) -> str:
+        """Everything, with as much of the provenance as is kept, compressed."""
+
+        def refer(name: str, field: str, values: Sequence[float]) -> str:
+            # Written out, the scales of a small convolutional network take a tenth of its weights.
+            suffixes = _SCALE_SUFFIXES if field == "scale" and len(values) > 1 else ()
+            return next((end for end in suffixes if name + end in constants), "")
+
+        report = replace(self.report, provenance=Provenance())
+        if table.kept is not RecordKind.FULL:
+            report = replace(report, float_regions=[], notes=[])
+        if table.kept is RecordKind.NONE:
+            report = replace(report, integer_ops={}, float_ops={})
+        data = {
+            "capture": self.capture.to_json(),
+            "results": [asdict(leaf) for leaf in self.results],
+            "state": [tensor.to_json() for tensor in self.state],
+            "written": self.written,
+            "provenance": table.to_json(refer),
+            "report": {**asdict(report), "provenance": None, "inputs": []},
+        }
+        return base64.b85encode(zlib.compress(to_text(data).encode(), level=9)).decode("ascii")
 
     @staticmethod
     def from_properties(
@@ -89,25 +121,13 @@ class Metadata:
             raise ArtifactError(
                 f"{path} is of version {properties[_PREFIX + 'version']}, "
                 f"this package reads {_VERSION}",
-                fix="pip install -U pt2e-quant",
+                fix="quantize the model again, or pip install -U pt2e-quant",
             )
         try:
-            leaves = json.loads(properties[_PREFIX + "results"])
-            report = json.loads(properties[_PREFIX + "report"])
-            report["float_regions"] = [
-                FloatRegion(**float_region) for float_region in report["float_regions"]
-            ]
-            report["provenance"] = unpack_provenance(properties[_PREFIX + "provenance"], read)
-            return Metadata(
-                capture=Capture.from_json(properties[_PREFIX + "capture"]),
-                results=tuple(ResultLeaf(ResultKind(x["kind"]), x["value"]) for x in leaves),
-                report=Report(**report),
-                state=tuple(map(StateTensor.from_json, json.loads(properties[_PREFIX + "state"]))),
-                written=tuple(json.loads(properties[_PREFIX + "written"])),
-            )
-        except InputError as error:
+            return _unpack(properties[_PREFIX + "record"], read)
+        except (InputError, ArtifactError) as error:
             raise ArtifactError(f"{path}: {error.what}", fix=error.fix) from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
             raise ArtifactError(f"{path}: its description is damaged: {error}") from error
 
     def result_leaves(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
@@ -120,47 +140,21 @@ def taken_inputs(capture: Capture) -> tuple[bool, ...]:
     return tuple(info.kind is not InputKind.LITERAL for info in capture.inputs)
 
 
-_REFERENCE = "constant:"
 _SCALE_SUFFIXES = ("_scale", "_scale_column")
 """How the canonical graph names a constant's scales; an embedding's are stored as a column."""
 
 
-def pack_provenance(provenance: Provenance, constants: Iterable[str]) -> str:
-    """As text: compressed, per-channel scales by the name of the constant that holds them.
-
-    Written out, the scales of a small convolutional network take a tenth of its weights' size.
-    """
-    known = set(constants)
-    data = json.loads(provenance.to_json())
-    for record in data["tensors"]:
-        if len(record["scale"]) < 2:
-            continue
-        names = [record["name"] + suffix for suffix in _SCALE_SUFFIXES]
-        if name := next((n for n in names if n in known), None):
-            record["scale"] = _REFERENCE + name
-        else:
-            # Nine digits say a float32; the seventeen of a Python float only take space.
-            record["scale"] = [float(f"{scale:.9g}") for scale in record["scale"]]
-        if not any(record["zero_point"]):
-            record["zero_point"] = len(record["zero_point"])
-    packed = zlib.compress(json.dumps(data, separators=(",", ":")).encode(), level=9)
-    return base64.b85encode(packed).decode("ascii")
-
-
-def unpack_provenance(text: str, read: Callable[[str], list[float]]) -> Provenance:
-    """Read what `pack_provenance` wrote; `read` gives a constant's values by its name.
-
-    Raises:
-        ArtifactError: the text is damaged.
-    """
-    try:
-        data: Any = json.loads(zlib.decompress(base64.b85decode(text)))
-        for record in data["tensors"]:
-            if isinstance(record["scale"], str):
-                record["scale"] = read(record["scale"].removeprefix(_REFERENCE))
-            record["scale"] = np.array(record["scale"], np.float32).tolist()
-            if isinstance(record["zero_point"], int):
-                record["zero_point"] = [0] * record["zero_point"]
-    except (ValueError, TypeError, KeyError, zlib.error) as error:
-        raise ArtifactError(f"the provenance in this file is damaged: {error}") from error
-    return Provenance.from_json(json.dumps(data))
+def _unpack(text: str, read: Callable[[str], list[float]]) -> Metadata:
+    data: Any = json.loads(zlib.decompress(base64.b85decode(text)))
+    table = Provenance.from_json(data["provenance"], lambda name, _, end: read(name + end))
+    fields = data["report"]
+    fields["float_regions"] = [FloatRegion(**region) for region in fields["float_regions"]]
+    report = Report(**{**fields, "provenance": table})
+    report.note_record(table)
+    return Metadata(
+        capture=Capture.from_json(data["capture"]),
+        results=tuple(ResultLeaf(ResultKind(x["kind"]), x["value"]) for x in data["results"]),
+        report=report,
+        state=tuple(map(StateTensor.from_json, data["state"])),
+        written=tuple(data["written"]),
+    )

@@ -14,6 +14,7 @@ from pt2e_quant.backends.target.policy import Policy
 from pt2e_quant.backends.target.recipe import Recipes
 from pt2e_quant.backends.target.recipe_file import SUFFIX, read_recipe
 from pt2e_quant.core.errors import ConfigError, MissingExtraError, near
+from pt2e_quant.core.provenance import record_named
 from pt2e_quant.flow.annotate.recurrent_layers import RecurrentForm
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.graph.op_table import OpTable
@@ -124,6 +125,7 @@ class Backend:
         verify: Verify = True,
         margin_db: float = 6.0,
         validate: bool = False,
+        record: str | None = None,
         **own: Any,
     ) -> Artifact:
         """Canonical graph to artifact.
@@ -139,6 +141,9 @@ class Backend:
                 is to the float graph.
             validate: hold the graph against itself after each pass of the lowering, on the sample,
                 fresh data and extreme inputs, and name the pass that changed a value.
+            record: what the file keeps of how each tensor was quantized: "full", "brief" (names,
+                scales, integer types) or "none"; None keeps the most that takes at most 4 KB and
+                3 % of the constants.
             own: what this backend alone has: `portable_only` and `max_sizes` (xnnpack), `portable`
                 (onnx), `allow_unmeasured` and `allow_slower` (cuda); the backends' `Options`
                 explain them.
@@ -148,7 +153,7 @@ class Backend:
             UnsupportedError: the backend cannot run a node as it is quantized.
             ArtifactError: the artifact fails its check.
             MissingExtraError: the backend's package is not installed.
-            ConfigError: there is no such option.
+            ConfigError: there is no such option, or record.
         """
         self.require_extra()
         lowering = self._lowers()
@@ -163,7 +168,12 @@ class Backend:
                     f'backend "{self.name}" has no option "{name}" of lower: {near(name, known)}'
                 )
         options = lowering.options(
-            **chosen, strict=strict, verify=verify, margin_db=margin_db, validate=validate
+            **chosen,
+            strict=strict,
+            verify=verify,
+            margin_db=margin_db,
+            validate=validate,
+            record=record_named(record),
         )
         return self._told(lowering.lower(gm, example_inputs, options))
 

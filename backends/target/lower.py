@@ -14,7 +14,7 @@ from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.target.float_retries import FloatRetries
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.canonical import verify_canonical
-from pt2e_quant.core.provenance import PROVENANCE_KEY, provenance_of
+from pt2e_quant.core.provenance import PROVENANCE_KEY, RecordKind, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.report.size_ledger import check_file_smaller
@@ -31,6 +31,7 @@ class Options:
     verify: Verify = True
     margin_db: float = 6.0
     validate: bool = False
+    record: RecordKind | None = None
     is_part: bool = False
     """Of a graph, lowered for one sample alone: its sizes need no bound."""
 

@@ -141,6 +141,7 @@ def load(path: str | Path) -> XnnpackArtifact:
     except RuntimeError as error:
         raise ArtifactError(f'the metadata in "{path}" is damaged: {error}') from error
     report = Report(backend="XNNPACK", provenance=provenance, size_bytes=len(pte))
+    report.note_record(provenance)
     report.sqnr_canonical_db, report.sqnr_float_db = read_figures(pte)
     artifact = XnnpackArtifact(pte, capture, report)
     count_operators(report, artifact.contents())

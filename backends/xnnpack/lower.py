@@ -177,10 +177,13 @@ def _emit(job: Job[Options]) -> Draft:
     regions = [*report.float_regions]
     held = held_scales(work)
     with named_refusals(gm, lambda part: _try_part(part, options)), no_out_variant_refused(gm):
-        pte = _to_pte(work, pack_metadata(capture, report.provenance, held))
+        stored, kept = pack_metadata(capture, report.provenance, held, options.record)
+        pte = _to_pte(work, stored)
     if not held <= read_named_data(pte).keys():
         # Another ExecuTorch may name them otherwise: then the scales are written out.
-        pte = _to_pte(work, pack_metadata(capture, report.provenance, ()))
+        stored, kept = pack_metadata(capture, report.provenance, (), options.record)
+        pte = _to_pte(work, stored)
+    report.note_record(kept)
     artifact = XnnpackArtifact(pte, capture, report)
     with named_refusals(gm, lambda part: _try_part(part, options)):
         refuse_missing_kernels(gm, artifact.contents().overloads)
@@ -238,7 +241,7 @@ def _try_part(part: GraphModule, options: Options) -> None:
     """Lower a part of a graph as far as to a file that loads; its errors name no node."""
     work = copy_graph(in_float32(part))
     run_passes(work, lowering_passes(portable_only=options.portable_only))
-    constants = pack_metadata(capture_of(work), provenance_of(part), ())
+    constants, _ = pack_metadata(capture_of(work), provenance_of(part), ())
     pte = _to_pte(work, constants)
     refuse_missing_kernels(part, read_contents(pte).overloads)
     load_program(pte).load_method("forward")

@@ -5,11 +5,10 @@ their bytes, so a record names that hash; written out, the scales of MobileNetV2
 float model.
 """
 
-import base64
 import hashlib
-import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.fx import GraphModule
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.checksum import BLANK
 from pt2e_quant.core.errors import ArtifactError
-from pt2e_quant.core.provenance import Provenance
+from pt2e_quant.core.provenance import Provenance, RecordKind, choose_record
 from pt2e_quant.core.qdq import DequantizePerChannel
 from pt2e_quant.core.stored_figures import NO_FIGURES
 from pt2e_quant.graph.meta import constant_of
@@ -34,7 +33,8 @@ METADATA_METHODS = (CAPTURE_METHOD, PROVENANCE_METHOD)
 """Methods of the program that return our metadata: zlib of JSON as bytes."""
 
 _PREFIX = "scale_"
-_HELD, _WRITTEN = "held", "float32"
+_DIGITS = 10
+"""Of a hash that a record names scales by; where two begin alike, they are written out."""
 
 
 def scale_key(scales: Any) -> str:
@@ -55,31 +55,41 @@ def held_scales(gm: GraphModule) -> set[str]:
 
 
 def pack_metadata(
-    capture: Capture, provenance: Provenance, held: Iterable[str]
-) -> dict[str, Tensor]:
+    capture: Capture,
+    provenance: Provenance,
+    held: Collection[str],
+    record: RecordKind | None = None,
+) -> tuple[dict[str, Tensor], Provenance]:
     """The constant methods that keep the call's pytree and the provenance inside the file.
 
     Args:
         capture: the call.
         provenance: the table of tensors.
         held: keys of the scales that the file holds anyway.
+        record: how much of the table is kept; see `choose_record`.
+
+    Returns:
+        The constants by the names of their methods, and what they keep of the table.
     """
-    known = set(held)
-    data = json.loads(provenance.to_json())
-    for record in data["tensors"]:
-        scales, zero_points = record["scale"], record["zero_point"]
-        if len(scales) > 1:
-            key = scale_key(scales)
-            raw = base64.b64encode(np.asarray(scales, np.float32).tobytes()).decode("ascii")
-            record["scale"] = {_HELD: key} if key in known else {_WRITTEN: raw}
-        if len(zero_points) > 1 and not any(zero_points):
-            record["zero_point"] = len(zero_points)
-    texts = {
-        CAPTURE_METHOD: capture.to_json(),
-        PROVENANCE_METHOD: json.dumps(data, separators=(",", ":")),
-    }
-    packed = {name: _pack(text) for name, text in texts.items()}
-    return {**packed, CHECKSUM_METHOD: _bytes((NO_FIGURES + BLANK).encode("ascii"))}
+    starts = Counter(map(_start, held))
+
+    def refer(name: str, field: str, values: Sequence[float]) -> str:
+        key = scale_key(values) if field == "scale" and len(values) > 1 else ""
+        return _start(key) if key in held and starts[_start(key)] == 1 else ""
+
+    def pack(table: Provenance) -> Tensor:
+        return _pack(table.to_json(refer))
+
+    kept = choose_record(provenance, record, lambda table: pack(table).numel())
+    return {
+        CAPTURE_METHOD: _pack(capture.to_json()),
+        PROVENANCE_METHOD: pack(kept),
+        CHECKSUM_METHOD: _bytes((NO_FIGURES + BLANK).encode("ascii")),
+    }, kept
+
+
+def _start(key: str) -> str:
+    return key.removeprefix(_PREFIX)[:_DIGITS]
 
 
 def _pack(text: str) -> Tensor:
@@ -117,20 +127,10 @@ def unpack_provenance(stored: bytes, held: Mapping[str, bytes]) -> Provenance:
     Raises:
         ArtifactError: the bytes are damaged, or scales they name are not in the file.
     """
-    text = _unpack(stored)
-    try:
-        data = json.loads(text)
-        for record in data["tensors"]:
-            if isinstance(record["scale"], dict):
-                record["scale"] = _scales(record["scale"], held)
-            if isinstance(record["zero_point"], int):
-                record["zero_point"] = [0] * record["zero_point"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ArtifactError(f"the provenance in this file is damaged: {error}") from error
-    return Provenance.from_json(json.dumps(data))
+    starts = {_start(key): key for key in held if key.startswith(_PREFIX)}
 
+    def read(name: str, field: str, start: str) -> list[float]:
+        found: list[float] = np.frombuffer(held[starts[start]], np.float32).tolist()
+        return found
 
-def _scales(reference: Mapping[str, str], held: Mapping[str, bytes]) -> list[float]:
-    raw = held[reference[_HELD]] if _HELD in reference else base64.b64decode(reference[_WRITTEN])
-    found: list[float] = np.frombuffer(raw, np.float32).tolist()
-    return found
+    return Provenance.from_json(_unpack(stored), read)

@@ -76,13 +76,15 @@ def compare(
             "there is no batch to compare on",
             fix="give at least one batch; an iterator that was used up before gives none",
         )
-    comparing = _Comparing(*_open_both(open_file(reference), open_file(other), first, quantized))
+    models = open_file(reference), open_file(other)
+    comparing = _Comparing(*_open_both(*models, first, quantized))
+    lacking = [m.report.provenance.lacks for m in models if isinstance(m, Artifact)]
     shown = show_progress(itertools.chain([first], taken), "comparing", enabled=progress)
     for batch in shown:
         args, kwargs = as_call(batch)
         sides = comparing.left, comparing.right
         comparing.add(*(side.capture.bind(args, kwargs) for side in sides))
-    return comparing.result()
+    return comparing.result([text for text in lacking if text])
 
 
 def _open_both(
@@ -211,10 +213,9 @@ class _Comparing:
                 continue
             self.weights.append(_weight_row(site, expected, found))
 
-    def result(self) -> Comparison:
-        """The rows of everything that was added."""
+    def result(self, notes: list[str]) -> Comparison:
+        """The rows of everything that was added, and further notes."""
         rows = [self._row(name) for name in self.names if self.figures[name].pair.elements]
-        notes = []
         if self.unlike:
             notes.append(f"not compared, of other shapes: {', '.join(sorted(self.unlike))}")
         if missing := [name for name in self.right.sites if name not in self.left.sites]:

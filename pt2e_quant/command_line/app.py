@@ -33,6 +33,7 @@ from pt2e_quant.command_line.result_file import (
 from pt2e_quant.command_line.time_models import noise_leaves, time_in_turn
 from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import ConfigError, InputError
+from pt2e_quant.core.provenance import RecordKind
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.report.audit import audit as audit_of
@@ -154,6 +155,10 @@ def quantize(
         typer.Option("--validate", help="Compare the graph behind every pass of the lowering."),
     ] = False,
     margin_db: Annotated[float, typer.Option(help="How near it must be to its graph.")] = 6.0,
+    record: Annotated[
+        RecordKind | None,
+        typer.Option(help="What the file keeps of how each tensor was quantized."),
+    ] = None,
     allow_unmeasured: Annotated[
         bool,
         typer.Option(
@@ -196,6 +201,7 @@ def quantize(
             verify=verify,
             validate=validate,
             margin_db=margin_db,
+            record=record,
             allow_unmeasured=allow_unmeasured,
             allow_slower=allow_slower,
         ),

@@ -22,6 +22,7 @@ from pt2e_quant.command_line.result_file import check_writable
 from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.max_sizes import limit_graph
+from pt2e_quant.core.provenance import RecordKind
 from pt2e_quant.core.read_capture import rebuild_capture
 from pt2e_quant.flow.calibrate.calibrate_by_block import run_calibration
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
@@ -77,6 +78,7 @@ class QuantizeOptions:
         verify: run the artifact against the quantized graph, here and in a new process.
         validate: compare the graph behind every pass of the lowering, and name one that changes it.
         margin_db: how near it must be.
+        record: how much the file keeps of how each tensor was quantized; None: what is small.
         allow_unmeasured: use kernels that were not measured on the GPU at hand.
         allow_slower: quantize also what measured slower than float on such a machine.
     """
@@ -100,6 +102,7 @@ class QuantizeOptions:
     verify: bool = True
     validate: bool = False
     margin_db: float = 6.0
+    record: RecordKind | None = None
     allow_unmeasured: bool = False
     allow_slower: bool = False
 
@@ -153,6 +156,7 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
             verify="process" if options.verify else False,
             validate=options.validate,
             margin_db=options.margin_db,
+            record=options.record,
         )
     warn_if_low(quantized, sample_of(quantized), artifact.report.sqnr_float_db)
     artifact.save(output)

@@ -4,18 +4,62 @@ Reports, `inspect`, comparison and serialization all read this one table.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 
 from torch.fx import GraphModule
 
-from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.errors import ArtifactError, ConfigError, near
+from pt2e_quant.core.provenance_table import (
+    NumberReader,
+    NumberWriter,
+    Read,
+    Refer,
+    from_columns,
+    held_nowhere,
+    read_nowhere,
+    to_columns,
+    to_text,
+)
 from pt2e_quant.core.schemes import Role
 
 PROVENANCE_KEY = "pt2e_quant.provenance"
 """The key of `gm.meta` that holds the table."""
 
-_VERSION = 1
+_VERSION = 2
+
+
+class RecordKind(StrEnum):
+    """How much of the table a lowered file keeps.
+
+    Attributes:
+        FULL: all of it.
+        BRIEF: what each quantized tensor is, and sizes as a total.
+        NONE: sizes as a total.
+    """
+
+    FULL = "full"
+    BRIEF = "brief"
+    NONE = "none"
+
+
+def record_named(name: str | None) -> RecordKind | None:
+    """The kind of a name; None stays None.
+
+    >>> record_named("brief")
+    <RecordKind.BRIEF: 'brief'>
+
+    Raises:
+        ConfigError: there is none; near names are offered.
+    """
+    if name is None:
+        return None
+    try:
+        return RecordKind(name)
+    except ValueError as error:
+        known = list(RecordKind)
+        raise ConfigError(f'there is no record "{name}": {near(name, known)}') from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,7 +175,10 @@ class SizeRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Provenance:
-    """The table: quantized tensors, nodes left float, sizes, the passes that ran, their notes."""
+    """The table: quantized tensors, nodes left float, sizes, the passes that ran, their notes.
+
+    `kept` is how much of it the file kept that it was read from.
+    """
 
     quantizer: str = ""
     tensors: list[TensorRecord] = field(default_factory=list)
@@ -139,6 +186,7 @@ class Provenance:
     sizes: list[SizeRecord] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    kept: RecordKind = RecordKind.FULL
 
     def tensor(self, name: str) -> TensorRecord | None:
         """The record of a tensor by name."""
@@ -153,42 +201,125 @@ class Provenance:
         """Replace the list of nodes left float."""
         self.floats = list(records)
 
-    def to_json(self) -> str:
-        """As JSON, for keeping inside a file."""
-        table = asdict(self)
-        for row in table["tensors"]:
-            if not row["evidence"]:
-                del row["evidence"]  # of most tensors, and kept in each file
-        return json.dumps({"version": _VERSION, **table})
+    def kept_as(self, kind: RecordKind) -> "Provenance":
+        """What a file keeps of the table; itself for "full"."""
+        if kind is RecordKind.FULL:
+            return self
+        made = Provenance(quantizer=self.quantizer, sizes=_total(self.sizes), kept=kind)
+        if kind is RecordKind.BRIEF:
+            made.tensors = [_brief(record) for record in self.tensors]
+        return made
+
+    @property
+    def lacks(self) -> str:
+        """What a file did not keep, as a sentence; "" where it kept all."""
+        return _LACKS[self.kept]
+
+    def to_json(self, refer: Refer = held_nowhere) -> str:
+        """As JSON, for keeping inside a file; `refer` finds numbers that the file has anyway."""
+        numbers = NumberWriter(refer)
+        tensors = [numbers.write(asdict(record)) for record in self.tensors]
+        return to_text(
+            {
+                "version": _VERSION,
+                "kept": self.kept,
+                "quantizer": self.quantizer,
+                "tensors": to_columns(tensors, _TENSOR),
+                "floats": to_columns([asdict(r) for r in self.floats], _FLOAT),
+                "sizes": to_columns([asdict(r) for r in self.sizes], _SIZE),
+                "numbers": numbers.text(),
+                "passes": self.passes,
+                "notes": self.notes,
+            }
+        )
 
     @staticmethod
-    def from_json(text: str) -> "Provenance":
-        """Read what `to_json` wrote.
+    def from_json(text: str, read: Read = read_nowhere) -> "Provenance":
+        """Read what `to_json` wrote; `read` gives the numbers that the file holds anyway.
 
         Raises:
-            ArtifactError: the text is not a table, or is of a newer version.
+            ArtifactError: the text is not a table, or is of another version.
         """
         try:
             data = json.loads(text)
             version = data.pop("version")
-            if version > _VERSION:
+            if version != _VERSION:
+                is_newer = version > _VERSION
                 raise ArtifactError(
-                    f"this file's provenance is of version {version}, expected at most {_VERSION}",
-                    fix="pip install -U pt2e-quant",
+                    f"this file's provenance is of version {version}, expected {_VERSION}",
+                    fix="pip install -U pt2e-quant" if is_newer else "quantize the model again",
                 )
-            data["tensors"] = [
-                TensorRecord(**{**r, "role": Role(r["role"]), "observed": _pair(r["observed"])})
-                for r in data["tensors"]
-            ]
-            data["floats"] = [FloatRecord(**r) for r in data["floats"]]
-            data["sizes"] = [SizeRecord(**r) for r in data.get("sizes", ())]
-            return Provenance(**data)
+            numbers = NumberReader(data.pop("numbers"), read)
+            rows = (numbers.row(row) for row in from_columns(data.pop("tensors"), _TENSOR))
+            return Provenance(
+                kept=RecordKind(data.pop("kept")),
+                tensors=[TensorRecord(**{**row, "role": Role(row["role"])}) for row in rows],
+                floats=[FloatRecord(**row) for row in from_columns(data.pop("floats"), _FLOAT)],
+                sizes=[SizeRecord(**row) for row in from_columns(data.pop("sizes"), _SIZE)],
+                **data,
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(f"the provenance in this file is damaged: {error}") from error
 
 
-def _pair(value: Sequence[float] | None) -> tuple[float, float] | None:
-    return None if value is None else (value[0], value[1])
+_TENSOR = TensorRecord(name="", role=Role.INPUT)
+_FLOAT = FloatRecord(node="", op="", module="", reason="")
+_SIZE = SizeRecord(name="", dtype="", elements=0, size_before=0, size_after=0)
+"""What a column says throughout is left out where it is this."""
+
+_LACKS = {
+    RecordKind.FULL: "",
+    RecordKind.BRIEF: "the file keeps a brief record: its quantized tensors with their scales, and "
+    "sizes as a total; not which rule asked for them, what observers saw, the evidence, the steps "
+    'of algorithms, or what stays float and why (lower(..., record="full") keeps these)',
+    RecordKind.NONE: "the file keeps no record of its tensors, sizes are a total "
+    '(lower(..., record="brief") keeps their names and scales, record="full" everything)',
+}
+
+
+def _brief(record: TensorRecord) -> TensorRecord:
+    """A record of what a tensor is, without how it became so."""
+    kept = replace(record, rule="", group=-1, observer="", uses=[], observed=None)
+    return replace(kept, steps=[], evidence="", backends={})
+
+
+def _total(sizes: Sequence[SizeRecord]) -> list[SizeRecord]:
+    """One record for all of them; none for none."""
+    if not sizes:
+        return []
+    return [
+        SizeRecord(
+            name="(all constants)",
+            dtype="",
+            elements=sum(r.elements for r in sizes),
+            size_before=sum(r.size_before for r in sizes if r.size_after),
+            size_after=sum(r.size_after for r in sizes),
+            qparams=sum(r.qparams for r in sizes),
+        )
+    ]
+
+
+_MOST_BYTES, _MOST_SHARE = 4096, 0.03
+"""What a record may take by default, and what share of the constants besides."""
+
+
+def choose_record(
+    table: Provenance, asked: RecordKind | None, size: Callable[[Provenance], int]
+) -> Provenance:
+    """What a file keeps of a table: what is asked for, else the most that is small enough.
+
+    Args:
+        table: the whole.
+        asked: by the user; None: at most 4 KB and 3 % of the constants.
+        size: the bytes that a table takes in the file.
+    """
+    if asked is not None:
+        return table.kept_as(asked)
+    constants = sum(record.size_after + record.qparams for record in table.sizes)
+    most = _MOST_BYTES + _MOST_SHARE * constants
+    kinds = tuple(RecordKind) if table.sizes else (RecordKind.FULL,)
+    made = (table.kept_as(kind) for kind in kinds)
+    return next(one for one in made if one.kept is kinds[-1] or size(one) <= most)
 
 
 def provenance_of(gm: GraphModule) -> Provenance:

@@ -5,7 +5,14 @@ import json
 import pytest
 
 from pt2e_quant.core.errors import ArtifactError
-from pt2e_quant.core.provenance import FloatRecord, Provenance, TensorRecord
+from pt2e_quant.core.provenance import (
+    FloatRecord,
+    Provenance,
+    RecordKind,
+    SizeRecord,
+    TensorRecord,
+    choose_record,
+)
 from pt2e_quant.core.schemes import Role
 
 
@@ -23,13 +30,58 @@ def test_provenance_when_written_as_json_then_reads_back_equal():
     assert Provenance.from_json(_table().to_json()) == _table()
 
 
-def test_provenance_when_its_version_is_newer_then_says_so():
-    data = json.loads(_table().to_json()) | {"version": 99}
-    with pytest.raises(ArtifactError, match="version 99"):
+@pytest.mark.parametrize(("version", "fix"), [(99, "pip install -U"), (1, "quantize the model")])
+def test_provenance_when_it_is_of_another_version_then_says_so(version, fix):
+    data = json.loads(_table().to_json()) | {"version": version}
+    with pytest.raises(ArtifactError, match=rf"version {version}[\s\S]*{fix}"):
         Provenance.from_json(json.dumps(data))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1, "tensors": [{}]}', "3"])
+def _sized(elements: int) -> Provenance:
+    table = _table()
+    table.sizes = [
+        SizeRecord(
+            name=f"w{at}", dtype="int8", elements=elements, size_before=4 * elements,
+            size_after=elements, qparams=4,
+        )
+        for at in range(2)
+    ]  # fmt: skip
+    return table
+
+
+def test_kept_as_when_brief_then_names_scales_and_total_sizes_stay():
+    table = _sized(100)
+    table.tensors[0].evidence, table.tensors[0].uses = "won by 2 dB", ["w -> conv"]
+    made = table.kept_as(RecordKind.BRIEF)
+    assert made.tensors == [TensorRecord(name="w", role=Role.WEIGHT, scale=[0.5, 0.25])]
+    assert (made.floats, made.notes, made.float_bytes) == ([], [], 800)
+    assert "what observers saw" in made.lacks
+    assert table.tensors[0].evidence  # the whole table is as it was
+
+
+def test_kept_as_when_none_then_only_the_total_size_stays():
+    made = _sized(100).kept_as(RecordKind.NONE)
+    assert (made.tensors, made.float_bytes) == ([], 800)
+    assert "keeps no record" in made.lacks
+    assert Provenance.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("brief", "elements", "kind"),
+    [(9000, 10, RecordKind.NONE), (4000, 10, RecordKind.BRIEF), (9000, 10**6, RecordKind.FULL)],
+)
+def test_choose_record_when_nothing_is_asked_then_the_most_within_the_bound(brief, elements, kind):
+    sizes = {RecordKind.FULL: 10000, RecordKind.BRIEF: brief, RecordKind.NONE: 100}
+    made = choose_record(_sized(elements), None, lambda table: sizes[table.kept])
+    assert made.kept is kind
+
+
+def test_choose_record_when_asked_then_size_does_not_matter():
+    made = choose_record(_sized(10), RecordKind.FULL, lambda _: 10**9)
+    assert made.kept is RecordKind.FULL
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2, "tensors": [{}]}', "3"])
 def test_provenance_when_its_json_is_damaged_then_refused(text):
     with pytest.raises(ArtifactError, match="damaged"):
         Provenance.from_json(text)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.core.specs import (
     Q_ANNOTATION_KEY,
     QuantizationAnnotation,
@@ -29,8 +30,8 @@ from pt2e_quant.flow.archive.allowed import (
     target_of_name,
 )
 from pt2e_quant.flow.archive.graph_writer import NODE_META, OWN_PREFIX
+from pt2e_quant.flow.archive.held_numbers import read_from
 from pt2e_quant.flow.archive.modules import ModuleReader
-from pt2e_quant.flow.archive.provenance_rows import provenance_of_rows
 from pt2e_quant.flow.archive.values import ValueReader
 
 _KEPT = frozenset(vars(nn.Module()))
@@ -157,7 +158,7 @@ class GraphReader:
         if "capture" in value:
             return read_capture(value["capture"])
         if "provenance" in value:
-            return provenance_of_rows(value["provenance"], gm)
+            return Provenance.from_json(value["provenance"], read_from(gm))
         return self.values.read(value["value"])
 
 

@@ -12,8 +12,8 @@ from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.archive.allowed import is_identifier, name_of_target, refuse_imports
+from pt2e_quant.flow.archive.held_numbers import refer_to
 from pt2e_quant.flow.archive.modules import ModuleWriter
-from pt2e_quant.flow.archive.provenance_rows import provenance_rows
 from pt2e_quant.flow.archive.values import ValueWriter
 
 NODE_META = ("val", "stack_trace", "torch_fn", "custom")
@@ -137,7 +137,7 @@ class GraphWriter:
             if isinstance(value, Capture):
                 found[key] = {"capture": value.to_json()}
             elif isinstance(value, Provenance):
-                found[key] = {"provenance": provenance_rows(value, gm)}
+                found[key] = {"provenance": value.to_json(refer_to(gm))}
             else:
                 found[key] = {"value": self.values.write(value, key)}
         return found

@@ -75,6 +75,11 @@ class Report:
         if not self.float_size_bytes:
             self.float_size_bytes = self.provenance.float_bytes
 
+    def note_record(self, kept: Provenance) -> None:
+        """Say what the file does not keep of the table, if anything."""
+        if kept.lacks and kept.lacks not in self.notes:
+            self.notes.append(kept.lacks)
+
     def to_json(self) -> str:
         """As JSON."""
         return json.dumps(asdict(self), indent=1)

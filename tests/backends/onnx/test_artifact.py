@@ -161,7 +161,7 @@ def test_load_when_description_is_damaged_then_error_says_so(
 ) -> None:
     model = onnx.load_from_string(net[1].model)
     for entry in model.metadata_props:
-        if entry.key == "pt2e_quant.provenance":
+        if entry.key == "pt2e_quant.record":
             entry.value = entry.value[: len(entry.value) // 2]
     path = tmp_path / "damaged.onnx"
     path.write_bytes(model.SerializeToString())

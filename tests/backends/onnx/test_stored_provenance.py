@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from pt2e_quant.backends.onnx.metadata import pack_provenance, unpack_provenance
+from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import Provenance, TensorRecord
+from pt2e_quant.core.read_capture import rebuild_capture
 from pt2e_quant.core.schemes import Role
+from pt2e_quant.flow.report.report import Report
 
 SCALES = np.random.default_rng(0).uniform(0, 1, 500).astype(np.float32).tolist()
 
@@ -23,27 +27,42 @@ def table() -> Provenance:
     )
 
 
-def test_pack_when_constants_hold_the_scales_then_they_are_read_from_there() -> None:
-    text = pack_provenance(table(), ["w_scale", "x"])
+@pytest.fixture(scope="module")
+def capture():
+    program = torch.export.export(nn.ReLU(), (torch.zeros(1),))
+    return rebuild_capture(program.module())
+
+
+def metadata(capture) -> Metadata:
+    return Metadata(
+        capture=capture, results=(), report=Report(backend="ONNX Runtime", provenance=table())
+    )
+
+
+def unread(name: str) -> list[float]:
+    raise AssertionError(name)
+
+
+def test_properties_when_constants_hold_the_scales_then_they_are_read_from_there(capture):
+    properties = metadata(capture).to_properties(["w_scale", "x"])
     asked = []
 
     def read(name: str) -> list[float]:
         asked.append(name)
         return SCALES
 
-    assert unpack_provenance(text, read) == table()
+    assert Metadata.from_properties(properties, "m.onnx", read).provenance == table()
     assert asked == ["w_scale"]
-    assert len(text) < 1000
+    assert sum(map(len, properties.values())) < 1500
 
 
-def test_pack_when_no_constant_holds_them_then_they_are_written_exactly() -> None:
-    def read(name: str) -> list[float]:
-        raise AssertionError(name)
-
-    assert unpack_provenance(pack_provenance(table(), []), read) == table()
+def test_properties_when_no_constant_holds_them_then_they_are_written_exactly(capture):
+    properties = metadata(capture).to_properties([])
+    assert Metadata.from_properties(properties, "m.onnx", unread).provenance == table()
 
 
 @pytest.mark.parametrize("text", ["", "not base85 ~~", "abc"])
-def test_unpack_when_text_is_damaged_then_error_says_so(text: str) -> None:
+def test_properties_when_the_record_is_damaged_then_error_says_so(capture, text):
+    properties = metadata(capture).to_properties([]) | {"pt2e_quant.record": text}
     with pytest.raises(ArtifactError, match="damaged"):
-        unpack_provenance(text, lambda _: [])
+        Metadata.from_properties(properties, "m.onnx", unread)

@@ -156,11 +156,18 @@ def test_backend_when_executorch_is_missing_then_says_what_installs_it(monkeypat
 
 def test_metadata_when_scales_are_not_held_then_written_out(lowered):  # type: ignore[no-untyped-def]
     report = lowered.report
-    packed = pack_metadata(lowered.capture, report.provenance, ())
+    packed, _ = pack_metadata(lowered.capture, report.provenance, ())
     stored = packed["pt2e_quant_provenance"].numpy().tobytes()
     assert unpack_provenance(stored, {}).to_json() == report.provenance.to_json()
-    short = pack_metadata(
-        lowered.capture, report.provenance, [scale_key(t.scale) for t in report.provenance.tensors]
-    )
+    keys = [scale_key(t.scale) for t in report.provenance.tensors]
+    short, _ = pack_metadata(lowered.capture, report.provenance, keys)
     with pytest.raises(ArtifactError, match="damaged"):
         unpack_provenance(short["pt2e_quant_provenance"].numpy().tobytes(), {})
+
+
+def test_metadata_when_two_keys_begin_alike_then_their_scales_are_written_out(lowered):  # type: ignore[no-untyped-def]
+    table = lowered.report.provenance
+    keys = [scale_key(t.scale) for t in table.tensors]
+    packed, _ = pack_metadata(lowered.capture, table, [*keys, *(f"{key[:20]}…" for key in keys)])
+    stored = packed["pt2e_quant_provenance"].numpy().tobytes()
+    assert unpack_provenance(stored, {}).to_json() == table.to_json()
