@@ -123,7 +123,9 @@ class Profile:
             (n.node, n.time_us, 100 * self.share(n), n.kind, n.kernel, n.cost.bytes, n.module)
             for n in self.nodes
         ]
-        table = DataTable(columns=columns, rows=tuple(rows), sort_by=1, is_descending=True)
+        table = DataTable(
+            columns=columns, rows=tuple(rows), sort_by=1, is_descending=True, is_one_line=True
+        )
         return [
             Section(
                 title="Where the time goes",

@@ -1,5 +1,7 @@
 """Chromium without a window: opens a page, and tells what it shows and what it complains of."""
 
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -22,6 +24,28 @@ class Opened:
 
     dom: str
     complaints: list[str]
+
+
+FRAME = """<!doctype html><body><iframe src="{name}" width="{width}" height="{height}"></iframe>
+<script>
+onmessage = (told) => {{ document.body.dataset.found = JSON.stringify(told.data); }};
+</script>
+"""
+
+
+def ask_page(path, folder, *, width, height, script):
+    """What a script returns that runs in a page when all of it has been shown.
+
+    The page is in a frame, whose width can be a phone's: a window of Chromium cannot.
+    """
+    asked = path.with_name("asked.html")
+    told = f"<script>parent.postMessage((() => {{ {script} }})(), '*')</script>"
+    asked.write_text(path.read_text().replace("</body>", f"{told}</body>"))
+    frame = path.with_name("frame.html")
+    frame.write_text(FRAME.format(name=asked.name, width=width, height=height))
+    found = open_page(frame, folder, width=width + 50, height=height + 50)
+    assert found.complaints == []
+    return json.loads(html.unescape(re.search(r'data-found="([^"]*)"', found.dom)[1]))
 
 
 def open_page(path, folder, *, width, height=2400, dark=False):

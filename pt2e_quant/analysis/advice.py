@@ -13,6 +13,8 @@ from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, origin_n
 from pt2e_quant.core.errors import ConfigError, module_path
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.flow.report.page.section import DataTable, Section
+from pt2e_quant.flow.report.page.write_page import notebook_html
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CONV, HARDTANH, LINEAR, RELU6, argument, is_call
 
@@ -53,7 +55,28 @@ class Advice:
         return f"{self.rule}: {where}: {self.evidence}\n    {self.line}"
 
 
-def advise(quantized: GraphModule, comparison: Comparison | None = None) -> tuple[Advice, ...]:
+class AdviceList(tuple[Advice, ...]):
+    """What is to be done; a tuple that prints, and shows itself on pages and in notebooks."""
+
+    __slots__ = ()
+
+    def sections(self) -> list[Section]:
+        """A row for each advice as a part of a page."""
+        columns = ("rule", "node", "evidence", "line to add", "module")
+        rows = tuple((a.rule, a.node, a.evidence, a.line, a.module) for a in self)
+        text = "" if rows else "No rule found anything."
+        table = DataTable(columns=columns, rows=rows) if rows else None
+        return [Section(title="What to do about it", text=text, table=table, rank=10)]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return notebook_html(self.sections())
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+
+def advise(quantized: GraphModule, comparison: Comparison | None = None) -> AdviceList:
     """What the records of a quantized graph, and a comparison of it, call for.
 
     Args:
@@ -76,7 +99,7 @@ def advise(quantized: GraphModule, comparison: Comparison | None = None) -> tupl
             # The first one explains the others.
             every = (rule(side, site, row) for rule in _OF_ROWS)
             found += [advice for advice in every if advice is not None][:1]
-    return tuple(found)
+    return AdviceList(found)
 
 
 def _keep_float(module: str, node: str) -> str:

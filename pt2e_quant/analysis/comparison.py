@@ -181,9 +181,13 @@ class Comparison:
                 text=f"{self.other} against {self.reference}: results at {self.sqnr_db:.1f} dB. "
                 "Own dB: the error that a tensor adds by itself; dB here: what arrives with it.",
                 table=DataTable(
-                    columns=(*columns, "module", "source"), rows=tuple(rows), sort_by=1, picks=0
+                    columns=(*columns, "module", "source"),
+                    rows=tuple(rows),
+                    sort_by=1,
+                    picks=0,
+                    is_one_line=True,
                 ),
-                rank=8,
+                rank=-1,  # what the page is opened for
             )
         ]
 

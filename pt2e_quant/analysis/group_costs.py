@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pt2e_quant.analysis.comparison import data_frame, without_infinity
+from pt2e_quant.flow.report.page.section import DataTable, Section
+from pt2e_quant.flow.report.page.write_page import notebook_html
 
 VERSION = 1
 """Of the JSON that `Sensitivity.to_json` writes."""
@@ -95,6 +97,22 @@ class Sensitivity:
             MissingExtraError: pandas is not installed.
         """
         return data_frame(self.to_dicts())
+
+    def sections(self) -> list[Section]:
+        """A row for each group, the one that costs most first, as a part of a page."""
+        rows = [(g.group, g.cost, g.metric, g.elements, g.operator, g.module) for g in self.groups]
+        table = DataTable(
+            columns=("group", "cost", "metric", "weights", "operator", "module"),
+            rows=tuple(rows),
+            sort_by=1,
+            is_descending=True,
+        )
+        text = f"Each group alone with {self.recipe}, by the method {self.method}."
+        return [Section(title="What each group costs", text=text, table=table, rank=14)]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return notebook_html(self.sections())
 
     def __iter__(self) -> Iterator[GroupCost]:
         return iter(self.groups)

@@ -17,6 +17,7 @@ from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_input
 from pt2e_quant.flow.calibrate.sample import Sample, copied
 from pt2e_quant.flow.report.page.plot import COLOURS, figure, graph_objects
 from pt2e_quant.flow.report.page.section import DataTable, Section
+from pt2e_quant.flow.report.page.write_page import notebook_html
 from pt2e_quant.flow.report.rows import kind_of
 from pt2e_quant.flow.report.worst_tensors import TensorLoss, worst_tensors
 
@@ -109,6 +110,10 @@ class TensorTable:
             )
         ]
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return notebook_html(self.sections())
+
     def table(self) -> DataTable:
         """A row for each tensor, the one that loses most first."""
         values = {value.name: value for value in self.values}
@@ -122,7 +127,7 @@ class TensorTable:
             kind = kind_of(record) if record is not None else ""
             share = None if used is None else 100 * used
             rows.append((loss.name, loss.sqnr_db, clipped, share, kind, loss.module))
-        return DataTable(columns=columns, rows=tuple(rows), sort_by=1, picks=0)
+        return DataTable(columns=columns, rows=tuple(rows), sort_by=1, picks=0, is_one_line=True)
 
 
 def tensor_values(

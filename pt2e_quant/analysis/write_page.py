@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pt2e_quant.analysis.advice import advise
 from pt2e_quant.analysis.compare import Model, compare
 from pt2e_quant.analysis.graph_picture import GraphPicture
 from pt2e_quant.analysis.tensor_values import tensor_values
@@ -33,7 +34,7 @@ def write_page(
             has no histograms and no picture of the graph.
         batches: some data, as `calibrate` takes it; a few batches are enough.
         reference: the float model: tensors are then compared with it (`compare`), instead of each
-            with its own values before it is quantized.
+            with its own values before it is quantized, and `advise` says what to do.
         inputs: what of each batch the model takes, as `calibrate` has it.
         parts: what else to show: of `compare`, `tune`, `profile`.
 
@@ -68,7 +69,8 @@ def _seen(
     comparison = compare(reference, gm, batches, inputs=inputs, progress=False)
     decibels = {row.node: row.cost_db for row in comparison.worst(len(comparison))}
     text = "Each operator by the error that it and its weight add by themselves."
-    return [comparison, table, GraphPicture(gm=gm, decibels=decibels, text=text)]
+    picture = GraphPicture(gm=gm, decibels=decibels, text=text)
+    return [comparison, advise(gm, comparison), table, picture]
 
 
 def _timed(artifact: Artifact, batch: Any, inputs: InputPick | None) -> list[HasSections]:

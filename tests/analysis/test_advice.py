@@ -42,6 +42,9 @@ def test_advise_when_channels_stand_out_then_smooth_quant_mends_it():
     assert advice.node == "relu"
     assert "channels 0, 1" in advice.evidence
     assert 'algorithms=["smooth_quant"]' in advice.line
+    every = pq.advise(gm, pq.compare(program, gm, batches, progress=False))
+    assert "line to add" in every._repr_html_()
+    assert str(advice) in str(every)
     quantizer = pq.backends.get("xnnpack").quantizer("int8_minmax")
     prepared = pq.prepare(program, quantizer, algorithms=["smooth_quant"])
     mended = pq.convert(pq.calibrate(prepared, batches, progress=False))

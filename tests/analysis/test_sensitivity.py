@@ -28,6 +28,7 @@ def test_sensitivity_when_exact_then_every_operator_has_a_small_cost(made):
     assert found.group("linear").elements == 160
     assert found.group("linear").module == "head"
     assert all(0 < row.cost < 1e-2 for row in found)
+    assert "<td>conv2d_1</td>" in found._repr_html_()
     assert found.batches == 2
 
 

@@ -84,7 +84,8 @@ function compare(a, b) {
 function asText(number) {
   const size = Math.abs(number);
   if (size && (size < 1e-3 || size >= 1e15)) return number.toExponential(3);
-  return number.toLocaleString("en", { maximumSignificantDigits: 6 });
+  const digits = Number.isInteger(number) ? 15 : 4;
+  return number.toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
 function showTable(box, table) {
@@ -103,6 +104,7 @@ function showTable(box, table) {
   const scroll = element("div", box);
   scroll.className = "scroll";
   const made = element("table", scroll);
+  if (table.one_line) made.className = "one-line";
   const heads = element("tr", element("thead", made));
   const body = element("tbody", made);
   const numeric = table.columns.map((_, at) =>
@@ -146,6 +148,7 @@ function showTable(box, table) {
       row.forEach((cell, at) => {
         const place = element("td", line, typeof cell === "number" ? asText(cell) : cell ?? "");
         if (numeric[at]) place.className = "number";
+        else if (table.one_line) place.title = cell ?? "";
       });
       const pick = table.picks === null ? undefined : choosers[row[table.picks]];
       if (pick) {

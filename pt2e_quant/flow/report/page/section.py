@@ -18,6 +18,7 @@ class DataTable:
         sort_by: the column that it is sorted by at first, None to leave the order.
         is_descending: the largest first.
         picks: the column whose text chooses a figure of the page by its label; None for none.
+        is_one_line: a row stays on one line, as in tables of figures; long texts are cut.
     """
 
     columns: tuple[str, ...]
@@ -25,6 +26,7 @@ class DataTable:
     sort_by: int | None = None
     is_descending: bool = False
     picks: int | None = None
+    is_one_line: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,6 +157,7 @@ def _data(section: Section) -> dict[str, Any]:
             "sort": table.sort_by,
             "descending": table.is_descending,
             "picks": table.picks,
+            "one_line": table.is_one_line,
         }
     return made
 
