@@ -154,8 +154,8 @@ def main() -> None:
             for names in choices:
                 ep = torch.export.export(case.model, case.example)
                 rows.append(measure(case, ep, backend, names, options.effort, run=options.run))
+                write_results("algorithms", rows, KEYS)
             show(rows)
-            write_results("algorithms", rows, KEYS)
 
 
 if __name__ == "__main__":
