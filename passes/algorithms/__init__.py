@@ -14,6 +14,7 @@ from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.hqq import Hqq
 from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.lwc import Lwc
+from pt2e_quant.passes.algorithms.outlier_channel_splitting import OutlierChannelSplitting
 from pt2e_quant.passes.algorithms.quarot import QuaRot
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.sequential_mse import SequentialMse
@@ -35,6 +36,7 @@ __all__ = [
     "Hqq",
     "LowRank",
     "Lwc",
+    "OutlierChannelSplitting",
     "QuaRot",
     "ScaleOutputs",
     "SequentialMse",

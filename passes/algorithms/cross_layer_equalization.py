@@ -73,7 +73,7 @@ class CrossLayerEqualization(Algorithm):
             if not isinstance(found, LayerPair):
                 plans[found[0]] = found[1]
                 continue
-            if not any(_rounding_of(n) for n in (found.first, *found.readers)):
+            if not any(rounding_of(n) for n in (found.first, *found.readers)):
                 continue
             try:
                 ranges.add(graph, found)
@@ -213,14 +213,14 @@ class _Ranges:
         for reader in pair.readers:
             own = self._given[reader] * columns_of(factors, reader)
             matters = _columns_sum(own.square(), reader)
-            if (rounding := _rounding_of(pair.first)) is not None:
+            if (rounding := rounding_of(pair.first)) is not None:
                 peaks = rows.abs().amax(1) / factors
                 peaks = peaks if rounding.is_per_row else peaks.amax().expand_as(peaks)
                 error += float(((peaks / rounding.steps).square() * rows.shape[1] * matters).sum())
             if _is_rounded(pair):
                 step = float((reaches / factors).amax()) / 127
                 error += step**2 * float(matters.sum())
-            if (rounding := _rounding_of(reader)) is not None:
+            if (rounding := rounding_of(reader)) is not None:
                 peaks = own.abs().flatten(1).amax(1)
                 peaks = peaks if rounding.is_per_row else peaks.amax().expand_as(peaks)
                 weights = own[0].numel() * float((sizes / factors).square().mean())
@@ -262,14 +262,14 @@ def _is_rounded(pair: LayerPair) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rounding:
+class Rounding:
     """How a weight is rounded: steps on either side of zero, and whether rows have own scales."""
 
     steps: float
     is_per_row: bool
 
 
-def _rounding_of(node: Node) -> _Rounding | None:
+def rounding_of(node: Node) -> Rounding | None:
     """How the annotation of a layer rounds its weight; None where not to integers."""
     specs = getattr(node.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})
     spec = specs.get(argument(node, "weight"))
@@ -279,7 +279,7 @@ def _rounding_of(node: Node) -> _Rounding | None:
     limits = limits_of(dtype)
     low, high = (getattr(spec, name, None) for name in ("quant_min", "quant_max"))
     low, high = limits.quant_min if low is None else low, limits.quant_max if high is None else high
-    return _Rounding((high - low) / 2, getattr(spec, "qscheme", None) in PER_CHANNEL)
+    return Rounding((high - low) / 2, getattr(spec, "qscheme", None) in PER_CHANNEL)
 
 
 def _is_padded(conv: Node) -> bool:

@@ -19,6 +19,7 @@ from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.hqq import Hqq
 from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.lwc import Lwc
+from pt2e_quant.passes.algorithms.outlier_channel_splitting import OutlierChannelSplitting
 from pt2e_quant.passes.algorithms.quarot import QuaRot
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.sequential_mse import SequentialMse
@@ -41,6 +42,7 @@ _OWN: dict[str, type[Algorithm]] = {
         Hqq,
         LowRank,
         Lwc,
+        OutlierChannelSplitting,
         QuaRot,
         ScaleOutputs,
         SequentialMse,
