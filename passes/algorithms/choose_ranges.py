@@ -50,9 +50,9 @@ class ChooseRanges(Algorithm):
     half each range is judged by the error that rounding this tensor alone makes in the output of
     the operators that read it, in these calls and in one that exceeds them by as much as they
     differ from each other: a few calls do not show the largest one. The winners are held against
-    the observers' ranges in the whole model with all activations rounded, and taken only where the
-    model's output comes nearer to the float one. By the rules that won, all kept calls then set the
-    ranges.
+    the observers' ranges in the whole model with all activations rounded, there too with a call
+    that exceeds the others, and taken only where the model's output comes nearer to the float one.
+    By the rules that won, all kept calls then set the ranges.
 
     Args:
         varies: how many groups, those that cost most, are varied one by one in the whole model.
@@ -236,13 +236,31 @@ class _Chooser:
         plain = _Run(self.gm, lambda node, value: value)
         runs = [_Run(self.gm, self._rounding(choice)) for choice in choices]
         signal, noise = 0.0, [0.0] * len(runs)
-        for call in self.judged:
+        for call, weight in [*((call, 1.0) for call in self.judged), *self._beyond()]:
             expected = [v for v in plain.call(call) if _is_float(v)]
-            signal += sum(map(_energy, expected))
+            signal += weight * sum(map(_energy, expected))
             for index, run in enumerate(runs):
                 found = [v for v in run.call(call) if _is_float(v)]
-                noise[index] += sum(_energy(f - e) for f, e in zip(found, expected, strict=True))
+                error = sum(_energy(f - e) for f, e in zip(found, expected, strict=True))
+                noise[index] += weight * error
         return [10 * log10(signal / n) if n > 0 < signal else inf for n in noise]
+
+    def _beyond(self) -> list[tuple[list[Any], float]]:
+        """The middle one of the calls, made to exceed calibration, and how many it stands for.
+
+        Of n + 1 calls alike, each is as likely as the others to be the greatest.
+        """
+        inputs = self.gm.graph.find_nodes(op="placeholder")
+        factors = [
+            max((self.group_of[u].stretch(u) for u in node.users if u in self.group_of), default=1)
+            for node in inputs
+        ]
+        if max(factors, default=1.0) == 1.0:
+            return []
+        sizes = [sum(_energy(v) for v in call if _is_float(v)) for call in self.judged]
+        middle = self.judged[sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]]
+        made = [v * f if f != 1.0 else v for v, f in zip(middle, factors, strict=True)]
+        return [(made, len(self.judged) / (len(self.judged) + len(self.fitted) + 1))]
 
     def _rounding(self, choice: Choice) -> Callable[[Node, Any], Any]:
         def observe(node: Node, value: Any) -> Any:

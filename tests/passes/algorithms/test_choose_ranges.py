@@ -1,6 +1,7 @@
 """Ranges of activations are chosen by what they cost, on calls that did not set them."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from torch import nn
 import pt2e_quant as pq
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.observers.static.minmax import MinMaxObserver
-from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges, _Chooser
+from pt2e_quant.passes.algorithms.range_groups import AS_OBSERVED, range_groups
 
 CHANNELS, WIDE = 8, 3
 
@@ -83,6 +85,27 @@ def test_choose_ranges_when_calls_differ_widely_then_no_range_is_clipped():
     assert [r.scale for r in pq.provenance_of(gm).tensors] == [
         r.scale for r in pq.provenance_of(fast).tensors
     ]
+
+
+@pytest.mark.parametrize("contrast", [1.0, 4.0])
+def test_whole_model_when_calls_differ_widely_then_one_that_exceeds_them_counts(contrast):
+    data = images(8, seed=0, outlier=0.0)
+    data[0::2] = [x * contrast for x in data[0::2]]  # those that set other ranges
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    program = torch.export.export(Reader(1.0).eval(), (data[0],))
+    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
+    groups = range_groups(pq.calibrate(prepared, data, progress=False))
+    chooser = _Chooser(prepared, groups, [[x] for x in data])
+    with torch.no_grad():
+        chooser.fit()
+        node, group = next(iter(chooser.group_of.items()))
+        for call in chooser.judged:  # their maxima count for the spread too
+            group.see(node, *call)
+        seen = group.qparams[AS_OBSERVED]
+        group.qparams["judged calls"] = replace(seen, scale=seen.scale / contrast)
+        observed, tight = chooser._whole([{}, {id(group.observer): "judged calls"}])
+    # A range of the judged calls alone has steps a fourth as large, and clips what exceeds them.
+    assert tight == observed if contrast == 1.0 else tight < observed - 3
 
 
 def test_choose_ranges_when_run_twice_then_the_same_bits():
