@@ -104,7 +104,4 @@ ONE_DYNAMIC_SIZE = Constraint(
     holds=lambda m: sum(not isinstance(s, int) for s in m.anchor.meta["val"].shape) <= 1,
 )
 PADS_WITH_ZERO = Constraint(text="constant padding with 0", holds=_pads_with_zero)
-DIVIDES_PLAINLY = Constraint(
-    text="no rounding_mode", holds=lambda m: m.nodes["op"].kwargs.get("rounding_mode") is None
-)
 TANH_IS_EXACT = Constraint(text="approximate='none'", holds=_plain_gelu)

@@ -39,11 +39,6 @@ def fill_channels(packed: Tensor, channels: int) -> Tensor:
     return torch.nn.functional.pad(packed, (0, channels - packed.shape[-1]))
 
 
-def drop_channels(filled: Tensor, channels: int) -> Tensor:
-    """What `fill_channels` was given, of so many channels."""
-    return filled[..., :channels].contiguous()
-
-
 def window_sums(weight: Tensor) -> Tensor:
     """The sums over all taps before each place: a summed-area table of the window.
 

@@ -12,11 +12,6 @@ def is_affine_quantize(node: Node) -> bool:
     return _name(node) == "torchao::quantize_affine"
 
 
-def is_affine_dequantize(node: Node) -> bool:
-    """Whether a node calls torchao::dequantize_affine."""
-    return _name(node) == "torchao::dequantize_affine"
-
-
 def _name(node: Node) -> str:
     target = node.target
     if isinstance(target, OpOverloadPacket):  # as torchao's own observers write it

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 from torch.nn import functional as F
 
 from pt2e_quant.core.errors import ConfigError
@@ -189,8 +188,3 @@ RecurrentLayer = torch.ops.pt2e_quant.recurrent_layer.default
     is_reverse: from the last step to the first; the result is in the input's order.
     rounding: a `Rounding`.
 """
-
-
-def is_recurrent_layer(node: Node) -> bool:
-    """Whether a node is a call of this operator."""
-    return node.op == "call_function" and node.target is RecurrentLayer

@@ -87,18 +87,6 @@ def direct_bodies(gm: GraphModule) -> tuple[Body, ...]:
     return tuple(own.values())
 
 
-def constant_operands(gm: GraphModule) -> dict[Node, Node]:
-    """Map placeholders of control-flow bodies to the constants outside that they always hold.
-
-    Weights are passed to a `cond` or `scan` as operands; a placeholder that stands for one is
-    a weight still. Values carried from one round to the next are none.
-    """
-    found: dict[Node, Node] = {}
-    for body in bodies(gm):
-        found.update(body.constants)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class NamedGraph:
     """A graph, or a body of its control flow.

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from pt2e_quant.graph.subgraphs import bodies, constant_operands
+from pt2e_quant.graph.subgraphs import bodies
 
 
 class Weighted(nn.Module):
@@ -9,6 +9,10 @@ class Weighted(nn.Module):
         super().__init__()
         self.fc = nn.Linear(4, 4)
         self.register_buffer("count", torch.zeros(1))
+
+
+def constant_operands(gm):
+    return {inner: outer for body in bodies(gm) for inner, outer in body.constants.items()}
 
 
 def outer_names(gm):

@@ -44,8 +44,12 @@ from pt2e_quant.flow.convert.observed_qparams import (
     recorded_affine,
     saw_data,
 )
-from pt2e_quant.flow.convert.quantize_constants import HeldPlace, held_places, quantize_constants
-from pt2e_quant.flow.convert.show_constants import show_constants
+from pt2e_quant.flow.convert.quantize_constants import (
+    HeldPlace,
+    held_places,
+    quantize_constants,
+    show_constants,
+)
 from pt2e_quant.flow.prepare.prepared import (
     HALF_CONVERTED,
     PREPARED_KEY,

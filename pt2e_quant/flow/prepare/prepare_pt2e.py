@@ -35,9 +35,9 @@ from pt2e_quant.flow.prepare.prepared import (
     prepared_graphs,
     prepared_state,
 )
-from pt2e_quant.flow.prepare.refuse_float import refuse_float
 from pt2e_quant.flow.prepare.removed_training_ops import RemovedTrainingOps, remove_training_ops
 from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
+from pt2e_quant.flow.report.audit import refuse_left_float
 from pt2e_quant.graph.alias import WrittenPlaces, mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.masks import MaskInfo, find_masks
@@ -117,7 +117,7 @@ def prepare_pt2e(
     prepared = prepare_captured(captured(model), quantizer, strict=strict, algorithms=asked)
     if int_only:
         for graph in prepared_graphs(prepared):
-            refuse_float(graph)
+            refuse_left_float(graph)
             prepared_state(graph).int_only = True
     return prepared
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
-from pt2e_quant.backends.xnnpack import delegate_limits, partition
+from pt2e_quant.backends.xnnpack import partition
+from pt2e_quant.backends.xnnpack import partition as delegate_limits
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.backends.xnnpack.passes import refloat
 from pt2e_quant.core.errors import UnsupportedError

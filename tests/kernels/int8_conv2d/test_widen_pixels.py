@@ -7,7 +7,7 @@ from torch import nn
 from pt2e_quant.core.qdq import DequantizePerChannel, QuantizePerTensor
 from pt2e_quant.graph.show import show
 from pt2e_quant.kernels.int8_conv2d.op import KERNELS, Int8Conv2d
-from pt2e_quant.kernels.int8_conv2d.pack import drop_channels, fill_channels, window_sums
+from pt2e_quant.kernels.int8_conv2d.pack import fill_channels, window_sums
 from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
 from pt2e_quant.kernels.quantize.op import QuantizePixels
 from tests.kernels.lowering import calls_of, captured, fuse, qdq
@@ -97,6 +97,6 @@ def test_fill_channels_when_undone_then_weights_and_their_sums_are_the_same():
     generator = torch.Generator().manual_seed(0)
     packed = torch.randint(-128, 128, (5, 3, 2, 3), dtype=torch.int8, generator=generator)
     filled = fill_channels(packed, 4)
-    assert torch.equal(drop_channels(filled, 3), packed)
+    assert torch.equal(filled[..., :3], packed)
     sums = [window_sums(weight.permute(0, 3, 1, 2)) for weight in (packed, filled)]
     assert torch.equal(*sums)
