@@ -238,7 +238,7 @@ def _to_integer(x: Tensor, qp: QParams) -> Tensor:
 def quantize(x: Tensor, qp: QParams) -> Tensor:
     """Integers of a float tensor, in the storage dtype of ``qp.dtype``; ties go to even."""
     storage = limits_of(qp.dtype).storage
-    if x.numel() > _BLOCK and x.dim() > 1 and storage != torch.int32 and qp.group_size is None:
+    if x.numel() > _BLOCK and x.dim() > 1 and storage != torch.int32:
         return _quantize_in_blocks(x, qp, storage)
     clamped = _to_integer(x.to(torch.float32), qp)
     if storage == torch.int32:
@@ -252,12 +252,17 @@ def _quantize_in_blocks(x: Tensor, qp: QParams, storage: torch.dtype) -> Tensor:
 
     No float copy of the whole tensor is made either.
     """
-    rows = max(1, _BLOCK * x.shape[0] // x.numel())
+    shape = x.shape
+    rows = max(1, _BLOCK * shape[0] // x.numel())
     inverse, zero_point = 1.0 / qp.scale, qp.zero_point
-    if qp.axis is not None:
+    if qp.group_size is not None:
+        x = _groups(x, qp)
+        inverse, zero_point = inverse.unsqueeze(-1), zero_point.unsqueeze(-1)
+    elif qp.axis is not None:
         inverse = _along(inverse, qp.axis, x.dim())
         zero_point = _along(zero_point, qp.axis, x.dim())
     runs_along_rows = inverse.dim() > 0 and inverse.shape[0] > 1
+    has_zeros = bool(zero_point.any())
     result = torch.empty(x.shape, dtype=storage, device=x.device)
     held = torch.empty((rows, *x.shape[1:]), dtype=torch.float32, device=x.device)
     for start in range(0, x.shape[0], rows):
@@ -265,9 +270,14 @@ def _quantize_in_blocks(x: Tensor, qp: QParams, storage: torch.dtype) -> Tensor:
         block = x[part]
         integers = held[: block.shape[0]]
         scale, zero = (v[part] if runs_along_rows else v for v in (inverse, zero_point))
-        torch.mul(block, scale, out=integers).round_().add_(zero)
+        torch.mul(block, scale, out=integers)
+        if has_zeros and qp.group_size is not None:  # as in the op: added before rounding
+            integers.add_(zero)
+        integers.round_()
+        if has_zeros and qp.group_size is None:
+            integers.add_(zero)
         result[part] = integers.clamp_(qp.quant_min, qp.quant_max)
-    return result
+    return result.reshape(shape)
 
 
 def dequantize(q: Tensor, qp: QParams, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -120,7 +120,7 @@ class _How:
         *,
         strict: bool,
     ) -> None:
-        self.module = module
+        self.holders = holders_of(module)
         self.found = found
         self.layout = layout
         self.search = search
@@ -145,30 +145,36 @@ class _How:
             return _left(place, reason, strict=self.strict)
         if place.path in self.found.inputs:
             tensor = with_input(tensor, *self.found.inputs[place.path])
-        row = put_in_place(self.module, place, old, tensor, self.layout)
+        row = put_in_place(self.holders[old], place, old, tensor, self.layout)
         self.done[id(place.weight)] = row
         return row
 
 
+Holders = list[tuple[nn.Module, str]]
+
+
+def holders_of(module: nn.Module) -> dict[Tensor, Holders]:
+    """The modules, with their names for it, that read each parameter."""
+    found: dict[Tensor, Holders] = {}
+    for owner in module.modules():
+        for leaf, parameter in owner._parameters.items():
+            if parameter is not None:
+                found.setdefault(parameter, []).append((owner, leaf))
+    return found
+
+
 def put_in_place(
-    module: nn.Module, place: Place, old: Tensor, tensor: QuantizedTensor, layout: str
+    holders: Holders, place: Place, old: Tensor, tensor: QuantizedTensor, layout: str
 ) -> Row:
     """Put a tensor wherever the parameter of a place is read: tied ones stay tied.
 
     Args:
-        module: the whole.
+        holders: what reads the parameter.
         place: of the weight.
         old: the float weight, for the report.
         tensor: what takes its place.
         layout: of the result, or "auto".
     """
-    now = place.weight
-    holders = [
-        (owner, leaf)
-        for owner in module.modules()
-        for leaf, parameter in owner._parameters.items()
-        if parameter is now
-    ]
     if layout == "auto":
         gathers = any(isinstance(owner, nn.Embedding) for owner, _ in holders)
         layout = best_layout(tensor, gathers=gathers)
@@ -191,13 +197,14 @@ def pack_(module: nn.Module, layout: str = "auto") -> None:
         ConfigError: a weight does not go into the layout.
     """
     done: set[int] = set()
+    holders = holders_of(module)
     for name, weight in quantized_weights(module).items():
         path, _, leaf = name.rpartition(".")
         if leaf != "weight" or id(weight) in done:
             continue
         owner = module.get_submodule(path)
         place = Place(path=path, module=owner, scheme=scheme_of(weight))
-        put_in_place(module, place, weight, weight, layout)
+        put_in_place(holders[weight], place, weight, weight, layout)
         done.add(id(owner._parameters[leaf]))
 
 
@@ -338,5 +345,6 @@ def _by_graph(
     for place in places:
         tensor = place.weight
         assert isinstance(tensor, QuantizedTensor)  # validate saw it in the graph
-        report.rows.append(put_in_place(module, place, before[place.name], tensor, layout))
+        own = holders_of(module)[tensor]
+        report.rows.append(put_in_place(own, place, before[place.name], tensor, layout))
     return report

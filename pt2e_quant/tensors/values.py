@@ -5,8 +5,10 @@ those that its scheme has: `scale` and `zero_point` of `blocks.grid_shape`, `ten
 `steps` (of double-quantized scales) and `table` (of a code book).
 """
 
+import copy
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from pt2e_quant.flow.annotate.groups import Group
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice, is_plain
 from pt2e_quant.flow.prepare.make_observer import make_observer
 from pt2e_quant.graph.op_table import Slot
+from pt2e_quant.observers.static.minmax import PerChannelMinMaxObserver
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.tensors.form import TensorForm
@@ -54,14 +57,21 @@ def find_qparams(
         CalibrationError: NaN or infinity in the weight.
         ConfigError: its blocks do not fit the weight.
     """
-    slot = Slot(at="w", role=Role.WEIGHT, accepts=(scheme,))
-    spec = ObserverChoice(search=search).spec(slot, scheme)
-    observer: Any = make_observer(Group(0, spec), {})
+    prototype = _observer(scheme, search)
+    is_plain_range = isinstance(prototype, PerChannelMinMaxObserver)
+    observer: Any = prototype.twin() if is_plain_range else copy.deepcopy(prototype)
     observer(values.detach())
     if hasattr(observer, "block_qparams"):
         found: BlockQParams = observer.block_qparams()
         return found
     return qparams_of(observer)
+
+
+@lru_cache(maxsize=64)
+def _observer(scheme: TensorScheme, search: WeightSearch) -> Any:
+    """An observer that has seen nothing, to copy: making one takes longer than a small weight."""
+    slot = Slot(at="w", role=Role.WEIGHT, accepts=(scheme,))
+    return make_observer(Group(0, ObserverChoice(search=search).spec(slot, scheme)), {})
 
 
 def quantize_values(values: Tensor, form: TensorForm, found: QParams | BlockQParams) -> Parts:

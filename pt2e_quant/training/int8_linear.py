@@ -123,15 +123,9 @@ def convert_to_int8_training(
     """Let the linears of a model train with int8 products, in place; parameters stay as they are.
 
     Args:
-        module: the model, or a linear.
+        module: as `linear_products.convert_linears` takes it; what it returns and raises too.
         config: how; `Int8TrainingConfig()` if None.
-        filter: which linears, by module and dotted name; all if None.
-
-    Returns:
-        The model; of a linear, what takes its place.
-
-    Raises:
-        ConfigError: no linear is meant.
+        filter: likewise.
     """
     products = Int8Products(config or Int8TrainingConfig())
     return convert_linears(module, lambda linear, name: products, filter)

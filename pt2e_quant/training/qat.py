@@ -16,7 +16,7 @@ from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.observers.training.fake_quantize import FakeQuantizeBase
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
-from pt2e_quant.tensors.quantize import put_in_place, with_input
+from pt2e_quant.tensors.quantize import holders_of, put_in_place, with_input
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport, Row
 
@@ -159,4 +159,5 @@ def _convert(module: nn.Module, place: Place, layout: str) -> Row:
         hooks = owner._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if hook is _quantize_input]:
             del hooks[key]
-    return put_in_place(module, place, place.weight, tensor, layout)
+    own = holders_of(module)[place.weight]
+    return put_in_place(own, place, place.weight, tensor, layout)

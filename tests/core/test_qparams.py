@@ -114,6 +114,17 @@ def test_quantize_when_tensor_spans_many_blocks_then_bit_equal_to_the_ops(axis, 
     assert torch.equal(quantize(x, qp), theirs)
 
 
+@pytest.mark.parametrize("is_affine", [False, True])
+def test_quantize_when_groups_span_many_blocks_then_bit_equal_to_the_op(is_affine):
+    x, scale = normal((600, 256), 0), normal((600, 8), 1).abs() / 10 + 1e-5
+    zero_point = torch.randint(-8, 8, (600, 8), generator=torch.Generator().manual_seed(2))
+    zero_point = (zero_point * is_affine).to(torch.int32)
+    limits = {"quant_min": -8, "quant_max": 7, "dtype": torch.int8}
+    qp = QParams(scale=scale, zero_point=zero_point, group_size=32, **limits)
+    theirs = OPS.quantize_per_channel_group(x, scale, zero_point, -8, 7, torch.int8, 32)
+    assert torch.equal(quantize(x, qp), theirs)
+
+
 @settings(max_examples=200)
 @given(
     ends=st.lists(

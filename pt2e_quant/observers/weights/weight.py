@@ -8,7 +8,11 @@ from torch import Tensor
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_CHANNEL, UniformQuantizationObserverBase
-from pt2e_quant.observers.weights.weight_search import WeightSearch, search_qparams
+from pt2e_quant.observers.weights.weight_search import (
+    WeightSearch,
+    qparams_of_range,
+    search_qparams,
+)
 
 
 class WeightObserver(UniformQuantizationObserverBase):
@@ -66,13 +70,12 @@ class WeightObserver(UniformQuantizationObserverBase):
         rows = self._rows(x)
         self.min_val, self.max_val = (end.to(torch.float32) for end in (rows.amin(1), rows.amax(1)))
         self.check_finite()
-        scale, zero_point = search_qparams(
-            rows,
-            self.search,
-            quant_min=self.quant_min,
-            quant_max=self.quant_max,
-            symmetric=self.is_symmetric,
-        )
+        how = {"quant_min": self.quant_min, "quant_max": self.quant_max}
+        if self.search is WeightSearch.MIN_MAX:  # the range is known
+            found = qparams_of_range(self.min_val, self.max_val, symmetric=self.is_symmetric, **how)
+        else:
+            found = search_qparams(rows, self.search, symmetric=self.is_symmetric, **how)
+        scale, zero_point = found
         shape = (x.shape[0], -1) if self.group_size is not None else (-1,)
         self.scale, self.zero_point = scale.reshape(shape), zero_point.reshape(shape)
         return x_orig

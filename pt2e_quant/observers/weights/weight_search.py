@@ -86,16 +86,32 @@ def _integers(
     return scaled.round_().add_(zero_point.unsqueeze(1)).clamp_(*limits)
 
 
-def _min_max(rows: Tensor, limits: tuple[float, float], symmetric: bool) -> Qparams:
-    low, high = limits
-    scale, zero_point = choose_qparams(
-        rows.amin(1),
-        rows.amax(1),
-        quant_min=int(low),
-        quant_max=int(high),
+def qparams_of_range(
+    least: Tensor, greatest: Tensor, *, quant_min: int, quant_max: int, symmetric: bool
+) -> Qparams:
+    """What `search_qparams` gives for rows of these ranges by MIN_MAX.
+
+    Args:
+        least: of each row, float32[R].
+        greatest: likewise.
+        quant_min: least integer used.
+        quant_max: greatest integer used.
+        symmetric: see `search_qparams`.
+    """
+    return choose_qparams(
+        least,
+        greatest,
+        quant_min=quant_min,
+        quant_max=quant_max,
         symmetric=symmetric,
-        zero_point_if_symmetric=_middle(limits),
+        zero_point_if_symmetric=_middle((quant_min, quant_max)),
     )
+
+
+def _min_max(rows: Tensor, limits: tuple[float, float], symmetric: bool) -> Qparams:
+    low, high = (int(limit) for limit in limits)
+    ends = (rows.amin(1), rows.amax(1))
+    scale, zero_point = qparams_of_range(*ends, quant_min=low, quant_max=high, symmetric=symmetric)
     return scale, zero_point.to(torch.float32)
 
 

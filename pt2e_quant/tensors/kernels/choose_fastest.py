@@ -17,7 +17,7 @@ from pt2e_quant.core.errors import ConfigError, InputError, Pt2eQuantError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.tensors.kernels.choose_layout import layouts_with_kernels
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of
-from pt2e_quant.tensors.quantize import put_in_place, search_of
+from pt2e_quant.tensors.quantize import holders_of, put_in_place, search_of
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 CANDIDATES = ("w8", "int8_dynamic")
@@ -221,7 +221,7 @@ def _choose(
         if not made:
             made = _candidates(weight, [chosen.scheme])
         tensor = made[chosen.scheme, chosen.layout]
-        put_in_place(model, place, weight, tensor, chosen.layout)
+        put_in_place(holders_of(model)[weight], place, weight, tensor, chosen.layout)
     rows = x.numel() // max(1, x.shape[-1])
     return Choice(
         name=place.name,

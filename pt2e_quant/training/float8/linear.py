@@ -133,15 +133,9 @@ def convert_to_float8_training(
     those gathered as float8 are wrapped, so make the optimizer afterwards.
 
     Args:
-        module: the model, or a linear.
+        module: as `linear_products.convert_linears` takes it; what it returns and raises too.
         config: how; `Float8TrainingConfig()` if None.
-        filter: which linears, by module and dotted name; all if None.
-
-    Returns:
-        The model; of a linear, what takes its place.
-
-    Raises:
-        ConfigError: no linear is meant.
+        filter: likewise.
     """
     chosen = config or Float8TrainingConfig()
 

@@ -6,6 +6,7 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import AnnotationError, ConfigError, InputError, UnsupportedError
+from pt2e_quant.core.provenance import PROVENANCE_KEY
 from pt2e_quant.graph.show import show
 from pt2e_quant.tensors.graphs.graph import quantized_weights, real_weights, to_graph
 from pt2e_quant.tensors.graphs.load_graph import load_graph
@@ -82,6 +83,39 @@ def test_lowering_when_by_the_module_or_by_the_graph_then_graphs_are_equal(backe
     for name, value in expected.state_dict().items():
         assert torch.equal(artifact.quantized.state_dict()[name], value), name
     torch.testing.assert_close(artifact.run(X), model(X), rtol=1e-3, atol=1e-3)
+
+
+FILES = [
+    ("xnnpack", "int8_dynamic", ".pte"),
+    ("onnx", "w4_g32", ".onnx"),
+    pytest.param("xnnpack", "a8w4_g32", ".pte", marks=pytest.mark.slow),
+    pytest.param("onnx", "w8", ".onnx", marks=pytest.mark.slow),
+    pytest.param("onnx", "int8_dynamic", ".onnx", marks=pytest.mark.slow),
+    pytest.param("onnx", "w3_g32", ".onnx", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("backend", "recipe", "suffix"), FILES)
+def test_files_when_by_the_module_or_by_the_graph_then_are_equal_but_for_the_record(
+    backend, recipe, suffix, tmp_path
+):
+    target, model = pq.backends.get(backend), mlp()
+    fresh = copy.deepcopy(model)
+    quantizer = target.quantizer(recipe)
+    scheme, search = quantizer.scheme, quantizer.observers.search
+    expected = pq.quantize(model, (X,), backend=backend, recipe=recipe).quantized
+    assert load_graph(fresh, expected) == ["0.weight", "2.weight"]
+    quantize_(model, scheme, search=search.value)
+    graph = pq.quantize(model, (X,), backend=backend, recipe=None, verify=False).quantized
+    for path in (0, 2):  # the graph flow's codes come back into an eager module
+        ours, loaded = (m[path].weight.to_layout("plain").parts for m in (model, fresh))
+        assert all(torch.equal(ours[name], loaded[name]) for name in ("codes", "scale"))
+    # The record tells where scales came from: from data here, from a tensor there.
+    graph.meta[PROVENANCE_KEY] = expected.meta[PROVENANCE_KEY]
+    files = [tmp_path / f"{name}{suffix}" for name in ("module", "graph")]
+    for path, converted in zip(files, (graph, expected), strict=True):
+        target.lower(converted, (X,), verify=False).save(path)
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_lowering_when_the_backend_does_not_take_the_scheme_then_says_why():
