@@ -11,6 +11,7 @@ from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM
+from pt2e_quant.graph.meta import ORIGIN_KEY, origin_name
 from pt2e_quant.graph.ops import CONV, LINEAR, MUL, RELU, argument, aten, is_call
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, unobserved
 from pt2e_quant.passes.algorithms.grid import Declined
@@ -236,7 +237,7 @@ def multiply(
     factor = editor.constant(f"{owner}.{name}" if owner else name, held, like=like)
     made = editor.call(aten.mul.Tensor, source, factor, like=like, after=source, val=value)
     # It is the same value of the float program, in other units.
-    made.meta["from_node"] = unobserved(source).meta.get("from_node", [])
+    made.meta[ORIGIN_KEY] = origin_name(unobserved(source))
     for reader in dict.fromkeys(readers):
         reader.replace_input_with(source, made)
         specs = getattr(reader.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})

@@ -9,13 +9,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.analysis.comparison import Comparison, NodeError
-from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, origin_name
+from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite
 from pt2e_quant.core.errors import ConfigError, module_path
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
-from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.meta import constant_of, origin_name
 from pt2e_quant.graph.ops import CONV, HARDTANH, LINEAR, RELU6, argument, is_call
 
 _LOW_DB = 20.0

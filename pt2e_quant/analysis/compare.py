@@ -18,7 +18,7 @@ from pt2e_quant.analysis.artifact_side import (
     reference_program,
 )
 from pt2e_quant.analysis.comparison import Comparison, NodeError, Part
-from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, moved, origin_name
+from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, moved
 from pt2e_quant.analysis.measure import ChannelNoise, Noise, PairFigures, as_floats, outliers
 from pt2e_quant.analysis.measure import ratio_db as to_db
 from pt2e_quant.analysis.open_side import open_file, open_graph
@@ -29,6 +29,7 @@ from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
 from pt2e_quant.flow.calibrate.progress import show_progress
 from pt2e_quant.flow.report.worst_tensors import by_channel
+from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.graph.op_table import operator_name
 
 Model = nn.Module | ExportedProgram | Artifact | str | Path

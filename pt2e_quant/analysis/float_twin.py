@@ -9,9 +9,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.analysis.graph_side import GraphSide, origin_name
+from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize, required_attribute
 from pt2e_quant.flow.calibrate.sample import copied
+from pt2e_quant.graph.meta import origin_name
 
 Values: TypeAlias = dict[Node, Any]
 

@@ -1,6 +1,6 @@
 """A graph as one side of a comparison: its values, by the names of the float program's nodes.
 
-Every node knows the node of the exported program that it comes from (`from_node`), in the float
+Every node knows the node of the exported program that it comes from (`origin_name`), in the float
 graph as in one prepared or converted from it. Where several come from one (`silu` as a sigmoid and
 a product) the last one has its value.
 """
@@ -32,7 +32,7 @@ from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.sample import copied
 from pt2e_quant.flow.prepare.prepared import is_observer
 from pt2e_quant.graph.alias import aliased_argument
-from pt2e_quant.graph.meta import constant_nodes, source_constant
+from pt2e_quant.graph.meta import constant_nodes, origin_name, source_constant
 from pt2e_quant.graph.ops import MAX_POOL1D, MAX_POOL2D, MAX_POOL3D, is_call
 from pt2e_quant.passes.algorithms.scale_targets import (
     INPUT_FACTORS_KEY,
@@ -45,17 +45,6 @@ _MAX_POOL = MAX_POOL1D + MAX_POOL2D + MAX_POOL3D
 
 Visit: TypeAlias = Callable[["Site", Tensor], object]
 """Is shown each value as it is made."""
-
-
-def origin_name(node: Node) -> str:
-    """The name of the exported program's node that a node comes from; its own if none is known."""
-    sources = node.meta.get("from_node")
-    if not sources:
-        return node.name
-    source = sources[-1]
-    while source.from_node:
-        source = source.from_node[-1]
-    return str(source.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

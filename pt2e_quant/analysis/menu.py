@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.analysis.graph_side import origin_name
 from pt2e_quant.analysis.group_costs import GroupCost, Sensitivity
 from pt2e_quant.analysis.latency import Latency
 from pt2e_quant.analysis.solve import Candidate
 from pt2e_quant.backends.target.recipe_file import FLOAT, NodeScheme, RecipeFile
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
+from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.graph.ops import (
     ADD,
     ADDMM,

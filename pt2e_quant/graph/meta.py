@@ -18,6 +18,7 @@ from pt2e_quant.graph.ops import CASTS, VIEWS, Overloads, is_call
 
 __all__ = [
     "CONSTANT_PRESERVING",
+    "ORIGIN_KEY",
     "attribute",
     "constant_nodes",
     "constant_of",
@@ -27,10 +28,21 @@ __all__ = [
     "fake_mode_of",
     "fake_value",
     "module_path",
+    "origin_name",
     "source_constant",
 ]
 
-TRACE_KEYS = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node", "custom")
+ORIGIN_KEY = "pt2e_quant.origin"
+"""The name of the exported program's node that a node comes from, where `from_node` lacks it."""
+
+TRACE_KEYS = (
+    "nn_module_stack",
+    "stack_trace",
+    "source_fn_stack",
+    "from_node",
+    ORIGIN_KEY,
+    "custom",
+)
 
 CONSTANT_PRESERVING: Overloads = (*VIEWS, *CASTS, Unpack)
 """Operators through which a constant is still seen as a constant."""
@@ -41,6 +53,19 @@ def copy_trace(node: Node, like: Node) -> None:
     for key in TRACE_KEYS:
         if key in like.meta and key not in node.meta:
             node.meta[key] = like.meta[key]
+
+
+def origin_name(node: Node) -> str:
+    """The name of the exported program's node that a node comes from; its own if none is known."""
+    if ORIGIN_KEY in node.meta:
+        return str(node.meta[ORIGIN_KEY])
+    sources = node.meta.get("from_node")
+    if not sources:
+        return node.name
+    source = sources[-1]
+    while source.from_node:
+        source = source.from_node[-1]
+    return str(source.name)
 
 
 def fake_mode_of(graph: Graph) -> FakeTensorMode:

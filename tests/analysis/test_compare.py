@@ -49,6 +49,19 @@ def test_compare_when_nothing_is_wrong_then_every_node_is_named_as_in_the_float_
     assert found.node("conv2d_1").module == "wide"
 
 
+def test_compare_when_a_graph_was_saved_and_loaded_then_named_as_before(made, tmp_path):
+    _, program, _, quantized, batches = made
+    pq.save(quantized, tmp_path / "model.pt2q")
+    loaded = pq.load(tmp_path / "model.pt2q")
+    pq.save(loaded, tmp_path / "again.pt2q")
+    before, *after = (
+        pq.compare(program, gm, batches[:1], progress=False)
+        for gm in (quantized, loaded, pq.load(tmp_path / "again.pt2q"))
+    )
+    assert "add_" in {row.node for row in before}
+    assert all(found.to_dicts() == before.to_dicts() for found in after)
+
+
 @pytest.mark.parametrize("name", ["conv2d", "relu6_", "add_", "layer_norm", "linear"])
 @pytest.mark.parametrize("factor", [1 / 8, 16])
 def test_compare_when_one_range_is_wrong_then_its_node_is_the_worst(made, name, factor):

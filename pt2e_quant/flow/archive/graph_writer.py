@@ -15,6 +15,7 @@ from pt2e_quant.flow.archive.allowed import is_identifier, name_of_target, refus
 from pt2e_quant.flow.archive.held_numbers import refer_to
 from pt2e_quant.flow.archive.modules import ModuleWriter
 from pt2e_quant.flow.archive.values import ValueWriter
+from pt2e_quant.graph.meta import ORIGIN_KEY, origin_name
 
 NODE_META = ("val", "stack_trace", "torch_fn", "custom")
 """What is kept of a node's metadata, besides the module stack, annotations and our own keys."""
@@ -124,6 +125,8 @@ class GraphWriter:
         for key in ("nn_module_stack", "source_fn_stack"):
             if key in node.meta:
                 kept[key] = _plain(node.meta[key])
+        if "from_node" in node.meta:  # a chain of torch's own objects, of which the end is used
+            kept[ORIGIN_KEY] = origin_name(node)
         annotation = node.meta.get(Q_ANNOTATION_KEY)
         if annotation is not None:
             kept[Q_ANNOTATION_KEY] = _annotation(annotation)
