@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
@@ -102,6 +103,7 @@ def split_batch(batch: Any, inputs: InputPick | None, targets: InputPick | None)
 
     Where nothing is said: of a pair (inputs, targets) the second part is the targets, of a dict the
     part named "labels" or like it; of anything else all are inputs, and the targets are None.
+    Where the targets are named by an index or a key, the other parts are the inputs.
     """
     if isinstance(batch, Mapping):
         key = next((key for key in _LABELS if key in batch), None)
@@ -109,10 +111,27 @@ def split_batch(batch: Any, inputs: InputPick | None, targets: InputPick | None)
             targets = key
         if inputs is None and isinstance(targets, str):
             inputs = [key for key in batch if key != targets]
-    elif isinstance(batch, (tuple, list)) and len(batch) == 2 and targets is None:
-        if inputs is None or inputs == 0:
-            inputs, targets = 0, 1
+    elif isinstance(batch, (tuple, list)):
+        if len(batch) == 2 and targets is None and (inputs is None or inputs == 0):
+            targets = 1
+        if inputs is None and isinstance(targets, int):
+            inputs = [at for at in range(len(batch)) if targets not in (at, at - len(batch))]
     return pick_inputs(batch, inputs), None if targets is None else _only(batch, targets)
+
+
+def picker(
+    measure: object | None, inputs: InputPick | None, targets: InputPick | None
+) -> Callable[[Any], tuple[Any, Any]]:
+    """What takes batches apart as `split_batch` does; without a measure all is the model's.
+
+    Args:
+        measure: the metric or the loss that takes targets; None if there is none.
+        inputs: as `split_batch` has it.
+        targets: as `split_batch` has it.
+    """
+    if measure is None and targets is None:
+        return lambda batch: (pick_inputs(batch, inputs), None)
+    return partial(split_batch, inputs=inputs, targets=targets)
 
 
 def _only(batch: Any, targets: InputPick) -> Any:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch.fx import GraphModule
 from pt2e_quant.analysis.float_twin import FloatTwin
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.group_costs import VERSION, GroupCost, Method, Sensitivity
-from pt2e_quant.analysis.metric import Metric, batches_of, split_batch
+from pt2e_quant.analysis.metric import Metric, batches_of, picker
 from pt2e_quant.analysis.open_side import is_quantized, open_graph
 from pt2e_quant.analysis.weigh_groups import Call, ExactCosts, GradientCosts, weight_costs
 from pt2e_quant.backends.artifact import result_builder
@@ -70,7 +69,8 @@ def sensitivity(
         loss: of outputs and targets, for the gradient method; None for the noise in the results.
         inputs: what of each batch the model takes, as `calibrate` has it.
         targets: what of each batch the metric takes besides the outputs: a key, an index, or a
-            function. By default the second of a pair, and "labels" of a dict.
+            function. By default, with a metric or a loss, the second of a pair, and "labels" of
+            a dict; without either there are no targets, and all of a batch is the model's.
         calibration_data: what to calibrate on; `batches` by default.
         cache: a JSON file that takes the sums after each batch: the same call later goes on
             behind the last batch that is in it.
@@ -85,7 +85,7 @@ def sensitivity(
     """
     chosen = _method(method)
     held = batches_of(batches)
-    picked = partial(split_batch, inputs=inputs, targets=targets)
+    picked = picker(metric if loss is None else loss, inputs, targets)
     data = held if calibration_data is None else calibration_data
     model = _captured(program, held, picked)
     quantized, name = _quantized(model, recipe, backend, lambda: (picked(b)[0] for b in data))

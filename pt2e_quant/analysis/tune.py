@@ -1,7 +1,6 @@
 """tune: mixed precision, chosen by what each scheme costs each group."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -9,14 +8,14 @@ from torch.export import ExportedProgram
 
 from pt2e_quant.analysis.bench_mixes import Bench, Goal
 from pt2e_quant.analysis.group_costs import Method
-from pt2e_quant.analysis.metric import Metric, batches_of, split_batch
+from pt2e_quant.analysis.metric import Metric, batches_of, picker
 from pt2e_quant.analysis.search_mixes import Search
 from pt2e_quant.analysis.tuned import Tuned
 from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe_file import RecipeFile, read_recipe
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, pick_inputs
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.one_call import capture_model
 
 FOR_ACCURACY = ("int8_dynamic",)
@@ -97,7 +96,7 @@ def tune(
     chosen.require_extra()
     program = capture_model(model, args, kwargs, dynamic_shapes)
     data = batches_of(calibration_data)
-    picked = _picker(metric, inputs, targets)
+    picked = picker(metric, inputs, targets)
     held = data if evaluation_data is None else batches_of(evaluation_data)
     bench = Bench(program, chosen, data, held, picked, metric, progress)
     base = _recipe_of(recipe, chosen)
@@ -107,15 +106,6 @@ def tune(
     best = search.run(points)
     artifact = chosen.lower(search.graph_of(best), verify=verify)
     return search.result(best, artifact)
-
-
-def _picker(
-    metric: Metric | None, inputs: InputPick | None, targets: InputPick | None
-) -> Callable[[Any], tuple[Any, Any]]:
-    """Takes batches apart: without a metric all of a pair is the model's."""
-    if metric is None and targets is None:
-        return lambda batch: (pick_inputs(batch, inputs), None)
-    return partial(split_batch, inputs=inputs, targets=targets)
 
 
 def _recipe_of(recipe: str | RecipeFile, backend: Backend) -> RecipeFile:

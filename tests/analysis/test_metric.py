@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pt2e_quant.analysis.metric import MetricSum, batches_of, split_batch
+from pt2e_quant.analysis.metric import MetricSum, batches_of, picker, split_batch
 from pt2e_quant.core.errors import ConfigError
 
 
@@ -60,12 +60,26 @@ def test_split_batch_when_nothing_is_said_then_labels_are_the_targets():
     assert split_batch((x, y), [0, 1], None) == ((x, y), None)
 
 
+@pytest.mark.parametrize("targets", [2, -1])
+def test_split_batch_when_targets_are_an_index_then_the_others_are_the_inputs(targets):
+    x, y, z = torch.ones(2), torch.zeros(2), torch.ones(1)
+    assert split_batch((x, y, z), None, targets) == ((x, y), z)
+
+
 def test_split_batch_when_parts_are_named_then_these_are_given():
     batch = {"image": np.ones((2, 3), np.float32), "species": [[1], [2]], "id": ["a", "b"]}
     taken, wanted = split_batch(batch, "image", "species")
     assert torch.equal(taken[0], torch.ones(2, 3))
     assert torch.equal(wanted, torch.tensor([[1], [2]])) if torch.is_tensor(wanted) else wanted
     assert split_batch(batch, "image", lambda b: b["id"])[1] == ["a", "b"]
+
+
+def test_picker_when_nothing_takes_targets_then_all_of_a_batch_is_the_models():
+    x, y = torch.ones(2), torch.zeros(2)
+    assert picker(None, None, None)((x, y)) == ((x, y), None)
+    assert picker(None, 0, None)((x, y)) == ((x,), None)
+    assert picker(None, None, 1)((x, y)) == ((x,), y)
+    assert picker(share_right, None, None)((x, y)) == ((x,), y)
 
 
 def test_batches_of_when_an_iterator_is_given_then_it_can_be_read_twice():

@@ -13,7 +13,7 @@ from pt2e_quant.analysis import weigh_groups
 from pt2e_quant.analysis.float_twin import FloatTwin, quantized_source
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.open_side import open_graph
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from tests.analysis.test_compare import scaled_range
 
@@ -111,6 +111,46 @@ def test_sensitivity_when_a_recipe_is_named_then_the_program_is_quantized_by_it(
         pq.sensitivity(model, "int8", batches, method="exakt", progress=False)
     with pytest.raises(ConfigError, match="no batch"):
         pq.sensitivity(export(model, (batches[0],)), "w8", backend="xnnpack", progress=False)
+
+
+class Masked(torch.nn.Module):
+    """Takes ids and a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(8, 4)
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, ids, mask):
+        return self.head((self.table(ids) * mask[..., None]).mean(1))
+
+
+def test_sensitivity_when_a_model_takes_a_pair_then_targets_are_only_the_measures():
+    generator = torch.Generator().manual_seed(0)
+    pair = torch.randint(0, 8, (2, 5), generator=generator), torch.ones(2, 5)
+    program = export(Masked().eval(), pair)
+    found = pq.sensitivity(program, "int8", [pair], backend="xnnpack", progress=False)
+    assert found.group("linear").cost > 0
+    labelled = [((*pair,), torch.zeros(2))]
+    graded = pq.sensitivity(
+        *(program, "int8", labelled),
+        backend="xnnpack",
+        method="gradient",
+        loss=lambda outputs, labels: (outputs.sum(1) - labels).square().sum(),
+        inputs=lambda batch: batch[0],
+        targets=1,
+        progress=False,
+    )
+    assert graded.group("linear").cost > 0
+
+
+def test_sensitivity_when_labels_are_left_in_then_the_error_names_the_argument(made):
+    _, program, _, _, batches = made
+    labelled = [(batch, torch.zeros(len(batch))) for batch in batches]
+    with pytest.raises(InputError, match="inputs=0"):
+        pq.sensitivity(program, "int8", labelled, backend="xnnpack", progress=False)
+    found = pq.sensitivity(program, "int8", labelled, backend="xnnpack", inputs=0, progress=False)
+    assert found.batches == 2
 
 
 def test_sensitivity_when_a_run_was_stopped_then_it_goes_on_behind_the_last_batch(
