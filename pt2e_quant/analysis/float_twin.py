@@ -9,12 +9,24 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.accelerate.packed_convolutions import PackedConvolutions, channels_first
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize, required_attribute
 from pt2e_quant.flow.calibrate.sample import copied
 from pt2e_quant.graph.meta import origin_name
+from pt2e_quant.graph.ops import aten
 
 Values: TypeAlias = dict[Node, Any]
+
+_ANY_LAYOUT = frozenset(
+    (
+        *(aten.conv2d.default, aten.add.Tensor, aten.mul.Tensor, aten.cat.default),
+        *(aten.relu.default, aten.hardtanh.default, aten.sigmoid.default, aten.silu.default),
+        *(aten.hardswish.default, aten.hardsigmoid.default, aten.max_pool2d.default),
+        *(aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim),
+    )
+)
+"""Operators that take feature maps with the channels last, as packed convolutions give them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,6 +67,12 @@ class FloatTwin:
         self.groups = self._find_groups()
         self.writes_buffers = bool(side.capture.mutated_buffers)
         self._last_users = self._find_last_users()
+        self._packed = PackedConvolutions()
+        self._steps = [
+            (self.place[node], node, quantized_source(node))
+            for node in self.order
+            if node.op not in ("placeholder", "get_attr", "output") and not is_quantize(node)
+        ]
 
     def float_values(self, leaves: Sequence[Any], *, copies: bool = True) -> Values:
         """The values of all nodes for one call, with nothing switched on.
@@ -88,12 +106,12 @@ class FloatTwin:
         on = frozenset(active)
         changed: Values = {}
         first = 0 if self.writes_buffers else min(map(self.place.__getitem__, on))
-        for node in self.order[first:]:
-            if node.op in ("placeholder", "get_attr", "output") or is_quantize(node):
+        for at, node, source in self._steps:
+            if at < first:
                 continue
             if node in on:
                 changed[node] = self.rounded(node, values, changed)
-            elif (source := quantized_source(node)) is not None:
+            elif source is not None:
                 if source in changed:
                     changed[node] = changed[source]
             elif self.writes_buffers or any(n in changed for n in node.all_input_nodes):
@@ -101,8 +119,7 @@ class FloatTwin:
                     changed[node] = self._compute(node, values, changed)
             for done in self._last_users.get(node, ()):
                 changed.pop(done, None)
-        output = self.gm.graph.output_node()
-        result = map_arg(output.args[0], lambda n: changed.get(n, values.get(n)))
+        result = self._compute(self.gm.graph.output_node(), values, changed)
         return pytree.tree_leaves(result, is_leaf=lambda value: value is None)
 
     def rounded(self, node: Node, values: Values, changed: Values | None = None) -> Any:
@@ -132,8 +149,11 @@ class FloatTwin:
     def _compute(self, node: Node, values: Values, changed: Values | None = None) -> Any:
         known = changed or {}
 
+        takes_any = node.target in _ANY_LAYOUT or is_qdq(node)
+
         def value(of: Node) -> Any:
-            return known[of] if of in known else values[of]
+            found = known[of] if of in known else values[of]
+            return found if takes_any else channels_first(found)
 
         args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
         if node.op == "output":
@@ -143,6 +163,10 @@ class FloatTwin:
         if node.op == "call_module":
             return self.gm.get_submodule(str(node.target))(*args, **kwargs)
         target: Any = node.target
+        weight = node.args[1] if target is aten.conv2d.default else None
+        if isinstance(weight, Node) and weight in self.float_weights and weight not in known:
+            if (found := self._packed.run(weight, *args, **kwargs)) is not None:
+                return found
         return target(*args, **kwargs)
 
     def _find_groups(self) -> tuple[Group, ...]:

@@ -142,6 +142,7 @@ class GraphSide:
         self.unread: frozenset[str] = frozenset()
         self.sites = self._find_sites()
         self.weights = self._find_weights()
+        self.held: dict[str, Any] = {}
 
     def run(
         self,
@@ -299,6 +300,12 @@ class _Walk(Interpreter):
         self.weights = weights
         wanted = side.weights.values() if weights is not None else ()
         self.weight_names = {site.node: site.name for site in wanted}
+
+    def fetch_attr(self, target: str) -> Any:
+        """A constant, a buffer or a module; each is looked up in the first run alone."""
+        if target not in self.side.held:
+            self.side.held[target] = super().fetch_attr(target)
+        return self.side.held[target]
 
     def run_node(self, n: Node) -> Any:
         """One node's value, or the one that is given in its place."""
