@@ -67,6 +67,13 @@ class Site:
     moved_from: QParams | None
     factors: Tensor | None
 
+    @property
+    def value(self) -> Node:
+        """What gives the value as its readers see it: a dequantize or an observer if it has one."""
+        if self.quantize is None or not is_quantize(self.quantize):
+            return self.quantize or self.node
+        return next(filter(is_dequantize, self.quantize.users), self.node)
+
     def to_program(self, value: Tensor) -> Tensor:
         """A value of this graph in the float program's units."""
         return value if self.factors is None else value * self.factors.to(value)
@@ -130,9 +137,10 @@ class GraphSide:
     Args:
         gm: the graph; a run leaves it as it is.
         words: what it is, for the title of a comparison.
+        every: whether views of a quantized graph are values of their own, as of a float one.
     """
 
-    def __init__(self, gm: GraphModule, words: str) -> None:
+    def __init__(self, gm: GraphModule, words: str, *, every: bool = False) -> None:
         self.gm = gm
         self.words = words
         self.capture = capture_of(gm)
@@ -140,7 +148,7 @@ class GraphSide:
         self.is_quantized = any(is_dequantize(node) for node in gm.graph.nodes)
         self.can_be_fed = True
         self.unread: frozenset[str] = frozenset()
-        self.sites = self._find_sites()
+        self.sites = self._find_sites(every or not self.is_quantized)
         self.weights = self._find_weights()
         self.held: dict[str, Any] = {}
 
@@ -185,9 +193,9 @@ class GraphSide:
                 todo += node.all_input_nodes
         return found
 
-    def _find_sites(self) -> dict[str, Site]:
+    def _find_sites(self, every: bool) -> dict[str, Site]:
         # A float graph has every value: another graph may quantize a view.
-        computing = {*(operators(self.gm) if self.is_quantized else self.gm.graph.nodes)}
+        computing = {*(self.gm.graph.nodes if every else operators(self.gm))}
         found: dict[str, Site] = {}
         for node in self.gm.graph.nodes:
             if node.op not in ("call_function", "placeholder") or node in self.constants:

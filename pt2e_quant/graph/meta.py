@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.fx.traceback import NodeSource
 
 from pt2e_quant.core.errors import InvariantError, module_path
 from pt2e_quant.core.unpack_op import Unpack
@@ -29,6 +30,7 @@ __all__ = [
     "fake_value",
     "module_path",
     "origin_name",
+    "origin_source",
     "source_constant",
 ]
 
@@ -59,13 +61,19 @@ def origin_name(node: Node) -> str:
     """The name of the exported program's node that a node comes from; its own if none is known."""
     if ORIGIN_KEY in node.meta:
         return str(node.meta[ORIGIN_KEY])
+    source = origin_source(node)
+    return node.name if source is None else str(source.name)
+
+
+def origin_source(node: Node) -> NodeSource | None:
+    """The end of the chain that `from_node` begins; None for a node without one."""
     sources = node.meta.get("from_node")
     if not sources:
-        return node.name
-    source = sources[-1]
+        return None
+    source: NodeSource = sources[-1]
     while source.from_node:
         source = source.from_node[-1]
-    return str(source.name)
+    return source
 
 
 def fake_mode_of(graph: Graph) -> FakeTensorMode:

@@ -9,15 +9,6 @@ from pt2e_quant.core.granularity import (
     PerTensor,
     PerToken,
 )
-from pt2e_quant.flow.node_outputs import (
-    CUSTOM_KEY,
-    FROM_NODE_KEY,
-    NUMERIC_DEBUG_HANDLE_KEY,
-    compare_results,
-    extract_results_from_loggers,
-    generate_numeric_debug_handle,
-    prepare_for_propagation_comparison,
-)
 from pt2e_quant.flow.qat.train_mode import (
     allow_exported_model_train_eval,
     move_exported_model_to_eval,
@@ -60,6 +51,15 @@ from pt2e_quant.pt2e.graph_utils import (
     find_sequential_partitions,
     get_equivalent_types,
     update_equivalent_types_dict,
+)
+from pt2e_quant.pt2e.numeric_debugger import (
+    CUSTOM_KEY,
+    FROM_NODE_KEY,
+    NUMERIC_DEBUG_HANDLE_KEY,
+    compare_results,
+    extract_results_from_loggers,
+    generate_numeric_debug_handle,
+    prepare_for_propagation_comparison,
 )
 from pt2e_quant.pt2e.observer import (
     ObserverOrFakeQuantize,

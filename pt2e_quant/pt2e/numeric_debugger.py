@@ -1,12 +1,11 @@
-"""What each node of two graphs of one model computes, side by side.
+"""torchao's names for comparing graphs node by node: loggers at the values that `compare` reads.
 
-Every node knows the node of the exported program that it comes from (`from_node` metadata), in the
-float graph as in one prepared or converted from it: outputs are matched by that.
+`pt2e_quant.compare` gives more figures, needs no logger, and keeps no outputs.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,16 +13,18 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from pt2e_quant.accelerate.recompile import recompile
+from pt2e_quant.analysis.graph_side import GraphSide
+from pt2e_quant.analysis.measure import Noise
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.graph.meta import origin_source
 from pt2e_quant.graph.subgraphs import bfs_trace_with_node_process
 
 NUMERIC_DEBUG_HANDLE_KEY = "numeric_debug_handle"
 CUSTOM_KEY = "custom"
 FROM_NODE_KEY = "from_node"
-
-_UNLIFT = "ExportedProgram.module().unlift()"
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ class NodeSourceDebugInfo:
     """A node of the exported program.
 
     Args:
-        name: its name.
-        graph_id: the id of its graph.
+        name: its name, which joins graphs, also of two exports of one model.
+        graph_id: the id of its graph; 0 if that is not known, as in a loaded program.
     """
 
     name: str
-    graph_id: int
+    graph_id: int = field(compare=False)
 
 
 Results = dict[NodeSourceDebugInfo, tuple[str | None, object, list[Any]]]
@@ -69,7 +70,7 @@ class OutputLogger(nn.Module):
 
     def forward(self, x: object) -> object:
         """Keep x; returns it."""
-        self.stats.append(_map_tensors(lambda t: t.detach().clone(), x))
+        self.stats.append(pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), x))
         return x
 
 
@@ -104,7 +105,11 @@ class QuantizationComparisonResult:
 
     def loss(self, loss_function: Callable[[Tensor, Tensor], Tensor]) -> object:
         """A loss of each pair of tensors, in the structure of the outputs."""
-        return _loss(loss_function, self.actual, self.ref)
+
+        def of_pair(x: Any, y: Any) -> Tensor | None:
+            return loss_function(x.float(), y.float()) if isinstance(x, Tensor) else None
+
+        return pytree.tree_map(of_pair, self.actual, self.ref)
 
     def __repr__(self) -> str:
         return f"QuantizationComparisonResult(mse_loss={self.mse_loss}, sqnr={self.sqnr})"
@@ -160,32 +165,24 @@ def _handle(node: Node) -> int:
 
 
 def prepare_for_propagation_comparison(model: GraphModule) -> GraphModule:
-    """A copy of a graph that keeps the output of each node that comes from the exported program."""
+    """A copy of a graph that keeps the value of each node, of a quantized one as readers see it."""
     model = copy.deepcopy(model)
-    for count, (node, info) in enumerate(list(_origins(model))):
+    sites = [site for site in GraphSide(model, "", every=True).sites.values()]
+    for count, site in enumerate(sites):
+        node = site.node
+        if node.op == "placeholder":
+            continue
+        source = origin_source(node)
+        info = NodeSourceDebugInfo(site.name, 0 if source is None else source.graph_id)
         name = f"{node.name}_logger_{count}"
-        logger = OutputLogger(info, node.name, node.meta.get("nn_module_stack"))
-        model.add_submodule(name, logger)
-        readers = list(node.users)
-        with model.graph.inserting_after(node):
-            logged = model.graph.call_module(name, (node,))
+        model.add_submodule(name, OutputLogger(info, node.name, node.meta.get("nn_module_stack")))
+        readers = list(site.value.users)
+        with model.graph.inserting_after(site.value):
+            logged = model.graph.call_module(name, (site.value,))
         for reader in readers:
-            reader.replace_input_with(node, logged)
+            reader.replace_input_with(site.value, logged)
     recompile(model)
     return model
-
-
-def _origins(model: GraphModule) -> Iterator[tuple[Node, NodeSourceDebugInfo]]:
-    for node in model.graph.nodes:
-        sources = node.meta.get(FROM_NODE_KEY)
-        if node.op in ("placeholder", "output") or not sources:
-            continue
-        source = sources[-1]
-        if source.pass_name == _UNLIFT:
-            continue
-        while source.from_node:
-            source = source.from_node[-1]
-        yield node, NodeSourceDebugInfo(name=source.name, graph_id=source.graph_id)
 
 
 def extract_results_from_loggers(model: GraphModule) -> Results:
@@ -231,35 +228,19 @@ def _module_of(stack: object) -> str:
     return str(list(stack.values())[-1][0])
 
 
-def _map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)([_map_tensors(function, item) for item in value])
-    if isinstance(value, dict):
-        return {key: _map_tensors(function, item) for key, item in value.items()}
-    return value
-
-
 def _is_alike(x: Any, y: Any) -> bool:
+    """Whether two outputs have one structure, tensors of one shape, and all else alike."""
+    (ours, spec), (theirs, other) = pytree.tree_flatten(x), pytree.tree_flatten(y)
+    return spec == other and all(map(_is_alike_leaf, ours, theirs))
+
+
+def _is_alike_leaf(x: Any, y: Any) -> bool:
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return x.shape == y.shape
-    if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
-        return len(x) == len(y) and all(map(_is_alike, x, y))
-    if isinstance(x, dict) and isinstance(y, dict):
-        return x.keys() == y.keys() and all(_is_alike(x[key], y[key]) for key in x)
     return type(x) is type(y) and bool(x == y)
 
 
-def _loss(function: Callable[[Tensor, Tensor], Tensor], x: Any, y: Any) -> object:
-    if isinstance(x, Tensor) and isinstance(y, Tensor):
-        return function(x.to(torch.float32), y.to(torch.float32))
-    if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
-        return type(x)([_loss(function, a, b) for a, b in zip(x, y, strict=True)])
-    if isinstance(x, dict) and isinstance(y, dict):
-        return {key: _loss(function, x[key], y[key]) for key in x}
-    return None
-
-
 def _sqnr(x: Tensor, y: Tensor) -> Tensor:
-    return 20 * torch.log10(torch.norm(x) / torch.norm(x - y))
+    noise = Noise()
+    noise.add(x, y)
+    return torch.tensor(noise.sqnr_db)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.flow.node_outputs import QuantizationComparisonResult
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.pt2e import (
     CUSTOM_KEY,
@@ -15,6 +15,7 @@ from pt2e_quant.pt2e import (
     generate_numeric_debug_handle,
     prepare_for_propagation_comparison,
 )
+from pt2e_quant.pt2e.numeric_debugger import NodeSourceDebugInfo, QuantizationComparisonResult
 from pt2e_quant.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from pt2e_quant.pt2e.quantizer import (
     QuantizationSpec,
@@ -63,6 +64,30 @@ def test_results_when_compared_then_each_node_once_and_its_noise(program):
     assert not any("logger" in n for n, _ in graphs[1].named_modules())
 
 
+def test_results_when_compared_then_values_and_names_are_those_of_compare(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)).eval()
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    program, again = (torch.export.export(model, (x,)) for _ in range(2))
+    prepared = prepare_pt2e(program.module(), Linears())
+    prepared(x)
+    quantized = convert_pt2e(prepared)
+    pq.save(quantized, tmp_path / "model.pt2q")
+    logged = [
+        prepare_for_propagation_comparison(gm)
+        for gm in (again.module(), quantized, pq.load(tmp_path / "model.pt2q"))
+    ]
+    for gm in logged:
+        gm(x)
+    reference, *others = map(extract_results_from_loggers, logged)
+    rows = pq.compare(program, quantized, [x], progress=False)
+    for other in others:  # the second is of no known graph
+        found = {info.name: s for info, s in compare_results(reference, other).items()}
+        assert {"conv2d", "flatten", "linear"} <= found.keys()
+        (result,) = found["linear"].results
+        error = (result.actual - result.ref).abs().max()
+        assert float(error) == pytest.approx(rows.node("linear").max_error)
+
+
 def test_results_when_shapes_differ_then_the_nodes_are_named():
     info = object()
     ours, theirs = ({info: (name, None, [torch.ones(n)])} for name, n in (("a", 1), ("b", 2)))
@@ -89,3 +114,9 @@ def test_handles_when_some_are_there_then_they_stay(program):
     assert sorted(handles) == [7, 8, 9]
     with pytest.raises(ConfigError, match="ExportedProgram"):
         generate_numeric_debug_handle(nn.ReLU())
+
+
+def test_node_source_when_of_two_exports_then_the_name_joins_them():
+    ours, theirs = (NodeSourceDebugInfo("conv2d", graph_id) for graph_id in (1, 2))
+    assert ours == theirs
+    assert hash(ours) == hash(theirs)
