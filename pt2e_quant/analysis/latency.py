@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.analysis.graph_side import origin_name
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.profile import Profile
 from pt2e_quant.backends.profile_module import profile_module
@@ -22,6 +21,7 @@ from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
+from pt2e_quant.graph.meta import origin_name
 
 _CALLS = 15
 _SECONDS = 3.0
