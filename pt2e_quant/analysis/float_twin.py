@@ -155,7 +155,8 @@ class FloatTwin:
             found = known[of] if of in known else values[of]
             return found if takes_any else channels_first(found)
 
-        args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
+        args: Any = map_arg(node.args, value)
+        kwargs: Any = map_arg(node.kwargs, value)
         if node.op == "output":
             return args[0]
         if node.op == "get_attr":

@@ -92,7 +92,8 @@ def _squares(values: Tensor) -> float:
 
 
 def _channel_squares(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(by_channel(values), dim=1).double().square()
+    norms: Tensor = torch.linalg.vector_norm(by_channel(values), dim=1)
+    return norms.double().square()
 
 
 @dataclass(slots=True)
