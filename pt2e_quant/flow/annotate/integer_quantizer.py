@@ -1,11 +1,11 @@
 """The quantizer of chips that compute in integers alone: whatever has an integer form."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from pt2e_quant.core.errors import ConfigError, module_path
 from pt2e_quant.core.provenance import FloatRecord, provenance_of
@@ -31,6 +31,9 @@ from pt2e_quant.passes.reference.forms.registry import form_of
 
 _DTYPES = {4: torch.int8, 8: torch.int8, 16: torch.int16}
 _WEIGHT_BITS = range(2, 9)
+_NORMS = ("layer norm", "RMS norm", "group norm")
+_STREAMING = ("add", "sub", "move", "join")
+"""Forms whose results are values of a residual stream if they read or make one."""
 _CHOOSING = ("move", "max_pool", "max_pool1d")
 """Forms whose results are values of their one input."""
 
@@ -43,31 +46,36 @@ class IntegerQuantizer(Quantizer):
     operator with what it reads. Weights of linears and convolutions have one scale an output
     channel, and stay symmetric. Attention is written out first.
 
+    Residual streams have bits of their own: what norms read, and the sums on the way there. Their
+    values grow from block to block and have outlier channels, which one scale of 8 bits rounds
+    away; products read them requantized to activation_bits.
+
     Args:
         activation_bits: 4, 8 or 16.
         observer: chooses the scales of activations.
         weight_bits: 2 .. 8.
+        residual_bits: 4, 8 or 16; activation_bits for those of other activations.
 
     Raises:
         ConfigError: activations or weights have other bits.
     """
 
     def __init__(
-        self, activation_bits: int = 8, observer: Any = MinMaxObserver, *, weight_bits: int = 8
+        self,
+        activation_bits: int = 8,
+        observer: Any = MinMaxObserver,
+        *,
+        weight_bits: int = 8,
+        residual_bits: int = 16,
     ) -> None:
-        if activation_bits not in _DTYPES:
-            raise ConfigError(f"activations have 4, 8 or 16 bits, found {activation_bits!r}")
+        for bits in (activation_bits, residual_bits):
+            if bits not in _DTYPES:
+                raise ConfigError(f"activations have 4, 8 or 16 bits, found {bits!r}")
         if weight_bits not in _WEIGHT_BITS:
             raise ConfigError(f"weights have 2 .. 8 bits, found {weight_bits!r}")
         self.weight_max = (1 << (weight_bits - 1)) - 1
-        limit = 1 << (activation_bits - 1)
-        self.activation = QuantizationSpec(
-            dtype=_DTYPES[activation_bits],
-            observer_or_fake_quant_ctr=observer,
-            qscheme=torch.per_tensor_affine,
-            quant_min=-limit,
-            quant_max=limit - 1,
-        )
+        self.activation = _activation_spec(activation_bits, observer)
+        self.residual = _activation_spec(residual_bits, observer)
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Write attention out as products and a softmax, splits as slices, unbinds as selects."""
@@ -78,6 +86,7 @@ class IntegerQuantizer(Quantizer):
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate what has a form; the provenance records the rest."""
         constants = constant_nodes(model.graph)
+        stream = _residual_stream(model.graph, constants)
         floats = []
         for node in model.graph.nodes:
             if node.op != "call_function" or node in constants or is_getitem(node):
@@ -89,12 +98,14 @@ class IntegerQuantizer(Quantizer):
             inputs: dict[Node, QuantizationSpecBase | None] = {}
             for source in [] if _clamped(node) else node.all_input_nodes:
                 is_fixed = source in constants
-                spec = self._weight_spec(node, source) if is_fixed else self.activation
+                is_wide = source in stream and _keeps_stream(node)
+                read = self.residual if is_wide else self.activation
+                spec = self._weight_spec(node, source) if is_fixed else read
                 if spec is not None and _is_float(source):
                     inputs[source] = spec
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
                 input_qspec_map=inputs,
-                output_qspec=self._output_spec(node, inputs),
+                output_qspec=self._output_spec(node, inputs, node in stream),
                 _annotated=True,
             )
         provenance = provenance_of(model)
@@ -103,7 +114,7 @@ class IntegerQuantizer(Quantizer):
         return model
 
     def _output_spec(
-        self, node: Node, inputs: Mapping[Node, QuantizationSpecBase | None]
+        self, node: Node, inputs: Mapping[Node, QuantizationSpecBase | None], is_wide: bool
     ) -> QuantizationSpecBase | None:
         form = form_of(node)
         if form is not None and form.name in _CHOOSING and len(inputs) == 1:
@@ -111,7 +122,8 @@ class IntegerQuantizer(Quantizer):
         readers = list(node.users)
         if len(readers) == 1 and _clamped(readers[0]) is node:
             return None
-        return self.activation if _is_float(node) else None
+        spec = self.residual if is_wide else self.activation
+        return spec if _is_float(node) else None
 
     def _weight_spec(self, node: Node, source: Node) -> QuantizationSpec | None:
         """How a constant that a product reads is quantized; None where its form takes floats."""
@@ -132,6 +144,51 @@ class IntegerQuantizer(Quantizer):
 
     def validate(self, model: GraphModule) -> None:
         """Every annotation is of a form."""
+
+
+def _activation_spec(bits: int, observer: Any) -> QuantizationSpec:
+    limit = 1 << (bits - 1)
+    return QuantizationSpec(
+        dtype=_DTYPES[bits],
+        observer_or_fake_quant_ctr=observer,
+        qscheme=torch.per_tensor_affine,
+        quant_min=-limit,
+        quant_max=limit - 1,
+    )
+
+
+def _residual_stream(graph: Graph, constants: Set[Node]) -> set[Node]:
+    """What norms read, and what is added, joined or moved to become it.
+
+    A sum that only feeds products is none: a CNN whose batch norms are folded has no stream.
+    """
+    found: set[Node] = set()
+    open_nodes = [n for node in graph.nodes if _form_name(node) in _NORMS for n in _read(node)]
+    while open_nodes:
+        node = open_nodes.pop()
+        if node in found or node in constants or not _is_float(node):
+            continue
+        found.add(node)
+        if _form_name(node) in _STREAMING:
+            open_nodes += _read(node)
+        for user in node.users:
+            if _form_name(user) in _STREAMING:
+                open_nodes.append(user)
+    return found
+
+
+def _read(node: Node) -> list[Node]:
+    """What an operator reads as its data: for a norm its first input, else all."""
+    return node.all_input_nodes[:1] if _form_name(node) in _NORMS else node.all_input_nodes
+
+
+def _keeps_stream(node: Node) -> bool:
+    return _form_name(node) in _NORMS + _STREAMING
+
+
+def _form_name(node: Node) -> str | None:
+    form = form_of(node)
+    return None if form is None else form.name
 
 
 def _is_float(node: Node) -> bool:

@@ -129,3 +129,51 @@ def test_integer_quantizer_when_bits_are_four_then_integers_reach_seven():
     limits = [n.args[3:5] for n in quantized.graph.nodes if is_quantize(n)]
     assert limits == [(-8, 7), (-8, 7)]
     assert pq.sqnr_db(quantized(x), pq.integer_reference(quantized)(x)) > 20
+
+
+class Residual(nn.Module):
+    """Two blocks whose residual stream has one channel far above the others."""
+
+    def __init__(self, is_normed=True):
+        super().__init__()
+        self.start = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(16) if is_normed else nn.Identity() for _ in range(4)
+        )
+        with torch.no_grad():
+            self.start.bias[3] = 200.0
+
+    def forward(self, x):
+        x = self.start(x)
+        for norm, block in zip(self.norms, self.blocks, strict=True):
+            x = x + functional.gelu(block(norm(x)))
+        return x[..., :3]
+
+
+@pytest.mark.parametrize("is_normed", [True, False])
+def test_integer_quantizer_when_a_norm_reads_a_residual_stream_then_it_has_sixteen_bits(is_normed):
+    torch.manual_seed(0)
+    model, x = Residual(is_normed), torch.randn(8, 16)
+    found = {}
+    for bits in (8, 16):
+        made = prepared(model, pq.IntegerQuantizer(residual_bits=bits), x)
+        quantized = pq.convert_pt2e(pq.calibrate(made, [x], progress=False))
+        dtypes = {n.meta["val"].dtype for n in quantized.graph.nodes if is_quantize(n)}
+        assert dtypes == ({torch.int8, torch.int16} if is_normed and bits == 16 else {torch.int8})
+        assert pq.audit(quantized).is_integer_only
+        with torch.no_grad():
+            simulated = quantized(x)
+            exact = pq.integer_reference(quantized)(x)
+        assert pq.sqnr_db(model(x), exact) > pq.sqnr_db(model(x), simulated) - 1
+        found[bits] = pq.sqnr_db(model(x), exact)
+    assert (found[16] > found[8] + 12) is is_normed
+
+
+def test_integer_quantizer_when_a_stream_is_wide_then_products_read_eight_bits():
+    model, x = Residual(), torch.randn(8, 16)
+    made = prepared(model, pq.IntegerQuantizer(), x)
+    quantized = pq.convert_pt2e(pq.calibrate(made, [x], progress=False))
+    for node in quantized.graph.nodes:
+        if node.target is torch.ops.aten.linear.default:
+            assert node.args[0].args[0].meta["val"].dtype is torch.int8
