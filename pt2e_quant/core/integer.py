@@ -112,12 +112,16 @@ def requantize_fixed(
 ) -> Tensor:
     """Integers of the output scale by multiplier and shift, as NPUs do: no float.
 
-    - SINGLE: TOSA's apply_scale_32 with single rounding, and TFLite built with
-      TFLITE_SINGLE_ROUNDING.
+    - SINGLE: TOSA's apply_scale_32 with single rounding; TensorFlow Lite's
+      MultiplyByQuantizedMultiplier (kernels/internal/common.cc) built with TFLITE_SINGLE_ROUNDING;
+      ruy's (ruy/apply_multiplier.cc).
     - TOSA_DOUBLE: TOSA's apply_scale_32 with double rounding.
-    - GEMMLOWP: TFLite's MultiplyByQuantizedMultiplier. gemmlowp rounds the high half of the doubled
-      product with ties up (SaturatingRoundingDoublingHighMul) and the shift that is left with ties
-      away from zero (RoundingDivideByPOT).
+    - GEMMLOWP: TensorFlow Lite's MultiplyByQuantizedMultiplier otherwise. gemmlowp
+      (fixedpoint/fixedpoint.h) rounds the high half of the doubled product with ties up
+      (SaturatingRoundingDoublingHighMul: the nudge of a negative product is 1 - 2**30, and C
+      divides towards zero) and the shift that is left with ties away from zero
+      (RoundingDivideByPOT). A left shift that leaves int32 saturates here; there it wraps, which
+      no scale of a network reaches.
 
     Args:
         accumulator: integers within int32.

@@ -21,7 +21,13 @@ from pt2e_quant.core.integer_ops.requantize import (
     output_range,
     requantize,
 )
-from pt2e_quant.core.integer_ops.sums import add, add_up, common_shift
+from pt2e_quant.core.integer_ops.sums import (
+    add,
+    add_by_ratios,
+    add_up,
+    common_shift,
+    reciprocal_of,
+)
 from pt2e_quant.core.qparams import QParams
 
 LIBRARY = torch.ops.quantized_decomposed
@@ -237,3 +243,112 @@ def test_quantize_and_dequantize_when_run_then_the_operators_to_the_last_bit(
         arguments = (scale, zero, low, high, dtype)
         real = LIBRARY.dequantize_per_tensor(expected, *arguments, out_dtype=out_dtype)
         assert torch.equal(dequantize(compute, found, scale, zero, dtype=out_dtype), real)
+
+
+# Transcriptions of the runtimes' sources on 100,000 cases each.
+
+CASES = 100_000
+OUT = OutputRange(zero_point=-11, low=-128, high=127, storage=torch.int8)
+
+
+def accumulators(seed):
+    """Integers of all sizes, as int32."""
+    generator = np.random.default_rng(seed)
+    return (generator.integers(-(2**31), 2**31, CASES) >> generator.integers(0, 31, CASES)).astype(
+        np.int32
+    )
+
+
+def by_lrintf(total, scale):
+    """XNNPACK, xnn_qs8_requantize_fp32__scalar_lrintf; MLAS, MlasRequantizeOutput, is alike."""
+    low, high = (np.float32(v - OUT.zero_point) for v in (OUT.low, OUT.high))
+    scaled = np.clip(total.astype(np.float32) * scale, low, high)
+    return np.rint(scaled).astype(np.int32) + OUT.zero_point
+
+
+def by_magic_bias(total, scale):
+    """XNNPACK, xnn_qs8_requantize_fp32__scalar_fmagic: rounds in the last bit of a float32."""
+    low, high = (np.float32(v - OUT.zero_point) for v in (OUT.low, OUT.high))
+    scaled = np.clip(total.astype(np.float32) * scale, low, high)
+    return (scaled + np.float32(12582912.0)).view(np.int32) - (0x4B400000 - OUT.zero_point)
+
+
+@pytest.mark.parametrize("rule", [by_lrintf, by_magic_bias])
+@pytest.mark.parametrize("scale", [2.0**-9, 0.5, 0.037, 3.3e-6])
+def test_requantize_when_100_000_cases_then_as_xnnpack_and_mlas(rule, scale):
+    total, scale = accumulators(0), np.float32(scale)
+    factor = Factor(kind=Requantization.FLOAT32, values=(float(scale),))
+    found = requantize(compute, torch.from_numpy(total), factor, OUT)
+    assert np.array_equal(found.numpy(), rule(total, scale).astype(np.int8))
+
+
+def integers_and_zeros(seed):
+    generator = np.random.default_rng(seed)
+    values = generator.integers(-128, 128, (2, CASES)).astype(np.int8)
+    return values, generator.integers(-128, 128, 2).tolist()
+
+
+@pytest.mark.parametrize("ratios", [(0.7, 0.31), (0.25, 0.5), (1.9, 0.002)])
+def test_add_when_100_000_cases_then_as_xnnpack(ratios):
+    (x, y), zeros = integers_and_zeros(1)
+    first, second = (np.float32(r) for r in ratios)
+    # xnn_init_qs8_add_minmax_scalar_params, then qs8-vadd/scalar
+    exponent = (int(max(first, second).view(np.int32)) >> 23) - 127
+    shift = 20 - exponent
+    a, b = (int(np.rint(v * np.float32(2.0**shift))) for v in (first, second))
+    bias = (1 << (shift - 1)) - a * zeros[0] - b * zeros[1]
+    total = (x.astype(np.int64) * a + y.astype(np.int64) * b + bias) >> shift
+    expected = np.clip(total, OUT.low - OUT.zero_point, OUT.high - OUT.zero_point) + OUT.zero_point
+    factors = common_shift(float(first), float(second), bits=21)
+    given = {"zero_points": tuple(zeros), "storages": (torch.int8, torch.int8)}
+    found = add(compute, torch.from_numpy(x), torch.from_numpy(y), factors, OUT, **given)
+    assert np.array_equal(found.numpy(), expected.astype(np.int8))
+
+
+def fused(a, b, c):
+    """The float32 nearest to a * b + c, ties to even, rounded once."""
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact == 0:
+        return 0.0
+    unit = Fraction(2) ** (math.frexp(float(exact))[1] - 24)
+    return float(round(exact / unit) * unit)
+
+
+@pytest.mark.parametrize("ratios", [(0.7, 0.31), (1.9, 0.002)])
+def test_add_when_100_000_cases_then_as_mlas(ratios):
+    (x, y), zeros = integers_and_zeros(2)
+    first, second = (np.float32(r) for r in ratios)
+    # MlasQLinearAddKernelAvx2Helper; the few distinct pairs are computed once
+    zero_x, zero_y = (np.float32(zero) for zero in zeros)
+    fixed = np.float32(OUT.zero_point) - (first * zero_x + second * zero_y)
+    parts = {int(v): fused(float(v), float(second), float(fixed)) for v in range(-128, 128)}
+    known = {}
+    expected = []
+    for pair in zip(x.tolist(), y.tolist(), strict=True):
+        if pair not in known:
+            total = fused(float(pair[0]), float(first), parts[pair[1]])
+            known[pair] = min(max(int(np.rint(total)), OUT.low), OUT.high)
+        expected.append(known[pair])
+    given = (float(first), float(second)), OUT
+    found = add_by_ratios(
+        compute, torch.from_numpy(x), torch.from_numpy(y), *given, zero_points=tuple(zeros)
+    )
+    assert found.tolist() == expected
+
+
+def test_average_when_100_000_cases_then_as_tosa():
+    total = accumulators(3) >> 10
+    counts = np.random.default_rng(4).integers(1, 2000, CASES)
+    out = OutputRange(zero_point=0, low=-(2**24), high=2**24, storage=torch.int32)
+    found = requantize(
+        compute, torch.from_numpy(total), reciprocal_of(torch.from_numpy(counts)), out
+    )
+    expected = []
+    for value, count in zip(total.tolist(), counts.tolist(), strict=True):
+        k = 0
+        while (1 << k) < count:
+            k += 1
+        multiplier, shift = (((1 << 30) + 1) << k) // count, 30 + k
+        assert count == 1 or 1 << 30 <= multiplier < 1 << 31
+        expected.append((value * multiplier + (1 << (shift - 1))) >> shift)
+    assert np.clip(expected, out.low, out.high).tolist() == found.tolist()

@@ -8,7 +8,8 @@ import torch
 
 from pt2e_quant.core.integer_ops.calls import cast, widen
 from pt2e_quant.core.integer_ops.profiles import Averaging
-from pt2e_quant.core.integer_ops.sums import add_up, divided
+from pt2e_quant.core.integer_ops.requantize import requantize
+from pt2e_quant.core.integer_ops.sums import add_up, divided, reciprocal_of
 from pt2e_quant.core.integer_ops.windows import Windows, WindowSum, pool_windows
 from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL1D,
@@ -134,7 +135,11 @@ def _average(site: Site[Any], dims: Sequence[int], *, keepdim: bool) -> Any:
 def _averaged(site: Site[Any], x: Operand[Any], total: Any, counts: torch.Tensor) -> Any:
     """A sum of (x - zero_point) divided by how many terms count."""
     output, call = site.required_output(), site.call
-    if site.arithmetic.profile.averaging is Averaging.DIVIDED and is_same_scale(x, output):
+    averaging = site.arithmetic.profile.averaging
+    if averaging is Averaging.RECIPROCAL and is_same_scale(x, output):
+        factor = reciprocal_of(counts).held(site.hold)
+        return requantize(call, total, factor, output.range)
+    if averaging is Averaging.DIVIDED and is_same_scale(x, output):
         stored = call(aten.add.Tensor, cast(call, total, torch.int64), _held(site, counts, x))
         return divided(call, stored, site.hold(counts, "count"), output.range)
     return site.requantized(total, (x.qparams.scale,), divisor=counts.float())

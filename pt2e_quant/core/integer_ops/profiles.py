@@ -59,6 +59,9 @@ class Averaging(StrEnum):
     """Requantized by scale / (output scale * count)."""
     DIVIDED = "divided"
     """Integers divided by count, ties away from zero; input and output have one scale."""
+    RECIPROCAL = "reciprocal"
+    """Differences times ((2**30 + 1) << k) // count >> 30 + k, where 2**k is the least power of two
+    that is at least count; ties up; input and output have one scale."""
 
 
 class Bias(StrEnum):
@@ -124,7 +127,8 @@ _ALL = (
         addition=Addition.MULTIPLIERS_OF_21_BITS,
         averaging=Averaging.REQUANTIZED,
         source="XNNPACK src/microparams-init.c (xnn_init_qs8_qc8w_conv_minmax_fp32_scalar_params, "
-        "xnn_init_qs8_add_minmax_scalar_params), src/qs8-requantization/fp32-scalar-lrintf.c; "
+        "xnn_init_qs8_add_minmax_scalar_params), src/qs8-requantization/fp32-scalar-lrintf.c and "
+        "fp32-scalar-fmagic.c; "
         "ExecuTorch backends/xnnpack/operators/quant_params.py (from_bias)",
         bias=Bias.FLOAT32,
     ),
@@ -141,8 +145,9 @@ _ALL = (
         requantization=Requantization.TWO_FACTORS,
         addition=Addition.REAL,
         averaging=Averaging.REQUANTIZED,
-        source="oneDNN developer guide, Primitive Attributes: Quantization "
-        "(dev_guide_attributes_quantization); the bias in float32 was measured",
+        source="oneDNN src/cpu/ref_convolution_int8.cpp (execute_forward): scales, bias in "
+        "float32, post-ops, destination scale, zero point, rounding; that the scales are "
+        "multiplied first and the destination's is inverted was measured",
         bias=Bias.REAL,
     ),
     Profile(
@@ -166,15 +171,17 @@ _ALL = (
         name="tosa",
         requantization=Requantization.SINGLE,
         addition=Addition.RESCALED,
-        averaging=Averaging.DIVIDED,
-        source="TOSA specification, apply_scale_32 (SINGLE_ROUND)",
+        averaging=Averaging.RECIPROCAL,
+        source="TOSA specification, apply_scale_32 (SINGLE_ROUND), reciprocal_scale, AVG_POOL2D; "
+        "the same in TOSA's reference model, reference_model/src/quant_util.h; ruy "
+        "ruy/apply_multiplier.cc (MultiplyByQuantizedMultiplier) rounds products alike",
     ),
     Profile(
         name="tosa_double",
         requantization=Requantization.TOSA_DOUBLE,
         addition=Addition.RESCALED,
-        averaging=Averaging.DIVIDED,
-        source="TOSA specification, apply_scale_32 (DOUBLE_ROUND); "
+        averaging=Averaging.RECIPROCAL,
+        source="TOSA specification, apply_scale_32 (DOUBLE_ROUND), reciprocal_scale; "
         "LLVM mlir/lib/Conversion/TosaToArith/TosaToArith.cpp has it in operators",
     ),
 )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pt2e_quant.core.integer_ops.calls import Call, Value, cast, out_dtype, widen
 from pt2e_quant.core.integer_ops.define import define_integer_op
-from pt2e_quant.core.integer_ops.requantize import OutputRange
+from pt2e_quant.core.integer_ops.profiles import Requantization
+from pt2e_quant.core.integer_ops.requantize import Factor, OutputRange
 
 _aten: Any = torch.ops.aten
 _BITS = 31
@@ -154,6 +155,21 @@ Divide = define_integer_op(
     "integer_divide(Tensor total, Tensor count) -> Tensor", _divide, _fake_divide
 )
 """A sum over its count of terms, in integers."""
+
+
+def reciprocal_of(counts: Tensor) -> Factor[Tensor]:
+    """The factor 1 / count as TOSA's reciprocal_scale has it (AVG_POOL2D).
+
+    Args:
+        counts: int64, 1 .. 2**31 - 1.
+
+    >>> [int(v) for v in reciprocal_of(torch.tensor([9])).values]
+    [1908874355, 34]
+    """
+    bits = torch.tensor([(count - 1).bit_length() for count in counts.flatten().tolist()])
+    bits = bits.reshape(counts.shape)
+    values = ((1 << 30) + 1 << bits) // counts, bits + 30
+    return Factor(kind=Requantization.SINGLE, values=values)
 
 
 def divided(call: Call[Value], total: Value, count: Value, out: OutputRange) -> Value:
