@@ -14,6 +14,7 @@ from collections import Counter
 import executorch.exir.passes._quant_patterns_and_replacements  # noqa: F401
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.xnnpack.passes.kernel_forms import is_int4, why_no_kernel
@@ -245,38 +246,17 @@ def swap_columns(rows: Node, editor: Editor, *, like: Node) -> Node:
     return editor.call(aten.index_select.default, rows, -1, columns, like=like, val=value)
 
 
-FIND_ROWS = Op(
-    EMBEDDING,
-    Op(
-        DequantizePerChannel,
-        Var("table"),
-        Var("scale"),
-        Var("zero_point"),
-        Var("axis"),
-        Var("quant_min"),
-        Var("quant_max"),
-        name="dequantize",
-        users=None,
-    ),
-    Var("indices"),
-)
+def _lookup(dequantize: OpOverload, *names: str) -> Op:
+    values = Op(dequantize, *map(Var, names), name="dequantize", users=None)
+    return Op(EMBEDDING, values, Var("indices"))
+
+
+_OF_ROWS = "table", "scale", "zero_point", "axis", "quant_min", "quant_max"
+FIND_ROWS = _lookup(DequantizePerChannel, *_OF_ROWS)
 """A table with a scale for each row."""
 
-FIND_GROUPS = Op(
-    EMBEDDING,
-    Op(
-        DequantizePerGroup,
-        Var("table"),
-        Var("scale"),
-        Var("zero_point"),
-        Var("quant_min"),
-        Var("quant_max"),
-        Var("dtype"),
-        name="dequantize",
-        users=None,
-    ),
-    Var("indices"),
-)
+_OF_GROUPS = "table", "scale", "zero_point", "quant_min", "quant_max", "dtype"
+FIND_GROUPS = _lookup(DequantizePerGroup, *_OF_GROUPS)
 """A table with a scale for each group of a row's columns."""
 
 
