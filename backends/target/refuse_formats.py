@@ -21,7 +21,7 @@ from pt2e_quant.core.formats.format_ops import (
     QuantizeFloat,
 )
 from pt2e_quant.core.formats.number_formats import float_format
-from pt2e_quant.graph.cache_nodes import cache_nodes
+from pt2e_quant.graph.idioms.cache_writes import cache_nodes
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.graph.ops import arguments
 

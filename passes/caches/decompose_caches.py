@@ -14,8 +14,8 @@ from pt2e_quant.core.formats.format_ops import ChooseScales, DequantizeBlock, Qu
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, float_name
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.graph.alias import roots, writes
-from pt2e_quant.graph.cache_nodes import cache_nodes
 from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.idioms.cache_writes import cache_nodes
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import arguments, aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult

@@ -13,7 +13,7 @@ from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.flow.annotate.group_sizes import UndividedError, check_groups
 from pt2e_quant.flow.annotate.rules import RuleBook
 from pt2e_quant.graph.alias import WrittenPlaces
-from pt2e_quant.graph.masks import MaskInfo
+from pt2e_quant.graph.idioms.attention_masks import MaskInfo
 from pt2e_quant.graph.op_table import (
     KEEP_FLOAT_KEY,
     OUT,

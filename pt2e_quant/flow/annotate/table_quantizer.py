@@ -25,7 +25,7 @@ from pt2e_quant.flow.annotate.rules import ALL_ROLES, QuantRule, RuleBook, RuleK
 from pt2e_quant.flow.annotate.write_annotations import AnnotationWriter
 from pt2e_quant.flow.qat.train_ranges import for_training
 from pt2e_quant.graph.alias import WrittenPlaces
-from pt2e_quant.graph.masks import find_masks
+from pt2e_quant.graph.idioms.attention_masks import find_masks
 from pt2e_quant.graph.op_table import ALLOWED_KEY, OpKind, OpRow, OpTable, Preference
 from pt2e_quant.graph.pattern import Op, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, run_passes

@@ -40,7 +40,7 @@ from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
 from pt2e_quant.flow.report.audit import refuse_left_float
 from pt2e_quant.graph.alias import WrittenPlaces, mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
-from pt2e_quant.graph.masks import MaskInfo, find_masks
+from pt2e_quant.graph.idioms.attention_masks import MaskInfo, find_masks
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.pickling.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes

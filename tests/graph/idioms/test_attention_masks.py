@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pt2e_quant.graph.masks import find_masks
+from pt2e_quant.graph.idioms.attention_masks import find_masks
 from pt2e_quant.graph.show import show
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards

@@ -1,4 +1,4 @@
-"""Which q/dq of a graph are those of quantized caches: buffers that calls write."""
+"""Cache writes: which q/dq of a graph are those of buffers that calls write."""
 
 from torch.fx import GraphModule, Node
 
