@@ -90,6 +90,13 @@ class Artifact(ABC):
         finally:
             self.reset()
 
+    def node_ids(self) -> Mapping[str, str] | None:
+        """What Model Explorer calls the node of the file that makes a value, by the value's name.
+
+        None where its adapter for such files has no names.
+        """
+        return None
+
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """Time a call of the float model operator by operator.
 

@@ -1,6 +1,6 @@
-"""What `pq.tune` finds: MiniLM with poor ranges, the digits CNN and a small vision transformer.
+"""What `pq.tune` finds: MiniLM with poor ranges, digits, MobileNetV2 and a small ViT.
 
-    python -m benchmarks.tune minilm digits vit --json benchmarks/results/tune.json
+    python -m benchmarks.tune minilm digits mobilenet vit --json benchmarks/results/tune.json
 
 MiniLM begins with static int8 of min-max ranges, without SmoothQuant. The front of the others is
 held against uniform int8, and against int8 with the first and the last layer in float.
@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 import pt2e_quant as pq
 from benchmarks.measure import mean_cosine
-from benchmarks.models import VisionTransformer
+from benchmarks.models import VisionTransformer, mobilenet_v2
 from benchmarks.text_models import minilm, sentence_batches
-from examples.digits_cnn import DigitsCnn
+from examples.digits_cnn import load_images, train_cnn
 from pt2e_quant.analysis.menu import constants_size, is_product
 from pt2e_quant.backends.target.recipe_file import FLOAT, NodeScheme, RecipeFile
 
 BACKEND = "onnx"
 MIN_MAX = RecipeFile(backend=BACKEND, recipe="int8", ranges="min_max", without=("smooth_quant",))
-CASES = ("minilm", "digits", "vit")
+CASES = ("minilm", "digits", "mobilenet", "vit")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,12 @@ def case_named(name: str) -> Case:
         return Case(minilm(), sentence_batches(16, 64, 11), sentence_batches(40, 64, 12)[16:])
     torch.manual_seed(0)
     if name == "digits":
-        model: nn.Module = DigitsCnn()
-        drawn = torch.rand(8, 16, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+        digits = load_images()
+        model: nn.Module = train_cnn(digits.train_images, digits.train_labels, epochs=3)
+        drawn = torch.cat([digits.train_images[:64], digits.test_images[:64]]).unflatten(0, (8, 16))
+    elif name == "mobilenet":
+        model = mobilenet_v2(image=64, classes=100)
+        drawn = torch.randn(8, 4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     else:
         vit = VisionTransformer(32, patch=8, width=64, depth=4, heads=4, classes=10)
         nn.init.normal_(vit.class_token)
@@ -129,7 +133,8 @@ def main() -> None:
     if parsed.json is None:
         print(text)
     else:
-        parsed.json.write_text(text + "\n")
+        known = json.loads(parsed.json.read_text()) if parsed.json.exists() else {}
+        parsed.json.write_text(json.dumps(known | results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

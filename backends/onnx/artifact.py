@@ -68,6 +68,12 @@ class OnnxArtifact(Artifact):
         """Bytes of the file."""
         return len(self.model)
 
+    def node_ids(self) -> Mapping[str, str]:
+        """The names of the nodes, by the values that they make; inputs as they are shown."""
+        graph = onnx.load_model_from_string(self.model).graph
+        inputs = {value.name: f"[value] {value.name}" for value in graph.input}
+        return inputs | {value: node.name for node in graph.node for value in node.output}
+
     def limit_threads(self, threads: int) -> None:
         """Run on so many threads from now on; 0 leaves the choice to ONNX Runtime."""
         self.threads = threads

@@ -140,7 +140,7 @@ def test_tune_when_minilm_has_min_max_ranges_then_a_cosine_of_999_with_most_in_i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits", "vit"])
+@pytest.mark.parametrize("name", ["digits", "mobilenet", "vit"])
 def test_tune_when_a_front_is_drawn_then_it_dominates_uniform_mixes(name):
     from benchmarks.tune import run_case
 
