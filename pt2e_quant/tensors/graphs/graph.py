@@ -175,7 +175,61 @@ def pin_weights(prepared: GraphModule, stored: Mapping[str, QuantizedTensor]) ->
         for observer in graph.modules():
             if isinstance(observer, DerivedObserverOrFakeQuantize):
                 observer.obs_or_fqs = [swapped.get(id(o), o) for o in observer.obs_or_fqs]
+        _pin_inputs(graph, stored)
     _check_pinned(prepared, stored, pinned)
+
+
+def _pin_inputs(graph: GraphModule, stored: Mapping[str, QuantizedTensor]) -> None:
+    """Let observers of static inputs keep the scales that the tensors have.
+
+    Raises:
+        UnsupportedError: the graph quantizes such an input otherwise, or to different scales.
+    """
+    pinned: dict[str, QParams] = {}
+    infos = prepared_state(graph).observer_infos
+    for node in graph.graph.nodes:
+        if not is_call(node, _PRODUCTS):
+            continue
+        x, name = node.args[0], _weight_name(graph, node.args[1])
+        tensor = stored.get(name)
+        found = None if tensor is None else static_input(tensor)
+        if found is None or tensor is None:
+            continue
+        key = str(x.target)
+        if key not in infos:
+            raise _differs(f"the input of {name}", str(tensor.form.input), "float")
+        observer: Any = graph.get_submodule(key)
+        if observer.dtype != found.dtype:
+            raise _differs(f"the input of {name}", str(tensor.form.input), str(observer.dtype))
+        if key in pinned and not _are_equal(pinned[key], found):
+            raise _differs(f"the input of {name}", str(tensor.form.input), "another module's")
+        pinned[key] = found
+        graph.add_module(key, StoredObserver(observer, found))
+
+
+def _weight_name(graph: GraphModule, node: Any) -> str:
+    """The name of the parameter that a product reads, as observed or as held."""
+    source = source_constant(node) if isinstance(node, Node) else None
+    if source is None and isinstance(node, Node) and node.op == "call_module":
+        source = source_constant(node.all_input_nodes[0])
+    return "" if source is None else str(source.target)
+
+
+def _are_equal(one: QParams, other: QParams) -> bool:
+    is_same = torch.equal(one.zero_point, other.zero_point)
+    return is_same and torch.equal(one.scale, other.scale)
+
+
+def static_input(tensor: QuantizedTensor) -> QParams | None:
+    """The qparams of the activations that a weight is multiplied with; None if none are static."""
+    scheme = tensor.form.input
+    if scheme is None or scheme.is_dynamic:
+        return None
+    low, high = scheme.range
+    scale, zero_point = tensor.parts["input_scale"], tensor.parts["input_zero_point"]
+    return QParams(
+        scale=scale, zero_point=zero_point, quant_min=low, quant_max=high, dtype=scheme.dtype
+    )
 
 
 def _check_pinned(
@@ -203,7 +257,7 @@ def _pinned(observer: Any, tensor: QuantizedTensor, name: str) -> nn.Module:
     wanted = getattr(observer, "scheme", None)
     if isinstance(found, BlockQParams):
         if wanted is not None and wanted != tensor.form.scheme:
-            raise _differs(name, tensor, str(wanted))
+            raise _differs(name, str(tensor.form.scheme), str(wanted))
         made = BlockWeightObserver(tensor.form.scheme)
         made.found = found
         made.min_val = made.max_val = torch.zeros(1)
@@ -213,13 +267,14 @@ def _pinned(observer: Any, tensor: QuantizedTensor, name: str) -> nn.Module:
         found.group_size
     )
     if wanted is not None or is_other or (found.axis is not None and axis != found.axis):
-        raise _differs(name, tensor, f"{observer.dtype} {getattr(observer, 'qscheme', '')}")
+        other = f"{observer.dtype} {getattr(observer, 'qscheme', '')}"
+        raise _differs(name, str(tensor.form.scheme), other)
     return StoredObserver(observer, found)
 
 
-def _differs(name: str, tensor: QuantizedTensor, wanted: str) -> UnsupportedError:
+def _differs(name: str, own: str, wanted: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{name} is {tensor.form.scheme}, and would be quantized anew as {wanted}",
+        f"{name} is {own}, and would be quantized anew as {wanted}",
         fix="give a recipe whose weights have this scheme, or quantize_ with the recipe's",
     )
 
@@ -237,8 +292,7 @@ def stored_quantizer(target: Backend, stored: Mapping[str, QuantizedTensor]) -> 
     It is that of the backend's nearest recipe, for its passes; with the tensors' schemes as rules.
 
     Raises:
-        ConfigError: nothing is quantized, or activations have static scales, which a recipe of
-            the backend calibrates in a graph.
+        ConfigError: nothing is quantized.
     """
     if not stored:
         raise ConfigError(
@@ -251,10 +305,8 @@ def stored_quantizer(target: Backend, stored: Mapping[str, QuantizedTensor]) -> 
     for name, tensor in stored.items():
         scheme = scheme_of(tensor)
         if scheme.input is not None and not scheme.input.is_dynamic:
-            raise ConfigError(
-                f"{name} has static activations: their outputs have no scales in an eager module",
-                fix="quantize the float module in the graph flow, with calibration_data",
-            )
+            # Backends that multiply static integers write integers: data gives their scales.
+            scheme = replace(scheme, output=scheme.input)
         # By the weight: attention multiplies with its projections' weights itself.
         rules.append(QuantRule(kind=RuleKind.GLOBAL, scheme=scheme, where=_reads(name)))
     quantizer.rules = rules

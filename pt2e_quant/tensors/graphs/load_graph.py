@@ -1,5 +1,6 @@
 """A canonical graph's weights, loaded back into the eager module that it was exported from."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -135,7 +136,22 @@ def _tensor_of(gm: GraphModule, node: Node, source: Node) -> QuantizedTensor:
     form = TensorForm(
         scheme=scheme, dtype=value.dtype, shape=tuple(codes.shape), input=_input_of(node)
     )
-    return QuantizedTensor.from_qparams(codes.detach(), qparams, form)
+    made = QuantizedTensor.from_qparams(codes.detach(), qparams, form)
+    static = _static_input(gm, node)
+    if static is None:
+        return made
+    own = {"input_scale": static.scale, "input_zero_point": static.zero_point}
+    scheme = _plain_scheme(static, static.dtype)
+    return made.like(made.parts | own, replace(made.form, input=scheme))
+
+
+def _static_input(gm: GraphModule, node: Node) -> QParams | None:
+    """The qparams of static activations that a product multiplies with a weight."""
+    for user in node.users:
+        x = user.args[0] if is_call(user, ops.LINEAR + ops.CONV) else None
+        if isinstance(x, Node) and is_dequantize(x) and kind_of_qdq(x) in STATIC_KINDS:
+            return read_qparams(gm, x)
+    return None
 
 
 def _plain_scheme(qparams: QParams, dtype: torch.dtype) -> TensorScheme:
