@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import pt2e_quant as pq
 from benchmarks import inputs
 from benchmarks.cpu import with_own_relus
-from benchmarks.effort_models import FINAL, TUNED, Batches, build
+from benchmarks.effort_zoo import FINAL, TUNED, Batches, build
 from benchmarks.measure import Stopwatch, sqnr_db
 from benchmarks.peers import feed, onnx_float, onnx_static, torchao_quantize
 from benchmarks.results import write_results
@@ -54,23 +54,28 @@ def x86(model: nn.Module, calibration: Batches) -> Run:
     return convert_pt2e(prepared)
 
 
-def peers(model: nn.Module, calibration: Batches, *, with_onnx: bool) -> dict[str, Run]:
+PEERS = (
+    "XNNPACKQuantizer",
+    "X86InductorQuantizer",
+    *(f"quantize_static {method}" for method in ("MinMax", "Entropy", "Percentile")),
+)
+
+
+def peers(model: nn.Module, calibration: Batches, wanted: Sequence[str]) -> dict[str, Run]:
     """Return the peers' quantized models by name; one that fails is left out."""
     example = calibration[0]
     makers: dict[str, Callable[[], Run]] = {
         "XNNPACKQuantizer": lambda: torchao_quantize(model, example, calibration, Stopwatch()),
         "X86InductorQuantizer": lambda: x86(model, calibration),
     }
-    if with_onnx:
-        file = onnx_float(model, example).data
-        for method in ("MinMax", "Entropy", "Percentile"):
-            makers[f"quantize_static {method}"] = lambda method=method: (
-                onnx_static(file, calibration, method=method).run
-            )
+    file = onnx_float(model, example).data if any("static" in name for name in wanted) else b""
+    for name in PEERS[2:]:
+        method = name.split()[1]
+        makers[name] = lambda method=method: onnx_static(file, calibration, method=method).run
     found: dict[str, Run] = {}
-    for name, make in makers.items():
+    for name in wanted:
         try:
-            found[name] = make()
+            found[name] = makers[name]()
         except Exception as error:  # a peer's own failure is a result
             print(f"{name} failed: {type(error).__name__}: {str(error)[:100]}")
     return found
@@ -90,7 +95,12 @@ def score(run: Run, model: nn.Module, held_out: Batches) -> float:
 
 
 def measure(
-    name: str, contrast: str, *, with_onnx: bool, backends: Sequence[str], efforts: Sequence[str]
+    name: str,
+    contrast: str,
+    *,
+    backends: Sequence[str],
+    efforts: Sequence[str],
+    others: Sequence[str],
 ) -> list[dict[str, object]]:
     """Return one row for each way to quantize one model."""
     inputs.CONTRAST_SIGMA = CONTRASTS[contrast]
@@ -110,7 +120,7 @@ def measure(
     for backend in backends:
         for effort in efforts:
             add(f"{backend} {effort}", *ours(backend, effort, model, calibration))
-    for how, run in peers(model, calibration, with_onnx=with_onnx).items():
+    for how, run in peers(model, calibration, others).items():
         add(how, run)
     return rows
 
@@ -134,19 +144,20 @@ def main() -> None:
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--backends", nargs="*", default=["xnnpack", "onnx"])
     parser.add_argument("--efforts", nargs="*", default=EFFORTS)
-    parser.add_argument("--without-onnx", action="store_true", help="leave quantize_static out")
+    parser.add_argument("--contrasts", nargs="*", choices=CONTRASTS, default=list(CONTRASTS))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     given = parser.parse_args()
     torch.set_num_threads(1)
     names = given.models or list(TUNED if given.half == "tuned" else FINAL)
     rows: list[dict[str, object]] = []
     for name in names:
-        for contrast in CONTRASTS:
+        for contrast in given.contrasts:
             found = measure(
                 name,
                 contrast,
-                with_onnx=not given.without_onnx,
                 backends=given.backends,
                 efforts=given.efforts,
+                others=given.peers,
             )
             rows += found
             print(name, contrast, *(f"{r['how']}={r['sqnr_db']}" for r in found), flush=True)

@@ -9,22 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.cases import digits_case
-from benchmarks.inputs import image_batches
 from benchmarks.models import (
     BasicBlock,
     Bottleneck,
     MobileNetV2,
     ResNet,
     VisionTransformer,
-    init_conv_weights,
-    settle_batch_norm,
 )
 
 Act = Callable[[], nn.Module]
-Batches = list[tuple[Tensor, ...]]
 IMAGE = 64
-CALIBRATION_SEED, HELD_OUT_SEED = 21, 22
 
 
 def conv(a: int, b: int, k: int = 3, stride: int = 1, groups: int = 1, act: Act = nn.ReLU):
@@ -219,6 +213,22 @@ class Mixer(nn.Module):
         return self.head(self.norm(x).mean(1))
 
 
+class GatedTokens(nn.Module):
+    """One half gates the other along the tokens (Liu et al. 2021, gMLP)."""
+
+    def __init__(self, tokens: int, width: int = 64) -> None:
+        super().__init__()
+        self.norm, self.gate = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.mix = nn.Linear(tokens, tokens)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float[N, tokens, width] to the same shape."""
+        a, b = F.gelu(self.up(self.norm(x))).chunk(2, -1)
+        b = self.mix(self.gate(b).transpose(1, 2)).transpose(1, 2)
+        return x + self.down(a * (b + 1))
+
+
 class ConvNextBlock(nn.Module):
     """A wide depthwise convolution, a layer norm, two linears (Liu et al. 2022)."""
 
@@ -298,18 +308,3 @@ FINAL: dict[str, Callable[[], nn.Module]] = {
     "resnet_bottleneck": lambda: ResNet(Bottleneck, (1, 1, 1, 1), 100),
     "unet_wide": lambda: UNet(24, 8),
 }
-
-
-def build(name: str) -> tuple[nn.Module, Batches, Batches]:
-    """Return a model in eval mode, its calibration batches and its held-out ones."""
-    if name == "digits":
-        case = digits_case(8)
-        return case.model, case.calibration[:32], case.held_out[:64]
-    torch.manual_seed(sum(name.encode()))
-    model = (TUNED | FINAL)[name]()
-    generator = torch.Generator().manual_seed(sum(name.encode()))
-    if name not in ("vit", "mixer", "convnext"):
-        init_conv_weights(model, generator)
-    settle_batch_norm(model, IMAGE, generator)
-    calibration = image_batches(16, IMAGE, CALIBRATION_SEED)
-    return model.eval(), calibration, image_batches(24, IMAGE, HELD_OUT_SEED)

@@ -49,10 +49,18 @@ class Gathered:
         statistics: by the name of the algorithm, the operator and the slot.
         floats: what constants were before an algorithm made them fit their quantization, by the
             `get_attr` node; only while something is to be compared with the float model.
+        progress: show progress bars of what takes long on a terminal.
     """
 
     statistics: dict[tuple[str, Node, str], Statistics] = field(default_factory=dict)
     floats: dict[Node, Tensor] = field(default_factory=dict)
+    progress: bool = False
+
+    @property
+    def calls_seen(self) -> int:
+        """How many calls calibration made."""
+        kept = (s for s in self.statistics.values() if isinstance(s, KeptInputs))
+        return max((one.count for one in kept), default=0)
 
     @property
     def calls(self) -> dict[Node, list[Any]]:

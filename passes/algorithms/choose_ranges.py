@@ -1,10 +1,10 @@
 """Choose the ranges of activations by what they cost on calibration calls that did not set them."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log10
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.alias import mutated_buffers
+from pt2e_quant.graph.ops import CONV, LINEAR, argument, arguments, is_call
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
@@ -27,6 +29,8 @@ from pt2e_quant.passes.algorithms.range_groups import (
 
 LEAST_CALLS = 4
 """Two to set ranges by, and two to judge them on."""
+ALWAYS_USED = 8
+"""Kept calls that are used however few calls calibration made; of more, half as many."""
 LEAST_GAINS = (1.0, 1.25)
 """By what factor a tensor's error must fall for another range: two choices, held against each
 other in the whole model."""
@@ -36,6 +40,12 @@ LEAST_GAIN_DB = 0.05
 BEYOND = 0.05
 """How often a call is taken to exceed what calibration saw."""
 
+MOST_ROWS = 16
+"""Of the outputs of a linear or convolution, how many are compared."""
+MOST_COMPARED = 4
+"""In how many calls each tensor alone is rounded, in every second of them exceeded as well."""
+
+T = TypeVar("T")
 Choice = dict[int, str]
 """The name of each group's range, by the id of its observer."""
 
@@ -53,6 +63,9 @@ class ChooseRanges(Algorithm):
     the observers' ranges in the whole model with all activations rounded, there too with a call
     that exceeds the others, and taken only where the model's output comes nearer to the float one.
     By the rules that won, all kept calls then set the ranges.
+
+    At most half as many calls are used as calibration made, but eight. Together the steps cost
+    about as much as four runs of the float model over each.
 
     Args:
         varies: how many groups, those that cost most, are varied one by one in the whole model.
@@ -85,11 +98,12 @@ class ChooseRanges(Algorithm):
                 f"ranges are as observed: a choice needs {LEAST_CALLS} calls, found {count}"
             )
         inputs = graph.gm.graph.find_nodes(op="placeholder")
-        calls = [[given[node][index] for node in inputs] for index in range(count)]
+        used = min(count, max(ALWAYS_USED, graph.gathered.calls_seen // 2))
+        calls = [[given[node][index] for node in inputs] for index in range(used)]
         groups = range_groups(graph.gm)
         if not groups:
             raise Declined("ranges are as observed: all are of pooled features, logits or vectors")
-        chooser = _Chooser(graph.gm, groups, calls)
+        chooser = _Chooser(graph.gm, groups, calls, progress=graph.gathered.progress)
         with torch.no_grad():
             chooser.fit()
             chooser.judge()
@@ -113,7 +127,7 @@ class _Run(Interpreter):
         super().__init__(gm, garbage_collect_values=True)
         self.observe = observe
         self.written = frozenset(mutated_buffers(gm))
-        self.after: Callable[[Node, Any], None] = lambda node, value: None
+        self.after: Callable[[Node, Any], None] = _ignore
 
     def call(self, inputs: Sequence[Any]) -> list[Any]:
         """The flat outputs of one call, which starts from the state that the model has."""
@@ -131,13 +145,20 @@ class _Run(Interpreter):
         return value
 
     def again(self, node: Node, source: Node, value: Tensor) -> Any:
-        """What an operator computes of another value of one of its inputs."""
+        """What an operator computes of another value of one of its inputs.
+
+        Of a linear or convolution with many outputs some are computed, at even distances.
+        """
 
         def read(n: Node) -> Any:
             return value if n is source else self.env[n]
 
-        args, kwargs = (_filled(given, read) for given in (node.args, node.kwargs))
-        return node.target(*args, **kwargs)  # type: ignore[operator]  # an operator
+        given = {name: _filled(value, read) for name, value in arguments(node).items()}
+        if is_call(node, LINEAR) or (is_call(node, CONV) and argument(node, "groups") == 1):
+            step = max(1, len(given["weight"]) // MOST_ROWS)
+            sampled = {name: given[name] for name in ("weight", "bias")}
+            given |= {name: v if v is None else v[::step] for name, v in sampled.items()}
+        return node.target(**given)  # type: ignore[operator]  # an operator
 
 
 def _filled(given: Any, read: Callable[[Node], Any]) -> Any:
@@ -156,14 +177,26 @@ class _Chooser:
     """The steps of the choice, each one run of the model over some of the calls."""
 
     def __init__(
-        self, gm: GraphModule, groups: dict[int, RangeGroup], calls: Sequence[Sequence[Any]]
+        self,
+        gm: GraphModule,
+        groups: dict[int, RangeGroup],
+        calls: Sequence[Sequence[Any]],
+        *,
+        progress: bool,
     ) -> None:
         self.gm = gm
+        self.progress = progress
         self.groups = groups
         self.fitted, self.judged = calls[0::2], calls[1::2]
         self.group_of = {node: group for group in groups.values() for node in group.nodes}
         self.noise: dict[tuple[Node, Node, str], float] = defaultdict(float)
         self.signal: dict[tuple[Node, Node], float] = defaultdict(float)
+        self.is_exceeded = False
+        self.compared: list[tuple[Sequence[Any], list[Tensor], float]] = []
+        """The calls of the whole model, what the float model makes of them, and their weights."""
+
+    def _show(self, calls: Sequence[T], text: str) -> Iterator[T]:
+        return show_progress(calls, text, enabled=self.progress)
 
     def _see(self, node: Node, value: Any) -> Any:
         if node in self.group_of:
@@ -173,7 +206,7 @@ class _Chooser:
     def fit(self) -> None:
         """Set the candidates of each group by the first half of the calls."""
         run = _Run(self.gm, self._see)
-        for call in self.fitted:
+        for call in self._show(self.fitted, "finding ranges"):
             run.call(call)
         for group in self.groups.values():
             group.set_candidates()
@@ -186,31 +219,45 @@ class _Chooser:
             for source in reader.all_input_nodes:
                 group = self.group_of.get(source)
                 if group is not None and len(group.qparams) > 1:
-                    is_pure = _is_pure(reader) and isinstance(value, Tensor)
-                    self._compare(run, group, (source, reader), is_pure=is_pure)
+                    again = run.again if _is_pure(reader) and isinstance(value, Tensor) else None
+                    for x, weight in self._calls_like(run.env[source], group.stretch(source)):
+                        self._compare(group, (source, reader), x, weight, again)
 
-        run.after = measure
-        for call in self.judged:
-            run.call(call)
+        step = -(-len(self.judged) // MOST_COMPARED)
+        for number, call in enumerate(self._show(self.judged, "judging ranges")):
+            run.after = measure if number % step == 0 else _ignore
+            self.is_exceeded = number % (2 * step) == step  # when more maxima are known
+            self.compared.append((call, _floats(run.call(call)), 1.0))
+        plain = _Run(self.gm, lambda node, value: value)
+        for call, weight in self._beyond():
+            self.compared.append((call, _floats(plain.call(call)), weight))
         for (source, reader, name), energy in self.noise.items():
             errors = self.group_of[source].errors
             share = energy / max(self.signal[source, reader], 1e-30)
             errors[name] = errors.get(name, 0.0) + share
 
+    def _calls_like(self, given: Tensor, stretch: float) -> Iterator[tuple[Tensor, float]]:
+        """A value in one call, and in one that exceeds it, with their weights."""
+        yield given, 1.0
+        if self.is_exceeded:
+            yield given * stretch, 2 * BEYOND
+
     def _compare(
-        self, run: _Run, group: RangeGroup, edge: tuple[Node, Node], *, is_pure: bool
+        self,
+        group: RangeGroup,
+        edge: tuple[Node, Node],
+        value: Tensor,
+        weight: float,
+        again: Callable[[Node, Node, Tensor], Any] | None,
     ) -> None:
-        """Add one call's noise and signal, and its share of those of a call that exceeds it."""
+        """Add a call's noise and signal at a reader, or at the tensor if that cannot run again."""
         source, reader = edge
-        given = run.env[source]
-        stretched = given * group.stretch(source), BEYOND
-        for value, weight in ((given, 1.0), stretched):
-            expected = run.again(reader, source, value) if is_pure else value
-            self.signal[edge] += weight * _energy(expected)
-            for name, qparams in group.qparams.items():
-                rounded = _rounded(value, qparams)
-                found = run.again(reader, source, rounded) if is_pure else rounded
-                self.noise[source, reader, name] += weight * _energy(found - expected)
+        expected = value if again is None else again(reader, source, value)
+        self.signal[edge] += weight * _energy(expected)
+        for name, qparams in group.qparams.items():
+            rounded = _rounded(value, qparams)
+            found = rounded if again is None else again(reader, source, rounded)
+            self.noise[source, reader, name] += weight * _energy(found - expected)
 
     def decide(self, varies: int) -> tuple[Choice, str]:
         """The choice that is best in the whole model, and a line that says so."""
@@ -233,14 +280,12 @@ class _Chooser:
 
     def _whole(self, choices: Sequence[Choice]) -> list[float]:
         """SQNR of the model's output with all activations rounded, for each choice."""
-        plain = _Run(self.gm, lambda node, value: value)
         runs = [_Run(self.gm, self._rounding(choice)) for choice in choices]
         signal, noise = 0.0, [0.0] * len(runs)
-        for call, weight in [*((call, 1.0) for call in self.judged), *self._beyond()]:
-            expected = [v for v in plain.call(call) if _is_float(v)]
+        for call, expected, weight in self._show(self.compared, "comparing ranges"):
             signal += weight * sum(map(_energy, expected))
             for index, run in enumerate(runs):
-                found = [v for v in run.call(call) if _is_float(v)]
+                found = _floats(run.call(call))
                 error = sum(_energy(f - e) for f, e in zip(found, expected, strict=True))
                 noise[index] += weight * error
         return [10 * log10(signal / n) if n > 0 < signal else inf for n in noise]
@@ -289,6 +334,10 @@ class _Chooser:
         return choice, score
 
 
+def _ignore(node: Node, value: Any) -> None:
+    """Nothing is to be measured behind a node."""
+
+
 def _is_pure(node: Node) -> bool:
     """Whether an operator may be run again: it writes nothing."""
     return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
@@ -296,6 +345,10 @@ def _is_pure(node: Node) -> bool:
 
 def _is_float(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _floats(values: Iterable[Any]) -> list[Tensor]:
+    return [value for value in values if _is_float(value)]
 
 
 def _energy(value: Tensor) -> float:

@@ -25,9 +25,9 @@ from pt2e_quant.analysis.open_side import open_file, open_graph
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.compare_results import is_float
 from pt2e_quant.core.errors import ConfigError, module_path, source_line
+from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
-from pt2e_quant.flow.calibrate.progress import show_progress
 from pt2e_quant.flow.report.worst_tensors import by_channel
 from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.graph.op_table import operator_name

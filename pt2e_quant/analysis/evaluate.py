@@ -14,10 +14,10 @@ from pt2e_quant.analysis.metric import Metric, MetricSum, split_batch
 from pt2e_quant.analysis.open_side import open_file
 from pt2e_quant.backends.artifact import Artifact, result_builder
 from pt2e_quant.core.errors import ConfigError, InputError
+from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, suggest_pick
-from pt2e_quant.flow.calibrate.progress import show_progress
 from pt2e_quant.flow.calibrate.sample import copied
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
 

@@ -24,8 +24,8 @@ from pt2e_quant.analysis.solve import Candidate, least_noise, least_precision
 from pt2e_quant.analysis.tuned import Choice, Point, Tuned, front_of
 from pt2e_quant.backends.target.recipe_file import FLOAT, RecipeFile
 from pt2e_quant.core.errors import ConfigError, Pt2eQuantError, UnsupportedError
+from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.flow.calibrate.progress import show_progress
 
 WEIGHED = 2
 """Batches that groups are weighed on."""

@@ -22,10 +22,10 @@ from pt2e_quant.backends.artifact import result_builder
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import ConfigError, module_path, near
+from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call
-from pt2e_quant.flow.calibrate.progress import show_progress
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY

@@ -12,7 +12,7 @@ from pt2e_quant.analysis.float_twin import FloatTwin, Group, Values, quantized_s
 from pt2e_quant.analysis.measure import Noise, as_floats
 from pt2e_quant.analysis.metric import Metric, MetricSum
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.flow.calibrate.progress import show_progress
+from pt2e_quant.core.progress import show_progress
 
 Build: TypeAlias = Callable[[Sequence[Any]], Any]
 """Puts the leaves of a result into the model's own structure."""

@@ -10,11 +10,11 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import CalibrationError, InputError
+from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qdq import required_attribute
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.input_ranges import note_ranges
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs, suggest_pick
-from pt2e_quant.flow.calibrate.progress import show_progress
 from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample, copied
 from pt2e_quant.flow.prepare.prepared import observers_of, prepared_graphs, prepared_state
 from pt2e_quant.graph.alias import written_inputs

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import CalibrationError, ConfigError, InputError, UnsupportedError
+from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.block_state import BlockState, Progress
@@ -24,7 +25,6 @@ from pt2e_quant.flow.calibrate.calibrate import (
 )
 from pt2e_quant.flow.calibrate.input_ranges import note_ranges
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
-from pt2e_quant.flow.calibrate.progress import show_progress
 from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample, copied
 from pt2e_quant.flow.prepare.prepared import observers_of, prepared_state
 from pt2e_quant.graph.meta import attribute

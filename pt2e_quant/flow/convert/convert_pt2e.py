@@ -182,6 +182,7 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
         _take_over(provenance, provenance_of(body.gm), body.name)
     state = prepared_state(gm)
     gathered = take_statistics(gm, state.algorithms)
+    gathered.progress = how.progress
     if is_body and how.is_calibrated and never_ran(gm):
         leave_float(gm)
         return
@@ -226,11 +227,7 @@ class _Converter:
     """One walk over the observer nodes, one recompile."""
 
     def __init__(
-        self,
-        gm: GraphModule,
-        state: PreparedState,
-        provenance: Provenance,
-        how: _How,
+        self, gm: GraphModule, state: PreparedState, provenance: Provenance, how: _How
     ) -> None:
         self.gm = gm
         self.state = state

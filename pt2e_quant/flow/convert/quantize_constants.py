@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.provenance import TensorRecord
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.flow.annotate.observer_choice import derive_bias_qparams
-from pt2e_quant.flow.calibrate.progress import show_progress
 from pt2e_quant.flow.convert.emit_qdq import Layout, qdq_name, static_layout
 from pt2e_quant.flow.convert.joint_qparams import is_min_max, joint_qparams, range_of
 from pt2e_quant.flow.convert.observed_qparams import has_seen, observed_range, record_of, recorded

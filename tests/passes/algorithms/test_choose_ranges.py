@@ -10,6 +10,7 @@ from torch import nn
 import pt2e_quant as pq
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.observers.static.minmax import MinMaxObserver
+from pt2e_quant.passes.algorithms import choose_ranges
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges, _Chooser
 from pt2e_quant.passes.algorithms.range_groups import AS_OBSERVED, range_groups
 
@@ -95,12 +96,11 @@ def test_whole_model_when_calls_differ_widely_then_one_that_exceeds_them_counts(
     program = torch.export.export(Reader(1.0).eval(), (data[0],))
     prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
     groups = range_groups(pq.calibrate(prepared, data, progress=False))
-    chooser = _Chooser(prepared, groups, [[x] for x in data])
+    chooser = _Chooser(prepared, groups, [[x] for x in data], progress=False)
     with torch.no_grad():
         chooser.fit()
-        node, group = next(iter(chooser.group_of.items()))
-        for call in chooser.judged:  # their maxima count for the spread too
-            group.see(node, *call)
+        group = next(iter(chooser.group_of.values()))
+        chooser.judge()
         seen = group.qparams[AS_OBSERVED]
         group.qparams["judged calls"] = replace(seen, scale=seen.scale / contrast)
         observed, tight = chooser._whole([{}, {id(group.observer): "judged calls"}])
@@ -231,3 +231,42 @@ def test_choose_ranges_when_named_as_algorithm_then_as_balanced():
     prepared = pq.prepare_pt2e(program, quantizer, algorithms=[ChooseRanges()])
     gm = pq.convert_pt2e(pq.calibrate(prepared, data, progress=False))
     assert torch.equal(gm(data[0]), converted(model, data, "balanced")(data[0]))
+
+
+@pytest.mark.parametrize(("seen", "most"), [(32, 5 * 8), (16, 5 * 4), (8, 5 * 4)])
+def test_choose_ranges_when_there_are_many_calls_then_half_of_them_at_most_are_run(
+    seen, most, monkeypatch
+):
+    runs, call = [], choose_ranges._Run.call
+    monkeypatch.setattr(
+        choose_ranges._Run, "call", lambda self, inputs: runs.append(1) or call(self, inputs)
+    )
+    converted(Reader(0.0), images(seen, seed=1), "balanced")
+    assert 0 < len(runs) <= most
+
+
+def test_choose_ranges_when_a_layer_has_many_outputs_then_some_are_compared(monkeypatch):
+    sizes, energy = [], choose_ranges._energy
+    monkeypatch.setattr(choose_ranges, "_energy", lambda x: sizes.append(x.shape[1]) or energy(x))
+    model = Reader(0.0)
+    model.conv, model.after = nn.Conv2d(CHANNELS, 100, 3), nn.Conv2d(100, 4, 1)
+    gm = converted(model, images(8, seed=1), "balanced")
+    assert 100 not in sizes
+    assert 17 in sizes  # every sixth of 100
+    assert any(record.evidence for record in pq.provenance_of(gm).tensors)
+
+
+def test_choose_ranges_when_progress_is_asked_for_then_each_step_shows_it(monkeypatch):
+    shown = []
+
+    def show(calls, text, *, enabled):
+        shown.append((text, enabled))
+        return iter(calls)
+
+    monkeypatch.setattr(choose_ranges, "show_progress", show)
+    data = images(8, seed=1)
+    program = torch.export.export(Reader(0.0), (data[0],))
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
+    pq.convert_pt2e(pq.calibrate(prepared, data, progress=False), progress=True)
+    assert shown == [(f"{step} ranges", True) for step in ("finding", "judging", "comparing")]
