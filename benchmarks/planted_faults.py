@@ -103,13 +103,17 @@ def quantized(name: str, backend: str = "xnnpack") -> Quantized:
     return Quantized(name=name, program=program, gm=gm, batches=batches)
 
 
+def quantized_for(form: str) -> list[Quantized]:
+    """Return every model, quantized by the backend that makes the form."""
+    return [quantized(name, "xnnpack" if form == "graph" else form) for name in MODELS]
+
+
 def plant(model: Quantized, fault: str, draw: random.Random) -> Planted:
     """Return a copy of the graph with a fault in a node that is drawn."""
     gm = copy.deepcopy(model.gm)
     side = GraphSide(gm, "")
     if fault in WEIGHT_FAULTS:
-        weights = [w for w in side.weights.values() if w.qparams is not None and _channels(w) > 1]
-        weight = draw.choice(weights)
+        weight = draw.choice([w for w in side.weights.values() if _channels(w) > 1])
         WEIGHT_FAULTS[fault](gm, weight, draw)
         node = next(name for name, site in side.sites.items() if site.node is weight.reader)
     else:
@@ -127,7 +131,9 @@ def _is_fixed(node: Node) -> bool:
 
 
 def _channels(weight: WeightSite) -> int:
-    return weight.qparams.scale.numel() if weight.qparams is not None else 0
+    """How many scales a weight has; 0 for a bias, which some backends quantize too."""
+    is_bias = weight.node.meta["val"].dim() < 2
+    return 0 if weight.qparams is None or is_bias else weight.qparams.scale.numel()
 
 
 def bad_range(model: Quantized, site: Site, draw: random.Random) -> None:
@@ -138,8 +144,9 @@ def bad_range(model: Quantized, site: Site, draw: random.Random) -> None:
 def wrong_zero_point(model: Quantized, site: Site, draw: random.Random) -> None:
     """Move the range of an activation by half its width, as int8 read for uint8 does, or more."""
     assert site.qparams is not None
-    zero = int(site.qparams.zero_point)
-    _change(site, zero_point=draw.randint(128, 160) * (1 if zero < 0 else -1))
+    middle = (site.qparams.quant_min + site.qparams.quant_max) / 2
+    is_low = float(site.qparams.zero_point) < middle
+    _change(site, zero_point=draw.randint(128, 160) * (1 if is_low else -1))
 
 
 def clipped_outlier_channel(model: Quantized, site: Site, draw: random.Random) -> None:
@@ -234,10 +241,10 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--forms", nargs="+", default=["graph", "onnx", "xnnpack"])
     arguments = parser.parse_args()
-    models = [quantized(name) for name in MODELS]
     console = Console(width=120)
     rows = []
     for form in arguments.forms:
+        models = quantized_for(form)
         found = [trial(models[seed % len(models)], seed, form) for seed in range(arguments.trials)]
         rows += found
         named = sum(bool(row["is_first"]) for row in found)

@@ -6,8 +6,9 @@ import random
 import pytest
 import torch
 
+import pt2e_quant as pq
 from benchmarks import planted_faults
-from benchmarks.planted_faults import FAULTS, GOAL, MODELS, plant, quantized, trial
+from benchmarks.planted_faults import FAULTS, GOAL, MODELS, plant, quantized, quantized_for, trial
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,20 @@ def test_compare_when_an_onnx_model_has_a_planted_fault_then_its_node_is_named_f
     assert trial(models[0], 0, "onnx")["is_first"]
 
 
+@pytest.mark.parametrize("fault", ["wrong zero point", "transposed scale"])
+def test_plant_when_a_backend_counts_from_zero_and_quantizes_biases_then_a_fault_is_one(fault):
+    pytest.importorskip("onnxruntime")
+    model = quantized("mobilenet", "onnx")
+    planted = [plant(model, fault, random.Random(seed)) for seed in range(4)]
+    for one in planted:
+        row = pq.compare(model.program, one.gm, model.batches[:1], progress=False).worst(1)[0]
+        assert row.node == one.node
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["graph", "onnx", "xnnpack"])
-def test_compare_when_200_faults_are_planted_then_95_percent_are_named_first(models, form):
+def test_compare_when_200_faults_are_planted_then_95_percent_are_named_first(form):
+    models = quantized_for(form)
     rows = [trial(models[seed % 3], seed, form) for seed in range(200)]
     assert planted_faults.GOAL == 0.95
     assert sum(row["is_first"] for row in rows) >= GOAL * len(rows)
