@@ -63,6 +63,7 @@ def quantize(
     verify: Verify = True,
     validate: bool = False,
     record: str | None = None,
+    measure: bool = False,
     accuracy_drop: float | None = None,
     metric: "Metric | None" = None,
     progress: bool = True,
@@ -95,6 +96,7 @@ def quantize(
         validate: compare the graph before and after each pass of the lowering; name what differs.
         record: what the file keeps of how each tensor was quantized: "full", "brief" or "none";
             None keeps the most that takes at most 4 KB and 3 % of the constants.
+        measure: time the artifact against the float program here; warn where it is slower.
         accuracy_drop: by how much `metric` may fall on the calibration data (see `pq.tune`):
             operators that cost too much get more bits or stay float.
         metric: of outputs and targets; None for the cosine with the float model's outputs.
@@ -104,26 +106,27 @@ def quantize(
         Pt2eQuantError: naming what is wrong, where, and the fix.
 
     Warns:
-        Pt2eQuantWarning: the graph is below 15 dB SQNR from the float model; names the worst.
+        Pt2eQuantWarning: the graph is below 15 dB SQNR from float; or slower, if measured.
     """
     target = get(backend) if isinstance(backend, str) else backend
     target.require_extra()
-    record_named(record)
+    told: dict[str, Any] = {"strict": strict, "verify": verify, "validate": validate}
+    told |= {"record": record_named(record), "measure": measure}
     algorithms = with_effort(algorithms, effort_named(effort))
     exported = (args, kwargs, dynamic_shapes)
     if accuracy_drop is not None or metric is not None:
-        others = {"search": search, "pad_groups": pad_groups, "max_sizes": max_sizes}
-        base = (recipe, target, algorithms, others | {"resume": resume, "record": record})
+        others: dict[str, Any] = {"search": search, "pad_groups": pad_groups}
+        others |= {"max_sizes": max_sizes, "resume": resume, "record": record, "measure": measure}
+        base = (recipe, target, algorithms, others)
         goal = (calibration_data, accuracy_drop, metric)
         return _to_accuracy(model, exported, base, goal, (inputs, verify, progress))
     how = (algorithms, strict, search, pad_groups)
     program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
     prepared = run_calibration(prepared, calibration_data, resume, inputs=inputs, progress=progress)
+    converted = convert_pt2e(prepared, progress=progress)
     # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
-    converted = convert_pt2e(prepared, progress=progress)
-    told = {"strict": strict, "verify": verify, "validate": validate, "record": record}
     return _lowered(target, program, converted, sample, told)
 
 

@@ -126,6 +126,7 @@ class Backend:
         margin_db: float = 6.0,
         validate: bool = False,
         record: str | None = None,
+        measure: bool = False,
         **own: Any,
     ) -> Artifact:
         """Canonical graph to artifact.
@@ -144,6 +145,8 @@ class Backend:
             record: what the file keeps of how each tensor was quantized: "full", "brief" (names,
                 scales, integer types) or "none"; None keeps the most that takes at most 4 KB and
                 3 % of the constants.
+            measure: time calls of the artifact and of the float program, lowered likewise, in
+                turn on this machine, for the report; an artifact that is slower is warned of.
             own: what this backend alone has: `portable_only` and `max_sizes` (xnnpack), `portable`
                 (onnx), `allow_unmeasured` and `allow_slower` (cuda); the backends' `Options`
                 explain them.
@@ -174,6 +177,7 @@ class Backend:
             margin_db=margin_db,
             validate=validate,
             record=record_named(record),
+            measure=measure,
         )
         return self._told(lowering.lower(gm, example_inputs, options))
 

@@ -11,16 +11,19 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
+from pt2e_quant.backends.measure_speed import measure_speed
 from pt2e_quant.backends.target.float_retries import FloatRetries
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.canonical import verify_canonical
-from pt2e_quant.core.provenance import PROVENANCE_KEY, RecordKind, provenance_of
+from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, RecordKind, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.report.size_ledger import check_file_smaller
 from pt2e_quant.graph.pipeline import log_passes, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
+from pt2e_quant.passes.qdq.remove_qdq import remove_qdq
+from pt2e_quant.passes.weights.unpack_weights import unpack_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,7 @@ class Options:
     margin_db: float = 6.0
     validate: bool = False
     record: RecordKind | None = None
+    measure: bool = False
     is_part: bool = False
     """Of a graph, lowered for one sample alone: its sizes need no bound."""
 
@@ -132,7 +136,19 @@ class Lowering(Generic[OptionsT]):
         is_strict = options.strict and not draft.keeps_weights
         check_file_smaller(artifact.report, is_strict=is_strict)
         artifact.quantized = quantized
+        if options.measure:
+            self._measure(artifact, gm, sample or choose_sample(gm, example_inputs), options)
         return artifact
+
+    def _measure(
+        self, artifact: Artifact, gm: GraphModule, sample: Sample, options: OptionsT
+    ) -> None:
+        """Time the artifact against the same program in float."""
+        real = copy_graph(gm)
+        real.meta[PROVENANCE_KEY] = Provenance()
+        run_passes(real, (unpack_weights, remove_qdq))
+        plain = replace(options, strict=False, verify=False, validate=False, measure=False)
+        measure_speed(artifact, self.lower(real, None, plain), sample.leaves)
 
     def _check(self, draft: Draft, job: Job[OptionsT], sample: Sample, loader: str | None) -> bool:
         """True where an artifact passes its check."""

@@ -155,6 +155,9 @@ def quantize(
         typer.Option("--validate", help="Compare the graph behind every pass of the lowering."),
     ] = False,
     margin_db: Annotated[float, typer.Option(help="How near it must be to its graph.")] = 6.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time it against the float program, on this machine.")
+    ] = False,
     record: Annotated[
         RecordKind | None,
         typer.Option(help="What the file keeps of how each tensor was quantized."),
@@ -202,6 +205,7 @@ def quantize(
             validate=validate,
             margin_db=margin_db,
             record=record,
+            measure=measure,
             allow_unmeasured=allow_unmeasured,
             allow_slower=allow_slower,
         ),

@@ -78,6 +78,7 @@ class QuantizeOptions:
         verify: run the artifact against the quantized graph, here and in a new process.
         validate: compare the graph behind every pass of the lowering, and name one that changes it.
         margin_db: how near it must be.
+        measure: time the artifact against the float program, here.
         record: how much the file keeps of how each tensor was quantized; None: what is small.
         allow_unmeasured: use kernels that were not measured on the GPU at hand.
         allow_slower: quantize also what measured slower than float on such a machine.
@@ -103,6 +104,7 @@ class QuantizeOptions:
     validate: bool = False
     margin_db: float = 6.0
     record: RecordKind | None = None
+    measure: bool = False
     allow_unmeasured: bool = False
     allow_slower: bool = False
 
@@ -157,6 +159,7 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
             validate=options.validate,
             margin_db=options.margin_db,
             record=options.record,
+            measure=options.measure,
         )
     warn_if_low(quantized, sample_of(quantized), artifact.report.sqnr_float_db)
     artifact.save(output)

@@ -1,18 +1,17 @@
 """Times models in turn, so that all of them see the same machine."""
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pt2e_quant.backends.measure_speed import times_in_turn
 from pt2e_quant.command_line.open_model import RunLeaves
 from pt2e_quant.core.capture import Capture, InputKind
-
-WARM_UP_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +38,12 @@ def time_in_turn(
         rounds: calls of each model that are timed.
         sizes: label to the bytes of its file.
     """
-    samples: dict[str, list[float]] = {label: [] for label in runs}
-    labels = list(runs)
-    for round_number in range(-WARM_UP_ROUNDS, rounds):
-        shift = round_number % len(labels)
-        for label in labels[shift:] + labels[:shift]:
-            begin = time.perf_counter()
-            runs[label](leaves)
-            elapsed = time.perf_counter() - begin
-            if round_number >= 0:
-                samples[label].append(1e6 * elapsed)
+    samples = times_in_turn([partial(run, leaves) for run in runs.values()], rounds=rounds)
     return {
         label: Timing(
             median_us=statistics.median(times), min_us=min(times), size_bytes=sizes[label]
         )
-        for label, times in samples.items()
+        for label, times in zip(runs, samples, strict=True)
     }
 
 

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 from torch.export import export
 
-from pt2e_quant.command_line.time_models import WARM_UP_ROUNDS, noise_leaves, time_in_turn
+from pt2e_quant.command_line.time_models import noise_leaves, time_in_turn
 from pt2e_quant.core.read_capture import rebuild_capture
 
 
@@ -13,7 +13,7 @@ def test_time_in_turn_when_two_models_then_each_is_first_as_often(monkeypatch):
     runs = {name: lambda _, name=name: called.append(name) for name in "ab"}
     timings = time_in_turn(runs, [], rounds=4, sizes={"a": 1, "b": 2})
     assert "".join(called[-8:]) == "abbaabba"
-    assert len(called) == 2 * (4 + WARM_UP_ROUNDS)
+    assert len(called) == 2 * (4 + 3)  # three warm up
     assert timings["a"].median_us == timings["a"].min_us == 1e6
     assert timings["b"].size_bytes == 2
 

@@ -35,6 +35,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import ADDMM, CONV1D, CONV_TRANSPOSE1D, LINEAR, argument, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
+from pt2e_quant.passes.qdq.remove_qdq import fold_dequantize
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -51,7 +52,7 @@ def unfold_biases(gm: GraphModule) -> PassResult:
         source = node.args[0]
         if len(readers) == len(node.users) == 1 and isinstance(source, Node):
             if constant_of(gm, source) is not None:
-                _fold(gm, editor, node)
+                fold_dequantize(gm, editor, node)
                 notes.append(Note(node.name, "the delegate makes the integer bias itself"))
     return PassResult(editor.finish(), tuple(notes))
 
@@ -76,7 +77,7 @@ def refloat_products(gm: GraphModule) -> PassResult:
         is_left = leave_of(node) and is_dequantize(weight)
         is_left = is_left and constant_of(gm, weight.args[0]) is not None
         if (reason is not None or is_left) and len(weight.users) == 1:
-            _fold(gm, editor, weight)
+            fold_dequantize(gm, editor, weight)
             if is_call(node, (*CONV1D, *CONV_TRANSPOSE1D)):
                 _apart(editor, node)
             if reason is not None:
@@ -116,7 +117,7 @@ def refloat_leftovers(gm: GraphModule) -> PassResult:
             reason = _constant_reason(gm, node)
             if reason is not None:
                 readers = ", ".join(u.name for u in node.users)
-                _fold(gm, editor, node)
+                fold_dequantize(gm, editor, node)
                 notes.append(Note(readers, reason))
         elif is_quantize(source) and (reason := _run_time_reason(gm, node)) is not None:
             editor.replace(node, editor.now(source.args[0]))  # type: ignore[arg-type]  # a node
@@ -142,18 +143,6 @@ def _dynamic_qparams(quantize: Node) -> list[Node]:
     """The nodes that compute a dynamic quantize's scale and zero_point."""
     picks = [a for a in quantize.args[1:3] if isinstance(a, Node) and a.op == "call_function"]
     return [*picks, *dict.fromkeys(n for pick in picks for n in pick.all_input_nodes)]
-
-
-def _fold(gm: GraphModule, editor: Editor, node: Node) -> None:
-    """Replace a dq of a constant by the float values it gives."""
-    target: Any = node.target
-    args = [constant_of(gm, a) if isinstance(a, Node) else a for a in node.args]
-    value: Tensor = target(*args, **node.kwargs)
-    source = node.args[0]
-    assert isinstance(source, Node)
-    name = str(source.target) if source.op == "get_attr" else source.name
-    held = editor.constant(f"{name.removesuffix('_q')}_dq", value.contiguous(), like=node)
-    editor.replace(node, held)
 
 
 def _constant_reason(gm: GraphModule, node: Node) -> str | None:

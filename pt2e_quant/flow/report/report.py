@@ -54,6 +54,8 @@ class Report:
         inputs: the sizes that each input takes, a line each.
         sqnr_canonical_db: artifact against the canonical graph on the sample.
         sqnr_float_db: canonical graph against the float graph on the sample.
+        call_us: the least microseconds of a call on this machine; None where it was not measured.
+        float_call_us: likewise of the float program, lowered by the same backend.
         size_bytes: of the artifact.
         float_size_bytes: of the float constants of the model.
     """
@@ -67,6 +69,8 @@ class Report:
     inputs: list[str] = field(default_factory=list)
     sqnr_canonical_db: float | None = None
     sqnr_float_db: float | None = None
+    call_us: float | None = None
+    float_call_us: float | None = None
     size_bytes: int = 0
     float_size_bytes: int = 0
 
@@ -170,6 +174,10 @@ class Report:
             rows.append(("canonical graph against float", f"{self.sqnr_float_db:.1f} dB"))
         if self.sqnr_canonical_db is not None:
             rows.append(("artifact against canonical", f"{self.sqnr_canonical_db:.1f} dB"))
+        if self.call_us and self.float_call_us:
+            times = f"{self.call_us:,.0f} us a call, {self.float_call_us:,.0f} us in float"
+            ratio = self.float_call_us / self.call_us
+            rows.append(("speed on this machine", f"{ratio:.2f}x float ({times})"))
         return rows
 
 

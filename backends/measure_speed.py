@@ -1,0 +1,109 @@
+"""How fast an artifact is against the float program, both lowered alike and called in turn."""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.profile import NodeTime, WorkKind
+from pt2e_quant.backends.sample_run import copied_leaves
+from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
+from pt2e_quant.core.schemes import Role
+
+TIE = 0.03
+"""Ratios this near to 1 count as equal: repeated measurements scatter by as much."""
+
+_WARM_UP = 3
+_ROUNDS = 40
+_SECONDS = 3.0
+"""All calls are timed so often, or for so long."""
+_NAMED = 5
+"""So many operators a warning names."""
+
+
+def times_in_turn(
+    calls: Sequence[Callable[[], object]], *, rounds: int, seconds: float = float("inf")
+) -> list[list[float]]:
+    """Microseconds of every call in each round; the order turns round by round.
+
+    Args:
+        calls: what is timed.
+        rounds: how often each is timed, behind a few calls that warm up.
+        seconds: no round begins later than that, but three do.
+    """
+    found: list[list[float]] = [[] for _ in calls]
+    end = time.perf_counter() + seconds
+    for number in range(-_WARM_UP, rounds):
+        if number >= _WARM_UP and time.perf_counter() > end:
+            break
+        shift = number % len(calls)
+        for at in [*range(shift, len(calls)), *range(shift)]:
+            begin = time.perf_counter()
+            calls[at]()
+            elapsed = time.perf_counter() - begin
+            if number >= 0:
+                found[at].append(1e6 * elapsed)
+    return found
+
+
+def measure_speed(artifact: Artifact, in_float: Artifact, leaves: Sequence[Any]) -> None:
+    """Time an artifact and its float program on a call, and tell the report.
+
+    Args:
+        artifact: what was lowered; it is reset afterwards.
+        in_float: the float program, lowered by the same backend.
+        leaves: of the call.
+
+    Warns:
+        Pt2eQuantWarning: the artifact is slower; names the operators that cost most time.
+    """
+    both = (artifact, in_float)
+    own = [copied_leaves(leaves) for _ in both]
+    calls = [lambda a=a, x=x: a.run_leaves(x) for a, x in zip(both, own, strict=True)]
+    # The least: what else the machine does only makes calls longer.
+    call_us, float_us = map(min, times_in_turn(calls, rounds=_ROUNDS, seconds=_SECONDS))
+    report = artifact.report
+    report.call_us, report.float_call_us = call_us, float_us
+    ratio = float_us / call_us
+    if ratio < 1 - TIE:
+        warnings.warn(
+            f"on this machine {report.backend} runs the artifact at {ratio:.2f}x the speed of the "
+            f"float program ({call_us:,.0f} us a call, {float_us:,.0f} us in float)"
+            f"{_named_costs(artifact, in_float, leaves)}. {_way_out(artifact)}",
+            Pt2eQuantWarning,
+            stacklevel=2,
+        )
+    artifact.reset()
+
+
+def _named_costs(artifact: Artifact, in_float: Artifact, leaves: Sequence[Any]) -> str:
+    """The operators that take more time than in float, in words."""
+    try:
+        taken, before = (a.time_operators(copied_leaves(leaves)) for a in (artifact, in_float))
+    except UnsupportedError:
+        return "; the runtime does not tell which operators cost"
+    known = {node.node: node.time_us for node in before.nodes}
+    costs = {node: node.time_us - known.get(node.node, 0.0) for node in taken.nodes}
+    most = sorted((n for n in costs if costs[n] > 0), key=lambda node: -costs[node])[:_NAMED]
+    moved = sum(n.time_us for n in taken.nodes if n.kind in (WorkKind.CONVERT, WorkKind.MOVE))
+    share = moved / taken.time_us if taken.time_us else 0.0
+    listed = ", ".join(f"{_shown(node)} +{costs[node]:,.0f} us" for node in most)
+    return f"; {share:.0%} of its time goes into conversion and movement; most cost {listed}"
+
+
+def _shown(node: NodeTime) -> str:
+    return f"{node.node} ({node.kernel}{f' in {node.module}' if node.module else ''})"
+
+
+def _way_out(artifact: Artifact) -> str:
+    roles = {record.role for record in artifact.report.provenance.tensors}
+    if roles and not roles & {Role.INPUT, Role.OUTPUT}:
+        return (
+            "Its weights alone are quantized, and decoded in calls; a recipe that quantizes "
+            "activations too (a8w4_g32 for w4_g32, int8_dynamic for w8) multiplies integers"
+        )
+    return (
+        'Leave the modules of these operators float (quantizer.set_module_name("…", None), '
+        "--keep-float), or use the float program"
+    )
