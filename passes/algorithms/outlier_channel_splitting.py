@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY, OutputMoments
+from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.meta import fake_value
 from pt2e_quant.graph.ops import CONV, RESHAPE, argument, aten, is_call
 from pt2e_quant.observers.statistics.base import Statistics
@@ -24,6 +25,9 @@ from pt2e_quant.passes.algorithms.scale_targets import (
     rows_of,
 )
 
+PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
+PER_ROW = ((torch.per_channel_affine, 0), (torch.per_channel_symmetric, 0))
+"""Schemes and axes of weights with a scale per row."""
 SETTLES = 4
 """Times that a step is found from shares that hold parts of a step; it changes less each time."""
 
@@ -147,6 +151,12 @@ def _check_shapes(pair: LayerPair) -> None:
     for layer in (pair.first, *pair.readers):
         if is_call(layer, CONV) and int(argument(layer, "groups")) > 1:
             raise Declined(f"the channels of {layer.name} are in groups")
+    for reader in pair.readers:
+        specs = getattr(reader.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})
+        spec = specs.get(argument(reader, "weight"))
+        scheme, axis = (getattr(spec, name, None) for name in ("qscheme", "ch_axis"))
+        if spec is not None and scheme not in PER_TENSOR and (scheme, axis) not in PER_ROW:
+            raise Declined(f"the weights of {reader.name} have scales for groups")
     for node in pair.between:
         if is_call(node, RESHAPE) and not is_call(node, (aten.flatten.using_ints,)):
             raise Declined(f"{node.name} names the number of channels")

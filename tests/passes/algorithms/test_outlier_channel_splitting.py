@@ -143,6 +143,15 @@ def test_pair_when_it_cannot_or_need_not_be_split_then_declined(quantized, build
     assert any(reason in note for note in provenance_of(gm).notes)
 
 
+@pytest.mark.parametrize("recipe", ["w4_g32", "a8w4_g32"])
+def test_weights_when_in_groups_then_declined(quantized, recipe):
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    with torch.no_grad():
+        model[2].weight[:, 7] *= 8
+    gm = quantized(model, [torch.randn(4, 32)], recipe, "outlier_channel_splitting")
+    assert any("have scales for groups" in note for note in provenance_of(gm).notes)
+
+
 def test_model_when_no_layer_feeds_another_then_refused(quantized):
     with pytest.raises(ConfigError, match="applies to nothing"):
         quantized(nn.Sequential(nn.Linear(16, 4)), samples(), "int8", "outlier_channel_splitting")
