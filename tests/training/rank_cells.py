@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 from pt2e_quant import training
 from pt2e_quant.training import Float8TrainingConfig
@@ -116,13 +117,17 @@ def shard(model, mesh):
     return model
 
 
-def run_fsdp(mesh, convert, optimizer_class):
+def replicate(model, mesh):
+    return DistributedDataParallel(model)
+
+
+def run_parts(mesh, convert, optimizer_class, wrap=shard):
     """Each rank has a part of the batch; alone, the parts follow each other."""
     count = mesh.size()
     alone = [batch.chunk(count) for batch in batches()]
     own = [[parts[mesh.get_rank()]] for parts in alone]
     expected, _ = train(make(convert), alone, optimizer_class)
-    found, _ = train(shard(make(convert), mesh), own, optimizer_class)
+    found, _ = train(wrap(make(convert), mesh), own, optimizer_class)
     dist.all_reduce(found)
     return {"expected": expected, "found": found / count}
 
@@ -185,14 +190,17 @@ def load(model, optimizer_class, folder):
 
 
 CELLS = {
-    **{f"fsdp {name}": (run_fsdp, float8(name), ADAM) for name in CONFIGS},
+    **{f"fsdp {name}": (run_parts, float8(name), ADAM) for name in CONFIGS},
     **{f"tp {name}": (run_tensor_parallel, float8(name), ADAM) for name in CONFIGS},
-    "fsdp int8": (run_fsdp, int8, ADAM),
+    "fsdp int8": (run_parts, int8, ADAM),
     "tp int8": (run_tensor_parallel, int8, ADAM),
-    "fsdp stored": (run_fsdp, stored, with_masters),
+    "fsdp stored": (run_parts, stored, with_masters),
+    "ddp stored": (run_parts, stored, with_masters, replicate),
+    "ddp int8": (run_parts, int8, ADAM, replicate),
+    "ddp AdamW8bit": (run_parts, None, training.AdamW8bit, replicate),
     "tp stored": (run_tensor_parallel, stored, with_masters),
-    "fsdp AdamW8bit": (run_fsdp, None, training.AdamW8bit),
-    "fsdp AdamW4bit": (run_fsdp, None, training.AdamW4bit),
+    "fsdp AdamW8bit": (run_parts, None, training.AdamW8bit),
+    "fsdp AdamW4bit": (run_parts, None, training.AdamW4bit),
     "tp AdamW8bit": (run_tensor_parallel, None, training.AdamW8bit),
     "tp SGD4bit": (run_tensor_parallel, None, training.SGD4bit),
 }

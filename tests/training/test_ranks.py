@@ -65,7 +65,7 @@ def flat(state, path=""):
 
 def test_training_when_on_two_ranks_then_losses_and_checkpoints_are_those_of_one_process(two):
     _, results = two
-    assert {name.split()[0] for name in results} == {"fsdp", "tp", "save"}
+    assert {name.split()[0] for name in results} == {"fsdp", "ddp", "tp", "save"}
     check(results)
 
 
@@ -73,5 +73,5 @@ def test_training_when_on_two_ranks_then_losses_and_checkpoints_are_those_of_one
 def test_training_when_on_four_ranks_then_the_same_and_checkpoints_of_two_load(two):
     folder, _ = two
     results = run_ranks(4, folder)
-    assert {name.split()[0] for name in results} == {"fsdp", "tp", "load"}
+    assert {name.split()[0] for name in results} == {"fsdp", "ddp", "tp", "load"}
     check(results)
