@@ -60,10 +60,13 @@ REFERENCE = {
     ),
     "api/reports.md": (
         "Reports and records",
-        "What an artifact's `report`, `pq.profile` and `pq.provenance_of(graph)` hold.",
+        "What an artifact's `report`, `pq.compare`, `pq.sensitivity`, `pq.profile` and "
+        "`pq.provenance_of(graph)` hold.",
         (
             "pt2e_quant.flow.report.report",
             "pt2e_quant.backends.profile",
+            "pt2e_quant.analysis.comparison",
+            "pt2e_quant.analysis.group_costs",
             "pt2e_quant.analysis.tensor_values",
             "pt2e_quant.analysis.tuned",
             "pt2e_quant.backends.target.recipe_file",
