@@ -15,7 +15,7 @@ from pt2e_quant.backends.cpu.artifact import CpuArtifact
 from pt2e_quant.backends.module_artifact import ModuleArtifact
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
-from pt2e_quant.backends.xnnpack.metadata import METADATA_METHODS
+from pt2e_quant.backends.xnnpack.metadata import CHECKSUM_METHOD, METADATA_METHODS
 from tests.digests.digest_graph import digest_graph, digest_tensor, digest_texts
 
 __all__ = ["digest_program", "digest_results"]
@@ -42,7 +42,9 @@ def digest_results(results: Any) -> str:
 
 def _digest_pte(pte: bytes) -> str:
     file = deserialize_pte_binary(pte)
-    plans = [p for p in file.program.execution_plan if p.name not in METADATA_METHODS]
+    # The checksum is of the whole file, with the record.
+    others = (*METADATA_METHODS, CHECKSUM_METHOD)
+    plans = [p for p in file.program.execution_plan if p.name not in others]
     named = [] if file.named_data is None else file.named_data.pte_data
     buffers = [] if file.named_data is None else file.named_data.buffers
     # Records are stored under a name of this package's; XNNPACK's keys are hashes of the data.
