@@ -37,6 +37,8 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
+from pt2e_quant.passes.cleanup.promote_cats import promote_cats
+from pt2e_quant.passes.cleanup.split_as_slices import chunk_by_sizes
 from pt2e_quant.passes.functions.write_functions import write_functions
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
@@ -73,7 +75,14 @@ def _emit(job: Job[Options]) -> Draft:
     flat, results = split_results(gm)
     run_passes(
         flat,
-        (decompose_caches(has_casts=True), write_functions(_HAS), name_squeezed_dims, split_left),
+        (
+            decompose_caches(has_casts=True),
+            promote_cats,
+            chunk_by_sizes,
+            write_functions(_HAS),
+            name_squeezed_dims,
+            split_left,
+        ),
         validation=validation,
     )
     written = return_written(flat)

@@ -28,6 +28,7 @@ from pt2e_quant.backends.xnnpack.passes.as_products import (
 )
 from pt2e_quant.backends.xnnpack.passes.buffer_writes import can_write_in_place, keep_contents
 from pt2e_quant.backends.xnnpack.passes.data_movement import (
+    crop_negative_pads,
     move_integers,
     requantize_behind_movers,
 )
@@ -137,6 +138,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         split_as_slices,
         requantize_behind_movers,
         unbind_as_selects,
+        crop_negative_pads,
         requantize_behind_movers,
         pool_by_depthwise,
         normalize_overloads,

@@ -1,5 +1,8 @@
 """Write the parts of a split as slices, those of an unbind as selects."""
 
+import operator
+from typing import Any
+
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
@@ -40,6 +43,34 @@ def _slice_of(editor: Editor, node: Node, split: Node) -> Node | None:
     at %= len(parts)
     start = sum(parts[:at])
     return editor.call(aten.slice.Tensor, x, dim, start, start + parts[at], like=node, before=node)
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def chunk_by_sizes(gm: GraphModule) -> PassResult:
+    """Say how large each part of a chunk is, which exporters would compute from the tensor's shape.
+
+    Before:  a, b = chunk(x, 2, 1)
+    After:   a, b = split_with_sizes(x, [3, 2], 1); of a dynamic size s
+             a = slice(x, 1, 0, (s + 1) // 2);  b = slice(x, 1, (s + 1) // 2, (s + 1) // 2 * 2)
+    """
+    editor = Editor(gm)
+    for node in [n for n in gm.graph.nodes if n.target is aten.chunk.default]:
+        x, count, dim = (argument(node, name) for name in ("self", "chunks", "dim"))
+        sizes = [v.shape[dim] for v in node.meta["val"]]
+        if all(isinstance(size, int) for size in sizes):
+            split = editor.call(aten.split_with_sizes.default, x, sizes, dim, like=node)
+            editor.replace(node, split)
+            continue
+        whole = editor.call(aten.sym_size.int, x, dim, like=node)
+        more = editor.call(operator.add, whole, count - 1, like=node)
+        step = editor.call(operator.floordiv, more, count, like=node)
+        for part in [u for u in node.users if is_getitem(u)]:
+            at: Any = part.args[1]
+            start = editor.call(operator.mul, step, at, like=node)
+            end = editor.call(operator.mul, step, at + 1, like=node)
+            made = editor.call(aten.slice.Tensor, x, dim, start, end, like=part, before=part)
+            editor.replace(part, made)
+    return PassResult(editor.finish())
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

@@ -56,6 +56,18 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     return large * torch.sqrt(ratio * ratio + 1.0)
 
 
+def log1p(x: Tensor) -> Tensor:
+    """log(1 + x), to the last bits where 1 + x has lost those of x (Kahan, HP-15C handbook)."""
+    whole = x + 1.0
+    small = torch.log(whole) * (x / (whole - 1.0))
+    return torch.where(x > 1.0, torch.log(whole), torch.where(whole == 1.0, x, small))
+
+
+def expm1(x: Tensor) -> Tensor:
+    """exp(x) - 1 without the difference, which loses the bits of a small x."""
+    return torch.tanh(x / 2.0) * (torch.exp(x) + 1.0)
+
+
 def log_sigmoid(x: Tensor) -> Tensor:
     """Without the sigmoid, whose small values vanish: that of -200 is -200."""
     return x.clamp(max=0.0) - torch.log1p(torch.exp(-x.abs()))

@@ -39,7 +39,9 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
 
 def median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The lower of the two middle values along a dimension, and where it stands."""
-    values, indices = kthvalue(x, (_known_size(x, dim) + 1) // 2, dim, keepdim)
+    if not x.dim():
+        raise NotImplementedError("no dimension")
+    values, indices = kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
     if x.is_floating_point():
         values = torch.where(x.isnan().any(dim, keepdim), math.nan, values)
     return values, indices
@@ -53,23 +55,44 @@ def median_of_all(x: Tensor) -> Tensor:
 _Combine: TypeAlias = Callable[[Any, Any], Any]
 
 
-def _scan(parts: Sequence[Tensor], dim: int, combine: _Combine) -> tuple[Tensor, ...]:
-    """What stands at each place of a dimension, combined with all before it, by doubling steps."""
-    size, step = _known_size(parts[0], dim), 1
+def _scan(
+    parts: Sequence[Tensor], dim: int, neutral: Sequence[float], combine: _Combine
+) -> tuple[Tensor, ...]:
+    """What stands at each place of a dimension, combined with all before it, by doubling steps.
+
+    Args:
+        parts: what is carried along.
+        dim: the dimension; its size, or the greatest it may be, is known.
+        neutral: of each part, what changes nothing when it stands before the first place.
+        combine: from what is before and what is behind.
+    """
+    size, step = _greatest_size(parts[0], dim), 1
+    pads = [0, 0] * (parts[0].dim() - 1 - dim % parts[0].dim())
     while step < size:
-        before = [p.narrow(dim, 0, size - step) for p in parts]
-        after = [p.narrow(dim, step, size - step) for p in parts]
-        rest = combine(before, after)
-        heads = [p.narrow(dim, 0, step) for p in parts]
-        parts = [torch.cat(pair, dim) for pair in zip(heads, rest, strict=True)]
+        pairs = zip(parts, neutral, strict=True)
+        padded = [torch.constant_pad_nd(p, [*pads, step, 0], value) for p, value in pairs]
+        before = [torch.ops.aten.slice.Tensor(p, dim, 0, -step) for p in padded]
+        parts = combine(before, parts)
         step *= 2
     return tuple(parts)
+
+
+def _greatest_size(x: Tensor, dim: int) -> int:
+    """Of a dimension: as captured, where it is dynamic."""
+    size = x.shape[dim] if x.dim() else 1
+    if isinstance(size, torch.SymInt):
+        greatest = size.node.shape_env.bound_sympy(size.node.expr).upper
+        if not greatest.is_Integer:
+            raise NotImplementedError("a size without a bound")
+        return int(greatest)
+    return _known_size(x, dim)
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """The product of all up to each place."""
     whole = torch.int64 if not x.is_floating_point() else x.dtype
-    return _scan([x.to(dtype or whole)], dim, lambda before, after: [before[0] * after[0]])[0]
+    values = x.to(dtype or whole)
+    return _scan([values], dim, [1], lambda before, after: [before[0] * after[0]])[0]
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
@@ -80,15 +103,18 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
         gap = torch.where(large == small, 0.0, small - large)  # also of infinities
         return [large + torch.log1p(torch.exp(gap))]
 
-    return _scan([x], dim, combine)[0]
+    return _scan([x], dim, [-math.inf], combine)[0]
 
 
-def _extreme(x: Tensor, dim: int, takes: Callable[[Tensor, Tensor], Tensor]) -> Results:
+def _extreme(
+    x: Tensor, dim: int, neutral: float, takes: Callable[[Tensor, Tensor], Tensor]
+) -> Results:
     """The extreme values up to each place, and where the last of each stands."""
-    size = _known_size(x, dim)
-    shape = [1] * x.dim()
-    shape[dim] = size
-    places = torch.zeros_like(x, dtype=torch.int64) + torch.arange(size).reshape(shape)
+    if not x.dim():
+        raise NotImplementedError("no dimension")
+    shape: list[Any] = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    places = torch.zeros_like(x, dtype=torch.int64) + torch.arange(shape[dim]).reshape(shape)
 
     def combine(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
         last = takes(after[0], before[0])
@@ -97,17 +123,25 @@ def _extreme(x: Tensor, dim: int, takes: Callable[[Tensor, Tensor], Tensor]) -> 
             last = torch.logical_and(last, ~torch.logical_and(before[0].isnan(), ~after[0].isnan()))
         return [torch.where(last, b, a) for a, b in zip(before, after, strict=True)]
 
-    return _scan([x, places], dim, combine)
+    return _scan([x, places], dim, [neutral, 0], combine)
+
+
+def _limits(x: Tensor) -> tuple[float, float]:
+    """The least and the greatest value of a dtype."""
+    if x.is_floating_point():
+        return -math.inf, math.inf
+    whole = torch.iinfo(x.dtype)
+    return whole.min, whole.max
 
 
 def cummax(x: Tensor, dim: int) -> Results:
     """The largest up to each place, and where it stands."""
-    return _extreme(x, dim, torch.ge)
+    return _extreme(x, dim, _limits(x)[0], torch.ge)
 
 
 def cummin(x: Tensor, dim: int) -> Results:
     """The smallest up to each place, and where it stands."""
-    return _extreme(x, dim, torch.le)
+    return _extreme(x, dim, _limits(x)[1], torch.le)
 
 
 def searchsorted(
@@ -138,8 +172,9 @@ def bucketize(
 def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor]:
     """The greatest value of each window; not where it stands."""
     for dim, count in enumerate(output_size, start=-len(output_size)):
-        size = _known_size(x, dim)
-        ends = [(at * size // count, -(-(at + 1) * size // count)) for at in range(count)]
+        size = x.shape[dim]
+        # Of a dynamic size, runtimes may round quotients of negative numbers towards zero.
+        ends = [(at * size // count, ((at + 1) * size + count - 1) // count) for at in range(count)]
         x = torch.cat([x.narrow(dim, a, b - a).amax(dim, keepdim=True) for a, b in ends], dim)
     return (x,)
 

@@ -24,6 +24,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__rshift__.Scalar": elementwise.shift_right,
     "aten._trilinear.default": rows.trilinear,
     "aten.adaptive_max_pool2d.default": rows.adaptive_max_pool,
+    "aten.adaptive_max_pool3d.default": rows.adaptive_max_pool,
     "aten.cdist.default": rows.cdist,
     "aten.pdist.default": rows.pdist,
     "aten.angle.default": elementwise.angle,
@@ -39,6 +40,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.erfc.default": elementwise.erfc,
     "aten.erfinv.default": elementwise.erfinv,
     "aten.exp2.default": lambda x: torch.exp(x * math.log(2.0)),
+    "aten.expm1.default": elementwise.expm1,
     "aten.fmax.default": elementwise.fmax,
     "aten.fmin.default": elementwise.fmin,
     "aten.hypot.default": elementwise.hypot,
@@ -46,6 +48,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.kthvalue.default": rows.kthvalue,
     "aten.ldexp.Tensor": lambda x, y: x * torch.pow(2.0, y),
     "aten.lgamma.default": elementwise.lgamma,
+    "aten.log1p.default": elementwise.log1p,
     "aten.log_sigmoid.default": elementwise.log_sigmoid,
     "aten.logaddexp.default": elementwise.logaddexp,
     "aten.logaddexp2.default": elementwise.logaddexp2,
@@ -139,7 +142,9 @@ def write_out(
     values = [n.meta["val"] for n in inputs]
     try:
         with next(v.fake_mode for v in values if isinstance(v, FakeTensor)):
-            traced = make_fx(call, dict(table.items()), pre_dispatch=is_canonical)(*values)
+            traced = make_fx(
+                call, dict(table.items()), pre_dispatch=is_canonical, tracing_mode="symbolic"
+            )(*values)
     except NotImplementedError:
         return False
     if not _gives_all(node, traced.graph.output_node().args[0]):

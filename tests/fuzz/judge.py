@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.judge_results import CEILING_DB, DRAW_MARGIN_DB, FRESH_MARGIN_DB
+from pt2e_quant.backends.judge_results import CEILING_DB, FRESH_MARGIN_DB
 from pt2e_quant.backends.rounding_noise import (
     DRAWS,
     bound_with_flips,
@@ -144,14 +144,14 @@ def _leaf_complaint(
     if ratio >= bound:
         return None
     noisy = expected.draws(run_with_rounding_noise)
-    bound = min(bound, min(sqnr_db(left, draw[index]) for draw in noisy) - DRAW_MARGIN_DB)
+    bound = min(bound, min(sqnr_db(left, draw[index]) for draw in noisy) - FRESH_MARGIN_DB)
     if math.isnan(ratio) or ratio < bound:
         flips = (sqnr_db(left, draw[index]) for draw in expected.draws(run_with_flipped_steps))
         bound = bound_with_flips(bound, ratio, flips)
     if ratio < bound and sqnr_db(floats[index], right) > to_float - AS_NEAR_DB:
         # Where roundings add up, the gate looks at each operator and then accepts as much.
         moved = expected.draws(run_with_moved_steps)
-        bound = min(bound, min(sqnr_db(left, draw[index]) for draw in moved) - DRAW_MARGIN_DB)
+        bound = min(bound, min(sqnr_db(left, draw[index]) for draw in moved) - FRESH_MARGIN_DB)
     return None if ratio >= bound else f"SQNR {ratio:.1f} dB, expected {bound:.1f} dB"
 
 

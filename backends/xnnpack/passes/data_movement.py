@@ -4,6 +4,8 @@ Between a dq and a q of equal qparams, moving the integers gives the same result
 the bytes, and no dq or q is left over for ExecuTorch to run.
 """
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -84,6 +86,48 @@ def requantize_behind_movers(gm: GraphModule) -> PassResult:
         editor.changed = True
         notes.append(Note(mover.name, "its result is quantized anew: it keeps its input's qparams"))
     return PassResult(editor.finish(), tuple(notes))
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def crop_negative_pads(gm: GraphModule) -> PassResult:
+    """Slice where a pad is negative: ExecuTorch's kernel stops at such.
+
+    Before:  pad(dq(x_q), [-1, 2])
+    After:   pad(dq(q(slice(dq(x_q), -1, 1))), [0, 2])
+    """
+    editor = Editor(gm)
+    for node in [n for n in gm.graph.nodes if is_call(n, PAD)]:
+        pads: Any = argument(node, "pad")
+        is_constant = node.target is not PAD[0] or argument(node, "mode") == "constant"
+        if is_constant and any(isinstance(p, int) and p < 0 for p in pads):
+            cropped = _cropped(editor, node, pads)
+            rest = [max(p, 0) if isinstance(p, int) else p for p in pads]
+            value = argument(node, "value") or 0
+            kept = any(isinstance(p, Node) or p for p in rest)
+            made = (
+                editor.call(aten.constant_pad_nd.default, cropped, rest, value, like=node)
+                if kept
+                else cropped
+            )
+            editor.replace(node, made)
+    return PassResult(editor.finish())
+
+
+def _cropped(editor: Editor, pad: Node, pads: Sequence[Any]) -> Node:
+    """What a pad reads without what its negative sides cut off, quantized as before."""
+    read = x = pad.args[0]
+    assert isinstance(read, Node)
+    assert isinstance(x, Node)
+    rank = x.meta["val"].dim()
+    for at, (left, right) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        start = -left if isinstance(left, int) and left < 0 else 0
+        end = right if isinstance(right, int) and right < 0 else sys.maxsize
+        if start or end < 0:
+            x = editor.call(aten.slice.Tensor, x, rank - 1 - at, start, end, like=pad)
+    if read.target is not DequantizePerTensor:
+        return x
+    stored = editor.call(QuantizePerTensor, x, *read.args[1:], like=pad)
+    return editor.call(DequantizePerTensor, stored, *read.args[1:], like=pad)
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

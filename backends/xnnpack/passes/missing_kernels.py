@@ -27,7 +27,7 @@ from pt2e_quant.graph.strides import has_plain_strides
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
 
-_KERNELS = ("aten.atan2.default",)
+_KERNELS = ("aten.atan2.default", "aten.expm1.default", "aten.log1p.default")
 """Of the functions that can be written out, those that ExecuTorch has kernels for."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")
 _FIX = "write it with other operators, or compute it outside of the model"

@@ -30,6 +30,12 @@ FUNCTIONS = {
     "binary cross-entropy": lambda x, y: F.binary_cross_entropy_with_logits(
         x * 100, y.sigmoid(), reduction="none"
     ),
+    "log1p and expm1 of little": lambda x, y: (
+        1e6 * torch.log1p(x.abs() * 1e-6) + 1e6 * torch.expm1(x * 1e-6) + y
+    ),
+    "median of the batch": lambda x, y: x.median(0).values + y,
+    "cummin of the batch": lambda x, y: x.cummin(0)[0] + x.cummax(0)[1] + y,
+    "cumprod of the batch": lambda x, y: x.cumprod(0) + y,
     "erfinv": lambda x, y: torch.erfinv(x.tanh() * 0.9) + y,
     "i0 and i1e": lambda x, y: torch.i0(x) + torch.special.i1e(y),
     "fmax and fmin": lambda x, y: torch.fmax(x, y) - torch.fmin(x, y.tanh()),
@@ -81,6 +87,30 @@ def test_function_when_lowered_then_as_its_graph_at_every_size(name):
         finite = expected.abs() < 1e20
         assert sqnr_db(expected[finite], found[finite]) > 80
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+def test_adaptive_max_pool_when_its_input_is_dynamic_then_as_its_graph_at_every_size(backend):
+    pytest.importorskip({"onnx": "onnxruntime", "xnnpack": "executorch"}[backend])
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.adaptive_max_pool2d(self.conv(x), (3, 2))
+
+    torch.manual_seed(0)
+    images = [torch.randn(2, 3, *size) for size in ((6, 8), (1, 7), (16, 16), (5, 3))]
+    sizes = {0: Dim("batch", max=4), 2: Dim("height", max=16), 3: Dim("width", min=3, max=16)}
+    program = torch.export.export(Pooled().eval(), (images[0],), dynamic_shapes=(sizes,))
+    prepared = pq.prepare_pt2e(program, pq.backends.get(backend).quantizer("int8"))
+    pq.calibrate(prepared, [(image,) for image in images], progress=False)
+    graph = pq.convert_pt2e(prepared)
+    artifact = pq.backends.get(backend).lower(graph)
+    for image in images:
+        torch.testing.assert_close(artifact.run(image), graph(image), rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize(

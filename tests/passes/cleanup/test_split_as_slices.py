@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
+import pt2e_quant as pq
+from pt2e_quant.passes.cleanup.split_as_slices import (
+    chunk_by_sizes,
+    split_as_slices,
+    unbind_as_selects,
+)
 
 
 class Call(nn.Module):
@@ -76,3 +81,44 @@ def test_unbind_when_parts_are_read_then_each_is_a_select() -> None:
     assert made == ["aten.select.int", "aten.select.int", "aten.sub.Tensor"]
     torch.testing.assert_close(gm(x), expected, rtol=0, atol=0)
     assert not unbind_as_selects(gm).changed
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_chunk_when_its_size_is_dynamic_then_slices_of_that_size(count: int) -> None:
+    x = torch.randn(8, 4)
+    size = torch.export.Dim("size", min=4, max=16) * 2
+    gm = captured(lambda x: x.chunk(count, 0)[1:], x, dynamic_shapes=({0: size},))
+    assert chunk_by_sizes(gm).changed
+    assert not any("chunk" in name for name in names(gm))
+    for rows in (8, 12, 14, 32):
+        x = torch.randn(rows, 4)
+        expected = x.chunk(count, 0)
+        if len(expected) == count:
+            torch.testing.assert_close(list(gm(x)), list(expected[1:]), rtol=0, atol=0)
+    assert not chunk_by_sizes(gm).changed
+
+
+def test_chunk_when_its_size_is_dynamic_then_onnx_runtime_takes_every_size() -> None:
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Call(lambda x: x.chunk(2, 1)[1]))
+    calls = [torch.randn(2, columns, 4) for columns in (8, 2, 16)]
+    size = torch.export.Dim("size", min=1, max=8) * 2
+    artifact = pq.quantize(
+        model,
+        (calls[0],),
+        dynamic_shapes=({1: size},),
+        calibration_data=[(x,) for x in calls],
+        backend="onnx",
+        progress=False,
+    )
+    for x in calls:
+        torch.testing.assert_close(artifact.run(x), model(x), rtol=0, atol=0.05)
+
+
+def test_chunk_when_its_size_is_known_then_split_by_sizes() -> None:
+    x = torch.randn(2, 5)
+    gm = captured(lambda x: x.chunk(2, 1)[-1], x)
+    assert chunk_by_sizes(gm).changed
+    assert "aten.split_with_sizes.default" in names(gm)
+    torch.testing.assert_close(gm(x), x[:, 3:], rtol=0, atol=0)

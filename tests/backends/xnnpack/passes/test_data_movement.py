@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
+import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.graph.editor import Editor
 
@@ -15,6 +16,8 @@ MOVERS = {
     "permute": lambda x: x.permute(0, 2, 3, 1),
     "slice": lambda x: x[:, 1:3],
     "pad": lambda x: F.pad(x, (1, 1)),
+    "pad that crops": lambda x: F.pad(x, (-1, 2, 0, -3)),
+    "pad that only crops": lambda x: F.pad(x, (-1, -2, -1, 0)),
     "unsqueeze": lambda x: x.unsqueeze(1),
     "expand": lambda x: x[:, :1].expand(-1, 3, -1, -1),
     "flip": lambda x: x.flip(1),
@@ -24,6 +27,25 @@ MOVERS = {
 def rounded(x, scale, zero_point):
     qparams = (scale, zero_point, -128, 127, torch.int8)
     return Q.dequantize_per_tensor(Q.quantize_per_tensor(x, *qparams), *qparams)
+
+
+def test_pad_when_negative_in_float_then_cropped():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.linear(x), F.pad(x, (-1, 1, 2, -1), value=0.5)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 5)
+    artifact = pq.quantize(
+        Model(), (x,), dynamic_shapes=({0: Dim("batch", max=8)},), calibration_data=[(x,)],
+        backend="xnnpack", progress=False,
+    )  # fmt: skip
+    for rows in (x, torch.randn(8, 6, 5), x[:1]):
+        torch.testing.assert_close(artifact.run(rows)[1], F.pad(rows, (-1, 1, 2, -1), value=0.5))
 
 
 class Moved(nn.Module):

@@ -77,6 +77,13 @@ WRITTEN = {
         lambda h: h.quantile(0.3, -1),
         lambda h: h.sort(-1)[0],
     ],
+    "of the batch": [
+        lambda h: h.cummax(0)[0],
+        lambda h: h.cummin(0)[1],
+        lambda h: h.cumprod(0),
+        lambda h: h.logcumsumexp(0),
+        lambda h: h.median(0)[0],
+    ],
     "places": [
         lambda h: torch.bucketize(h, torch.tensor([-1.0, 0.0, 1.0])),
         lambda h: torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0]), h, right=True),
