@@ -56,7 +56,7 @@ def test_audit_when_converted_then_the_islands(plain_backend, tmp_path):
     assert shown.exit_code == 0
     assert "aten.cumsum has no integer form" in shown.output
     found = json.loads(CliRunner().invoke(app, ["audit", "--json", str(path)]).output)
-    assert [operator["operator"] for operator in found["float_operators"]] == ["aten.cumsum"]
+    assert [operator["operator"] for operator in found["islands"]] == ["aten.cumsum"]
 
 
 def test_inspect_when_prepared_then_its_observers(prepared, tmp_path):

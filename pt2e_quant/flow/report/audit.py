@@ -56,24 +56,24 @@ class Audit:
     """What a chip of integers alone could run of a program.
 
     Attributes:
-        float_operators: the operators that compute in float between the first quantize and the last
+        islands: the operators that compute in float between the first quantize and the last
             dequantize, in graph order.
         integer_operators: how many operators have an integer form.
     """
 
-    float_operators: tuple[FloatOperator, ...]
+    islands: tuple[FloatOperator, ...]
     integer_operators: int
 
     @property
     def is_integer_only(self) -> bool:
         """Whether nothing computes in float."""
-        return not self.float_operators
+        return not self.islands
 
     def __str__(self) -> str:
         """The operators in float, one paragraph each."""
-        count, found = self.integer_operators, len(self.float_operators)
+        count, found = self.integer_operators, len(self.islands)
         lines = [f"{count} operators in integers, {found} in float"]
-        for operator in self.float_operators:
+        for operator in self.islands:
             across = (
                 "" if operator.bytes_across is None else f", {operator.bytes_across:,} bytes across"
             )
@@ -94,13 +94,13 @@ def audit(program: Any) -> Audit:
     """
     if not isinstance(program, GraphModule):
         return _of_artifact(program)
-    float_operators: list[FloatOperator] = []
+    islands: list[FloatOperator] = []
     count = 0
     for named in named_graphs(program):
         written = _Written(named.gm)
-        float_operators += written.float_operators(named.prefix)
+        islands += written.islands(named.prefix)
         count += written.count
-    return Audit(float_operators=tuple(float_operators), integer_operators=count)
+    return Audit(islands=tuple(islands), integer_operators=count)
 
 
 def refuse_float_operators(gm: GraphModule) -> None:
@@ -110,12 +110,12 @@ def refuse_float_operators(gm: GraphModule) -> None:
         UnsupportedError: naming the first such operator and its remedy.
     """
     found = audit(gm)
-    if found.float_operators:
-        first = found.float_operators[0]
+    if found.islands:
+        first = found.islands[0]
         nodes = {node.name: node for node in gm.graph.nodes}
         more = (
-            f"; {len(found.float_operators) - 1} more, see audit"
-            if len(found.float_operators) > 1
+            f"; {len(found.islands) - 1} more, see audit"
+            if len(found.islands) > 1
             else ""
         )
         raise UnsupportedError(
@@ -164,7 +164,7 @@ def _of_artifact(artifact: Any) -> Audit:
             for name, count in report.float_ops.items()
             if "quantize" not in name.lower()
         ]
-    return Audit(float_operators=tuple(found), integer_operators=sum(report.integer_ops.values()))
+    return Audit(islands=tuple(found), integer_operators=sum(report.integer_ops.values()))
 
 
 def _left_float(node: str, operator: str, module: str, reason: str, fix: str = "") -> FloatOperator:
@@ -194,7 +194,7 @@ class _Written:
         left = [n for n in self.gm.graph.nodes if n.name in before and _computes(n)]
         self.floats = dict.fromkeys(left)
 
-    def float_operators(self, prefix: str) -> Iterator[FloatOperator]:
+    def islands(self, prefix: str) -> Iterator[FloatOperator]:
         """The operators that are left float, those outside of the quantized part excepted."""
         for group in self._groups():
             if all(form_of(node) in MOVES for node in group) and self._is_at_an_end(group):
