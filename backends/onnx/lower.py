@@ -14,12 +14,14 @@ from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.passes.carry_state import carry_state, return_written
 from pt2e_quant.backends.onnx.passes.keep_codes import keep_codes, powers_as_bytes
 from pt2e_quant.backends.onnx.passes.leave_float import LeftFloat, leave_float, node_of
+from pt2e_quant.backends.onnx.passes.leave_refused import leave_refused
 from pt2e_quant.backends.onnx.passes.recurrent import split_left
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weights
 from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import OptimizedModel, optimize
 from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
+from pt2e_quant.backends.target.float_retries import Leave, leave_of
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering
 from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
@@ -50,6 +52,15 @@ _HAS = (
     *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),
 )
 """Of the functions that can be written out, those that torch's exporter has ONNX for."""
+_FIRST = (
+    leave_refused,
+    decompose_caches(has_casts=True),
+    promote_cats,
+    chunk_by_sizes,
+    write_functions(_HAS),
+    name_squeezed_dims,
+    split_left,
+)
 _IDIOMS = (*RMS_NORM_RULES, *MASK_RULES, *SHARED_HEADS_RULES)
 
 
@@ -73,18 +84,7 @@ def _emit(job: Job[Options]) -> Draft:
     gm, validation, portable = job.gm, job.validation, job.options.portable
     capture = capture_of(gm)
     flat, results = split_results(gm)
-    run_passes(
-        flat,
-        (
-            decompose_caches(has_casts=True),
-            promote_cats,
-            chunk_by_sizes,
-            write_functions(_HAS),
-            name_squeezed_dims,
-            split_left,
-        ),
-        validation=validation,
-    )
+    run_passes(flat, _FIRST, validation=validation)
     written = return_written(flat)
     state = carry_state(flat)
     if validation is not None:
@@ -122,6 +122,7 @@ def _emit(job: Job[Options]) -> Draft:
     return Draft(
         artifact=OnnxArtifact(checked, metadata, session=session),
         refuse=lambda: _check_refused(gm, refused_weights(optimized), origins),
+        keeps_weights=any(map(leave_of, gm.graph.nodes)),
         finish=finish,
     )
 
@@ -197,4 +198,6 @@ def _serialize(model: ir.Model) -> bytes:
     return data
 
 
-LOWERING = Lowering(name="onnx", options=Options, emit=_emit, load=read_artifact)
+LOWERING = Lowering(
+    name="onnx", options=Options, emit=_emit, load=read_artifact, leaves=Leave.INTEGERS
+)

@@ -42,14 +42,15 @@ class FloatRetries:
 
     Args:
         gm: the canonical graph, which is not changed.
-        is_on: whether the backend reads the marks.
+        most: the most that the backend leaves of an operator.
     """
 
-    def __init__(self, gm: GraphModule, *, is_on: bool) -> None:
+    def __init__(self, gm: GraphModule, *, most: Leave) -> None:
         self.gm = gm
+        self._most = most
         self._first: Pt2eQuantError | None = None
         self._reasons: dict[str, str] = {}
-        self._rest = _MOST if is_on else 0
+        self._rest = _MOST
 
     def run(self, step: Callable[[], T]) -> T | None:
         """What a step of the lowering gives; None if `gm` is another graph now, to begin with.
@@ -84,7 +85,7 @@ class FloatRetries:
         calls = (n for n in made.graph.nodes if n.op == "call_function" and not is_qdq(n))
         node = next((n for n in calls if n.name == error.node_name), None)
         leave = None if node is None else _next(node, error)
-        if node is None or leave is None or not self._rest:
+        if node is None or leave is None or leave > self._most or not self._rest:
             return False
         self._rest -= 1
         for one in _fused_with(node):

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.measure_speed import measure_speed
-from pt2e_quant.backends.target.float_retries import FloatRetries
+from pt2e_quant.backends.target.float_retries import FloatRetries, Leave
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, RecordKind, provenance_of
@@ -95,8 +95,9 @@ class Lowering(Generic[OptionsT]):
             it in the report.
         load: reads a file that an artifact saved.
         prepare: the graph to start from, or a refusal.
-        leaves_float: whether the backend reads `leave_of`. A graph that is refused for one
-            operator, or is wrong there, is then lowered again without integers for it.
+        leaves: the most that the backend leaves of a node for which `leave_of` says so. A graph
+            that is refused for one operator, or is wrong there, is lowered again without integers
+            for it.
     """
 
     name: str
@@ -104,7 +105,7 @@ class Lowering(Generic[OptionsT]):
     emit: Callable[[Job[OptionsT]], Draft]
     load: Callable[..., Artifact]
     prepare: Callable[[GraphModule, OptionsT], GraphModule] = lambda gm, _: in_float32(gm)
-    leaves_float: bool = False
+    leaves: Leave = Leave.NOTHING
 
     def lower(
         self, gm: GraphModule, example_inputs: Sequence[Any] | None, options: OptionsT
@@ -117,7 +118,8 @@ class Lowering(Generic[OptionsT]):
         gm = self.prepare(gm, options)
         validation = validation_of(options.validate, gm, example_inputs)
         sample = choose_sample(gm, example_inputs) if options.verify else None
-        retries = FloatRetries(gm, is_on=self.leaves_float and not options.is_part)
+        most = Leave.NOTHING if options.is_part else self.leaves
+        retries = FloatRetries(gm, most=most)
         while True:
             job = Job(gm=retries.gm, options=options, validation=validation)
             draft = retries.run(partial(self.emit, job))

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.accelerate.share_constants import share_constants
 from pt2e_quant.backends.name_refused import named_refusals
+from pt2e_quant.backends.target.float_retries import Leave
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, in_float32
 from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
@@ -325,5 +326,5 @@ LOWERING = Lowering(
     prepare=_start,
     emit=_emit,
     load=load,
-    leaves_float=True,
+    leaves=Leave.DELEGATE,
 )

@@ -175,7 +175,8 @@ def _plane(d: Drawing, dims: int, named: set[str]) -> list[str]:
 def _floats(d: Drawing, shape: list[str]) -> str:
     text = f"torch.{d.choice('randn', 'randn', 'randn', 'rand')}({', '.join(shape)})"
     if d.chance(0.12):
-        text = f"({text} * {10 ** d.rng.uniform(-6, 6):.1e})"
+        scale = min(10 ** d.rng.uniform(-6, 6), d.bound / 6)  # 6 deviations are within the dtype
+        text = f"({text} * {scale:.1e})"
     elif d.chance(0.08):
         text = f"({text} + {d.choice('5.0', '-3.0', '100.0')})"
     elif d.chance(0.05) and str(shape[-1]) != "0":  # torch fills beyond an empty tensor

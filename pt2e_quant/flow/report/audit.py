@@ -113,11 +113,7 @@ def refuse_float_operators(gm: GraphModule) -> None:
     if found.islands:
         first = found.islands[0]
         nodes = {node.name: node for node in gm.graph.nodes}
-        more = (
-            f"; {len(found.islands) - 1} more, see audit"
-            if len(found.islands) > 1
-            else ""
-        )
+        more = f"; {len(found.islands) - 1} more, see audit" if len(found.islands) > 1 else ""
         raise UnsupportedError(
             f"int_only: {first.node} computes in float: {first.reason}{more}",
             node=nodes.get(first.node),
