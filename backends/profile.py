@@ -83,6 +83,11 @@ class Profile:
         """Microseconds of each kind of work, the longest first; kinds without any are left out."""
         return _summed((node.kind, node.time_us) for node in self.nodes)
 
+    @property
+    def share_in_integers(self) -> float:
+        """The part of the operators' time that is work in integers, from 0 to 1."""
+        return self.by_kind().get(WorkKind.INTEGER, 0.0) / self.time_us if self.time_us else 0.0
+
     def by_kernel(self) -> dict[str, float]:
         """Microseconds of each kernel, the longest first."""
         return _summed((node.kernel, node.time_us) for node in self.nodes)

@@ -98,14 +98,16 @@ class TensorTable:
     records: tuple[TensorRecord, ...]
 
     def sections(self) -> list[Section]:
-        """The table of losses and the histograms."""
+        """The table of losses and the histograms, both with the worst tensor first."""
+        values = {value.name: value for value in self.values}
+        worst = [loss.name for loss in self.losses if loss.name in values]
         return [
             Section(
                 title="What the tensors hold",
                 text="SQNR of each tensor's own rounding, the median over its channels. Weights "
                 "are estimated from their steps. A row shows its histogram.",
                 table=self.table(),
-                figures={value.name: value.figure for value in self.values},
+                figures={name: values[name].figure for name in dict.fromkeys((*worst, *values))},
                 rank=12,
             )
         ]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from pt2e_quant.analysis.compare import compare as compare_models
 from pt2e_quant.analysis.profile import profile as profile_call
@@ -17,6 +16,12 @@ from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.registry import get
 from pt2e_quant.command_line.app import DATA_HELP, BatchSize, Imports, Json, app
 from pt2e_quant.command_line.data_file import read_data
+from pt2e_quant.command_line.fail_under import (
+    FailUnder,
+    check_figure,
+    check_report,
+    decibels,
+)
 from pt2e_quant.command_line.json_output import print_json
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model
@@ -31,9 +36,6 @@ File = Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one o
 Inputs = Annotated[str, typer.Option(help=DATA_HELP)]
 Backend = Annotated[str, typer.Option(help="xnnpack, onnx, cpu or cuda.")]
 Recipe = Annotated[str, typer.Option(help="A recipe of the backend, or a recipe file (.toml).")]
-FailUnder = Annotated[
-    float | None, typer.Option(help="Exit with 1 if the figure is below this; for CI.")
-]
 
 
 def _batches(source: str, capture: Capture, batch_size: int | None) -> list[Any]:
@@ -41,13 +43,6 @@ def _batches(source: str, capture: Capture, batch_size: int | None) -> list[Any]
     if not found:
         raise InputError(f"{source} gives no batch", fix="give at least one sample")
     return found
-
-
-def _check(figure: float, least: float | None, name: str) -> None:
-    """Exit with 1 where a figure is too low."""
-    if least is not None and not figure >= least:
-        Console(stderr=True).print(f"{name} is {figure:.6g}, below --fail-under {least:g}")
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -72,7 +67,7 @@ def compare(
         print_json("compare", json.loads(found.to_json()))
     else:
         typer.echo(str(found))
-    _check(found.sqnr_db, fail_under, "the SQNR of the results in dB")
+    check_figure(found.sqnr_db, fail_under, "the SQNR of the results in dB")
 
 
 @app.command()
@@ -83,10 +78,15 @@ def sensitivity(
     recipe: Recipe = "int8",
     method: Annotated[str, typer.Option(help="exact, gradient or weight.")] = "exact",
     batch_size: BatchSize = None,
+    fail_under: FailUnder = None,
     as_json: Json = False,
     imports: Imports = None,
 ) -> None:
-    """List what quantizing each group of operators alone costs; the worst first."""
+    """List what quantizing each group of operators alone costs; the worst first.
+
+    --fail-under is of the SQNR of the results with the worst group alone quantized, in dB; by the
+    method weight of that group's weights.
+    """
     program = load_program(model)
     batches = _batches(inputs, _capture(program), batch_size)
     found = weigh_groups(
@@ -96,6 +96,8 @@ def sensitivity(
         print_json("sensitivity", json.loads(found.to_json()))
     else:
         typer.echo(str(found))
+    worst = max((group.cost for group in found), default=0.0)
+    check_figure(decibels(worst), fail_under, "the SQNR with the worst group alone in dB")
 
 
 @app.command()
@@ -145,7 +147,7 @@ def tune(
         print_json("tune", {**found.to_dict(), "file": str(written)})
     else:
         typer.echo(f"{found}wrote {written} ({found.artifact.size_bytes:,} bytes)")
-    _check(found.metric, fail_under, "the cosine")
+    check_figure(found.metric, fail_under, "the cosine")
 
 
 def _budget(**given: float | None) -> dict[str, float] | None:
@@ -162,10 +164,14 @@ def profile(
     file: File,
     inputs: Inputs,
     batch_size: BatchSize = None,
+    fail_under: FailUnder = None,
     as_json: Json = False,
     imports: Imports = None,
 ) -> None:
-    """List how long each operator of a file takes in one call; the longest first."""
+    """List how long each operator of a file takes in one call; the longest first.
+
+    --fail-under is of the share of the operators' time that is in integers, 0 to 1.
+    """
     opened = open_model(file)
     batch = _batches(inputs, opened.capture, batch_size)[0]
     found = profile_call(opened.program, batch)
@@ -173,6 +179,7 @@ def profile(
         print_json("profile", json.loads(found.to_json()))
     else:
         typer.echo(str(found))
+    check_figure(found.share_in_integers, fail_under, "the share of the time in integers")
 
 
 @app.command()
@@ -181,10 +188,15 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The .html file.")],
     inputs: Annotated[str | None, typer.Option(help=DATA_HELP)] = None,
     batch_size: BatchSize = None,
+    fail_under: FailUnder = None,
     as_json: Json = False,
     imports: Imports = None,
 ) -> None:
-    """Write one page of HTML on a file; with data also the time of each operator."""
+    """Write one page of HTML on a file; with data also the time of each operator.
+
+    --fail-under is of the SQNR of the quantized graph against the float model, in dB, as it was
+    when the file was made.
+    """
     check_writable(output)
     opened = open_model(file)
     batches: Sequence[Any] = ()
@@ -204,6 +216,7 @@ def report(
         print_json("report", facts)
     else:
         typer.echo(f"wrote {output} ({output.stat().st_size:,} bytes)")
+    check_report(opened.report, fail_under)
 
 
 COMMANDS = app

@@ -14,6 +14,7 @@ from rich.console import Console
 from pt2e_quant.backends.registry import get, names
 from pt2e_quant.backends.target.recipe import ALIASES
 from pt2e_quant.command_line.data_file import import_modules, read_data
+from pt2e_quant.command_line.fail_under import FailUnder, check_figure, check_report
 from pt2e_quant.command_line.json_output import print_json
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model, open_reference
@@ -176,11 +177,16 @@ def quantize(
         ),
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,
+    fail_under: FailUnder = None,
     quiet: Quiet = False,
     as_json: Json = False,
     imports: Imports = None,
 ) -> None:
-    """Quantize a program and write it for a backend."""
+    """Quantize a program and write it for a backend.
+
+    --fail-under is of the SQNR of the quantized graph against the float model, in dB, on the first
+    batch. The file is written either way.
+    """
     if report is not None:
         check_writable(report)
     artifact, written = quantize_file(
@@ -215,11 +221,12 @@ def quantize(
         report.write_text(artifact.report.to_json())
     if as_json:
         print_json("quantize", {**json.loads(artifact.report.to_json()), "file": str(written)})
-        return
-    console = _stdout(quiet)
-    console.print(artifact.report.tables()[0])
-    console.print(f"wrote {written} ({artifact.size_bytes:,} bytes)", soft_wrap=True)
-    console.print(f"everything about it: pt2e-quant inspect {written}", soft_wrap=True)
+    else:
+        console = _stdout(quiet)
+        console.print(artifact.report.tables()[0])
+        console.print(f"wrote {written} ({artifact.size_bytes:,} bytes)", soft_wrap=True)
+        console.print(f"everything about it: pt2e-quant inspect {written}", soft_wrap=True)
+    check_report(artifact.report, fail_under)
 
 
 @app.command()
@@ -330,10 +337,14 @@ def bench(
     batch_size: BatchSize = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Timed calls of each model.")] = 50,
+    fail_under: FailUnder = None,
     as_json: Json = False,
     imports: Imports = None,
 ) -> None:
-    """Time a file against the float model: called in turn, median and minimum."""
+    """Time a file against the float model: called in turn, median and minimum.
+
+    --fail-under is of the ratio of the medians: how many times as fast the file is.
+    """
     if file == against:
         raise ConfigError(f"{file} against itself says nothing", fix="--against the float model")
     capture = open_model(file).capture
@@ -358,13 +369,14 @@ def bench(
         # Between results of noise a distance says nothing about the model's own data.
         facts["sqnr_db"] = ratio if inputs is not None and math.isfinite(ratio) else None
         print_json("bench", {"files": files, **facts})
-        return
-    console = _stdout()
-    console.print(timings_table(timings, threads=threads, rounds=rounds))
-    agree = f"; outputs agree to {ratio:.1f} dB SQNR" if inputs is not None else ""
-    console.print(f"{speed_up:.2f}x as fast as {against}{agree}")
-    if inputs is None:
-        console.print("the inputs were noise: give --inputs to compare the outputs on your data")
+    else:
+        console = _stdout()
+        console.print(timings_table(timings, threads=threads, rounds=rounds))
+        agree = f"; outputs agree to {ratio:.1f} dB SQNR" if inputs is not None else ""
+        console.print(f"{speed_up:.2f}x as fast as {against}{agree}")
+        if inputs is None:
+            console.print("the inputs were noise: --inputs compares the outputs on your data")
+    check_figure(speed_up, fail_under, "the speed-up")
 
 
 def _stdout(quiet: bool = False) -> Console:

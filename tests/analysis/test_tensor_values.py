@@ -48,6 +48,16 @@ def test_tensor_values_when_data_leaves_the_range_then_counts_what_is_clipped(co
     assert {"x", "relu", "first.weight", "last.weight"} <= {row[0] for row in table.table().rows}
 
 
+def test_sections_when_the_input_loses_least_then_the_worst_histogram_is_first(converted):
+    table = pq.tensor_values(converted, [torch.rand(16, 8)])
+    losses = {loss.name: loss.sqnr_db for loss in table.losses}
+    (section,) = table.sections()
+    assert {*section.figures} == {value.name for value in table.values}
+    shown = [losses[name] for name in section.figures]
+    assert shown == sorted(shown)
+    assert [*section.figures] != [value.name for value in table.values]
+
+
 def test_tensor_values_when_the_figure_is_drawn_then_shows_the_range(converted):
     value = pq.tensor_values(converted, [{"x": torch.rand(16, 8)}]).values[0]
     made = value.figure()
