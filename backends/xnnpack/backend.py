@@ -12,6 +12,7 @@ from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
+from pt2e_quant.passes.cleanup.unroll_loops import unroll_loops
 from pt2e_quant.passes.qdq.round_biases_to_accumulator import round_biases_to_accumulator
 
 
@@ -31,6 +32,7 @@ BACKEND = Backend(
     lowering=_lowering,
     policy=POLICY,
     transforms=(
+        unroll_loops,
         volumes_as_images,
         split_as_slices,
         unbind_as_selects,

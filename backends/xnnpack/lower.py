@@ -98,6 +98,7 @@ from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
+from pt2e_quant.passes.cleanup.unroll_loops import has_loops, unroll_loops
 from pt2e_quant.passes.mutation.functionalize_state import functionalize_state
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
@@ -158,6 +159,9 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
 
 def _start(gm: GraphModule, options: Options) -> GraphModule:
     gm = in_float32(gm if options.is_part else _bounded(gm, options.max_sizes))
+    if has_loops(gm):
+        gm = copy_graph(gm)
+        run_passes(gm, (unroll_loops,))
     refuse_loops(gm)
     return gm
 

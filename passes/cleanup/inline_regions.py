@@ -138,7 +138,7 @@ def _cast_branch(body: GraphModule, dtype: torch.dtype) -> None:
     editor.finish()
 
 
-class _Inliner:
+class Inliner:
     """Inlines the regions of one graph, outermost first: an inner autocast overrides an outer."""
 
     def __init__(self, gm: GraphModule) -> None:
@@ -146,6 +146,7 @@ class _Inliner:
         self.editor = Editor(gm)
         self.notes: list[Note] = []
         self.dead_bodies: set[str] = set()
+        self._hoisted: dict[Node, Node] = {}
 
     def run(self) -> None:
         """Inline every region."""
@@ -160,12 +161,12 @@ class _Inliner:
         before = self.editor.mark()
         reader, body = _body_of(call)
         operands = list(call.args[_position(call) + 1 :])
-        results = self._copy(body, operands, call, self._casts(call, None))
+        results = self.copy(body, operands, call, self._casts(call, None))
         for user in list(call.users):
             if not is_getitem(user):
                 raise InvariantError(f"{user.name} reads {call.name} as a whole", node=user)
             index: Any = user.args[1]
-            _give(self.editor, user, results[index])
+            give(self.editor, user, results[index])
             self.editor.erase_dead([user])
         self.editor.erase_dead([call])
         self.editor.erase_dead([reader])
@@ -184,10 +185,20 @@ class _Inliner:
         assert isinstance(dtype, torch.dtype)
         return _Casts(self.editor, dtype)
 
-    def _copy(
-        self, body: GraphModule, operands: list[Any], call: Node, casts: _Casts | None
+    def copy(
+        self, body: GraphModule, operands: list[Any], call: Node, casts: _Casts | None = None
     ) -> list[Any]:
-        """Copy a body before the outermost call; returns its results."""
+        """Copy a body in front of a call; its constants are held once however often it is copied.
+
+        Args:
+            body: the body.
+            operands: what its placeholders are.
+            call: the call, in the graph that is edited.
+            casts: those of the autocast region around it.
+
+        Returns:
+            Its results.
+        """
         found: dict[Node, Any] = {}
         waiting = iter(operands)
         for inner in body.graph.nodes:
@@ -202,7 +213,7 @@ class _Inliner:
             elif _region(inner) is not None:
                 mapped: Any = map_arg(inner.args[_position(inner) + 1 :], found.__getitem__)
                 within = self._casts(inner, casts)
-                found[inner] = self._copy(_body_of(inner)[1], list(mapped), call, within)
+                found[inner] = self.copy(_body_of(inner)[1], list(mapped), call, within)
             elif is_getitem(inner) and isinstance(found[_source(inner)], list):
                 found[inner] = found[_source(inner)][inner.args[1]]
             else:
@@ -231,13 +242,14 @@ class _Inliner:
 
     def _hoist(self, body: GraphModule, inner: Node) -> Node:
         """Bring a constant or a body of a branch to the graph around it."""
-        value = attribute(body, str(inner.target))
-        if isinstance(value, Tensor):
-            return self.editor.constant(str(inner.target), value, like=inner)
-        return self.editor.submodule(str(inner.target), value, like=inner)
+        if inner not in self._hoisted:
+            value = attribute(body, str(inner.target))
+            make: Any = self.editor.constant if isinstance(value, Tensor) else self.editor.submodule
+            self._hoisted[inner] = make(str(inner.target), value, like=inner)
+        return self._hoisted[inner]
 
 
-def _give(editor: Editor, getitem: Node, result: Any) -> None:
+def give(editor: Editor, getitem: Node, result: Any) -> None:
     """Let the readers of a region's result read what the inlined body computes, or its literal."""
     if isinstance(result, Node):
         editor.replace(getitem, result)
@@ -272,7 +284,7 @@ def _source(getitem: Node) -> Node:
 def _inline_all(gm: GraphModule) -> list[Note]:
     notes: list[Note] = []
     if _check(gm) is not None:
-        inliner = _Inliner(gm)
+        inliner = Inliner(gm)
         inliner.run()
         inliner.editor.finish()
         notes += inliner.notes

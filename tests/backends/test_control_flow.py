@@ -207,10 +207,28 @@ def test_body_in_a_pte_when_lowered_then_it_is_float_with_the_reason(kind, recip
     assert not [name for name in artifact.report.float_ops if "dequantize_per_channel" in name]
 
 
-def test_while_loop_in_a_pte_when_lowered_then_refused_by_name():
+def test_while_loop_in_a_pte_when_its_rounds_are_fixed_then_integers_like_the_rest(tmp_path):
+    pytest.importorskip("executorch")
+    artifact, model, data = quantized(While, "xnnpack", "int8")
+    artifact.save(tmp_path / "model.pte")
+    check(get("xnnpack").load(tmp_path / "model.pte"), model, data, 20)
+    assert artifact.report.integer_ops["FullyConnected"] == 5  # a, three times b, head
+
+
+class Until(Layers):
+    """How often it runs depends on the input."""
+
+    def forward(self, x):
+        def body(h):
+            return (torch.tanh(self.b(h)),)
+
+        return self.head(while_loop(lambda h: h.abs().max() > 0.5, body, (self.a(x),))[0])
+
+
+def test_while_loop_in_a_pte_when_its_rounds_depend_on_data_then_refused_by_name():
     pytest.importorskip("executorch")
     with pytest.raises(UnsupportedError, match="ExecuTorch's programs have no while_loop") as found:
-        quantized(While, "xnnpack", "int8")
+        quantized(Until, "xnnpack", "int8")
     assert found.value.node_name == "while_loop"
     assert "eval_with_key" not in str(found.value)
     assert "scan or map" in str(found.value.fix)
