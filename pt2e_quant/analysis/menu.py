@@ -113,64 +113,100 @@ class Cluster:
 
     Args:
         name: of the first one.
-        groups: of the base recipe, in graph order.
-        nodes: in the graph that the recipe annotates.
-        candidates: the schemes that it can have, the base recipe's first, float last.
+        groups: in graph order.
+        nodes: in the graph that the recipe annotates, with the schemes that quantize each.
+        candidates: the schemes that it can have. The first is what the base recipe gives it, which
+            is float where it quantizes none of the groups.
     """
 
     name: str
     groups: tuple[GroupCost, ...]
-    nodes: tuple[str, ...]
+    nodes: Mapping[str, frozenset[str]]
     candidates: tuple[Candidate, ...]
 
     def rules(self, scheme: str, why: str) -> list[NodeScheme]:
-        """Rules that give all its nodes a scheme."""
-        option = Option.of(scheme)
-        return [option.rule(node, why) for node in self.nodes]
+        """Rules that give all its nodes a scheme, or float where the scheme does not quantize."""
+        chosen, left = Option.of(scheme), Option(recipe=FLOAT)
+        return [
+            (chosen if scheme in schemes else left).rule(node, why)
+            for node, schemes in self.nodes.items()
+        ]
 
 
 def clusters_of(
     base: Uniform, others: Sequence[Uniform], of_float: Latency | None = None
 ) -> tuple[Cluster, ...]:
-    """The groups of a program that the base recipe quantizes, tied where they belong together.
+    """The groups of a program that a recipe of the menu quantizes, tied where they belong together.
 
     Linear operations that read one value (query, key and value of attention) are tied, for they
     share its quantized form; so are operators that share a weight, the adds of one residual stream,
-    and what only moves data with what made the data, for both have the same qparams.
+    and what only moves data with what made the data, for both have the same qparams. A scheme that
+    quantizes some groups of a cluster leaves the others float.
 
     Args:
         base: quantized with the recipe that is varied.
         others: quantized with the other schemes of the menu.
         of_float: what the float program takes, where that was measured.
     """
-    anchors = _anchors(base.gm)
-    tied = _tied(base.costs.groups, anchors)
-    sizes = {uniform.name: uniform.sizes() for uniform in (base, *others)}
+    uniforms = (base, *others)
+    groups, anchors = _groups(uniforms)
+    sizes = {uniform.name: uniform.sizes() for uniform in uniforms}
     floats = {r.name: r.size_before for r in provenance_of(base.gm).sizes}
-    known = {u.name: {g.group: g for g in u.costs.groups} for u in (base, *others)}
     found = []
-    for members in tied:
+    for members in _tied(groups, anchors):
+        known = {
+            uniform.name: [c for g in members if (c := uniform.costs.group(g.group)) is not None]
+            for uniform in uniforms
+        }
         candidates = []
-        for rank, uniform in enumerate((base, *others)):
-            costs = [known[uniform.name].get(group.group) for group in members]
-            noise = [cost.cost for cost in costs if cost is not None]
-            if len(noise) == len(members):
+        for rank, uniform in enumerate(uniforms):
+            if costs := known[uniform.name]:
                 size = _size(members, sizes[uniform.name], floats)
                 given_up = _rank(base.name, uniform.name, rank) * len(members)
                 took = _time(members, uniform.latency)
+                noise = [cost.cost for cost in costs]
                 candidates.append(_candidate(uniform.name, noise, given_up, size, took))
-        whole = _FLOAT_RANK * (len(others) + 1) * len(members)
+        whole = _FLOAT_RANK * len(uniforms) * len(members) if known[base.name] else 0.0
         size, took = _size(members, {}, floats), _time(members, of_float)
-        candidates.append(_candidate(FLOAT, [], whole, size, took))
+        left = _candidate(FLOAT, [], whole, size, took)
+        nodes = {
+            node.name: frozenset(n for n, costs in known.items() if _has(costs, group.group))
+            for group in members
+            for node in anchors[group.group]
+        }
         found.append(
             Cluster(
                 name=members[0].group,
                 groups=tuple(members),
-                nodes=tuple(node.name for group in members for node in anchors[group.group]),
-                candidates=tuple(candidates),
+                nodes=nodes,
+                candidates=(*candidates, left) if known[base.name] else (left, *candidates),
             )
         )
     return tuple(found)
+
+
+def _groups(uniforms: Sequence[Uniform]) -> tuple[list[GroupCost], dict[str, list[Node]]]:
+    """The groups that any recipe quantizes, in graph order, and their operators.
+
+    The operators are those of the first graph, whose names the rules have to give; ties are the
+    same in all.
+    """
+    base = uniforms[0].gm
+    anchors = _anchors(base)
+    groups = {group.group: group for uniform in reversed(uniforms) for group in uniform.costs}
+    for uniform in uniforms[1:]:
+        for name, nodes in _anchors(uniform.gm).items():
+            targets = {node.target for node in nodes}
+            if name not in anchors:
+                same = [n for n in base.graph.nodes if n.target in targets]
+                anchors[name] = [node for node in same if origin_name(node) == name]
+    places = {origin_name(node): at for at, node in enumerate(base.graph.nodes)}
+    held = [group for name, group in groups.items() if anchors.get(name)]
+    return sorted(held, key=lambda group: places.get(group.group, 0)), anchors
+
+
+def _has(costs: Iterable[GroupCost], name: str) -> bool:
+    return any(cost.group == name for cost in costs)
 
 
 def _candidate(
@@ -218,12 +254,11 @@ def _tied(
 
     first: dict[object, str] = {}
     for group in groups:
-        for reason in _reasons(group, anchors.get(group.group, ()), anchors):
+        for reason in _reasons(group, anchors[group.group], anchors):
             parent[root(group.group)] = root(first.setdefault(reason, group.group))
     found: dict[str, list[GroupCost]] = {}
     for group in groups:
-        if group.group in anchors:
-            found.setdefault(root(group.group), []).append(group)
+        found.setdefault(root(group.group), []).append(group)
     return list(found.values())
 
 

@@ -118,7 +118,7 @@ class Search:
         self._measured({name: options[0] for name, options in self.menu.items()}, "")
         best = self._within_budget() if self.goal.budget is not None else self._to_target()
         low = sum(min(c.size for c in options) for options in self.menu.values())
-        high = sum(options[-1].size for options in self.menu.values())
+        high = sum(max(c.size for c in options) for options in self.menu.values())
         for at in range(points):
             choice = least_noise(self.menu, size=low + (high - low) * (at / max(points, 1)))
             if choice is not None:
@@ -217,7 +217,7 @@ class Search:
                 gm = self.watch.float_gm if self.watch is not None else None
                 metric, share, size = self.float_metric, 0.0, self.float_size
             else:
-                gm = self.first.gm if {*key} == {self.base.recipe} else self.bench.build(recipe)
+                gm = self.first.gm if recipe == self.base else self.bench.build(recipe)
                 metric, share = self.bench.measure(gm), share_quantized(gm)
                 size = constants_size(gm)
             self.mixes[key] = Mix(
@@ -226,7 +226,9 @@ class Search:
                 metric=metric,
                 share=share,
                 size=size,
-                label=_label(key, label),
+                label=f"{self.base.recipe} throughout"
+                if recipe == self.base
+                else _label(key, label),
                 latency_us=self._latency_us(gm),
             )
         return self.mixes[key]
@@ -242,13 +244,15 @@ class Search:
         rules = [
             rule
             for cluster in self.clusters
-            if (candidate := choice[cluster.name]).scheme != self.base.recipe
+            if (candidate := choice[cluster.name]) is not cluster.candidates[0]
             for rule in cluster.rules(candidate.scheme, self._why(cluster, candidate))
         ]
         return replace(self.base, rules=(*self.base.rules, *rules))
 
     def _why(self, cluster: Cluster, candidate: Candidate) -> str:
         base = cluster.candidates[0]
+        if candidate is base and base.scheme == FLOAT:
+            return f"{self.base.recipe} does not quantize it"
         if candidate is base:
             return f"{base.scheme} costs {base.noise:.2g} of the signal"
         text = (

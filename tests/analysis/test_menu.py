@@ -13,9 +13,9 @@ from pt2e_quant.backends.target.recipe_file import NodeScheme, RecipeFile
 class Shared(nn.Module):
     """Two convolutions read one value, a third comes later, and a linear."""
 
-    def __init__(self):
+    def __init__(self, size=1):
         super().__init__()
-        self.a, self.b, self.c = (nn.Conv2d(4, 4, 1) for _ in range(3))
+        self.a, self.b, self.c = (nn.Conv2d(4, 4, size) for _ in range(3))
         self.fc = nn.Linear(4, 2)
 
     def forward(self, x):
@@ -36,7 +36,7 @@ def test_clusters_of_when_two_read_one_value_then_tied_with_what_both_can_have()
     found = {cluster.name: cluster for cluster in clusters_of(base, [other])}
     both = found["conv2d"]
     assert [group.module for group in both.groups] == ["a", "b"]
-    assert both.nodes == ("conv2d", "conv2d_1")
+    assert both.nodes == {"conv2d": {"int8"}, "conv2d_1": {"int8"}}
     assert [c.scheme for c in both.candidates] == ["int8", "float"]  # dynamic is for linears
     assert both.candidates[-1].size == 2 * 4 * (16 + 4)
     sizes, names = base.sizes(), ("a.weight", "a.bias", "b.weight", "b.bias")
@@ -69,6 +69,47 @@ def test_clusters_of_when_adds_are_of_one_stream_and_data_is_moved_then_tied():
     assert ["conv2d", "max_pool2d"] in found
     assert ["conv2d_1"] in found
     assert ["conv2d_2"] in found
+
+
+def test_clusters_of_when_a_scheme_takes_only_some_of_what_is_tied_then_the_rest_is_float():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8, 8)
+    program = torch.export.export(Stream().eval(), (x,))
+    base, other = uniform(program, x, "int8"), uniform(program, x, "w8")
+    found = {cluster.name: cluster for cluster in clusters_of(base, [other])}
+    moved = found["conv2d"]  # with the pooling of what it makes
+    assert [candidate.scheme for candidate in moved.candidates] == ["int8", "w8", "float"]
+    rules = {rule.node: rule.scheme for rule in moved.rules("w8", "")}
+    assert rules == {"conv2d": "w8", "max_pool2d": "float"}
+    assert [candidate.scheme for candidate in found["add"].candidates] == ["int8", "float"]
+
+
+def test_clusters_of_when_only_the_menu_quantizes_a_group_then_it_is_there_float_first():
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 6, 6)
+    program = torch.export.export(Shared(3).eval(), (x,))
+    base, other = uniform(program, x, "int8_dynamic"), uniform(program, x, "w8")
+    found = {cluster.name: cluster for cluster in clusters_of(base, [other])}
+    both = found["conv2d"]
+    assert [group.module for group in both.groups] == ["a", "b"]  # tied in a graph without both
+    assert [candidate.scheme for candidate in both.candidates] == ["float", "w8"]
+    assert [candidate.precision for candidate in both.candidates] == [0, 2]
+    assert both.candidates[0].size == 2 * 4 * 16 * 9 > both.candidates[1].size
+    schemes = [candidate.scheme for candidate in found["linear"].candidates]
+    assert schemes == ["int8_dynamic", "w8", "float"]
+    tuned = pq.tune(
+        program,
+        calibration_data=[x],
+        backend="onnx",
+        recipe="int8_dynamic",
+        menu=["w8"],
+        budget={"bytes": other.size},
+        points=0,
+        progress=False,
+    )
+    assert [choice.scheme for choice in tuned.choices if choice.module in "abc"] == ["w8"] * 3
+    assert constants_size(tuned.artifact.quantized) <= other.size < base.size
+    assert tuned.measured[0].label == "int8_dynamic throughout"
 
 
 def test_clusters_of_when_times_are_known_then_candidates_have_them():

@@ -111,7 +111,7 @@ def test_tune_when_the_target_is_out_of_reach_then_says_what_was_found(model):
     ids=["none", "two", "two units"],
 )
 def test_tune_when_the_goal_is_unclear_then_refused_before_any_work(goal):
-    with pytest.raises(ConfigError, match=r"one of target|of bytes or of bits"):
+    with pytest.raises(ConfigError, match=r"one of target|of bytes, of bits or of latency_us"):
         pq.tune(None, calibration_data=(), backend="onnx", **goal)
 
 
