@@ -1,6 +1,6 @@
 """Eager modules quantized in place, beside torchao: error, memory, latency, time to quantize.
 
-    python -m benchmarks.tensors [--compiled]
+    python -m benchmarks.tensors [--compiled] [--seeds 8]
 
 One thread. Both libraries quantize equal copies of a model; calls are timed in turn, so that a busy
 moment hits both. SQNR is of the logits or features against the float model; memory is that of the
@@ -12,7 +12,7 @@ import argparse
 import copy
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ def their_config(name: str) -> Any:
     return made[name]()
 
 
-def models() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
+def models(seed: int = 0) -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
     """Seeded models with the sizes of a small Llama, MiniLM and a ViT, with example inputs."""
     from transformers import (
         BertConfig,
@@ -78,7 +78,7 @@ def models() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
         ViTModel,
     )
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     llama = LlamaForCausalLM(
         LlamaConfig(
             hidden_size=512,
@@ -209,14 +209,44 @@ def measure(
     }
 
 
+def sqnr_over_seeds(name: str, labels: Sequence[str], count: int) -> list[dict[str, object]]:
+    """By how many dB we are nearer to float than torchao, over weights and inputs of each seed."""
+    from torchao.quantization import quantize_ as their_quantize_
+
+    found: dict[str, list[float]] = {label: [] for label in labels}
+    for seed in range(count):
+        for label, (model, inputs) in models(seed).items():
+            if label in found:
+                expected = model(*inputs)
+                ours, _ = quantized(model, lambda m: quantize_(m, our_scheme(name)))
+                theirs, _ = quantized(model, lambda m: their_quantize_(m, their_config(name)))
+                ratios = [pq.sqnr_db([expected], [made(*inputs)]) for made in (ours, theirs)]
+                found[label].append(ratios[0] - ratios[1])
+    rows: list[dict[str, object]] = []
+    for label, gains in found.items():
+        error = stdev(gains) / len(gains) ** 0.5
+        row = {"gain_db": round(mean(gains), 3), "standard_error_db": round(error, 3)}
+        each = [round(gain, 2) for gain in gains]
+        rows.append({"model": label, "config": f"{name}, {count} seeds", **row, "each": each})
+        print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     """Measure all and write `results/tensors.json`, or `tensors_compiled.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--configs", nargs="*", default=NAMES)
+    parser.add_argument("--seeds", type=int, default=0, help="compare SQNR alone, over so many")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.seeds:
+        labels = asked.models or ["llama", "llama_1_token", "minilm", "vit"]
+        with torch.no_grad():
+            found = [sqnr_over_seeds(name, labels, asked.seeds) for name in asked.configs]
+        write_results("tensors", sum(found, []), keys=("model", "config"))
+        return
     rows: list[dict[str, object]] = []
     with torch.no_grad():
         for label, (model, inputs) in models().items():
