@@ -244,8 +244,8 @@ def main() -> None:
     if asked.seeds:
         labels = asked.models or ["llama", "llama_1_token", "minilm", "vit"]
         with torch.no_grad():
-            found = [sqnr_over_seeds(name, labels, asked.seeds) for name in asked.configs]
-        write_results("tensors", sum(found, []), keys=("model", "config"))
+            every = [sqnr_over_seeds(name, labels, asked.seeds) for name in asked.configs]
+        write_results("tensors", [row for rows in every for row in rows], keys=("model", "config"))
         return
     rows: list[dict[str, object]] = []
     with torch.no_grad():
