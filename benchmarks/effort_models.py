@@ -154,6 +154,29 @@ class AutoEncoder(nn.Module):
         return torch.tanh(self.up(self.down(x)))
 
 
+class FrozenNorm(nn.Module):
+    """A batch norm's affine of buffers, computed in each call, as detection models freeze it."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, getattr(norm, name).detach().reshape(1, -1, 1, 1))
+        self.eps = norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise with fixed statistics."""
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        return x * scale + (self.bias - self.running_mean * scale)
+
+
+def freeze_norms(model: nn.Module) -> None:
+    """Put a FrozenNorm in the place of each batch norm."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, FrozenNorm(child))
+
+
 class Detector(nn.Module):
     """A feature pyramid with box and class heads (Lin et al. 2017)."""
 
@@ -297,6 +320,7 @@ TUNED: dict[str, Callable[[], nn.Module]] = {
     "mobilenet_v2": lambda: MobileNetV2(100),
     "vit": vit,
     "densenet": dense_net,
+    "frozen_resnet": lambda: ResNet(BasicBlock, (1, 1, 1, 1), 100),
 }
 FINAL: dict[str, Callable[[], nn.Module]] = {
     "autoencoder": AutoEncoder,

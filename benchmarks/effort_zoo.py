@@ -72,5 +72,7 @@ def build(name: str) -> tuple[nn.Module, Batches, Batches]:
     if name not in OWN_WEIGHTS:
         init_conv_weights(model, generator)
     settle_batch_norm(model, IMAGE, generator)
+    if name.startswith("frozen"):
+        effort_models.freeze_norms(model)
     calibration = image_batches(CALIBRATION_COUNT, IMAGE, CALIBRATION_SEED)
     return model.eval(), calibration, image_batches(24, IMAGE, HELD_OUT_SEED)

@@ -114,7 +114,7 @@ class CrossLayerEqualization(Algorithm):
             )
             moments: OutputMoments | None = pair.first.meta.get(OUTPUT_MOMENTS_KEY)
             if moments is not None:
-                pair.first.meta[OUTPUT_MOMENTS_KEY] = moments.scaled(1 / factors)
+                pair.first.meta[OUTPUT_MOMENTS_KEY] = moments.mapped(1 / factors)
             done.append(f"ranges of channels moved by up to x{spread:.3g}")
         absorbed = self._absorb(site.graph, pair) if self.deviations > 0 else 0
         if absorbed:
@@ -144,7 +144,7 @@ class CrossLayerEqualization(Algorithm):
         except Declined:
             return 0
         own.set(own.value.double() - least)
-        pair.first.meta[OUTPUT_MOMENTS_KEY] = OutputMoments(moments.mean - least, moments.deviation)
+        pair.first.meta[OUTPUT_MOMENTS_KEY] = moments.mapped(1.0, -least)
         for reader, weight, bias in zip(pair.readers, weights, biases, strict=True):
             product = weight.value.double() * columns_of(least, reader)
             bias.set(bias.value.double() + product.flatten(1).sum(1))

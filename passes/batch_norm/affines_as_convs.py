@@ -1,28 +1,19 @@
 """Write per-channel affines, what batch norms without a convolution become, as convolutions."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_nodes, constant_of, source_constant
+from pt2e_quant.graph.meta import constant_nodes, source_constant
 from pt2e_quant.graph.op_table import KEEP_FLOAT_KEY
 from pt2e_quant.graph.ops import ADD, MUL, argument, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
+from pt2e_quant.passes.batch_norm.fold_affines import ChannelOperands, channel_operands
 
 _CONVS = {3: aten.conv1d.default, 4: aten.conv2d.default}
 """Convolutions by the rank of what they read."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Operands:
-    """Of a product or sum: a computed tensor, and a constant with a value for each channel."""
-
-    x: Node
-    constant: Node
-    values: Tensor
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -61,21 +52,13 @@ def affines_as_convs(gm: GraphModule) -> PassResult:
     return PassResult(changed=editor.finish(), notes=tuple(notes))
 
 
-def _operands(gm: GraphModule, node: Node, constants: Collection[Node]) -> _Operands | None:
+def _operands(gm: GraphModule, node: Node, constants: Collection[Node]) -> ChannelOperands | None:
     """What a product or sum per channel reads, None if it is no such thing."""
-    x, y = (argument(node, name) for name in ("self", "other"))
-    if not isinstance(x, Node) or not isinstance(y, Node) or not node.users:
+    found = channel_operands(gm, node, 1, constants) if node.users else None
+    if found is None:
         return None
-    if x in constants:
-        x, y = y, x
-    held = constant_of(gm, y) if y in constants and x not in constants else None
-    shape = x.meta["val"].shape
-    if held is None or len(shape) not in _CONVS or x.meta["val"].dtype != held.dtype:
-        return None
-    lengths = [1] * (len(shape) - held.dim()) + list(held.shape)
-    channels = held.numel()
-    is_per_channel = len(lengths) == len(shape) and lengths[1] == channels == shape[1] > 1
-    return _Operands(x, y, held.reshape(-1)) if is_per_channel else None
+    shape = found.x.meta["val"].shape
+    return found if len(shape) in _CONVS and len(found.values) == shape[1] > 1 else None
 
 
 def _is_plain_sum(product: Node) -> bool:
@@ -84,7 +67,7 @@ def _is_plain_sum(product: Node) -> bool:
     return not others and is_call(reader, ADD) and argument(reader, "alpha") == 1
 
 
-def _stored(editor: Editor, found: _Operands, tensor: Tensor, reader: Node) -> Node:
+def _stored(editor: Editor, found: ChannelOperands, tensor: Tensor, reader: Node) -> Node:
     if found.constant.op == "get_attr":
         return editor.rebind(found.constant, tensor.clone(), reader=reader)
     source = source_constant(found.constant)

@@ -96,25 +96,20 @@ def scaled_weight(conv: Node, weight: Tensor, scale: Tensor) -> Tensor:
     return torch.mul(weight, factor).to(weight.dtype)
 
 
-def _readers_note(producer: Node) -> str:
-    return f"{producer.name} is read by {len(producer.users)} nodes"
-
-
-def _why_not(m: Match, producer: Node, norm: Node) -> str | None:
-    """The reason why a batch norm cannot go into its producer, None if it can."""
+def why_not_foldable(producer: Node, is_constant: Callable[[Node], bool]) -> str | None:
+    """The reason why a conv or linear cannot be given other constants, None if it can."""
     if len(producer.users) > 1:
-        return _readers_note(producer)
-    if not m.is_constant("w"):
-        return f"weight of {producer.name} is computed at run time"
-    if not m.is_constant("b"):
-        return f"bias of {producer.name} is computed at run time"
-    for name in ("w", "b"):
-        source = source_constant(m[name]) if isinstance(m[name], Node) else None
+        return f"{producer.name} is read by {len(producer.users)} nodes"
+    for name in ("weight", "bias"):
+        node = argument(producer, name)
+        if node is None:
+            continue
+        if not is_constant(node):
+            return f"{name} of {producer.name} is computed at run time"
+        source = source_constant(node)
         for reader in _final_readers(source):
             if reader is not producer and is_call(reader, CONV + CONV_TRANSPOSE + LINEAR):
                 return f"{source} of {producer.name} is shared with {reader.name}"
-    if not channel_follows(producer, norm):
-        return f"the normalised dimension is not the output channel of {producer.name}"
     return None
 
 
@@ -133,36 +128,40 @@ def _fold(m: Match, editor: Editor) -> Node | Skip:
     affine = affine_of(editor.gm, norm)
     if isinstance(affine, Skip):
         return affine
-    reason = _why_not(m, producer, norm)
+    reason = why_not_foldable(producer, m.walk.is_constant)
+    if reason is None and not channel_follows(producer, norm):
+        reason = f"the normalised dimension is not the output channel of {producer.name}"
     if reason is None:
-        _fold_into(m, editor, affine)
+        fold_into(editor, producer, affine.scale, affine.shift)
+        producer.meta[OUTPUT_MOMENTS_KEY] = affine.moments
         return editor.now(argument(norm, "input"))
     editor.decline(f"left as a per-channel affine: {reason}")
     return _affine_node(m, editor, affine)
 
 
-def _fold_into(m: Match, editor: Editor, affine: Affine) -> None:
-    """Give a conv or linear the weight and bias that include the affine."""
-    producer = m.nodes["producer"]
-    weight = constant_of(editor.gm, m["w"])
-    assert weight is not None  # m.is_constant("w") holds
-    bias = affine.shift
-    if m["b"] is not None:
-        old_bias = constant_of(editor.gm, m["b"])
-        assert old_bias is not None  # m.is_constant("b") holds
-        bias = bias + old_bias.double() * affine.scale
-    new_weight = _store(editor, m["w"], scaled_weight(producer, weight, affine.scale), producer)
+def fold_into(editor: Editor, producer: Node, scale: Tensor, shift: Tensor) -> None:
+    """Let a conv or linear compute y * scale + shift, float64[C] both, instead of y."""
+    given = arguments(producer)
+    weight = constant_of(editor.gm, given["weight"])
+    assert weight is not None  # why_not_foldable asks for it
+    bias = shift
+    if given["bias"] is not None:
+        old_bias = constant_of(editor.gm, given["bias"])
+        assert old_bias is not None  # likewise
+        bias = bias + old_bias.double() * scale
+    new_weight = _store(editor, given["weight"], scaled_weight(producer, weight, scale), producer)
     new_bias = bias.to(weight.dtype)
-    if m["b"] is not None:
-        bias_node = _store(editor, m["b"], new_bias, producer)
+    if given["bias"] is not None:
+        bias_node = _store(editor, given["bias"], new_bias, producer)
     else:
-        owner = _owner_name(m["w"])
+        owner = _owner_name(given["weight"])
         bias_node = editor.constant(f"{owner}bias", new_bias, like=producer)
     kept = {k: v for k, v in producer.kwargs.items() if k not in ("input", "weight", "bias")}
-    value = argument(producer, "input")
-    producer.args = (value, new_weight, bias_node, *producer.args[3:])
+    producer.args = (given["input"], new_weight, bias_node, *producer.args[3:])
     producer.kwargs = kept
-    producer.meta[OUTPUT_MOMENTS_KEY] = affine.moments
+    moments: OutputMoments | None = producer.meta.get(OUTPUT_MOMENTS_KEY)
+    if moments is not None:
+        producer.meta[OUTPUT_MOMENTS_KEY] = moments.mapped(scale, shift)
 
 
 def _store(editor: Editor, node: Node, tensor: Tensor, reader: Node) -> Node:

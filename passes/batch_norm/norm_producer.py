@@ -33,7 +33,7 @@ PRODUCER = Op(
 """The operator whose output a batch norm reads, also through moves."""
 
 
-def _moved(view: Node, dim: int) -> int | None:
+def moved_back(view: Node, dim: int) -> int | None:
     """The dimension of a view's input that is dimension `dim` of its result, None if unknown."""
     source = view.args[0]
     if not isinstance(source, Node):
@@ -74,7 +74,7 @@ def channel_follows(producer: Node, norm: Node) -> bool:
     dim: int | None = 1
     value = argument(norm, "input")
     while value is not producer and dim is not None:
-        dim = _moved(value, dim)
+        dim = moved_back(value, dim)
         value = value.args[0]
     return dim == channel_dim(producer)
 

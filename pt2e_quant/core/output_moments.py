@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, as_tensor
 
 OUTPUT_MOMENTS_KEY = "pt2e_quant.output_moments"
 """The key of `node.meta` that holds them."""
@@ -15,6 +15,6 @@ class OutputMoments:
     mean: Tensor
     deviation: Tensor
 
-    def scaled(self, factors: Tensor) -> "OutputMoments":
-        """Those of channels multiplied by positive factors [C]."""
-        return OutputMoments(self.mean * factors, self.deviation * factors)
+    def mapped(self, scale: Tensor | float, shift: Tensor | float = 0.0) -> "OutputMoments":
+        """Those of y * scale + shift, where these are those of y."""
+        return OutputMoments(self.mean * scale + shift, self.deviation * as_tensor(scale).abs())

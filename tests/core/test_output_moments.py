@@ -21,6 +21,6 @@ def test_moments_when_a_batch_norm_is_folded_then_those_of_its_output():
     assert torch.equal(moments.deviation.float(), norm.weight.abs())
 
 
-def test_scaled_when_channels_are_multiplied_then_both():
-    found = OutputMoments(torch.tensor([1.0]), torch.tensor([2.0])).scaled(torch.tensor([3.0]))
-    assert (float(found.mean), float(found.deviation)) == (3.0, 6.0)
+def test_mapped_when_channels_are_multiplied_and_moved_then_mean_and_deviation_follow():
+    found = OutputMoments(torch.tensor([1.0]), torch.tensor([2.0])).mapped(torch.tensor([-3.0]), 1)
+    assert (float(found.mean), float(found.deviation)) == (-2.0, 6.0)

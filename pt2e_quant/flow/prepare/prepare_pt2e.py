@@ -47,6 +47,7 @@ from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_
 from pt2e_quant.graph.subgraphs import BODY_KEY, copy_bodies, direct_bodies
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, insert_statistics
 from pt2e_quant.passes.algorithms.registry import algorithm_named, combined, with_effort
+from pt2e_quant.passes.batch_norm.fold_affines import fold_affines
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_batch_norm
 from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -67,13 +68,14 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     remove_identities,
     fold_constants,
     fold_batch_norm,
+    fold_affines,
     drop_dead_constants,
 )
 """What every graph goes through before a quantizer sees it, in this order."""
 
 QAT_PASSES: tuple[GraphPass, ...] = (strip_guards, sink_constants, functionalize_activations)
 """The same for training: what would compute once from trained parameters, or let gradients
-through where the model stops them, is left."""
+through where the model stops them, is left; so are affines: another weight would train."""
 
 
 def prepare_pt2e(
@@ -276,8 +278,9 @@ def _passes(options: _Options) -> tuple[GraphPass, ...]:
         return QAT_PASSES
     if not options.as_torchao:
         return PREPARE_PASSES
-    # Other constants than those of layers stay as the model computes them.
-    return tuple(fold_layer_constants if p is fold_constants else p for p in PREPARE_PASSES)
+    # Other constants than those of layers stay as the model computes them, and where it does.
+    passes = (p for p in PREPARE_PASSES if p is not fold_affines)
+    return tuple(fold_layer_constants if p is fold_constants else p for p in passes)
 
 
 def _transformed(gm: GraphModule, quantizer: Any) -> GraphModule:

@@ -19,7 +19,7 @@ def samples(count: int = 8, seed: int = 0) -> list[torch.Tensor]:
 
 
 class Wide(nn.Module):
-    """A linear with two output channels 60 times as large as the others; a norm evens them."""
+    """A linear with two output channels 60 times as large as the others; its heads even them."""
 
     def __init__(self, kind: str = "plain") -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class Wide(nn.Module):
         y = self.linear(x)
         if self.kind == "relu":
             y = torch.relu(y)
-        if self.kind == "two readers":
-            return y / self.even, torch.relu(y)
         if self.kind == "read in integers":
             return self.last(y)
-        return y / self.even
+        # Values per head and channel: a layer does not absorb them as it does those per channel.
+        evened = y.unflatten(2, (2, 16)) / self.even.view(2, 16)
+        return (evened, torch.relu(y)) if self.kind == "two readers" else evened
 
 
 def test_scale_when_channels_differ_then_divided_before_and_multiplied_after(calibrated, applied):
@@ -55,7 +55,8 @@ def test_scale_when_channels_differ_then_divided_before_and_multiplied_after(cal
         linear: f32[1, 200, 32] = linear(activation_post_process_0, activation_post_process_1, bias=linear.bias)
         activation_post_process_2: f32[1, 200, 32] = call_module activation_post_process_2(linear)
         mul: f32[1, 200, 32] = mul(activation_post_process_2, linear.output_scale)
-        div: f32[1, 200, 32] = div(mul, even)
+        unflatten: f32[1, 200, 2, 16] = unflatten(mul, 2, [2, 16])
+        div: f32[1, 200, 2, 16] = div(unflatten, even)
         return (div)
         """  # noqa: E501
     )
