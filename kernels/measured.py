@@ -19,6 +19,14 @@ class Variant(StrEnum):
 
 
 @cache
+def read_ratios(package: str, path: str) -> Mapping[str, float]:
+    """Class to speed over float, from a JSON file of a package; empty if there is none."""
+    file = files(package).joinpath(path)
+    if not file.is_file():
+        return {}
+    return {name: float(ratio) for name, ratio in json.loads(file.read_text()).items()}
+
+
 def read_measured(op: str, device: str) -> Mapping[str, float]:
     """Shape class to speed over float, from `kernels/<op>/measured/<device>.json`.
 
@@ -30,10 +38,7 @@ def read_measured(op: str, device: str) -> Mapping[str, float]:
         Ratios above 1 where the kernel was faster (than what would run instead, where there is no
         float form); empty if it was never measured there.
     """
-    file = files("pt2e_quant.kernels").joinpath(op, "measured", f"{device}.json")
-    if not file.is_file():
-        return {}
-    return {name: float(ratio) for name, ratio in json.loads(file.read_text()).items()}
+    return read_ratios("pt2e_quant.kernels", f"{op}/measured/{device}.json")
 
 
 def measured_class(shape_class: str, variant: Variant = Variant.PLAIN) -> str:

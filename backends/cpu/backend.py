@@ -9,7 +9,6 @@ from pt2e_quant.backends.cpu.policy import policy_of, recurrent_form
 from pt2e_quant.backends.cpu.recipes import recipes_of
 from pt2e_quant.backends.cpu.table import REGISTRY, table_of
 from pt2e_quant.backends.target.backend import Backend
-from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
@@ -26,14 +25,6 @@ class CpuBackend(Backend):
             ConfigError: a kernel is for another device, or its name is taken.
         """
         return self._on(self.options["registry"].with_kernels(*kernels))
-
-    def allowing_slower(self) -> "CpuBackend":
-        """This backend with layers quantized also where that measured slower than float here.
-
-        For what is to be small rather than fast, for one artifact on many machines, and for
-        `compile()`, whose calls are faster than those that were measured. The report says which.
-        """
-        return replace(self, allowed=self.allowed | {SLOWER})
 
     def without_trials(self) -> "CpuBackend":
         """This backend with integer products taken as they are.

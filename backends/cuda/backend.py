@@ -9,7 +9,6 @@ from pt2e_quant.backends.cuda.policy import UNMEASURED, policy_of
 from pt2e_quant.backends.cuda.recipes import RECIPES
 from pt2e_quant.backends.cuda.table import REGISTRY, TABLE, table_of
 from pt2e_quant.backends.target.backend import Backend
-from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
@@ -30,18 +29,7 @@ class CudaBackend(Backend):
 
     def allowing_unmeasured(self) -> "CudaBackend":
         """This backend with kernels in use that nobody measured on the device at hand."""
-        return self._allowing(UNMEASURED)
-
-    def allowing_slower(self) -> "CudaBackend":
-        """This backend with kernels in use that measured slower than float on the device at hand.
-
-        For what is to be small rather than fast. The report names them.
-        """
-        return self._allowing(SLOWER)
-
-    def _allowing(self, name: str) -> "CudaBackend":
-        options = {**self.options, f"allow_{name}": True}
-        return replace(self, allowed=self.allowed | {name}, options=options)
+        return replace(self, allowed=self.allowed | {UNMEASURED})
 
 
 BACKEND = CudaBackend(
@@ -51,6 +39,7 @@ BACKEND = CudaBackend(
     recipes=RECIPES,
     lowering=lambda: LOWERING,
     policy=policy_of(REGISTRY),
+    loads_allowed=True,
     caution="experimental: not yet measured on a GPU",
     options={"registry": REGISTRY},
     transforms=(products_as_linears,),

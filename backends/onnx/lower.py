@@ -14,7 +14,7 @@ from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.passes.carry_state import carry_state, return_written
 from pt2e_quant.backends.onnx.passes.keep_codes import keep_codes, powers_as_bytes
 from pt2e_quant.backends.onnx.passes.leave_float import LeftFloat, leave_float, node_of
-from pt2e_quant.backends.onnx.passes.leave_refused import leave_refused
+from pt2e_quant.backends.onnx.passes.leave_refused import leave_refused, leave_slower
 from pt2e_quant.backends.onnx.passes.recurrent import split_left
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weights
@@ -24,18 +24,21 @@ from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
 from pt2e_quant.backends.target.float_retries import Leave, leave_of
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering
 from pt2e_quant.backends.target.lower import Options as AnyOptions
+from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.provenance import RecordKind
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.idioms.composite import compose_idioms
 from pt2e_quant.graph.idioms.masks import MASK_RULES
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM_RULES
 from pt2e_quant.graph.idioms.rotary_embedding import rotary_rule
 from pt2e_quant.graph.idioms.shared_heads import SHARED_HEADS_RULES
-from pt2e_quant.graph.pipeline import run_passes
+from pt2e_quant.graph.op_table import ALLOWED_KEY
+from pt2e_quant.graph.pipeline import PassRecord, run_passes
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
@@ -70,9 +73,12 @@ class Options(AnyOptions):
 
     Args:
         portable: use operators of the ONNX standard alone, none of ONNX Runtime's own.
+        allow_slower: take integer kernels that measured much slower than float on such a CPU; so
+            does what the quantizer was allowed, `quantizer.allowing("slower")`.
     """
 
     portable: bool = False
+    allow_slower: bool = False
 
 
 def _emit(job: Job[Options]) -> Draft:
@@ -84,7 +90,9 @@ def _emit(job: Job[Options]) -> Draft:
     gm, validation, portable = job.gm, job.validation, job.options.portable
     capture = capture_of(gm)
     flat, results = split_results(gm)
-    run_passes(flat, _FIRST, validation=validation)
+    is_fast = not job.options.allow_slower and SLOWER not in gm.meta.get(ALLOWED_KEY, ())
+    first = (leave_slower, *_FIRST) if is_fast else _FIRST
+    slower = _slower(run_passes(flat, first, validation=validation))
     written = return_written(flat)
     state = carry_state(flat)
     if validation is not None:
@@ -103,7 +111,9 @@ def _emit(job: Job[Options]) -> Draft:
     name_inputs(model.graph, [tensor.input_name for tensor in state])
     plain, optimized, session, left = _optimize(model, portable=portable, validation=rewrites)
     report = make_report(gm, optimized, origins)
-    report.float_regions += [one.float_region(origins) for one in left]
+    told = {region.node for region in slower}
+    others = (one for one in left if one.result not in told)
+    report.float_regions += [*slower, *(one.float_region(origins) for one in others)]
     found = (note for record in records if record.name == idioms.name for note in record.notes)
     report.notes += [f"{note.node}: {note.text}" for note in found if note.skipped]
     metadata = Metadata(
@@ -125,6 +135,23 @@ def _emit(job: Job[Options]) -> Draft:
         keeps_weights=any(map(leave_of, gm.graph.nodes)),
         finish=finish,
     )
+
+
+def _slower(records: Sequence[PassRecord]) -> list[FloatRegion]:
+    """What the report says of operators that integers would make slower."""
+    notes = [
+        note for record in records if record.name == leave_slower.name for note in record.notes
+    ]
+    return [
+        FloatRegion(
+            node=note.node,
+            what="computes in float between its quantize and dequantize",
+            reason=f'{note.text}; quantizer.allowing("slower") or lower(..., allow_slower=True) '
+            "(--allow-slower) computes it in integers",
+            cost="a dequantize and a copy of what it reads, a quantize of its result",
+        )
+        for note in notes
+    ]
 
 
 def _optimize(

@@ -1,9 +1,9 @@
 """What ONNX Runtime keeps float although it could run it in integers."""
 
 from pt2e_quant.backends.onnx.table import STATIC_TABLE
-from pt2e_quant.backends.target.policy import Policy
+from pt2e_quant.backends.target.policy import SLOWER, Policy
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.graph.op_table import OpRow
+from pt2e_quant.graph.op_table import OpRow, Preference
 from pt2e_quant.graph.pattern import Match
 
 
@@ -12,4 +12,13 @@ def _runs(row: OpRow, match: Match) -> bool:
     return row.refusal(match) is None and all(match.is_constant(at) for at in weights)
 
 
-POLICY = Policy(rows=STATIC_TABLE.rows, runs=_runs)
+POLICY = Policy(
+    rows=STATIC_TABLE.rows,
+    runs=_runs,
+    of_matches=(
+        Preference(
+            name=SLOWER, text="an integer kernel that measured at least half as fast as float here"
+        ),
+    ),
+)
+"""What is slower is quantized all the same: lowering computes it in float between its q/dq."""

@@ -1,16 +1,16 @@
 """What a backend is: a table, recipes, and what lowers and loads, put together as data."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, Verify, is_installed
 from pt2e_quant.backends.quiet import quiet_imports
-from pt2e_quant.backends.target.policy import Policy
+from pt2e_quant.backends.target.policy import SLOWER, Policy
 from pt2e_quant.backends.target.recipe import Recipes
 from pt2e_quant.backends.target.recipe_file import SUFFIX, read_recipe
 from pt2e_quant.core.errors import ConfigError, MissingExtraError, near
@@ -60,6 +60,7 @@ class Backend:
         recurrent: how recurrent layers run in integers; None leaves them float.
         computes_in: the float dtypes that there are kernels for; None for all.
         float_bodies: why bodies of control flow stay float; "" if they do not.
+        loads_allowed: whether `load` is told of `allowed` as `lower` is.
     """
 
     name: str
@@ -78,6 +79,23 @@ class Backend:
     recurrent: RecurrentForm | None = None
     computes_in: Collection[torch.dtype] | None = None
     float_bodies: str = ""
+    loads_allowed: bool = False
+
+    def allowing_slower(self) -> Self:
+        """This backend in integers also where they measured slower than float on such a machine.
+
+        For what is to be small rather than fast, for one artifact on many machines, and on the CPU
+        backend for `compile()`, whose calls are faster than those that were measured. The report
+        says which.
+
+        Raises:
+            ConfigError: nothing of this backend was measured so.
+        """
+        if self.policy is None or SLOWER not in self.policy.preferences:
+            raise ConfigError(
+                f'backend "{self.name}" has nothing slower to allow', fix="leave out --allow-slower"
+            )
+        return replace(self, allowed=self.allowed | {SLOWER})
 
     def require_extra(self) -> None:
         """Refuse before any long work where a package is missing.
@@ -148,8 +166,8 @@ class Backend:
             measure: time calls of the artifact and of the float program, lowered likewise, in
                 turn on this machine, for the report; an artifact that is slower is warned of.
             own: what this backend alone has: `portable_only` and `max_sizes` (xnnpack), `portable`
-                (onnx), `allow_unmeasured` and `allow_slower` (cuda); the backends' `Options`
-                explain them.
+                (onnx), `allow_slower` (onnx, cuda), `allow_unmeasured` (cuda); the backends'
+                `Options` explain them.
 
         Raises:
             InvariantError: the graph is not canonical, or a pass changed what it computes.
@@ -163,6 +181,7 @@ class Backend:
         known = {f.name for f in fields(lowering.options)}
         chosen = {
             **self.options,
+            **{name: True for name in self._allowances() if name in known},
             **{name: value for name, value in own.items() if value is not None},
         }
         for name in own:
@@ -206,6 +225,10 @@ class Backend:
                 raise MissingExtraError(self.extra, package) from error
             raise
 
+    def _allowances(self) -> list[str]:
+        """The options that allow what is `allowed`."""
+        return [f"allow_{name}" for name in self.allowed]
+
     def _told(self, artifact: Artifact) -> Artifact:
         if self.caution:
             artifact.report.notes.insert(0, f'backend "{self.name}" is {self.caution}')
@@ -213,4 +236,6 @@ class Backend:
 
     def _chosen(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The backend's options with those of a call that are not None."""
-        return {**self.options, **{key: value for key, value in own.items() if value is not None}}
+        allowances = self._allowances() if self.loads_allowed else ()
+        told = {**self.options, **dict.fromkeys(allowances, True)}
+        return {**told, **{key: value for key, value in own.items() if value is not None}}

@@ -173,7 +173,7 @@ def quantize(
         bool,
         typer.Option(
             "--allow-slower",
-            help="cpu, cuda: quantize also what measured slower than float on such a machine.",
+            help="cpu, cuda, onnx: integers also where they measured slower than float.",
         ),
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,

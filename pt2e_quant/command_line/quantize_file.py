@@ -169,15 +169,16 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
 def _backend(options: QuantizeOptions) -> Backend:
     found = get(options.backend)
     if options.allow_unmeasured:
-        found = _allowing(found, "unmeasured")
-    return _allowing(found, "slower") if options.allow_slower else found
+        found = _allowing_unmeasured(found)
+    return found.allowing_slower() if options.allow_slower else found
 
 
-def _allowing(backend: Backend, what: str) -> Backend:
-    allowing: Callable[[], Backend] | None = getattr(backend, f"allowing_{what}", None)
+def _allowing_unmeasured(backend: Backend) -> Backend:
+    allowing: Callable[[], Backend] | None = getattr(backend, "allowing_unmeasured", None)
     if allowing is None:
         raise ConfigError(
-            f'backend "{backend.name}" has nothing {what} to allow', fix=f"leave out --allow-{what}"
+            f'backend "{backend.name}" has nothing unmeasured to allow',
+            fix="leave out --allow-unmeasured",
         )
     return allowing()
 

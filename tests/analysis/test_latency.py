@@ -7,6 +7,7 @@ from pt2e_quant.analysis.latency import Stopwatch, owners, shares
 from pt2e_quant.backends import get
 from pt2e_quant.backends.profile import NodeTime, Profile, WorkKind
 from pt2e_quant.backends.target.recipe_file import FLOAT, NodeScheme, RecipeFile
+from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.core.errors import Pt2eQuantWarning
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
@@ -65,3 +66,11 @@ def test_stopwatch_when_the_runtime_tells_no_times_then_a_call_is_divided_as_in_
     assert found.call_us > 0
     assert sum(found.groups.values()) == pytest.approx(found.call_us)
     assert found.groups["linear"] > found.groups["linear_1"] > 0
+
+
+def test_stopwatch_when_no_buffer_is_written_then_calls_are_not_reset(made, monkeypatch):
+    gm, float_gm, x = made
+    resets = []
+    monkeypatch.setattr(XnnpackArtifact, "reset", lambda self: resets.append(self))
+    Stopwatch(get("xnnpack"), ((x,), {}), float_gm).measure(gm)
+    assert not resets

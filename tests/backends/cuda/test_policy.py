@@ -27,15 +27,15 @@ FAST = {"decode": 2.0, "decode_narrow": 2.0, "narrow": 2.0, "row": 2.0, "small":
 def table(monkeypatch, tmp_path):
     """Writes ratios of a unit for the device."""
     monkeypatch.setattr(measured, "files", lambda package: tmp_path)
-    measured.read_measured.cache_clear()
+    measured.read_ratios.cache_clear()
 
     def write(op, ratio=2.0, variant=Variant.PLAIN):
         rows = {measured_class(name, variant): ratio for name in FAST}
         write_measured(op, DEVICE, rows, folder=tmp_path)
-        measured.read_measured.cache_clear()
+        measured.read_ratios.cache_clear()
 
     yield write
-    measured.read_measured.cache_clear()
+    measured.read_ratios.cache_clear()
 
 
 def test_measured_ratios_when_a_unit_has_variants_then_their_ratios_are_apart(table):

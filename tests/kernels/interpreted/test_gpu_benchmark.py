@@ -107,10 +107,10 @@ def made_up_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "MODELS", (model,))
     monkeypatch.setattr(gpu, "run_sanitizer", lambda ops: "compute-sanitizer is not installed")
     tiles.read_tiles.cache_clear()
-    measured.read_measured.cache_clear()
+    measured.read_ratios.cache_clear()
     yield tmp_path
     tiles.read_tiles.cache_clear()
-    measured.read_measured.cache_clear()
+    measured.read_ratios.cache_clear()
 
 
 UNITS = [

@@ -1,15 +1,19 @@
 """Where ONNX Runtime computes one operator otherwise in integers, it alone runs in float."""
 
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
 import pt2e_quant as pq
+from pt2e_quant.backends.onnx.passes import leave_refused
 from pt2e_quant.backends.onnx.rewrites import pipeline
 from pt2e_quant.core.errors import ArtifactError
 
 pytest.importorskip("onnxruntime")
+
+ONNX = pq.backends.get("onnx")
 
 
 def forget_biases(graph: ir.Graph) -> int:
@@ -64,3 +68,66 @@ def test_product_when_float_does_not_help_then_the_first_refusal(monkeypatch):
     with pytest.raises(ArtifactError, match="differs from the canonical graph") as caught:
         pq.quantize(model, (x,), calibration_data=[(x,)], backend="onnx", progress=False)
     assert caught.value.node_name in ("conv2d", "relu")
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        return self.last(nn.functional.avg_pool2d(self.first(x).relu(), 3, 1, 1))
+
+
+def _pooled(*allowed):
+    torch.manual_seed(0)
+    x = torch.randn(1, 4, 24, 24)
+    quantizer = ONNX.quantizer("int8").allowing(*allowed)
+    prepared = pq.prepare_pt2e(torch.export.export(Pooled().eval(), (x,)), quantizer)
+    return pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False), progress=False), x
+
+
+def _slow_pools(node):
+    return 0.1 if node.target is torch.ops.aten.avg_pool2d.default else None
+
+
+def test_pool_when_its_class_measured_slower_then_it_alone_runs_in_float(monkeypatch):
+    monkeypatch.setattr(leave_refused, "ratio_here", _slow_pools)
+    gm, x = _pooled()
+    artifact = ONNX.lower(gm)
+    found = artifact.report.integer_ops
+    assert found["QLinearConv"] == 2
+    assert "QLinearAveragePool" not in found
+    (region,) = [r for r in artifact.report.float_regions if r.node == "avg_pool2d"]
+    assert "0.10 times as fast" in region.reason
+    assert "--allow-slower" in region.reason
+    torch.testing.assert_close(artifact.run(x), gm(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("asked", ["quantizer", "backend", "option"])
+def test_pool_when_slower_is_allowed_then_integers(monkeypatch, asked):
+    monkeypatch.setattr(leave_refused, "ratio_here", _slow_pools)
+    gm, _ = _pooled(*(["slower"] if asked == "quantizer" else []))
+    backend = ONNX.allowing_slower() if asked == "backend" else ONNX
+    options = {"allow_slower": True} if asked == "option" else {}
+    report = backend.lower(gm, verify=False, **options).report
+    assert report.integer_ops["QLinearAveragePool"] == 1
+
+
+def test_pool_when_its_result_is_small_then_integers(monkeypatch):
+    monkeypatch.setattr(leave_refused, "ratio_here", _slow_pools)
+    monkeypatch.setattr(leave_refused, "LEAST_LEFT", 8 * 24 * 24 + 1)
+    report = ONNX.lower(_pooled()[0], verify=False).report
+    assert report.integer_ops["QLinearAveragePool"] == 1
+
+
+def test_conv_when_its_class_measured_slower_then_its_weight_stays_integers(monkeypatch):
+    slow = torch.ops.aten.conv2d.default
+    monkeypatch.setattr(leave_refused, "ratio_here", lambda n: 0.1 if n.target is slow else None)
+    artifact = ONNX.lower(_pooled()[0])
+    assert artifact.report.integer_ops["QLinearConv"] == 1  # the last one's result is small
+    assert "conv2d" in {r.node for r in artifact.report.float_regions}
+    weights = [
+        i for i in onnx.load_from_string(artifact.model).graph.initializer if "weight" in i.name
+    ]
+    assert any(i.data_type == onnx.TensorProto.INT8 for i in weights)

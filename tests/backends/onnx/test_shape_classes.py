@@ -1,0 +1,67 @@
+"""The classes of sizes that speeds on ONNX Runtime are kept by."""
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.onnx_operators import CASES, ratio, time_case
+from pt2e_quant.backends.onnx import shape_classes
+from pt2e_quant.backends.onnx.shape_classes import ratio_here, shape_class
+
+POOL = "avg_pool2d, < 4096 elements"
+
+
+def node_of(module, *shapes):
+    """The operator of a program of one."""
+    program = torch.export.export(module.eval(), tuple(torch.randn(shape) for shape in shapes))
+    return next(n for n in program.graph.nodes if n.op == "call_function")
+
+
+class Gate(nn.Module):
+    def forward(self, x, gate):
+        return x * gate
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes", "name"),
+    [
+        (
+            nn.Conv2d(1, 64, (512, 1), (4, 1), (254, 0)),
+            [(1, 1, 1024, 1)],
+            "conv, < 4 channels, kernel long, < 4096 positions",
+        ),
+        (
+            nn.Conv2d(8, 8, 5, padding=2, groups=8),
+            [(1, 8, 20, 20)],
+            "conv, depthwise, kernel wide, < 4096 positions",
+        ),
+        (
+            nn.Conv1d(8, 16, 3, groups=2),
+            [(1, 8, 66)],
+            "conv, grouped, kernel <= 9, < 256 positions",
+        ),
+        (nn.Linear(64, 64), [(2, 4, 64)], "linear, < 16 rows, < 16384 weights"),
+        (Gate(), [(1, 16, 20, 20), (1, 16, 1, 1)], "mul by a gate, < 65536 elements"),
+        (Gate(), [(1, 16, 8, 8), (1, 16, 8, 8)], "mul, < 4096 elements"),
+        (nn.AvgPool2d(3), [(1, 4, 8, 8)], POOL),
+        (nn.GELU(), [(4, 4)], None),
+    ],
+)
+def test_shape_class_when_an_operator_is_measured_then_its_sizes_name_it(module, shapes, name):
+    assert shape_class(node_of(module, *shapes)) == name
+
+
+def test_ratio_here_when_the_class_was_measured_then_its_ratio(monkeypatch):
+    monkeypatch.setattr(shape_classes, "read_ratios", lambda package, path: {POOL: 0.25})
+    assert ratio_here(node_of(nn.AvgPool2d(3), (1, 4, 8, 8))) == 0.25
+    assert ratio_here(node_of(nn.Softmax(-1), (4, 4))) is None
+
+
+def test_ratio_here_when_this_cpu_was_not_measured_then_none(monkeypatch):
+    monkeypatch.setattr(shape_classes, "cpu_slug", lambda: "cpu_of_nobody")
+    assert ratio_here(node_of(nn.AvgPool2d(3), (1, 4, 8, 8))) is None
+
+
+def test_cases_when_timed_then_an_average_pool_of_integers_is_slower():
+    case = next(c for c in CASES if c.name == "avg_pool2d, < 65536 elements")
+    assert ratio(time_case(case, rounds=5, seconds=1.0)) < 0.5
