@@ -301,11 +301,12 @@ class Search:
         for cluster in self.clusters:
             candidate = best.choice[cluster.name]
             for group in cluster.groups:
+                own = cluster.nodes.get(group.group, (candidate.scheme,))
                 yield Choice(
                     group=group.group,
                     module=group.module,
                     operator=group.operator,
-                    scheme=candidate.scheme,
+                    scheme=candidate.scheme if candidate.scheme in own else FLOAT,
                     tied=tuple(g.group for g in cluster.groups if g is not group),
                     noise={c.scheme: c.noise for c in cluster.candidates},
                     why=self._why(cluster, candidate),

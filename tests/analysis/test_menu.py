@@ -82,6 +82,18 @@ def test_clusters_of_when_a_scheme_takes_only_some_of_what_is_tied_then_the_rest
     rules = {rule.node: rule.scheme for rule in moved.rules("w8", "")}
     assert rules == {"conv2d": "w8", "max_pool2d": "float"}
     assert [candidate.scheme for candidate in found["add"].candidates] == ["int8", "float"]
+    tuned = pq.tune(
+        program,
+        calibration_data=[x],
+        backend="onnx",
+        menu=["w8"],
+        budget={"bytes": other.size},
+        points=0,
+        verify=False,
+        progress=False,
+    )
+    got = {choice.group: choice.scheme for choice in tuned.choices}
+    assert (got["conv2d"], got["max_pool2d"]) == ("w8", "float")
 
 
 def test_clusters_of_when_only_the_menu_quantizes_a_group_then_it_is_there_float_first():
@@ -105,6 +117,7 @@ def test_clusters_of_when_only_the_menu_quantizes_a_group_then_it_is_there_float
         menu=["w8"],
         budget={"bytes": other.size},
         points=0,
+        verify=False,
         progress=False,
     )
     assert [choice.scheme for choice in tuned.choices if choice.module in "abc"] == ["w8"] * 3
