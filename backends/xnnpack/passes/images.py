@@ -5,6 +5,7 @@ and fails on them where both the batch and the length are dynamic: a reshape the
 Neither XNNPACK nor ExecuTorch has operators of volumes, nor the delegate average pools in integers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -208,6 +209,8 @@ _CONVS = (*CONV1D, *CONV_TRANSPOSE1D)
 def conv1d_as_conv2d(gm: GraphModule) -> PassResult:
     """Write a conv1d of two dynamic sizes as a conv2d with a last size of 1; transposed ones too.
 
+    Also those that share a weight: ExecuTorch (1.4) gives it a last size once for each of them.
+
     Before:  q(conv1d(dq(x_q), dq(w_q), b))
     After:   q(flatten(dq(q(conv2d(dq(q(unflatten(dq(x_q), -1, [-1, 1]))), dq(w_q_2d), b))), -2))
 
@@ -217,13 +220,20 @@ def conv1d_as_conv2d(gm: GraphModule) -> PassResult:
     editor = Editor(gm)
     notes = []
     images: dict[Node, Node] = {}
-    for conv in [n for n in gm.graph.nodes if is_call(n, _CONVS)]:
-        weight = argument(conv, "weight")
-        held = weight.args[0] if is_dequantize(weight) else weight
+    widened: dict[Node, Node] = {}
+    convs = [n for n in gm.graph.nodes if is_call(n, _CONVS)]
+    readers = Counter(_held(conv) for conv in convs)
+    for conv in convs:
+        weight, held = argument(conv, "weight"), _held(conv)
         value = constant_of(gm, held)
-        if value is None or not _has_two_dynamic_sizes(conv):
+        if value is None or not (readers[held] > 1 or _has_two_dynamic_sizes(conv)):
             continue
-        wide = editor.constant(f"{held.target}_2d", value.detach().unsqueeze(-1), like=held)
+        if len(conv.meta["val"].shape) != 3:
+            continue
+        if held not in widened:
+            plane = value.detach().unsqueeze(-1)
+            widened[held] = editor.constant(f"{held.target}_2d", plane, like=held)
+        wide = widened[held]
         if held is not weight:
             wide = editor.call(weight.target, wide, *weight.args[1:], like=weight, before=conv)
         _widen(editor, conv, wide, images)
@@ -231,9 +241,15 @@ def conv1d_as_conv2d(gm: GraphModule) -> PassResult:
     return PassResult(editor.finish(), tuple(notes))
 
 
+def _held(conv: Node) -> Node:
+    """The constant behind a convolution's weight."""
+    weight: Any = argument(conv, "weight")
+    held: Node = weight.args[0] if is_dequantize(weight) else weight
+    return held
+
+
 def _has_two_dynamic_sizes(conv: Node) -> bool:
-    shape = conv.meta["val"].shape
-    return len(shape) == 3 and sum(not isinstance(size, int) for size in shape) > 1
+    return sum(not isinstance(size, int) for size in conv.meta["val"].shape) > 1
 
 
 def _widen(editor: Editor, conv: Node, weight: Node, images: dict[Node, Node]) -> None:

@@ -105,3 +105,29 @@ def test_file_when_convolutions_stay_float_then_one_partition_too():
     torch.testing.assert_close(artifact.run(x), gm(x), rtol=1e-4, atol=1e-5)
     assert artifact.report.float_ops["Conv2d"] == 2
     assert artifact.report.float_ops["DepthwiseConv2d"] == 1
+
+
+class Twice(nn.Module):
+    """One layer, called with two inputs."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.layer = nn.Linear(5, 5), layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return self.layer(y) + self.layer(y * 2)
+
+
+@pytest.mark.parametrize("is_float", [True, False])
+@pytest.mark.parametrize("layer", [nn.Conv1d(5, 6, 3), nn.ConvTranspose1d(5, 6, 3)])
+def test_conv1d_when_called_twice_then_lowered(layer: nn.Module, is_float: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Twice(layer).eval(), torch.randn(2, 5, 5)
+    quantizer = BACKEND.quantizer("int8")
+    if is_float:
+        quantizer = quantizer.set_module_name("layer", None)
+    gm = pq.prepare_pt2e(torch.export.export(model, (x,)), quantizer)
+    gm = pq.convert_pt2e(pq.calibrate(gm, [(x,)], progress=False))
+    artifact = BACKEND.lower(gm, (x,))
+    assert pq.sqnr_db(model(x), artifact.run(x)) > 25
