@@ -32,7 +32,6 @@ The Triton kernels of the last one run by their definitions where there is no GP
 OPTIONS: dict[str, dict[str, Any]] = {"cuda": {"allow_unmeasured": True}}
 """What a backend's `lower` is given beside the graph."""
 REASONS = {
-    ("tanh", "onnx"): "computed in float, by a polynomial of ONNX Runtime's own",
     (
         "relu",
         "onnx",

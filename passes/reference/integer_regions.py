@@ -20,7 +20,9 @@ from pt2e_quant.core.integer_ops.profiles import (
     Addition,
     Averaging,
     Bias,
+    Functions,
     Profile,
+    Quantization,
     Requantization,
 )
 from pt2e_quant.core.integer_ops.requantize import output_range
@@ -300,12 +302,20 @@ def with_arithmetic(
     return json.dumps(json.loads(text) | changed)
 
 
+_KINDS = {
+    "requantization": Requantization,
+    "addition": Addition,
+    "averaging": Averaging,
+    "bias": Bias,
+    "multiplication": Requantization,
+    "quantization": Quantization,
+    "functions": Functions,
+}
+
+
 def _profile_of(row: Mapping[str, Any]) -> Profile:
     kinds: dict[str, Any] = {
-        "requantization": Requantization(row["requantization"]),
-        "addition": Addition(row["addition"]),
-        "averaging": Averaging(row["averaging"]),
-        "bias": Bias(row["bias"]),
+        name: kind(row[name]) for name, kind in _KINDS.items() if row.get(name) is not None
     }
     return Profile(**{**row, **kinds})
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pt2e_quant.core.integer import Multiplier, Rounding, requantize_fixed, shift_right
 from pt2e_quant.core.integer_ops.calls import compute, widen
 from pt2e_quant.core.integer_ops.products import Window, convolve, multiply_rows
-from pt2e_quant.core.integer_ops.profiles import Requantization
+from pt2e_quant.core.integer_ops.profiles import PROFILES, Requantization
 from pt2e_quant.core.integer_ops.quantize import dequantize, quantize
 from pt2e_quant.core.integer_ops.requantize import (
     Factor,
@@ -318,22 +318,48 @@ def fused(a, b, c):
 def test_add_when_100_000_cases_then_as_mlas(ratios):
     (x, y), zeros = integers_and_zeros(2)
     first, second = (np.float32(r) for r in ratios)
-    # MlasQLinearAddKernelAvx2Helper; the few distinct pairs are computed once
-    zero_x, zero_y = (np.float32(zero) for zero in zeros)
-    fixed = np.float32(OUT.zero_point) - (first * zero_x + second * zero_y)
-    parts = {int(v): fused(float(v), float(second), float(fixed)) for v in range(-128, 128)}
+    # MlasQLinearAddKernelAvx2Helper on uint8; the few distinct pairs are computed once
+    zero_x, zero_y = (np.float32(zero + 128) for zero in zeros)
+    zeros_sum = fused(float(first), float(zero_x), float(second * zero_y))
+    fixed = np.float32(OUT.zero_point + 128) - np.float32(zeros_sum)
+    parts = {int(v): fused(v + 128.0, float(second), float(fixed)) for v in range(-128, 128)}
     known = {}
     expected = []
     for pair in zip(x.tolist(), y.tolist(), strict=True):
         if pair not in known:
-            total = fused(float(pair[0]), float(first), parts[pair[1]])
-            known[pair] = min(max(int(np.rint(total)), OUT.low), OUT.high)
+            total = fused(pair[0] + 128.0, float(first), parts[pair[1]])
+            known[pair] = min(max(int(np.rint(total)) - 128, OUT.low), OUT.high)
         expected.append(known[pair])
-    given = (float(first), float(second)), OUT
-    found = add_by_ratios(
-        compute, torch.from_numpy(x), torch.from_numpy(y), *given, zero_points=tuple(zeros)
-    )
+    given = {"zero_points": tuple(zeros), "storages": (torch.int8, torch.int8)}
+    values, ratios = (torch.from_numpy(v) for v in (x, y)), (float(first), float(second))
+    found = add_by_ratios(compute, *values, ratios, OUT, **given)
     assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("scales", [(0.037, 0.3), (2.0**-9, 0.5), (3.3e-6, 0.01), (1.7, 90.0)])
+def test_requantize_when_100_000_cases_then_as_onednn(scales):
+    total = accumulators(5)
+    both, output = (np.float32(scale) for scale in scales)
+    bias = np.random.default_rng(6).normal(0, 20 * output, CASES).astype(np.float32)
+    # ref_convolution_int8.cpp, execute_forward: scales, bias, destination scale, zero point;
+    # then saturate and nearbyint (q10n::saturate_and_round)
+    real = total.astype(np.float32) * both
+    real = (real + bias) * (np.float32(1.0) / output) + np.float32(OUT.zero_point)
+    expected = np.rint(np.clip(real, np.float32(OUT.low), np.float32(OUT.high)))
+    inverse = float(np.float32(1.0) / output)
+    factor = Factor(kind=PROFILES["onednn"].requantization, values=(float(both), inverse))
+    found = requantize(compute, torch.from_numpy(total), factor, OUT, bias=torch.from_numpy(bias))
+    assert np.array_equal(found.numpy(), expected.astype(np.int8))
+
+
+def test_requantize_when_100_000_products_then_as_mlas_multiplies():
+    total, scale = accumulators(7) >> 14, np.float32(0.0005)
+    # MlasQLinearMulVectorS16 on uint8: product and sum are rounded one by one
+    real = total.astype(np.float32) * scale + np.float32(OUT.zero_point + 128)
+    expected = np.clip(np.rint(real) - 128, OUT.low, OUT.high)
+    factor = Factor(kind=PROFILES["onnxruntime_x86"].multiplication, values=(float(scale),))
+    found = requantize(compute, torch.from_numpy(total), factor, OUT)
+    assert np.array_equal(found.numpy(), expected.astype(np.int8))
 
 
 def test_average_when_100_000_cases_then_as_tosa():

@@ -1,12 +1,13 @@
 """Forms of sums and products of two tensors."""
 
 import math
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from pt2e_quant.core.integer_ops.calls import cast, out_dtype, widen
-from pt2e_quant.core.integer_ops.profiles import Addition
+from pt2e_quant.core.integer_ops.profiles import Addition, Quantization
 from pt2e_quant.core.integer_ops.quantize import dequantize, quantize
 from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requantize
 from pt2e_quant.core.integer_ops.sums import add, add_by_ratios, common_shift
@@ -39,13 +40,10 @@ def _sum(site: Site[Any], alpha: float) -> Any:
     match site.arithmetic.profile.addition:
         case Addition.RESCALED:
             return _sum_of_rescaled(site, x, y, alpha)
-        case Addition.REAL:
+        case Addition.FLOAT_RATIOS if abs(alpha) == 1 and _are_bytes(x, y):
+            return _sum_by_ratios(site, x, y, alpha)
+        case Addition.REAL | Addition.FLOAT_RATIOS:
             return _sum_of_reals(site, x, y, alpha)
-        case Addition.FLOAT_RATIOS:
-            ratios = float(x.qparams.scale / scale), alpha * float(y.qparams.scale / scale)
-            values = x.value, y.value
-            out = site.required_output().range
-            return add_by_ratios(site.call, *values, ratios, out, zero_points=zero_points)
         case Addition.MULTIPLIERS_OF_21_BITS:
             first, second = (float(v.qparams.scale / scale) for v in (x, y))
             factors = common_shift(first, alpha * second, bits=21)
@@ -84,6 +82,36 @@ def _sum_of_rescaled(site: Site[Any], x: Operand[Any], y: Operand[Any], alpha: f
     return site.requantized(total, (twice / (1 << left_shift),))
 
 
+def _are_bytes(*operands: Operand[Any]) -> bool:
+    return all(operand.storage.itemsize == 1 for operand in operands)
+
+
+def _sum_by_ratios(site: Site[Any], x: Operand[Any], y: Operand[Any], alpha: float) -> Any:
+    """As ONNX Runtime has it, which exchanges the two where x is one number for a row of y's."""
+    output = site.required_output()
+    pairs = [(x, 1.0), (y, alpha)]
+    if _is_constant_inside(x, y):
+        pairs.reverse()
+    first, second = (sign * float(v.qparams.scale / output.qparams.scale) for v, sign in pairs)
+    (left, _), (right, _) = pairs
+    return add_by_ratios(
+        site.call,
+        left.value,
+        right.value,
+        (first, second),
+        output.range,
+        zero_points=(left.qparams.zero_point_int, right.qparams.zero_point_int),
+        storages=(left.storage, right.storage),
+    )
+
+
+def _is_constant_inside(x: Operand[Any], y: Operand[Any]) -> bool:
+    """Whether x alone has size 1 in the innermost dimension that is not 1 in both."""
+    pairs = zip_longest(reversed(x.like.shape), reversed(y.like.shape), fillvalue=1)
+    sizes = [tuple(isinstance(size, int) and size == 1 for size in pair) for pair in pairs]
+    return next((pair == (True, False) for pair in sizes if pair != (True, True)), False)
+
+
 def _sum_of_reals(site: Site[Any], x: Operand[Any], y: Operand[Any], alpha: float) -> Any:
     """Both dequantized, added in float32, quantized."""
     real = [
@@ -93,13 +121,15 @@ def _sum_of_reals(site: Site[Any], x: Operand[Any], y: Operand[Any], alpha: floa
     total = site.call(aten.add.Tensor, *real, alpha=alpha)
     output = site.required_output()
     out = output.range
+    by, scale = site.arithmetic.profile.quantization, output.qparams.scale_float
     return quantize(
         site.call,
         total,
-        1.0 / output.qparams.scale_float,
+        scale if by is Quantization.DIVIDED else 1.0 / scale,
         out.zero_point,
         limits=(out.low, out.high),
         storage=out.storage,
+        by=by,
     )
 
 
@@ -117,7 +147,8 @@ def _multiply(site: Site[Any]) -> Any:
         left, right = (cast(call, v, torch.int32) for v in (left, right))
     total = call(out_dtype, aten.mul.Tensor, dtype, left, right)
     scales = x.qparams.scale, y.qparams.scale
-    return site.requantized(total, scales, reach=x.reach * y.reach)
+    kind = site.arithmetic.profile.multiplication
+    return site.requantized(total, scales, reach=x.reach * y.reach, kind=kind)
 
 
 def _is_of_one_tensor(site: Site[Any]) -> bool:

@@ -1,20 +1,43 @@
 """Forms of functions: tables for what maps one integer, softmax and norms."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pt2e_quant.core.integer_ops.norms import Norm, Softmax, norm_factors, softmax_factors
+from pt2e_quant.core.integer_ops import rational
+from pt2e_quant.core.integer_ops.norms import (
+    MOST_OUT_BITS,
+    Norm,
+    Softmax,
+    norm_factors,
+    softmax_factors,
+)
+from pt2e_quant.core.integer_ops.profiles import Functions
 from pt2e_quant.core.integer_ops.tables import Interpolate, LookUp, interpolated_table, table_of
 from pt2e_quant.core.qparams import dequantize, quantize
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, RmsNorm
-from pt2e_quant.graph.ops import GROUP_NORM, HARDSWISH, LAYER_NORM, SOFTMAX, aten, parameters
+from pt2e_quant.graph.ops import (
+    GROUP_NORM,
+    HARDSWISH,
+    LAYER_NORM,
+    SIGMOID,
+    SILU,
+    SOFTMAX,
+    TANH,
+    aten,
+    parameters,
+)
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
 
+_MLAS: dict[Any, Callable[[Tensor], Tensor]] = {
+    **dict.fromkeys(SIGMOID, rational.logistic),
+    **dict.fromkeys(SILU, rational.silu),
+    **dict.fromkeys(TANH, rational.tanh),
+}
 _VANISHES = 104.0
 """exp(-104) is below the least float32."""
 
@@ -38,18 +61,28 @@ def table(site: Site[Any]) -> Any:
     if x.storage.itemsize > 2:
         raise Declined("its input is wider than 16 bits")
 
-    def function(real: Tensor) -> Tensor:
-        result: Tensor = site.target(**_by_schema(site.target, {**site.arguments, names[0]: real}))
-        return result
-
+    function = _function(site, names[0])
     out, low = output.range, torch.iinfo(x.storage).min
     if x.storage.itemsize == 1:
-        entries = table_of(function, x.qparams, output.qparams, out)
-        return site.call(LookUp, x.value, site.hold(entries.to(out.storage), "table"), low)
+        by = site.arithmetic.profile.quantization
+        entries = table_of(function, x.qparams, output.qparams, out, by)
+        return site.call(LookUp, x.value, site.hold(entries, "table"), low)
     entries = interpolated_table(function, x.qparams, output.qparams)
     limits = out.zero_point, out.low, out.high, out.storage
     _state_error(site, function, x, entries)
     return site.call(Interpolate, x.value, site.hold(entries, "table"), low, *limits)
+
+
+def _function(site: Site[Any], name: str) -> Callable[[Tensor], Tensor]:
+    """The site's operator as a function of one argument, as the profile computes it."""
+    if site.arithmetic.profile.functions is Functions.MLAS and site.target in _MLAS:
+        return _MLAS[site.target]
+
+    def function(real: Tensor) -> Tensor:
+        result: Tensor = site.target(**_by_schema(site.target, {**site.arguments, name: real}))
+        return result
+
+    return function
 
 
 def _is_number(value: Any) -> bool:
@@ -77,8 +110,10 @@ def _state_error(site: Site[Any], function: Any, x: Operand[Any], entries: Tenso
 def _softmax(site: Site[Any]) -> Any:
     name = "self" if "self" in site.arguments else "input"
     x, output = site.operand(name), site.required_output()
-    factors = softmax_factors(x.qparams.scale_float, output.qparams.scale_float)
-    if not 0 <= factors[3] <= 30 or factors[0] * (x.reach * 2) >= 1 << 62:
+    scales = x.qparams.scale_float, output.qparams.scale_float
+    factors = softmax_factors(*scales, output.range.storage)
+    is_far = factors[2] > 1 << MOST_OUT_BITS or factors[3] > 30
+    if is_far or factors[0] * (x.reach * 2) >= 1 << 62:
         raise Declined("the scales of its input and output are too far apart")
     out = output.range
     limits = out.zero_point, out.low, out.high, out.storage

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.integer_ops.calls import Call, Value, compute
-from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile
+from pt2e_quant.core.integer_ops.profiles import DEFAULT, Profile, Requantization
 from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requantize
 from pt2e_quant.core.qparams import QParams, dequantize
 from pt2e_quant.graph.ops import Overloads, aten
@@ -152,6 +152,7 @@ class Site(Generic[Value]):
         reach: int = 0,
         output: Output | None = None,
         bias: Any = None,
+        kind: Requantization | None = None,
     ) -> Any:
         """An accumulator in steps of scales[0] * scales[1] * … as integers of the output.
 
@@ -163,10 +164,11 @@ class Site(Generic[Value]):
                 of 31 bits take its upper 31 bits then.
             output: the site's own by default.
             bias: in real units, where the profile adds it to the real result.
+            kind: the profile's by default.
         """
         to = output or self.required_output()
         profile = self.arithmetic.profile
-        kind, bits = profile.requantization, profile.multiplier_bits
+        kind, bits = kind or profile.requantization, profile.multiplier_bits
         beyond = reach.bit_length() - 31
         if kind.is_fixed and beyond > 0:
             half = self.call(aten.add.Tensor, total, 1 << (beyond - 1))

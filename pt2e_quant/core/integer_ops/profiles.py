@@ -15,6 +15,9 @@ class Requantization(StrEnum):
 
     FLOAT32 = "float32"
     """clamp(half_even(float32(total) * ((x * w) / y)) + zero); each step rounds to float32."""
+    FLOAT32_WITH_ZERO = "float32_with_zero"
+    """clamp(half_even(float32(total) * ((x * w) / y) + zero)); each step rounds to float32; a zero
+    of int8 as that of uint8."""
     TWO_FACTORS = "two_factors"
     """clamp(half_even(float32(total) * (x * w) * (1 / y) + zero)); each step rounds to float32."""
     TWO_FACTORS_THEN_ZERO = "two_factors_then_zero"
@@ -29,12 +32,35 @@ class Requantization(StrEnum):
     @property
     def is_fixed(self) -> bool:
         """Whether it multiplies by an integer of 31 bits and shifts."""
-        return self is not Requantization.FLOAT32 and not self.has_two_factors
+        return not self.value.startswith("float32") and not self.has_two_factors
 
     @property
     def has_two_factors(self) -> bool:
         """Whether a real result, in float32, stands between its two factors."""
         return self in (Requantization.TWO_FACTORS, Requantization.TWO_FACTORS_THEN_ZERO)
+
+    @property
+    def rounds_with_zero(self) -> bool:
+        """Whether the zero_point is added before rounding, so that it decides where ties go."""
+        return self in (Requantization.FLOAT32_WITH_ZERO, Requantization.TWO_FACTORS)
+
+
+class Quantization(StrEnum):
+    """How a real value becomes an integer."""
+
+    INVERSE = "inverse"
+    """half_even(x * (1 / scale)) + zero, each step in float32, as PyTorch has it."""
+    DIVIDED = "divided"
+    """half_even(x / scale) + zero, in float32."""
+
+
+class Functions(StrEnum):
+    """Who computes the entries of tables in float32."""
+
+    TORCH = "torch"
+    """PyTorch."""
+    MLAS = "mlas"
+    """PyTorch, but sigmoid, silu and tanh as `core.integer_ops.rational` has them."""
 
 
 class Addition(StrEnum):
@@ -45,7 +71,8 @@ class Addition(StrEnum):
     MULTIPLIERS_OF_21_BITS = "multipliers_of_21_bits"
     """The same with 21 bits, from float32 ratios rounded to even."""
     FLOAT_RATIOS = "float_ratios"
-    """float32: fma(x, x_ratio, fma(y, y_ratio, constant)); half to even."""
+    """float32: fma(x, x_ratio, fma(y, y_ratio, constant)), half to even, with the constant
+    zero - fma(x_ratio, x_zero, y_ratio * y_zero), all int8 as uint8; 16 bits as REAL."""
     REAL = "real"
     """float32: both dequantized, added, quantized."""
     RESCALED = "rescaled"
@@ -87,6 +114,9 @@ class Profile:
         source: where the arithmetic was read.
         multiplier_bits: of a requantization by multiplier and shift, 1 (a shift alone) .. 31.
         bias: of linears and convolutions.
+        multiplication: of products of two tensors, element by element; None: as requantization.
+        quantization: of real values: inputs, entries of tables.
+        functions: that tables are made of.
 
     Raises:
         ConfigError: multipliers have other bits, or a real bias has no real result to be added to.
@@ -99,6 +129,9 @@ class Profile:
     source: str
     multiplier_bits: int = 31
     bias: Bias = Bias.NEAREST
+    multiplication: Requantization | None = None
+    quantization: Quantization = Quantization.INVERSE
+    functions: Functions = Functions.TORCH
 
     def __post_init__(self) -> None:
         if not 1 <= self.multiplier_bits <= 31:
@@ -137,8 +170,14 @@ _ALL = (
         requantization=Requantization.FLOAT32,
         addition=Addition.FLOAT_RATIOS,
         averaging=Averaging.REQUANTIZED,
-        source="ONNX Runtime onnxruntime/core/mlas/lib/quantize.cpp (MlasRequantizeOutput), "
-        "onnxruntime/core/mlas/lib/intrinsics/avx2/qladd_avx2.cpp (MlasQLinearAddKernelAvx2Helper)",
+        source="ONNX Runtime onnxruntime/core/mlas/lib/quantize.cpp (MlasRequantizeOutput, "
+        "MlasQuantizeLinear), qlmul.cpp (MlasQLinearMulVectorS16), "
+        "intrinsics/avx2/qladd_avx2.cpp (MlasQLinearAddKernelAvx2Helper), logistic.cpp, "
+        "tanh.cpp; that its compiler fuses "
+        "the first product of the add's constant was measured",
+        multiplication=Requantization.FLOAT32_WITH_ZERO,
+        quantization=Quantization.DIVIDED,
+        functions=Functions.MLAS,
     ),
     Profile(
         name="onednn",

@@ -66,6 +66,11 @@ def _quantized(real: float | None, qp: QParams) -> int | None:
     return int(min(max(step, qp.quant_min), qp.quant_max))
 
 
+def byte_offset(storage: torch.dtype) -> int:
+    """What takes an integer to uint8, as which ONNX files store int8 activations for x86."""
+    return 128 if storage is torch.int8 else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor(Generic[Value]):
     """What takes an accumulator to the steps of an output.
@@ -99,7 +104,7 @@ def factor_of(
 ) -> Factor[Tensor]:
     """The factor scales[0] * scales[1] * … / (output_scale * divisor).
 
-    FLOAT32 rounds each product and the quotient to float32 in that order, as XNNPACK
+    Those of one float32 factor round each product and the quotient in that order, as XNNPACK
     (src/operators/convolution-nhwc.c) and ONNX Runtime (QLinearConv, QLinearMatMul) do. The kinds
     of two factors keep the product and the inverse of the output scale apart, as oneDNN does. The
     fixed ones take the quotient in float64, as TFLite does (PopulateConvolutionQuantizationParams),
@@ -149,10 +154,14 @@ def requantize(
         product = call(_aten.mul_.Tensor, product, value)
         if number == 0 and bias is not None:
             product = call(_aten.add_.Tensor, product, bias)
-    if factor.kind is Requantization.TWO_FACTORS:  # the zero_point is added before rounding
-        if out.zero_point:
-            product = call(_aten.add_.Tensor, product, float(out.zero_point))
+    if factor.kind.rounds_with_zero:
+        is_byte = factor.kind is Requantization.FLOAT32_WITH_ZERO
+        offset = byte_offset(out.storage) if is_byte else 0
+        if out.zero_point + offset:
+            product = call(_aten.add_.Tensor, product, float(out.zero_point + offset))
         rounded = call(_aten.round_.default, product)
+        if offset:
+            rounded = call(_aten.sub_.Tensor, rounded, offset)
         return cast(call, call(_aten.clamp_.default, rounded, out.low, out.high), out.storage)
     rounded = call(_aten.round_.default, product)
     low, high = out.low - out.zero_point, out.high - out.zero_point

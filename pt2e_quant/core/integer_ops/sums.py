@@ -11,7 +11,7 @@ from torch import Tensor
 from pt2e_quant.core.integer_ops.calls import Call, Value, cast, out_dtype, widen
 from pt2e_quant.core.integer_ops.define import define_integer_op
 from pt2e_quant.core.integer_ops.profiles import Requantization
-from pt2e_quant.core.integer_ops.requantize import Factor, OutputRange
+from pt2e_quant.core.integer_ops.requantize import Factor, OutputRange, byte_offset
 
 _aten: Any = torch.ops.aten
 _BITS = 31
@@ -103,28 +103,45 @@ def add_by_ratios(
     out: OutputRange,
     *,
     zero_points: tuple[int, int],
+    storages: tuple[torch.dtype, torch.dtype],
 ) -> Value:
-    """The sum as ONNX Runtime has it: two fused multiply-adds in float32, half to even.
+    """The sum as ONNX Runtime has it: fused multiply-adds in float32 on uint8, half to even.
 
-    A fused multiply-add rounds once: its product and sum are taken in float64 here.
+    A fused multiply-add rounds once: its product and sum are taken in float64 here. The constant
+    has one too: its compiler fuses the first of the two products with their sum.
 
     Args:
         call: how to compute.
         x: integers of 8 bits.
         y: integers that broadcast against x.
-        ratios: x's scale and y's over the output's, in float32; y's is negative for a difference.
+        ratios: x's scale and y's over the output's, in float32; a negative one subtracts.
         out: of the result.
         zero_points: of x and y.
+        storages: dtypes of x and y.
     """
-    first, second = (torch.tensor(r, dtype=torch.float32) for r in ratios)
-    fixed = float(out.zero_point - (first * zero_points[0] + second * zero_points[1]))
-    total: Any = fixed
-    for value, ratio in ((y, second), (x, first)):
-        product = call(_aten.mul.Tensor, cast(call, value, torch.float64), float(ratio))
+    pairs = zip((x, y), zero_points, storages, ratios, strict=True)
+    (left, left_zero), (right, right_zero) = (_as_byte(call, *pair) for pair in pairs)
+    first, second = (torch.tensor(abs(r), dtype=torch.float32) for r in ratios)
+    offset = byte_offset(out.storage)
+    zeros = first.double() * left_zero + (second * right_zero).double()
+    total: Any = float(out.zero_point + offset - zeros.float())
+    for value, ratio in ((right, second), (left, first)):
+        product = call(_aten.mul.Tensor, value, float(ratio))
         total = cast(call, call(_aten.add.Tensor, product, total), torch.float32)
         total = cast(call, total, torch.float64)
-    rounded = call(_aten.round_.default, total)
-    return cast(call, call(_aten.clamp_.default, rounded, out.low, out.high), out.storage)
+    steps = call(_aten.sub_.Tensor, call(_aten.round_.default, total), offset)
+    return cast(call, call(_aten.clamp_.default, steps, out.low, out.high), out.storage)
+
+
+def _as_byte(
+    call: Call[Value], value: Value, zero_point: int, storage: torch.dtype, ratio: float
+) -> tuple[Value, int]:
+    """A uint8 in float64 and its zero_point; the complements of both stand for the negative."""
+    offset = byte_offset(storage)
+    real = cast(call, value, torch.float64)
+    if ratio < 0:
+        return call(_aten.rsub.Scalar, real, 255 - offset), 255 - offset - zero_point
+    return call(_aten.add.Tensor, real, offset), zero_point + offset
 
 
 def add_up(

@@ -5,9 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pt2e_quant.core.integer_ops.calls import compute
 from pt2e_quant.core.integer_ops.define import define_integer_op
+from pt2e_quant.core.integer_ops.profiles import Quantization
+from pt2e_quant.core.integer_ops.quantize import quantize
 from pt2e_quant.core.integer_ops.requantize import OutputRange
-from pt2e_quant.core.qparams import QParams, dequantize, quantize
+from pt2e_quant.core.qparams import QParams, dequantize
 
 _STEP = 1 << 7
 """Inputs between two entries of an interpolated table: 65,536 / 512."""
@@ -72,7 +75,11 @@ def _integers(qp: QParams) -> Tensor:
 
 
 def table_of(
-    function: Callable[[Tensor], Tensor], x: QParams, y: QParams, out: OutputRange
+    function: Callable[[Tensor], Tensor],
+    x: QParams,
+    y: QParams,
+    out: OutputRange,
+    by: Quantization = Quantization.INVERSE,
 ) -> Tensor:
     """quantize(function(dequantize(q))) for every 8-bit q: what the q/dq graph gives, exactly.
 
@@ -81,9 +88,13 @@ def table_of(
         x: of the input.
         y: of the output.
         out: the output's integers.
+        by: how the target quantizes.
     """
-    real = function(dequantize(_integers(x), x))
-    return quantize(real, y).clamp(out.low, out.high)
+    real = function(dequantize(_integers(x), x)).float()
+    scale = y.scale_float if by is Quantization.DIVIDED else 1.0 / y.scale_float
+    limits, zero = (out.low, out.high), out.zero_point
+    made: Tensor = quantize(compute, real, scale, zero, limits=limits, storage=out.storage, by=by)
+    return made.clamp(*limits)  # what was not a number
 
 
 def interpolated_table(function: Callable[[Tensor], Tensor], x: QParams, y: QParams) -> Tensor:

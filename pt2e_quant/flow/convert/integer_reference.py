@@ -86,7 +86,8 @@ def integer_reference(
 def _passes(arithmetic: Arithmetic) -> tuple[GraphPass, ...]:
     """From canonical form to reference form, in this order."""
     integers = write_integers(arithmetic)
-    return duplicate_dequantize, integers, decompose_qdq, drop_dead_constants
+    written = decompose_qdq(arithmetic.profile.quantization)
+    return duplicate_dequantize, integers, written, drop_dead_constants
 
 
 def refuse_gradients(gm: GraphModule) -> None:

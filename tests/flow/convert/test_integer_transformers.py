@@ -83,6 +83,19 @@ def test_transformer_when_in_integers_then_loses_at_most_one_db(model, shape):
     assert pq.sqnr_db(real, exact) >= pq.sqnr_db(real, simulated) - 1.0
 
 
+def test_transformer_when_all_activations_have_16_bits_then_in_integers_alone():
+    torch.manual_seed(0)
+    net, batches = Vit().eval(), [torch.randn(2, 3, 16, 16) for _ in range(2)]
+    quantizer = pq.IntegerQuantizer(activation_bits=16)
+    prepared = pq.prepare_pt2e(export(net, (batches[0],)), quantizer, int_only=True)
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, batches, progress=False))
+    reference = pq.integer_reference(copy.deepcopy(quantized), accumulator_bits=64)
+    assert "pt2e_quant.integer_softmax.default" in {str(n.target) for n in reference.graph.nodes}
+    with torch.no_grad():
+        real, simulated, exact = (module(batches[0]) for module in (net, quantized, reference))
+    assert pq.sqnr_db(real, exact) >= pq.sqnr_db(real, simulated) - 0.2
+
+
 class Masked(nn.Module):
     """Causal attention, then attention under a mask of booleans that comes with the call."""
 

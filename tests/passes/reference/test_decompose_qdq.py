@@ -71,7 +71,7 @@ def spelled(model, x, shapes=None):
     before, after = program.module(), program.module()
     bodies = [m for m in after.modules() if isinstance(m, torch.fx.GraphModule)]
     for gm in bodies:
-        run_passes(gm, (strip_guards, decompose_qdq))
+        run_passes(gm, (strip_guards, decompose_qdq()))
         assert not [n for n in gm.graph.nodes if is_qdq(n)]
     return before, after
 
@@ -122,7 +122,7 @@ def test_decompose_when_layout_is_other_or_run_twice_then_left_alone(program):
 
     w = torch.ones(2, 4, dtype=torch.int8)
     p = program(Grouped(), (w, torch.ones(2, 2), torch.zeros(2, 2)))
-    assert not p.apply(decompose_qdq).changed
-    q = program(Static(0.1, 3), (torch.randn(2, 3),)).apply(decompose_qdq)
+    assert not p.apply(decompose_qdq()).changed
+    q = program(Static(0.1, 3), (torch.randn(2, 3),)).apply(decompose_qdq())
     assert q.changed
-    q.is_idempotent(decompose_qdq)
+    q.is_idempotent(decompose_qdq())
