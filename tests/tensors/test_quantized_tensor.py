@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.tensors import QuantizedTensor, forget_fallbacks, strict
-from pt2e_quant.tensors.kernels import fallbacks
+from pt2e_quant.tensors import QuantizedTensor, fallbacks, forget_fallbacks, strict
 
 PLACES = (
     ("w8", "plain"),
