@@ -120,9 +120,11 @@ def _chain_behind(gm: GraphModule, producer: Node, constants: Collection[Node]) 
     """The steps behind a conv or linear, also behind moves of its result."""
     node, dim = producer, channel_dim(producer)
     steps: list[_Step] = []
-    scale = torch.ones(producer.meta["val"].shape[dim], dtype=torch.float64)
+    channels = producer.meta["val"].shape[dim]
+    is_known = isinstance(channels, int)  # a weight that is computed may have a dynamic size
+    scale = torch.ones(channels if is_known else 0, dtype=torch.float64)
     shift = torch.zeros_like(scale)
-    while len(node.users) == 1:
+    while is_known and len(node.users) == 1:
         reader = next(iter(node.users))
         if is_call(reader, MOVES):
             found = [d for d in range(reader.meta["val"].dim()) if moved_back(reader, d) == dim]

@@ -10,6 +10,7 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY
+from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.batch_norm.fold_affines import fold_affines
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_batch_norm
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -262,3 +263,14 @@ def test_prepare_when_for_training_then_the_weight_that_trains_is_the_models():
     prepared = pq.prepare_qat_pt2e(program, pq.backends.get("xnnpack").quantizer("int8"))
     weight = next(v for k, v in prepared.state_dict().items() if k == "0.weight")
     assert torch.equal(weight, model[0].weight)
+
+
+def test_fold_affines_when_a_computed_weight_has_a_dynamic_size_then_left():
+    class Scores(nn.Module):
+        def forward(self, x):
+            return nn.functional.linear(x, x) * 2
+
+    rows = {0: torch.export.Dim("rows", min=2, max=8)}
+    program = torch.export.export(Scores(), (IMAGE[0, 0],), dynamic_shapes=(rows,))
+    (record,) = run_passes(program.module(check_guards=False), (fold_affines,))
+    assert not record.changed
