@@ -89,12 +89,14 @@ def spoiling(right: GraphPass, path: str) -> GraphPass:
         node = layer_of(gm, path)
         if node is None:
             return result
-        weight = node.args[1].args[0]
+        # In float, where the refusal has the layer left so: that does not mend it.
+        reader, at = (node.args[1], 0) if node.args[1].op == "call_function" else (node, 1)
+        weight = reader.args[at]
         gm.register_buffer("spoiled", gm.get_buffer(weight.target).flip(0))
         with gm.graph.inserting_before(weight):
             made = gm.graph.get_attr("spoiled")
         made.meta = dict(weight.meta)
-        node.args[1].update_arg(0, made)
+        reader.update_arg(at, made)
         gm.graph.eliminate_dead_code()
         return PassResult(changed=True)
 
