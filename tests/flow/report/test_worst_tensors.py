@@ -20,7 +20,8 @@ class _Masked(nn.Module):
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x) + torch.tensor([0.0] * 7 + [1e4]))
+        # Not one value for each channel alone, which would become part of the first one's bias.
+        return self.second(self.first(x) + torch.tensor([[0.0] * 7 + [1e4]] * 4))
 
 
 def model_of(kind):
