@@ -25,7 +25,7 @@ from benchmarks.gpu_tune import sweep_kernel, write_measured, write_tiles
 from benchmarks.kernels.bench_case import Bench
 from benchmarks.kernels.catalog import BENCHES
 from benchmarks.kernels.device_limits import limits_of
-from pt2e_quant.kernels.measured import measured_class, read_measured
+from pt2e_quant.kernels.measured import measured_class, read_ratios
 from pt2e_quant.kernels.tiles import device_slug, read_tiles
 
 console = Console(width=130)
@@ -136,7 +136,7 @@ def measure(gpu: Gpu, benches: Sequence[Bench[Any]]) -> list[Row]:
             named = {measured_class(name, bench.variant): r for name, r in ratios.items()}
             write_measured(bench.op, gpu.slug, named)
         rows += of_bench
-    read_measured.cache_clear()
+    read_ratios.cache_clear()
     return rows
 
 
