@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import torch
 from torch.fx import Node
 
 from pt2e_quant.graph.pattern import Match
@@ -13,6 +14,22 @@ def static_product(sizes: Sequence[object]) -> int | None:
     """The product of sizes; None if one is symbolic."""
     known = [size for size in sizes if isinstance(size, int)]
     return math.prod(known) if len(known) == len(sizes) else None
+
+
+def expected_sizes(sizes: Sequence[int | torch.SymInt]) -> tuple[int, ...] | None:
+    """Sizes, symbolic ones as in the example inputs of the export; None if one is not known.
+
+    What is slower for one row may be twice as fast for a hundred: the example says which it is.
+    """
+    found = [_expected(size) for size in sizes]
+    known = tuple(size for size in found if size is not None)
+    return known if len(known) == len(found) else None
+
+
+def _expected(size: int | torch.SymInt) -> int | None:
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else None
+    return int(size)
 
 
 def by_elements(match: Match) -> str:

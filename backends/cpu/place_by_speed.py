@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.cpu.policy import SLOWER_KEY, policy_of, timed_kernels
@@ -26,6 +25,7 @@ from pt2e_quant.kernels.product_trial.product import Operator, PostOpKind, Produ
 from pt2e_quant.kernels.product_trial.time_product import Times
 from pt2e_quant.kernels.product_trial.verdicts import are_tried, times_of
 from pt2e_quant.kernels.registry import Registry
+from pt2e_quant.kernels.shape_classes import expected_sizes
 
 _GEMMS = CONV1D + CONV2D + LINEAR
 _MOVERS = one_of(
@@ -147,9 +147,8 @@ def _behind_movers(node: Node) -> Node:
 def _product(match: Match) -> Product | None:
     """What a match multiplies, symbolic sizes as in the example; None if they are not known."""
     op, weight = match.nodes["op"], match.node("w").meta["val"]
-    x = [_hint(size) for size in match.node("x").meta["val"].shape]
-    sizes = tuple(size for size in x if size is not None)
-    if len(sizes) < len(x) or 0 in sizes:
+    sizes = expected_sizes(match.node("x").meta["val"].shape)
+    if sizes is None or 0 in sizes:
         return None
     post_op = NO_POST_OP if match.anchor is op else post_op_of(match.anchor) or NO_POST_OP
     is_linear = is_call(op, LINEAR)
@@ -162,12 +161,6 @@ def _product(match: Match) -> Product | None:
         post_op=PostOpKind(name=post_op.name),
         **window,
     )
-
-
-def _hint(size: int | torch.SymInt) -> int | None:
-    if isinstance(size, torch.SymInt):
-        return int(size.node.hint) if size.node.has_hint() else None
-    return int(size)
 
 
 def _window(op: Node) -> dict[str, Any]:

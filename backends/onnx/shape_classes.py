@@ -10,7 +10,7 @@ from pt2e_quant.graph import ops
 from pt2e_quant.graph.ops import argument, is_call
 from pt2e_quant.kernels.measured import read_ratios
 from pt2e_quant.kernels.onednn.speed import cpu_slug
-from pt2e_quant.kernels.shape_classes import static_product
+from pt2e_quant.kernels.shape_classes import expected_sizes
 
 _CONVS = (*ops.CONV1D, *ops.CONV2D, *ops.CONV3D)
 _LONG = 16
@@ -74,12 +74,17 @@ def light_class(name: str, *, elements: int, is_gate: bool = False) -> str:
 
 
 def shape_class(node: Node) -> str | None:
-    """The class of an operator of a float graph; None if it was not measured, or has free sizes."""
-    found = [_shape(read) for read in node.all_input_nodes[:2]]
-    if node.op != "call_function" or not all(static_product(shape) for shape in (found or [()])):
+    """The class of an operator of a float graph, symbolic sizes as in the example inputs.
+
+    None if it was not measured, or if a size is known of no example.
+    """
+    found = [shape for read in node.all_input_nodes[:2] if (shape := _shape(read)) is not None]
+    made = _shape(node) if node.op == "call_function" else None
+    if made is None or not found or len(found) < len(node.all_input_nodes[:2]):
         return None
     if is_call(node, _CONVS):
-        return _of_conv(node, found)
+        positions, groups = math.prod(made[2:]), argument(node, "groups")
+        return conv_class(groups=groups, weight=found[1], positions=positions)
     if is_call(node, ops.LINEAR):
         return linear_class(rows=math.prod(found[0][:-1]), weight=found[1])
     name = next((name for overloads, name in _LIGHT if is_call(node, overloads)), None)
@@ -102,16 +107,11 @@ _LIGHT: tuple[tuple[ops.Overloads, str], ...] = (
 )
 
 
-def _of_conv(conv: Node, shapes: Sequence[Sequence[int]]) -> str | None:
-    positions = static_product(conv.meta["val"].shape[2:])
-    if positions is None:
-        return None
-    return conv_class(groups=argument(conv, "groups"), weight=shapes[1], positions=positions)
-
-
-def _shape(node: Node) -> Sequence[int]:
+def _shape(node: Node) -> tuple[int, ...] | None:
+    """Sizes of a value; None for what is no tensor, is empty, or has a size that is not known."""
     held = node.meta.get("val")
-    return held.shape if isinstance(held, Tensor) else (0,)
+    sizes = expected_sizes(held.shape) if isinstance(held, Tensor) else None
+    return None if sizes is None or 0 in sizes else sizes
 
 
 def _size(number: int, limits: tuple[int, int]) -> str:

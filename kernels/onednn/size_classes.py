@@ -1,8 +1,9 @@
 """Classes of a product's sizes, by which its measured speed over float is kept."""
 
-import torch
+import math
 
 from pt2e_quant.graph.pattern import Match
+from pt2e_quant.kernels.shape_classes import expected_sizes
 
 _ROWS = (1, 4, 16, 128)
 _WEIGHTS = (18, 20, 22)
@@ -19,16 +20,9 @@ def rows_of(match: Match) -> int | None:
 
 
 def expected_rows(match: Match) -> int | None:
-    """The rows of the product, symbolic sizes as in the inputs of the export; None if not known.
-
-    What is slower for one row may be twice as fast for a hundred: the example says which it is.
-    """
-    rows = 1
-    for size in match.nodes["op"].meta["val"].shape[:-1]:
-        if isinstance(size, torch.SymInt) and not size.node.has_hint():
-            return None
-        rows *= int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
-    return rows
+    """The rows of the product, symbolic sizes as in the inputs of the export; None if not known."""
+    sizes = expected_sizes(match.nodes["op"].meta["val"].shape[:-1])
+    return None if sizes is None else math.prod(sizes)
 
 
 def weight_elements(match: Match) -> int:

@@ -1,5 +1,7 @@
 """Operators that ONNX Runtime refused, computed otherwise, or slower, in integers: float ones."""
 
+import math
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -10,6 +12,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, aten, is_call
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
+from pt2e_quant.kernels.shape_classes import expected_sizes
 from pt2e_quant.passes.qdq.remove_qdq import fold_dequantize
 
 _BYTES = (torch.uint8, torch.int8)
@@ -40,7 +43,8 @@ def leave_refused(gm: GraphModule) -> PassResult:
 def leave_slower(gm: GraphModule) -> PassResult:
     """Keep ONNX Runtime from integer kernels that measured much slower than float ones here.
 
-    Values stay those of the q/dq, and weights stay integers in the file.
+    Values stay those of the q/dq, and weights stay integers in the file. Dynamic sizes are judged
+    as they are in the example inputs.
 
     Before:  q(avg_pool2d(dq(x_q)))
     After:   q(avg_pool2d(maximum(dq(x_q), dq(x_q))))
@@ -50,7 +54,7 @@ def leave_slower(gm: GraphModule) -> PassResult:
     for node in list(gm.graph.nodes):
         reads = _computed(gm, node)
         ratio = ratio_here(node) if reads and _is_rounded(node) else None
-        if ratio is None or ratio >= MOST_LEFT or node.meta["val"].numel() < LEAST_LEFT:
+        if ratio is None or ratio >= MOST_LEFT or _elements(node) < LEAST_LEFT:
             continue
         for read in reads:
             _keep_apart(editor, read, node)
@@ -74,6 +78,11 @@ def _computed(gm: GraphModule, node: Node) -> list[Node]:
             return []
         found.append(read)
     return found
+
+
+def _elements(node: Node) -> int:
+    """Of a result whose class is known, symbolic sizes as in the example inputs."""
+    return math.prod(expected_sizes(node.meta["val"].shape) or (0,))
 
 
 def _is_rounded(node: Node) -> bool:

@@ -51,6 +51,25 @@ def test_shape_class_when_an_operator_is_measured_then_its_sizes_name_it(module,
     assert shape_class(node_of(module, *shapes)) == name
 
 
+def test_shape_class_when_a_size_is_dynamic_then_the_example_names_it():
+    batch = ({0: torch.export.Dim.DYNAMIC},)
+    x = torch.randn(4, 64)
+    program = torch.export.export(nn.Linear(64, 64), (x,), dynamic_shapes=batch)
+    node = next(n for n in program.graph.nodes if n.op == "call_function")
+    assert not isinstance(node.meta["val"].shape[0], int)
+    assert shape_class(node) == "linear, < 16 rows, < 16384 weights"
+
+
+def test_shape_class_when_no_example_knows_a_size_then_none():
+    class Picked(nn.Module):
+        def forward(self, x):
+            return x[x > 0] * 2
+
+    program = torch.export.export(Picked(), (torch.randn(8),))
+    node = next(n for n in program.graph.nodes if n.target is torch.ops.aten.mul.Tensor)
+    assert shape_class(node) is None
+
+
 def test_ratio_here_when_the_class_was_measured_then_its_ratio(monkeypatch):
     monkeypatch.setattr(shape_classes, "read_ratios", lambda package, path: {POOL: 0.25})
     assert ratio_here(node_of(nn.AvgPool2d(3), (1, 4, 8, 8))) == 0.25

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
+from pt2e_quant.backends.onnx import shape_classes
 from pt2e_quant.backends.onnx.passes import leave_refused
 from pt2e_quant.backends.onnx.rewrites import pipeline
 from pt2e_quant.core.errors import ArtifactError
@@ -14,6 +15,7 @@ from pt2e_quant.core.errors import ArtifactError
 pytest.importorskip("onnxruntime")
 
 ONNX = pq.backends.get("onnx")
+POOL = "avg_pool2d, < 65536 elements"
 
 
 def forget_biases(graph: ir.Graph) -> int:
@@ -79,11 +81,12 @@ class Pooled(nn.Module):
         return self.last(nn.functional.avg_pool2d(self.first(x).relu(), 3, 1, 1))
 
 
-def _pooled(*allowed):
+def _pooled(*allowed, sizes=None):
     torch.manual_seed(0)
-    x = torch.randn(1, 4, 24, 24)
+    x = torch.randn(2 if sizes else 1, 4, 24, 24)
     quantizer = ONNX.quantizer("int8").allowing(*allowed)
-    prepared = pq.prepare_pt2e(torch.export.export(Pooled().eval(), (x,)), quantizer)
+    program = torch.export.export(Pooled().eval(), (x,), dynamic_shapes=sizes)
+    prepared = pq.prepare_pt2e(program, quantizer)
     return pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False), progress=False), x
 
 
@@ -102,6 +105,37 @@ def test_pool_when_its_class_measured_slower_then_it_alone_runs_in_float(monkeyp
     assert "0.10 times as fast" in region.reason
     assert "--allow-slower" in region.reason
     torch.testing.assert_close(artifact.run(x), gm(x), rtol=0, atol=1e-6)
+
+
+DYNAMIC = {
+    "batch": ({0: torch.export.Dim.DYNAMIC},),
+    "image": ({i: torch.export.Dim.DYNAMIC for i in (0, 2, 3)},),
+}
+
+
+@pytest.mark.parametrize("is_saved", [False, True], ids=["at_once", "from_archive"])
+@pytest.mark.parametrize("dynamic", DYNAMIC)
+def test_pool_when_sizes_are_dynamic_then_judged_by_the_example(
+    monkeypatch, tmp_path, dynamic, is_saved
+):
+    monkeypatch.setattr(shape_classes, "read_ratios", lambda package, path: {POOL: 0.1})
+    gm, _ = _pooled(sizes=DYNAMIC[dynamic])
+    if is_saved:
+        pq.save(gm, tmp_path / "program.pt2")
+        gm = pq.load(tmp_path / "program.pt2")
+    artifact = ONNX.lower(gm)
+    assert "QLinearAveragePool" not in artifact.report.integer_ops
+    assert "avg_pool2d" in {region.node for region in artifact.report.float_regions}
+    for batch in (1, 5):
+        x = torch.randn(batch, 4, 24, 24)
+        torch.testing.assert_close(artifact.run(x), gm(x), rtol=0, atol=1e-6)
+
+
+def test_pool_when_the_example_is_small_then_integers(monkeypatch):
+    monkeypatch.setattr(shape_classes, "read_ratios", lambda package, path: {POOL: 0.1})
+    monkeypatch.setattr(leave_refused, "LEAST_LEFT", 2 * 8 * 24 * 24 + 1)
+    report = ONNX.lower(_pooled(sizes=DYNAMIC["batch"])[0], verify=False).report
+    assert report.integer_ops["QLinearAveragePool"] == 1
 
 
 @pytest.mark.parametrize("asked", ["quantizer", "backend", "option"])
