@@ -11,6 +11,7 @@ from tests.fuzz.elementwise import ELEMENTWISE
 from tests.fuzz.movers import MOVERS
 from tests.fuzz.products import NORMS, PRODUCTS, RARE_PRODUCTS
 from tests.fuzz.program import Dynamic, Input, Program
+from tests.fuzz.spatial import POSITIONS, SEVERAL_SIZES
 from tests.fuzz.state_control import BLOCKS, CONTROL, WRITES
 
 __all__ = ["BACKENDS", "RECIPES", "draw_program"]
@@ -43,6 +44,8 @@ _FAMILIES: tuple[tuple[dict[Rule, float], float], ...] = (
     (ELEMENTWISE, 7),
     (MOVERS, 5),
     (BLOCKS, 3),
+    (POSITIONS, 2.5),
+    (SEVERAL_SIZES, 1.5),
     (WRITES, 0.5),
     (CONTROL, 0.25),
 )
@@ -227,5 +230,7 @@ def _draw_result(d: Drawing) -> str | None:
         last = floats[-1] if floats else last
     forms = [last] * 12 + [f"({last}, {more})"] * 2
     forms += [f'{{"a": {last}, "b": {more}}}', f"[{last}, ({more},)]", f"({last}, None)"]
+    forms += [f'{{"levels": [{last}, {more}], "last": ({last} * 2, {{"at": {more}}})}}']
+    forms += [f"torch.return_types.max(({last}, {more}))", f"list(({last}).unbind(-1)[:2])"]
     forms += [f"({last}, {d.inputs[0].name})", f"({last}, 3)", f"{last}, {last}"]
     return d.choice(*forms)

@@ -182,8 +182,24 @@ def gated(d: Drawing) -> str | None:
     return f"{gate}({a}({x})) * {b}({x})"
 
 
+def nested_control(d: Drawing) -> str | None:
+    """A condition in a branch of another one, or in the body of a loop."""
+    x = d.ranked(2, 3)
+    if x is None:
+        return None
+    one, two, three = (_branch(d, x) for _ in range(3))
+    inner = f"torch.cond(a.mean() > 0, lambda a: {one}, lambda a: {two}, (a,))"
+    if d.chance(0.5):
+        return f"torch.cond({x}.sum() > 0, lambda a: {inner}, lambda a: {three}, ({x},))"
+    body = f"lambda i, a: (i + 1, torch.tanh({inner}))"
+    return (
+        "torch._higher_order_ops.while_loop("
+        f"lambda i, a: i < 2, {body}, (torch.tensor(0), {x}.clone()))[1]"
+    )
+
+
 WRITES = {written_buffer: 1, counter: 0.3, in_place: 1, written_input: 0.3}
-CONTROL = {conditional: 1, while_loop: 0.5, scan: 0.4}
+CONTROL = {conditional: 1, while_loop: 0.5, scan: 0.4, nested_control: 0.4}
 BLOCKS = {
     residual: 2,
     convolution_block: 4,

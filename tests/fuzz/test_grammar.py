@@ -1,6 +1,8 @@
 """The search's own parts: models are drawn alike, print as files that run, and shrink."""
 
 import ast
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -17,9 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:
 
 
 def loaded(text):
-    scope = {"__name__": "drawn"}
-    exec(compile(text, "drawn.py", "exec"), scope)
-    return scope
+    module = ModuleType("drawn_program")
+    sys.modules[module.__name__] = module  # torch.cond's tracing imports it
+    exec(compile(text, "drawn.py", "exec"), vars(module))
+    return vars(module)
 
 
 @settings(max_examples=15)
