@@ -33,14 +33,57 @@ def multiply_per_tensor(graph: ir.Graph) -> int:
         made = dequantize.inputs[0].producer() if _is_dequantize(dequantize) else None  # type: ignore[union-attr]
         if made is None or made.op_type != "DynamicQuantizeLinear" or not _is_int8(site):
             continue
-        integers, scale, zero_point = made.outputs
-        product = _product(site, integers, zero_point)
-        both = _step(site, "Mul", scale, site.weight.scale_source, of="scales")
-        result = _step(site, "Mul", product, both, of="real")
-        redirect(site.output, _with_bias(site, result))
+        redirect(site.output, _tensor_product(site, *made.outputs))
         replace_linear(site)
         changed += 1
     return changed
+
+
+def _tensor_product(
+    site: LinearSite, integers: ir.Value, scale: ir.Value, zero_point: ir.Value
+) -> ir.Value:
+    product = _product(site, integers, zero_point)
+    both = _step(site, "Mul", scale, site.weight.scale_source, of="scales")
+    return _with_bias(site, _step(site, "Mul", product, both, of="real"))
+
+
+def multiply_one_row(graph: ir.Graph) -> int:
+    """Quantize an input of one row as a tensor: ONNX Runtime has one operator for that.
+
+    The qparams of the tensor are those of its row. Linears that read one input share its integers.
+
+    Before:  MatMul(dq_token(q_token(x[1, K])), Transpose(dq(w int8[N, K]))) + b
+    After:   Cast(MatMulInteger(x_q, w[K, N], z)) * (s * w_scale) + b,
+             with x_q, s, z = DynamicQuantizeLinear(x)
+    """
+    changed = 0
+    rounded: dict[ir.Value, tuple[ir.Value, ir.Value, ir.Value]] = {}
+    for site in find_linears(graph):
+        x = read_per_token(site.x)
+        if x is None or not _is_int8(site) or set(sizes(x)[:-1]) - {1} or not sizes(x):
+            continue
+        if x not in rounded:
+            rounded[x] = _quantize_tensor(site.node, x)
+        redirect(site.output, _tensor_product(site, *rounded[x]))
+        replace_linear(site)
+        changed += 1
+    return changed
+
+
+def _quantize_tensor(at: ir.Node, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The integers of a tensor, its scale and its zero_point, found at run time."""
+    names = (f"{x.name}_q", f"{x.name}_scale", f"{x.name}_zero_point")
+    dtypes = (ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.UINT8)
+    outputs = [
+        ir.Value(name=name, type=ir.TensorType(dtype))
+        for name, dtype in zip(names, dtypes, strict=True)
+    ]
+    node = ir.node("DynamicQuantizeLinear", [x], outputs=outputs, name=f"node_{names[0]}")
+    node.metadata_props.update(at.metadata_props)
+    assert isinstance(at.graph, ir.Graph)
+    at.graph.insert_before(at, node)
+    integers, scale, zero_point = outputs
+    return integers, scale, zero_point
 
 
 def multiply_per_token(graph: ir.Graph) -> int:

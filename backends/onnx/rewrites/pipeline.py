@@ -17,6 +17,7 @@ from pt2e_quant.backends.onnx.rewrites.block_kernels import (
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once, gather_integers
 from pt2e_quant.backends.onnx.rewrites.expand_per_token import expand_per_token
 from pt2e_quant.backends.onnx.rewrites.integer_products import (
+    multiply_one_row,
     multiply_per_tensor,
     multiply_per_token,
     multiply_per_token_portable,
@@ -82,6 +83,7 @@ REWRITES = (
     multiply_blocks,
     look_up_blocks,
     multiply_per_tensor,
+    multiply_one_row,
     multiply_per_token,
     split_results,
     *_LAST,
@@ -91,6 +93,7 @@ PORTABLE_REWRITES = (
     write_recurrent_portable,
     look_up_portable,
     multiply_per_tensor,
+    multiply_one_row,
     multiply_per_token_portable,
     transpose_blocks,
     split_results_portable,
