@@ -24,6 +24,19 @@ Verify: TypeAlias = bool | Literal["process"]
 """Whether a lowering checks its artifact: not, in this process, or in a new one as well."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownNode:
+    """A node of a file as Model Explorer has it.
+
+    Args:
+        node: its id.
+        graph: the id of its graph, "" where the file has one graph alone.
+    """
+
+    node: str
+    graph: str = ""
+
+
 class Artifact(ABC):
     """A lowered program.
 
@@ -90,12 +103,19 @@ class Artifact(ABC):
         finally:
             self.reset()
 
-    def node_ids(self) -> Mapping[str, str] | None:
-        """What Model Explorer calls the node of the file that makes a value, by the value's name.
+    def node_ids(self, file: str) -> Mapping[str, ShownNode]:
+        """Where Model Explorer shows the node of a file that makes a value, by the value's name.
 
-        None where its adapter for such files has no names.
+        Args:
+            file: the name that the artifact is saved under.
+
+        Raises:
+            UnsupportedError: the nodes of the file are not known, or there is no such file.
         """
-        return None
+        raise UnsupportedError(
+            f"Model Explorer does not read files of {self.report.backend}",
+            fix="leave out artifact=…, and load the figures beside the program's .pt2",
+        )
 
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """Time a call of the float model operator by operator.

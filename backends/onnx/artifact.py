@@ -12,7 +12,7 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor
 
-from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
+from pt2e_quant.backends.artifact import Artifact, ShownNode, read_file, write_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.profile_session import profile_session
 from pt2e_quant.backends.onnx.runtime import SessionCall, open_session, to_ort
@@ -68,11 +68,12 @@ class OnnxArtifact(Artifact):
         """Bytes of the file."""
         return len(self.model)
 
-    def node_ids(self) -> Mapping[str, str]:
+    def node_ids(self, file: str) -> Mapping[str, ShownNode]:
         """The names of the nodes, by the values that they make; inputs as they are shown."""
         graph = onnx.load_model_from_string(self.model).graph
-        inputs = {value.name: f"[value] {value.name}" for value in graph.input}
-        return inputs | {value: node.name for node in graph.node for value in node.output}
+        names = {value.name: f"[value] {value.name}" for value in graph.input}
+        names |= {value: node.name for node in graph.node for value in node.output}
+        return {value: ShownNode(node=name) for value, name in names.items()}
 
     def limit_threads(self, threads: int) -> None:
         """Run on so many threads from now on; 0 leaves the choice to ONNX Runtime."""

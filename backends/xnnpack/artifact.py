@@ -8,7 +8,7 @@ from typing import Any
 from executorch.runtime import Program
 from torch import Tensor
 
-from pt2e_quant.backends.artifact import Artifact, read_file, write_artifact
+from pt2e_quant.backends.artifact import Artifact, ShownNode, read_file, write_artifact
 from pt2e_quant.backends.write_back import write_back
 from pt2e_quant.backends.xnnpack.contents import (
     ProgramContents,
@@ -22,11 +22,14 @@ from pt2e_quant.backends.xnnpack.metadata import (
     unpack_capture,
     unpack_provenance,
 )
+from pt2e_quant.backends.xnnpack.node_ids import Handles, node_ids
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.checksum import check_sum, has_sum, renew_sum
-from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError
+from pt2e_quant.core.errors import ArtifactError, ConfigError, Pt2eQuantError, UnsupportedError
+from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.stored_figures import read_figures, write_figures
 from pt2e_quant.flow.report.report import Report
+from pt2e_quant.graph.meta import origin_name
 
 
 class XnnpackArtifact(Artifact):
@@ -36,11 +39,15 @@ class XnnpackArtifact(Artifact):
         pte: the serialized program.
         capture: the call it was captured with.
         report: what became of every tensor.
+        handles: what its debug handles stand for; None of a file that was loaded.
     """
 
-    def __init__(self, pte: bytes, capture: Capture, report: Report) -> None:
+    def __init__(
+        self, pte: bytes, capture: Capture, report: Report, handles: Handles | None = None
+    ) -> None:
         super().__init__(capture, report)
         self.pte = pte
+        self.handles = handles
         self._call: ForwardCall | None = None
         self._lock = Lock()
         """Held while the program is loaded: two of them would have buffers of their own each."""
@@ -96,6 +103,23 @@ class XnnpackArtifact(Artifact):
     def contents(self) -> ProgramContents:
         """What the file runs, read from the file itself."""
         return read_contents(self.pte)
+
+    def node_ids(self, file: str) -> Mapping[str, ShownNode]:
+        """Where the nodes of the program are among the numbered ones of the file."""
+        if not file:
+            raise ConfigError(
+                "Model Explorer names the graphs of a .pte by its file, and no file is named",
+                fix='write_node_data(…, file="model.pte")',
+            )
+        if self.handles is None:
+            raise UnsupportedError(
+                "a .pte that was loaded does not say which nodes its operators come from",
+                fix="give the artifact that lower or quantize returned",
+            )
+        ids = node_ids(self.contents(), self.handles, file)
+        nodes = () if self.quantized is None else self.quantized.graph.nodes
+        last = {origin_name(node): node.name for node in nodes if not is_qdq(node)}
+        return {name: ids[origin] for origin, name in last.items() if origin in ids} | ids
 
     def save(self, path: str | Path) -> None:
         """Write the `.pte`: a temporary file beside it first, then renamed.

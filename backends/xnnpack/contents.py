@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ FLOAT = "fp32"
 MOVERS = frozenset({"Convert", "StaticTranspose", "StaticReshape", "Copy"})
 """Operators that change a tensor's type or layout and compute nothing."""
 
+NO_HANDLE = 2**16 - 1
+"""The debug handle of an operator that no node was lowered to."""
+
 _NO_TENSOR = 2**32 - 1
 
 
@@ -38,12 +41,14 @@ class DelegateOp:
         inputs: dtypes of the tensors it reads, absent ones left out.
         output: dtype of its result.
         clamp: the (min, max) fused into it.
+        handle: ExecuTorch's debug handle, the same for all that one node was lowered to.
     """
 
     name: str
     inputs: tuple[str, ...]
     output: str
     clamp: tuple[float, float] | None = None
+    handle: int = field(default=NO_HANDLE, compare=False)
 
     @property
     def is_integer(self) -> bool:
@@ -69,12 +74,14 @@ class ProgramContents:
         kernels: ExecuTorch operators outside of the delegates, with how often they are called.
         input_sizes: the largest sizes of each tensor that it takes, in order.
         overloads: of the kernels, as the runtime's registry names them ("aten::round.out").
+        places: of the delegates: chain, and instruction of the chain.
     """
 
     delegates: tuple[tuple[DelegateOp, ...], ...]
     kernels: Counter[str]
     input_sizes: tuple[tuple[int, ...], ...] = ()
     overloads: frozenset[str] = frozenset()
+    places: tuple[tuple[int, int], ...] = ()
 
     def ops(self) -> list[DelegateOp]:
         """All delegates' operators."""
@@ -119,25 +126,25 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
     plan = _plan(program, method)
     kernels: Counter[str] = Counter()
     overloads: set[str] = set()
-    called: list[int] = []
-    for chain in plan.chains:
-        for instruction in chain.instructions:
+    called: dict[tuple[int, int], int] = {}
+    for number, chain in enumerate(plan.chains):
+        for place, instruction in enumerate(chain.instructions):
             call = instruction.instr_args
             if isinstance(call, KernelCall):
                 op = plan.operators[call.op_index]
                 kernels[op.name.replace("::", ".")] += 1
                 overloads.add(f"{op.name}.{op.overload}".removesuffix("."))
             elif isinstance(call, DelegateCall):
-                called.append(call.delegate_index)
-    payloads = [
-        program.backend_delegate_data[plan.delegates[i].processed.index].data for i in called
-    ]
+                called[number, place] = call.delegate_index
+    data = [plan.delegates[i].processed.index for i in called.values()]
+    payloads = [program.backend_delegate_data[i].data for i in data]
     inputs = [plan.values[i].val for i in plan.inputs]
     return ProgramContents(
         delegates=tuple(_read_payload(p) for p in payloads),
         kernels=kernels,
         input_sizes=tuple(tuple(v.sizes) for v in inputs if isinstance(v, Tensor)),
         overloads=frozenset(overloads),
+        places=tuple(called),
     )
 
 
@@ -211,4 +218,5 @@ def _op(node: dict[str, Any], types: list[str]) -> DelegateOp:
         inputs=tuple(inputs),
         output=types[ids["output_id"]],
         clamp=(limits["output_min"], limits["output_max"]) if limits else None,
+        handle=node.get("debug_handle", NO_HANDLE),
     )

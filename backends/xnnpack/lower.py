@@ -21,6 +21,7 @@ from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operator
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
+from pt2e_quant.backends.xnnpack.node_ids import Handles, read_handles
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.passes.as_products import (
     group_heads,
@@ -185,13 +186,13 @@ def _emit(job: Job[Options]) -> Draft:
     held = held_scales(work)
     with named_refusals(gm, lambda part: _try_part(part, options)), no_out_variant_refused(gm):
         stored, kept = pack_metadata(capture, report.provenance, held, options.record)
-        pte = _to_pte(work, stored)
+        pte, handles = _to_pte(work, stored)
     if not held <= read_named_data(pte).keys():
         # Another ExecuTorch may name them otherwise: then the scales are written out.
         stored, kept = pack_metadata(capture, report.provenance, (), options.record)
-        pte = _to_pte(work, stored)
+        pte, handles = _to_pte(work, stored)
     report.note_record(kept)
-    artifact = XnnpackArtifact(pte, capture, report)
+    artifact = XnnpackArtifact(pte, capture, report, handles)
     with named_refusals(gm, lambda part: _try_part(part, options)):
         refuse_missing_kernels(gm, artifact.contents().overloads)
         load_program(pte).load_method("forward")
@@ -249,7 +250,7 @@ def _try_part(part: GraphModule, options: Options) -> None:
     work = copy_graph(in_float32(part))
     run_passes(work, lowering_passes(portable_only=options.portable_only))
     constants, _ = pack_metadata(capture_of(work), provenance_of(part), ())
-    pte = _to_pte(work, constants)
+    pte, _ = _to_pte(work, constants)
     refuse_missing_kernels(part, read_contents(pte).overloads)
     load_program(pte).load_method("forward")
 
@@ -263,7 +264,8 @@ def _float_regions(records: Sequence[PassRecord]) -> list[FloatRegion]:
     ]
 
 
-def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
+def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> tuple[bytes, Handles]:
+    """The file, and what its debug handles stand for."""
     ep = export_again(work)
     # Those of the edge program may have been narrowed by what torch asked while tracing it.
     ranges = ep.range_constraints
@@ -298,7 +300,12 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> bytes:
             run_reinplace_pass=is_in_place,
             sym_shape_eval_pass=PlanForDeclared(edge.exported_program().range_constraints | ranges),
         )
-        return write_sum(share_constants(bytes(edge.to_executorch(config).buffer)))
+        handles = read_handles(
+            edge.exported_program(), [info.name for info in capture_of(work).inputs]
+        )
+        emitted = edge.to_executorch(config)
+        pte = write_sum(share_constants(bytes(emitted.buffer)))
+        return pte, handles.emitted(emitted.debug_handle_map["forward"])
 
 
 def _describe(artifact: XnnpackArtifact, gm: GraphModule) -> None:

@@ -1,0 +1,115 @@
+"""Where Model Explorer shows the nodes of a program in its `.pte`.
+
+The adapter for such files (`pte-adapter-model-explorer`, read at 0.2.0) shows no names: a method is
+a graph of instructions, numbered by chain and place, and the payload of each delegate is a graph of
+operators, numbered in order. ExecuTorch gives both the debug handle of the node that they were
+lowered from.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.fx import Node
+
+from pt2e_quant.backends.artifact import ShownNode
+from pt2e_quant.backends.xnnpack.contents import MOVERS, ProgramContents
+from pt2e_quant.graph.meta import origin_name
+
+_METHOD = "forward"
+_KEY = "debug_handle"
+_QUANTIZES = "::quantize"
+_CLAMPING = ("aten::relu", "aten::hardtanh", "aten::clamp")
+"""Operators that the delegate fuses into the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handles:
+    """What the debug handles of a program stand for.
+
+    Args:
+        nodes: the name of the float program's node, by handle.
+        clamped: of a clamp the handle of what it reads, by its own.
+        kernels: the handle of each kernel call, by chain and place.
+    """
+
+    nodes: Mapping[int, str]
+    clamped: Mapping[int, int]
+    kernels: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    def emitted(self, instructions: Mapping[int, Any]) -> "Handles":
+        """With the places of kernel calls, from the debug handles of a method's instructions.
+
+        Those of a delegate's call are a list.
+        """
+        found = {(0, at): handle for at, handle in instructions.items() if isinstance(handle, int)}
+        return replace(self, kernels=found)
+
+
+def read_handles(program: Any, inputs: Sequence[str]) -> Handles:
+    """The handles of an edge program and of its delegates, before it is emitted.
+
+    Args:
+        program: of torch.export, with delegates in it.
+        inputs: the names of its inputs in the float program.
+    """
+    names: dict[int, str] = {}
+    clamped: dict[int, int] = {}
+    given = dict(zip(program.graph_signature.user_inputs, inputs, strict=False))
+    for node in _operators(program.graph_module):
+        handle = node.meta.get(_KEY)
+        if handle is None:
+            continue
+        source = node.args[0] if node.args else None
+        if isinstance(source, Node) and source.name in given and _QUANTIZES in _name(node):
+            names.setdefault(handle, given[source.name])
+        names.setdefault(handle, origin_name(node))
+        if _name(node) in _CLAMPING and isinstance(source, Node):
+            clamped.setdefault(handle, source.meta.get(_KEY, handle))
+    return Handles(nodes=names, clamped=clamped)
+
+
+def _operators(gm: Any) -> list[Node]:
+    """The operators of a graph, those inside of delegates in the places of their calls."""
+    found: list[Node] = []
+    for node in gm.graph.nodes:
+        lowered = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
+        if hasattr(lowered, "original_module"):
+            found += _operators(lowered.original_module.graph_module)
+        elif node.op == "call_function":
+            found.append(node)
+    return found
+
+
+def _name(node: Node) -> str:
+    named = getattr(node.target, "name", None)
+    return str(named()).rpartition(".")[0] or str(named()) if callable(named) else ""
+
+
+def node_ids(contents: ProgramContents, handles: Handles, file: str) -> dict[str, ShownNode]:
+    """Where the value of each node is made, by the node's name.
+
+    Args:
+        contents: of the file.
+        handles: of its program.
+        file: the name of the file, which the graphs of delegates are named by.
+    """
+    kernels = {
+        handle: ShownNode(graph=_METHOD, node=f"{_METHOD}_{chain}_{at}")
+        for (chain, at), handle in handles.kernels.items()
+    }
+    inside = [
+        (operator, ShownNode(graph=f"{file}::{_METHOD}_{chain}_{at}", node=str(number)))
+        for (chain, at), operators in zip(contents.places, contents.delegates, strict=True)
+        for number, operator in enumerate(operators)
+    ]
+    # The last of several operators has the node's value; conversions of it have its handle too.
+    computed = {op.handle: place for op, place in inside if op.name not in MOVERS}
+    moved = {op.handle: place for op, place in inside if op.name in MOVERS}
+    places = moved | computed | kernels
+    found: dict[str, ShownNode] = {}
+    for handle, name in handles.nodes.items():
+        made = places.get(handle) or places.get(handles.clamped.get(handle, handle))
+        if made is not None:
+            found[name] = made
+    return found

@@ -1,0 +1,29 @@
+"""Where the values of nodes are made, among the numbered operators of a file."""
+
+from collections import Counter
+
+from pt2e_quant.backends.artifact import ShownNode
+from pt2e_quant.backends.xnnpack.contents import DelegateOp, ProgramContents
+from pt2e_quant.backends.xnnpack.node_ids import Handles, node_ids
+
+
+def operator(name, handle):
+    return DelegateOp(name=name, inputs=("qint8",), output="qint8", handle=handle)
+
+
+def test_node_ids_when_operators_are_fused_split_and_converted_then_each_value_has_its_maker():
+    first = (operator("Convert", 1), operator("Conv2d", 2), operator("Convert", 2))
+    second = (operator("Convert", 4), operator("Sigmoid", 5), operator("Multiply", 5))
+    contents = ProgramContents(
+        delegates=(first, second), kernels=Counter(), places=((0, 0), (0, 2))
+    )
+    names = {1: "x", 2: "conv2d", 3: "relu", 4: "atan", 5: "silu", 6: "pad"}
+    handles = Handles(nodes=names, clamped={3: 2})
+    handles = handles.emitted({0: [2, 3], 1: 4, 2: [5]})
+    assert node_ids(contents, handles, "a.pte") == {
+        "x": ShownNode(graph="a.pte::forward_0_0", node="0"),
+        "conv2d": ShownNode(graph="a.pte::forward_0_0", node="1"),
+        "relu": ShownNode(graph="a.pte::forward_0_0", node="1"),
+        "atan": ShownNode(graph="forward", node="forward_0_1"),
+        "silu": ShownNode(graph="a.pte::forward_0_2", node="2"),
+    }
