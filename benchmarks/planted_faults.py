@@ -2,14 +2,15 @@
 
 Run `python -m benchmarks.planted_faults`. Each trial quantizes nothing anew: it edits one copy of
 a q/dq graph, in a node, with a fault and of a size that are drawn, and compares it (or what a
-backend makes of it) with the float program.
+backend makes of it) with the float program. Every trial is written as it ends, and one that is in
+the results already is not run again: a run that was stopped goes on.
 """
 
 import argparse
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +28,22 @@ from benchmarks.models import (
     VisionTransformer,
     conv_bn_relu6,
     init_conv_weights,
+    mobilenet_v2,
+    resnet18,
     settle_batch_norm,
 )
-from benchmarks.results import write_results
+from benchmarks.results import read_rows, write_results
+from benchmarks.text_models import minilm, sentence_batches
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite
 from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.graph.ops import SIGMOID, SOFTMAX, is_call
 
 IMAGE = 32
+TOKENS = 16
 GOAL = 0.95
+NAME = "planted_faults"
+KEYS = ("model", "form", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +99,33 @@ def _settled(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-MODELS = {"resnet": resnet, "mobilenet": mobilenet, "transformer": transformer}
+SMALL: dict[str, Callable[[], nn.Module]] = {
+    "resnet": resnet,
+    "mobilenet": mobilenet,
+    "transformer": transformer,
+}
+"""For tests."""
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "resnet18": lambda: resnet18(IMAGE),
+    "mobilenet_v2": lambda: mobilenet_v2(IMAGE),
+    "minilm": minilm,
+}
 
 
 def quantized(name: str, backend: str = "xnnpack") -> Quantized:
     """Return a model quantized to static int8."""
-    batches = [*image_batches(4, IMAGE, 11)]
-    program = torch.export.export(MODELS[name](), batches[0])
+    is_text = name == "minilm"
+    batches = sentence_batches(4, TOKENS, 11) if is_text else [*image_batches(4, IMAGE, 11)]
+    program = torch.export.export({**SMALL, **MODELS}[name](), batches[0])
     prepared = pq.prepare(program, pq.backends.get(backend).quantizer("int8"))
     gm = pq.convert(pq.calibrate(prepared, batches, progress=False))
     return Quantized(name=name, program=program, gm=gm, batches=batches)
 
 
-def quantized_for(form: str) -> list[Quantized]:
-    """Return every model, quantized by the backend that makes the form."""
-    return [quantized(name, "xnnpack" if form == "graph" else form) for name in MODELS]
+def quantized_for(form: str, names: Iterable[str] = MODELS) -> list[Quantized]:
+    """Return models, quantized by the backend that makes the form."""
+    return [quantized(name, "xnnpack" if form == "graph" else form) for name in names]
 
 
 def plant(model: Quantized, fault: str, draw: random.Random) -> Planted:
@@ -115,7 +135,7 @@ def plant(model: Quantized, fault: str, draw: random.Random) -> Planted:
     if fault in WEIGHT_FAULTS:
         weight = draw.choice([w for w in side.weights.values() if _channels(w) > 1])
         WEIGHT_FAULTS[fault](gm, weight, draw)
-        node = next(name for name, site in side.sites.items() if site.node is weight.reader)
+        node = origin_name(weight.reader)
     else:
         sites = [s for s in side.sites.values() if s.qparams is not None and not _is_fixed(s.node)]
         site = draw.choice(sites)
@@ -241,16 +261,21 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--forms", nargs="+", default=["graph", "onnx", "xnnpack"])
     arguments = parser.parse_args()
-    console = Console(width=120)
-    rows = []
+    torch.set_num_threads(1)
+    models = {form: quantized_for(form) for form in arguments.forms}
+    known = {tuple(row[key] for key in KEYS) for row in read_rows(NAME)}
+    for seed in range(arguments.trials):
+        for form, every in models.items():
+            model = every[seed % len(every)]
+            if (model.name, form, seed) not in known:
+                write_results(NAME, [trial(model, seed, form)], keys=KEYS)
     for form in arguments.forms:
-        models = quantized_for(form)
-        found = [trial(models[seed % len(models)], seed, form) for seed in range(arguments.trials)]
-        rows += found
+        found = [row for row in read_rows(NAME) if row["form"] == form and row["model"] in MODELS]
         named = sum(bool(row["is_first"]) for row in found)
         missed = Counter(f"{row['model']}: {row['fault']}" for row in found if not row["is_first"])
-        console.print(f"{form}: {named} of {len(found)} named first (goal {GOAL:.0%})", missed)
-    write_results("planted_faults", rows, keys=("model", "form", "seed"))
+        Console(width=120).print(
+            f"{form}: {named} of {len(found)} named first (goal {GOAL:.0%})", missed
+        )
 
 
 if __name__ == "__main__":

@@ -42,6 +42,13 @@ def processor_name() -> str:
     return f"{names[0] if names else platform.machine()}, {vnni}"
 
 
+def read_rows(name: str) -> list[Row]:
+    """Return the rows of `results/<name>.json`; none where there is no such file."""
+    path = FOLDER / f"{name}.json"
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
+
+
 def write_results(name: str, rows: Sequence[Row], keys: Sequence[str]) -> Path:
     """Write rows into `results/<name>.json`, replacing those with the same `keys` values.
 
@@ -54,7 +61,7 @@ def write_results(name: str, rows: Sequence[Row], keys: Sequence[str]) -> Path:
         The path written.
     """
     path = FOLDER / f"{name}.json"
-    old: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    old = read_rows(name)
     new = {tuple(row[key] for key in keys) for row in rows}
     kept = [row for row in old if tuple(row[key] for key in keys) not in new]
     FOLDER.mkdir(exist_ok=True)

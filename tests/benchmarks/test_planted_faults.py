@@ -8,12 +8,12 @@ import torch
 
 import pt2e_quant as pq
 from benchmarks import planted_faults
-from benchmarks.planted_faults import FAULTS, GOAL, MODELS, plant, quantized, quantized_for, trial
+from benchmarks.planted_faults import FAULTS, GOAL, SMALL, plant, quantized, quantized_for, trial
 
 
 @pytest.fixture(scope="module")
 def models():
-    return [quantized(name) for name in MODELS]
+    return [quantized(name) for name in SMALL]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -50,7 +50,7 @@ def test_plant_when_a_backend_counts_from_zero_and_quantizes_biases_then_a_fault
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["graph", "onnx", "xnnpack"])
 def test_compare_when_200_faults_are_planted_then_95_percent_are_named_first(form):
-    models = quantized_for(form)
+    models = quantized_for(form, SMALL)
     rows = [trial(models[seed % 3], seed, form) for seed in range(200)]
     assert planted_faults.GOAL == 0.95
     assert sum(row["is_first"] for row in rows) >= GOAL * len(rows)
