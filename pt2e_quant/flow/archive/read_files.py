@@ -143,7 +143,11 @@ class File:
         start = stream.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > min(self.size - 8, MOST_HEADER_BYTES):
-            raise damaged(path, f"its header is cut off at {self.size} bytes")
+            raise damaged(
+                path,
+                f"its header is cut off at {self.size} bytes, or pt2e_quant.save did not write it",
+                fix='a file that an artifact saved: pq.backends.get("onnx").load(path)',
+            )
         try:
             header = json.loads(stream.read(length))
             metadata = header.pop("__metadata__")

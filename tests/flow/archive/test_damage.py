@@ -126,6 +126,13 @@ def test_load_when_another_safetensors_file_then_says_so(tmp_path):
     assert not is_archive(tmp_path / "x.safetensors")
 
 
+def test_load_when_it_is_the_file_of_an_artifact_then_says_what_reads_it(tmp_path):
+    path = tmp_path / "model.pte"
+    path.write_bytes(b"\x1c\x00\x00\x00ET12" + bytes(100))
+    with pytest.raises(ArtifactError, match=r"backends\.get\(.*\)\.load\(path\)"):
+        load(path)
+
+
 def test_load_when_there_is_no_file_or_a_folder_then_says_so(tmp_path):
     for path in (tmp_path / "none.ptq", tmp_path):
         with pytest.raises(ArtifactError, match="there is no file"):
