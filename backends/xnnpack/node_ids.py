@@ -73,9 +73,10 @@ def _operators(gm: Any) -> list[Node]:
     """The operators of a graph, those inside of delegates in the places of their calls."""
     found: list[Node] = []
     for node in gm.graph.nodes:
-        lowered = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
-        if hasattr(lowered, "original_module"):
-            found += _operators(lowered.original_module.graph_module)
+        held = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
+        inside = getattr(held, "original_module", None)
+        if inside is not None:
+            found += _operators(inside.graph_module)
         elif node.op == "call_function":
             found.append(node)
     return found
