@@ -102,7 +102,9 @@ def write_program(
         }
     )
     stream = io.BytesIO()
-    torch.export.save(export_again(gm), stream, extra_files={_RECORD.format(backend): text})
+    torch.export.save(
+        export_again(gm, is_stored=True), stream, extra_files={_RECORD.format(backend): text}
+    )
     return StoredProgram(data=_compressed(stream.getvalue()), gm=gm, choices=chosen, kept=kept)
 
 

@@ -266,7 +266,7 @@ def _float_regions(records: Sequence[PassRecord]) -> list[FloatRegion]:
 
 def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> tuple[bytes, Handles]:
     """The file, and what its debug handles stand for."""
-    ep = export_again(work)
+    ep = export_again(work, is_stored=True)
     # Those of the edge program may have been narrowed by what torch asked while tracing it.
     ranges = ep.range_constraints
     with (

@@ -28,7 +28,11 @@ def _is_inside(name: str, whole: set[str]) -> bool:
 
 def _drop_tensors(gm: GraphModule, read: set[str], whole: set[str]) -> list[str]:
     dropped = []
-    for prefix, module in list(gm.named_modules(remove_duplicate=False)):
+    named = list(gm.named_modules(remove_duplicate=False))
+    used = {module for path, module in named if path in whole or _is_inside(path, whole)}
+    for prefix, module in named:
+        if module in used:  # perhaps by another name of it
+            continue
         for table in (module._parameters, module._buffers):
             for leaf in list(table):
                 name = f"{prefix}.{leaf}" if prefix else leaf

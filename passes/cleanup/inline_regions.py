@@ -27,6 +27,7 @@ from pt2e_quant.graph.ops import (
     is_getitem,
 )
 from pt2e_quant.graph.pipeline import HAS_VALUES, Invariant, Note, PassResult, graph_pass
+from pt2e_quant.graph.subgraphs import copy_graph
 
 _LOWER_PRECISION = (
     *CONV,
@@ -190,6 +191,8 @@ class Inliner:
     ) -> list[Any]:
         """Copy a body in front of a call; its constants are held once however often it is copied.
 
+        The bodies that it calls itself are other copies each time, as each call has its own.
+
         Args:
             body: the body.
             operands: what its placeholders are.
@@ -242,10 +245,12 @@ class Inliner:
 
     def _hoist(self, body: GraphModule, inner: Node) -> Node:
         """Bring a constant or a body of a branch to the graph around it."""
+        name = str(inner.target)
+        called = subgraph_of(inner)
+        if called is not None:
+            return self.editor.submodule(name, copy_graph(called), like=inner)
         if inner not in self._hoisted:
-            value = attribute(body, str(inner.target))
-            make: Any = self.editor.constant if isinstance(value, Tensor) else self.editor.submodule
-            self._hoisted[inner] = make(str(inner.target), value, like=inner)
+            self._hoisted[inner] = self.editor.constant(name, attribute(body, name), like=inner)
         return self._hoisted[inner]
 
 

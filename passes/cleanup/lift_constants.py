@@ -33,23 +33,31 @@ def _lift(gm: GraphModule, notes: list[Note]) -> None:
         if found.call.graph is gm.graph:
             calls.setdefault(found.call, []).append(found.gm)
     editor = Editor(gm)
+    known: list[_Lifted] = []
     for call, inner in calls.items():
         for body in inner:
             _lift(body, notes)
-        names = _lift_call(editor, call, inner)
+        names = _lift_call(editor, call, inner, known)
         notes += [Note(call.name, f"{name} is an operand") for name in names]
     editor.finish()
 
 
-def _lift_call(editor: Editor, call: Node, inner: Sequence[GraphModule]) -> list[str]:
+def _lift_call(
+    editor: Editor, call: Node, inner: Sequence[GraphModule], known: list["_Lifted"]
+) -> list[str]:
+    """Lift the constants of one call's bodies; those of earlier calls are read where equal."""
     held = {body: _constants(body) for body in inner}
     lifted: list[_Lifted] = []
     for body, constants in held.items():
         for node in constants:
             value = attribute(body, str(node.target))
-            if _place_of(node, value, lifted) is None:
+            if _place_of(node, value, lifted) is not None:
+                continue
+            earlier = _place_of(node, value, known)
+            if earlier is None:
                 made = editor.constant(str(node.target), value, like=call)
-                lifted.append(_Lifted(str(node.target), value, made))
+                known.append(_Lifted(str(node.target), value, made))
+            lifted.append(known[-1 if earlier is None else earlier])
     if not lifted:
         return []
     operands = call.args[-1]
@@ -73,7 +81,7 @@ class _Lifted:
 def _place_of(node: Node, value: Tensor, lifted: Sequence[_Lifted]) -> int | None:
     """Which lifted constant a body's is: the same tensor, or one of that name that is equal.
 
-    Branches that share a weight quantize it each for itself.
+    Branches that share a weight quantize it each for itself, as do the rounds of a loop.
     """
     for i, one in enumerate(lifted):
         if one.value is value:

@@ -1,9 +1,22 @@
-"""Remove operators that return the value they are given, expands to the same shape among them."""
+"""Remove operators that return the value they are given: aliases, casts, sums with 0, expands."""
 
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.ops import EXPAND, aten
+from pt2e_quant.graph.ops import (
+    ADD,
+    BATCH_NORM,
+    CONV,
+    CONV_TRANSPOSE,
+    DIV,
+    EXPAND,
+    LINEAR,
+    MUL,
+    SUB,
+    argument,
+    aten,
+    is_call,
+)
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
@@ -20,6 +33,8 @@ _CASTS = (
     aten.to.other,
     aten.type_as.default,
 )
+_FACTORS = (*MUL, *DIV)
+_LAYERS = (*CONV, *CONV_TRANSPOSE, *LINEAR, *BATCH_NORM)
 
 
 def _input(m: Match, editor: Editor) -> Node:
@@ -35,17 +50,33 @@ def _input_of_cast(m: Match, editor: Editor) -> Node | Skip:
     return editor.now(m.node("x"))
 
 
+def _has_neutral(call: Node) -> bool:
+    """Whether the second operand is a number that changes nothing."""
+    number = argument(call, "other")
+    return isinstance(number, (int, float)) and number == is_call(call, _FACTORS)
+
+
+def _input_of_neutral(m: Match, editor: Editor) -> Node | Skip:
+    """A layer's result: of an input or a buffer, a sum with 0 may be a copy that is needed."""
+    x = m["x"]
+    if not isinstance(x, Node) or not is_call(editor.now(x), _LAYERS):
+        return Skip("its first operand is no layer's result")
+    return _input_of_cast(m, editor)
+
+
 RULES = (
     Rule("removed", Op(_ALIASES, Var("x")), _input),
     Rule("removed a cast to the same dtype", Op(_CASTS, Var("x")), _input_of_cast),
+    Rule("removed", Op((*ADD, *SUB, *_FACTORS), Var("x"), where=_has_neutral), _input_of_neutral),
 )
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def remove_identities(gm: GraphModule) -> PassResult:
-    """Replace aliases, and casts to the dtype at hand, by what they are given.
+    """Replace aliases, casts to the dtype at hand and sums with 0 by what they are given.
 
-    They stand between operators that fuse (models cast around their norms to be safe). Run it
+    They stand between operators that fuse (models cast around their norms to be safe, and start
+    sums of branches that may be absent at 0). Run it
     on graphs without writes to activations (`functionalize_activations`).
 
     Before:  y = add(a, b); z = to(y, f32); w = relu(z)   where y is float32

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import InputError
-from pt2e_quant.core.plain_spec import load_result_spec
 from pt2e_quant.core.size_expression import evaluate_size
+from pt2e_quant.core.tree_specs import dump_spec, load_result_spec, load_spec, plain_spec
 
 
 class InputKind(StrEnum):
@@ -110,7 +110,7 @@ class Capture:
         """
         named = self._by_name(args, kwargs)
         leaves, spec = pytree.tree_flatten(self._as_exported(named))
-        if spec != self.in_spec:
+        if spec != self.in_spec and plain_spec(spec) != plain_spec(self.in_spec):
             raise InputError(
                 f"the inputs' structure differs from the captured one: "
                 f"expected {self._structure()}, found {spec}",
@@ -312,8 +312,8 @@ class Capture:
         return json.dumps(
             {
                 "arg_names": self.arg_names,
-                "in_spec": pytree.treespec_dumps(self.in_spec),
-                "out_spec": pytree.treespec_dumps(self.out_spec),
+                "in_spec": dump_spec(self.in_spec),
+                "out_spec": dump_spec(self.out_spec),
                 "inputs": [asdict(i) for i in self.inputs],
                 "dims": {symbol: asdict(limits) for symbol, limits in self.dims.items()},
                 "mutated_buffers": self.mutated_buffers,
@@ -332,7 +332,7 @@ class Capture:
             data = json.loads(text)
             return Capture(
                 arg_names=tuple(data["arg_names"]),
-                in_spec=pytree.treespec_loads(data["in_spec"]),
+                in_spec=load_spec(data["in_spec"]),
                 out_spec=load_result_spec(data["out_spec"]),
                 inputs=tuple(
                     InputInfo(**{**i, "shape": tuple(i["shape"]), "kind": InputKind(i["kind"])})
@@ -342,11 +342,6 @@ class Capture:
                 mutated_buffers=tuple(data["mutated_buffers"]),
                 state_shapes={name: tuple(s) for name, s in data["state_shapes"].items()},
             )
-        except NotImplementedError as error:  # torch's word for a class it does not know
-            raise InputError(
-                f"the call holds a class that is not imported: {error}",
-                fix="import the module that registers it, as transformers.modeling_outputs does",
-            ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the description of a captured call: {error}") from error
 

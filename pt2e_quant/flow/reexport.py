@@ -1,30 +1,43 @@
 """Export a converted graph again with the captured inputs and dynamic shapes."""
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.accelerate.recompile import recompile
+from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.tree_specs import plain_spec
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import aten
+from pt2e_quant.graph.subgraphs import copy_graph
 
 _SIZES = frozenset((aten.sym_size.int, aten.sym_size.default))
 
 
-def export_again(gm: GraphModule) -> ExportedProgram:
+def export_again(gm: GraphModule, *, is_stored: bool = False) -> ExportedProgram:
     """An ExportedProgram of a graph module whose dynamic dimensions are the captured ones.
 
     A plain re-export of a graph module specialises to the sample's shape; this one does not.
+
+    Args:
+        gm: the graph module.
+        is_stored: the program goes into a file: classes of its call and result that torch can
+            write no name of (namedtuples among them) are tuples.
 
     Raises:
         UnsupportedError: torch takes the graph for the example's sizes only.
     """
     capture = capture_of(gm)
+    if is_stored:
+        gm, capture = _plainly_called(gm, capture)
     args, kwargs = capture.example_inputs()
     export = partial(torch.export.export, gm, args, kwargs, strict=False)
     with torch.no_grad():
@@ -46,6 +59,19 @@ def export_again(gm: GraphModule) -> ExportedProgram:
     editor.erase_dead([n for n in graph.nodes if n.target is aten._assert_scalar.default])
     editor.finish()
     return program
+
+
+def _plainly_called(gm: GraphModule, capture: Capture) -> tuple[GraphModule, Capture]:
+    """A graph module and its capture with plain structures: themselves where they have those."""
+    given, result = plain_spec(capture.in_spec), plain_spec(capture.out_spec)
+    if (given, result) == (capture.in_spec, capture.out_spec):
+        return gm, capture
+    gm = copy_graph(gm)
+    codegen: Any = gm.graph._codegen
+    if getattr(codegen, "pytree_info", None) is not None:
+        codegen.pytree_info = codegen.pytree_info._replace(in_spec=given, out_spec=result)
+    recompile(gm)
+    return gm, replace(capture, in_spec=given, out_spec=result)
 
 
 def _fixed_size(gm: GraphModule, error: UserError) -> UnsupportedError:

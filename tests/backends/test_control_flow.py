@@ -79,7 +79,7 @@ FLAT = (Cond, Nested, While)
 
 def batches(kind):
     torch.manual_seed(0)
-    x = torch.randn(6, 32) if kind in FLAT else torch.randn(4, 6, 32)
+    x = torch.randn(6, 32) if kind in (*FLAT, Alternating) else torch.randn(4, 6, 32)
     x[0, 0] = abs(x[0, 0])
     y = x.clone()
     y[0, 0] = -x[0, 0]
@@ -213,6 +213,30 @@ def test_while_loop_in_a_pte_when_its_rounds_are_fixed_then_integers_like_the_re
     artifact.save(tmp_path / "model.pte")
     check(get("xnnpack").load(tmp_path / "model.pte"), model, data, 20)
     assert artifact.report.integer_ops["FullyConnected"] == 5  # a, three times b, head
+
+
+class Alternating(Layers):
+    """A condition in a loop: its bodies are copied with each round that is written out."""
+
+    def forward(self, x):
+        def body(i, h):
+            def yes(h):
+                return torch.relu(self.b(h))
+
+            return i + 1, torch.cond(h[0, 0] > 0, yes, lambda h: self.a(h), (h,)) * 0.5
+
+        start = torch.zeros((), dtype=torch.int64)
+        return self.head(while_loop(lambda i, h: i < 2, body, (start, self.a(x)))[1])
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "onnx", "cpu"])
+def test_condition_in_a_loop_when_lowered_then_it_runs(backend, tmp_path):
+    target = get(backend)
+    target = target.allowing_slower() if backend == "cpu" else target
+    artifact, model, data = quantized(Alternating, target, "int8")
+    path = tmp_path / f"model{target.suffix}"
+    artifact.save(path)
+    check(get(backend).load(path), model, [data[0], data[2]], 15)
 
 
 class Until(Layers):

@@ -47,6 +47,17 @@ class Doubled(nn.Module):
         return self.last(self.combine(y))
 
 
+class Shifted(nn.Module):
+    """A number where fused kernels take a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x) + 0.5))
+
+
 class Normed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -67,6 +78,7 @@ GRAPHS = {
     "gru cells": (Cells, SEQUENCE, "aten.gru_cell"),
     "cat with itself": (lambda: Doubled(lambda y: torch.cat([y, y], 1), 16), IMAGE, None),
     "sum with itself": (lambda: Doubled(lambda y: y + y, 8), IMAGE, None),
+    "sum with a number": (Shifted, IMAGE, None),
     "lone batch norm": (Normed, ROWS, None),
 }
 

@@ -11,7 +11,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset21
-from torch.onnx._internal.exporter._torchlib.ops.hop import higher_order_scan
+from torch.onnx._internal.exporter._torchlib.ops.hop import (
+    higher_order_scan,
+    higher_order_while_loop,
+)
 
 from pt2e_quant.backends.onnx.translate.formats import format_translations
 from pt2e_quant.backends.onnx.translate.marks import mark
@@ -51,6 +54,7 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         decomposed.choose_qparams.tensor: choose_qparams,
         torch.ops.aten.mean.dim: mean,
         torch.ops.higher_order.map_impl: map_rows,
+        torch.ops.higher_order.while_loop: while_loop,
         **per_token_translations(),
         **format_translations(),
         **idiom_translations(),
@@ -64,6 +68,26 @@ def map_rows(
 ) -> Sequence[ir.Value]:
     """A Scan that carries nothing from one row to the next."""
     found: Sequence[ir.Value] = higher_order_scan(body, [], rows, operands)
+    return found
+
+
+def while_loop(
+    condition: ir.Function,
+    body: ir.Function,
+    carried: Sequence[ir.Value | int | float],
+    operands: Sequence[ir.Value],
+) -> Sequence[ir.Value]:
+    """A Loop.
+
+    torch gives its first call of the condition another version than calls of other bodies, and
+    onnx_ir then inlines no body that calls one itself.
+    """
+    found: Sequence[ir.Value] = higher_order_while_loop(condition, body, carried, operands)
+    loop = found[0].producer()
+    first = None if loop is None else loop.inputs[1]
+    call = None if first is None else first.producer()
+    if call is not None:
+        call.version = None
     return found
 
 

@@ -201,7 +201,9 @@ def _check_computed(row: OpRow, slot: Slot, match: Match) -> None:
     """
     is_product = any(other.role is Role.WEIGHT for other in row.slots)
     if is_product and slot.role is Role.INPUT and match.is_constant(slot.at):
-        raise ValueError(f'its input "{match.node(slot.at).name}" is a constant')
+        value = match.values[slot.at]
+        name = f'"{value.name}"' if isinstance(value, Node) else value
+        raise ValueError(f"its input {name} is a constant")
 
 
 def _constant_bytes(node: Node) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
-from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError
@@ -23,6 +22,7 @@ from pt2e_quant.core.specs import (
     QuantizationAnnotation,
     QuantizationSpecBase,
 )
+from pt2e_quant.core.tree_specs import load_spec
 from pt2e_quant.flow.archive.allowed import (
     is_identifier,
     is_path,
@@ -215,8 +215,8 @@ def _set_call(graph: Graph, call: Mapping[str, Any] | None) -> None:
     refuse_imports(call["in"] + (call["out"] or ""))
     info = _PyTreeInfo(
         [_identifier(name) for name in call["names"]],
-        pytree.treespec_loads(call["in"]),
-        None if call["out"] is None else pytree.treespec_loads(call["out"]),
+        load_spec(call["in"]),
+        None if call["out"] is None else load_spec(call["out"]),
     )
     keywords = info.in_spec.child(1).context if info.in_spec.num_children == 2 else []
     for name in keywords or []:

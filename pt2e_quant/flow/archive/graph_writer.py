@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+from pt2e_quant.core.tree_specs import dump_spec
 from pt2e_quant.flow.archive.allowed import is_identifier, name_of_target, refuse_imports
 from pt2e_quant.flow.archive.held_numbers import refer_to
 from pt2e_quant.flow.archive.modules import ModuleWriter
@@ -164,8 +164,8 @@ def _call(gm: GraphModule) -> dict[str, Any] | None:
     info = getattr(gm.graph._codegen, "pytree_info", None)
     if info is None:
         return None
-    given = pytree.treespec_dumps(info.in_spec)
-    result = None if info.out_spec is None else pytree.treespec_dumps(info.out_spec)
+    given = dump_spec(info.in_spec)
+    result = None if info.out_spec is None else dump_spec(info.out_spec)
     refuse_imports(given + (result or ""))
     return {"names": list(info.orig_args), "in": given, "out": result}
 

@@ -41,3 +41,27 @@ def test_cast_or_alias_when_it_changes_nothing_then_removed(program):
     )
     assert p.skips == ["the cast changes the dtype or the device"]
     p.matches(rtol=0, atol=0).is_idempotent(remove_identities)
+
+
+class Branches(nn.Module):
+    """A sum that starts at 0, as of branches that may be absent."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("kept", torch.zeros(3))
+
+    def forward(self, x):
+        before = self.kept + 0
+        self.kept.add_(1)
+        return (self.layer(x) + 0) * 1.0 - 0.0, self.layer(x) + 1, x + 0, before
+
+
+def test_sum_with_zero_when_of_a_layers_result_then_removed(program):
+    p = program(Branches(), (X,))
+    p.apply(remove_identities)
+    p.matches(rtol=0, atol=0).is_idempotent(remove_identities)
+    calls = [str(n.target) for n in p.gm.graph.nodes if n.op == "call_function"]
+    assert [c for c in calls if "linear" not in c] == ["aten.add.Tensor", "aten.add_.Tensor"] + [
+        "aten.add.Tensor"
+    ] * 2
