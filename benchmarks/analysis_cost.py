@@ -14,17 +14,24 @@ import torch
 from rich.console import Console
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.fx.node import map_arg
 
 import pt2e_quant as pq
 from benchmarks.inputs import image_batches
 from benchmarks.models import mobilenet_v2, resnet18, resnet50, vit_small
 from benchmarks.results import write_results
+from pt2e_quant.core.qdq import is_dequantize, is_qdq
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.subgraphs import copy_graph
 
 COMPARE_GOAL = 3.0
 """At most so many times the two forwards does a batch of `compare` take."""
 
 SENSITIVITY_GOAL = 5.0
 """So many times faster than a whole run for each group is exact `sensitivity`."""
+
+SAMPLED = 6
+"""So many groups are run alone."""
 
 MODELS = {
     "resnet18": resnet18,
@@ -99,12 +106,13 @@ def compare_cost(case: Case, rounds: int) -> dict[str, object]:
 def sensitivity_cost(case: Case, rounds: int) -> dict[str, object]:
     """Return what exact `sensitivity` costs a batch, and what a whole run for each group does.
 
-    A whole run with one group quantized takes longer than one in float, and less long than one
-    of the q/dq graph: both ratios are given.
+    The whole run is of a graph in which one group alone is quantized, the mean over some groups.
+    Those of the float program and of the q/dq graph are given too.
     """
     module: Any = case.program.module()
     first = case.batches[0]
     groups = len(pq.sensitivity(case.program, case.gm, method="weight", progress=False))
+    alone = [one_group(case.gm, at / SAMPLED) for at in range(SAMPLED)]
 
     def forward(model: Callable[..., Any]) -> None:
         with torch.no_grad():
@@ -114,12 +122,14 @@ def sensitivity_cost(case: Case, rounds: int) -> dict[str, object]:
         {
             "float": lambda: forward(module),
             "quantized": lambda: forward(case.gm),
+            **{f"alone {at}": lambda gm=gm: forward(gm) for at, gm in enumerate(alone)},
             "one": lambda: pq.sensitivity(case.program, case.gm, [first], progress=False),
             "two": lambda: pq.sensitivity(case.program, case.gm, [first] * 2, progress=False),
         },
         rounds,
     )
     batch = times["two"] - times["one"]
+    whole = sum(times[f"alone {at}"] for at in range(SAMPLED)) / SAMPLED
     return {
         "what": "sensitivity",
         "model": case.name,
@@ -128,9 +138,39 @@ def sensitivity_cost(case: Case, rounds: int) -> dict[str, object]:
         "first_batch_s": round(times["one"], 3),
         "float_forward_s": round(times["float"], 3),
         "quantized_forward_s": round(times["quantized"], 3),
+        "one_group_forward_s": round(whole, 3),
+        "to_one_group_forwards": round(groups * whole / batch, 2),
         "to_float_forwards": round(groups * times["float"] / batch, 2),
         "to_quantized_forwards": round(groups * times["quantized"] / batch, 2),
     }
+
+
+def one_group(gm: GraphModule, place: float) -> GraphModule:
+    """Return a graph in which one operator alone reads quantized tensors, and the others float.
+
+    Args:
+        gm: the q/dq graph.
+        place: of the operator among those that are quantized, from 0 to 1.
+    """
+    made = copy_graph(gm)
+    readers = [n for n in made.graph.nodes if any(map(is_dequantize, n.all_input_nodes))]
+    computing = [n for n in readers if not is_qdq(n)]
+    kept = {*computing[int(place * len(computing))].all_input_nodes}
+    for number, node in enumerate([n for n in made.graph.nodes if is_dequantize(n)]):
+        if node in kept:
+            continue
+        source = node.args[0]
+        if source.op == "get_attr":  # a weight: in float, what the dequantize gives
+            name = f"float_{number}"
+            args = map_arg(node.args, lambda n: constant_of(made, n))
+            made.register_buffer(name, node.target(*args, **node.kwargs))
+            with made.graph.inserting_before(node):
+                node.replace_all_uses_with(made.graph.get_attr(name))
+        else:
+            node.replace_all_uses_with(source.args[0])
+    made.graph.eliminate_dead_code()
+    made.recompile()
+    return made
 
 
 def main() -> None:

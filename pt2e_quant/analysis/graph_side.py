@@ -150,7 +150,13 @@ class GraphSide:
         self.unread: frozenset[str] = frozenset()
         self.sites = self._find_sites(every or not self.is_quantized)
         self.weights = self._find_weights()
-        self.held: dict[str, Any] = {}
+        self.held: dict[str | Node, Any] = {}
+        """Attributes by name, and weights in float by their dequantize: each is made once."""
+        self.fixed = frozenset(
+            site.node
+            for site in self.weights.values()
+            if is_dequantize(site.node) and self.constants.issuperset(site.node.all_input_nodes)
+        )
 
     def run(
         self,
@@ -317,6 +323,8 @@ class _Walk(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         """One node's value, or the one that is given in its place."""
+        if n in self.side.fixed:
+            return self._weight(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n in self.by_quantize or n.target in CHOOSE_QPARAMS_OPS:
             source = n.args[0]
@@ -331,6 +339,15 @@ class _Walk(Interpreter):
         for done in self.user_to_last_uses.get(n, ()):
             self.unrounded.pop(done, None)
         return self._handed_on(n, value)
+
+    def _weight(self, n: Node) -> Any:
+        """A constant weight in float; its dequantize is run in the first run alone."""
+        held = self.side.held
+        if n not in held:
+            held[n] = super().run_node(n)
+        if self.weights is not None:
+            self.weights[self.weight_names[n]] = held[n]
+        return held[n]
 
     def _handed_on(self, n: Node, value: Any) -> Any:
         """Show a value that is complete; returns what readers get."""

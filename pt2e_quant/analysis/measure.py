@@ -47,14 +47,17 @@ class Noise:
     noise: float = 0.0
     largest: float = 0.0
 
-    def add(self, reference: Tensor, found: Tensor) -> Tensor:
-        """Add a batch; returns the difference."""
+    def add(self, reference: Tensor, found: Tensor) -> None:
+        """Add a batch."""
         error = found - reference
-        self.signal += _squares(reference)
-        self.noise += _squares(error)
+        self.count(error, _squares(reference), _squares(error))
+
+    def count(self, error: Tensor, signal: float, noise: float) -> None:
+        """Add a batch of which the sums of squares are known."""
+        self.signal += signal
+        self.noise += noise
         if error.numel():
             self.largest = max(self.largest, -float(error.amin()), float(error.amax()))
-        return error
 
     @property
     def sqnr_db(self) -> float:
@@ -72,8 +75,9 @@ class ChannelNoise:
 
     def add(self, reference: Tensor, found: Tensor) -> None:
         """Add a batch."""
-        noise = _channel_squares(self.error.add(reference, found))
-        signal = _channel_squares(reference)
+        error = found - reference
+        noise, signal = _channel_squares(error), _channel_squares(reference)
+        self.error.count(error, float(signal.sum()), float(noise.sum()))
         if self.signals is None or self.noises is None:
             self.signals, self.noises = signal, noise
         elif self.signals.shape == signal.shape:  # else a dynamic size is the last one

@@ -51,3 +51,18 @@ def test_sites_when_every_value_is_asked_for_then_views_are_there_too():
 def test_inputs_of_when_a_value_is_not_known_then_what_it_is_made_of(made):
     side = GraphSide(made[3], "")
     assert side.inputs_of("linear", {"relu": 1, "conv2d": 1}) == {"relu"}
+
+
+def test_run_when_weights_are_constant_then_they_are_dequantized_in_the_first_run_alone(made):
+    side = GraphSide(made[3], "")
+    runs = []
+    for batch in made[4]:
+        weights = {}
+        side.run([batch], lambda site, value: None, weights=weights)
+        runs.append(weights)
+    first, second = runs
+    quantized = [name for name, site in side.weights.items() if site.qparams is not None]
+    assert quantized
+    assert all(first[name] is second[name] for name in quantized)
+    assert torch.equal(second["stem.weight"], first["stem.weight"])
+    assert second["stem.weight"].is_floating_point()
