@@ -25,7 +25,13 @@ _MASK = 1e4
 """A range that reaches this far in front of a softmax has taken a mask's constant in."""
 
 _EXCEEDED = 0.01
-"""Ranges count as exceeded by this share of their width."""
+"""Ranges count as exceeded by this share of their width,"""
+
+_CLIPPED = 1e-3
+"""where this share of the values is clipped,"""
+
+_FAR_EXCEEDED = 0.25
+"""or by this share of their width, where fewer are."""
 
 _TINY = float(torch.finfo(torch.float32).tiny)
 """The least float32 with all its digits."""
@@ -79,10 +85,11 @@ class AdviceList(tuple[Advice, ...]):
 def advise(quantized: GraphModule, comparison: Comparison | None = None) -> AdviceList:
     """What the records of a quantized graph, and a comparison of it, call for.
 
+    What the graph itself shows comes first, then the nodes of the comparison, the worst first.
+
     Args:
         quantized: of `convert`.
-        comparison: of `compare` with the float program, on data like that of evaluation. Without
-            one only what the graph itself shows is said.
+        comparison: of `compare` with the float program, on data like that of evaluation.
 
     Raises:
         ConfigError: the graph is not quantized.
@@ -92,10 +99,10 @@ def advise(quantized: GraphModule, comparison: Comparison | None = None) -> Advi
         raise ConfigError(
             "advise needs a quantized graph", fix="give the result of pq.convert(prepared)"
         )
-    rows = {} if comparison is None else {row.node: row for row in comparison.activations}
     found = [advice for rule in _OF_GRAPHS for advice in rule(side)]
-    for name, site in side.sites.items():
-        if (row := rows.get(name)) is not None:
+    rows = () if comparison is None else comparison.activations
+    for row in sorted(rows, key=lambda row: row.cost_db):
+        if (site := side.sites.get(row.node)) is not None:
             # The first one explains the others.
             every = (rule(side, site, row) for rule in _OF_ROWS)
             found += [advice for advice in every if advice is not None][:1]
@@ -130,6 +137,7 @@ def _outlier_channels(side: GraphSide, site: Site, row: NodeError) -> Advice | N
     if not row.outlier_channels or lost is None or lost > _LOW_DB:
         return None
     named = ", ".join(map(str, row.outlier_channels[:5]))
+    named = f"channels {named} are" if len(row.outlier_channels) > 1 else f"channel {named} is"
     readers = _readers(site)
     if readers and all(is_call(node, LINEAR) for node in readers):
         line = 'pq.prepare(program, quantizer, algorithms=["smooth_quant"])'
@@ -139,8 +147,7 @@ def _outlier_channels(side: GraphSide, site: Site, row: NodeError) -> Advice | N
         rule="outlier channels",
         node=row.node,
         module=row.module,
-        evidence=f"channels {named} are far larger than the others, of which the median keeps "
-        f"{lost:.1f} dB",
+        evidence=f"{named} far larger than the others, of which the median keeps {lost:.1f} dB",
         line=line,
     )
 
@@ -159,7 +166,8 @@ def _range_exceeded(side: GraphSide, site: Site, row: NodeError) -> Advice | Non
         return None
     width = kept[1] - kept[0]
     below, above = kept[0] - row.range_seen[0], row.range_seen[1] - kept[1]
-    if max(below, above) <= _EXCEEDED * width:
+    least = _EXCEEDED if row.share_clipped >= _CLIPPED else _FAR_EXCEEDED
+    if max(below, above) <= least * width:
         return None
     return Advice(
         rule="range exceeded",

@@ -59,6 +59,31 @@ def test_advise_when_evaluation_has_larger_values_then_calibration_is_named():
     assert found["range exceeded"].line.startswith("pq.calibrate(prepared")
 
 
+def test_advise_when_evaluation_is_hardly_larger_then_calibration_is_not_named():
+    model, batches = small()
+    program, gm = quantized(model, batches)
+    larger = batches[0].clone()
+    larger[0, 0] = 1.1 * larger.max()
+    row = pq.compare(program, gm, [larger], progress=False).node("input")
+    assert 0 < row.share_clipped < 1e-3
+    assert "range exceeded" not in advice_on(program, gm, [larger])
+
+
+def test_advise_when_several_nodes_lose_then_the_worst_comes_first():
+    model, batches = small()
+    with torch.no_grad():
+        model[0].weight[:2] *= 300
+        model[2].weight[:, :2] /= 300
+    program, gm = quantized(model, batches)
+    table = pq.compare(program, gm, [3 * batch for batch in batches], progress=False)
+    advice = pq.advise(gm, table)
+    assert {a.rule for a in advice} == {"outlier channels", "range exceeded"}
+    costs = [table.node(a.node).cost_db for a in advice]
+    assert costs == sorted(costs)
+    places = [[row.node for row in table.activations].index(a.node) for a in advice]
+    assert places != sorted(places)
+
+
 def test_advise_when_a_mask_is_in_the_range_then_its_node_is_named():
     class Scores(nn.Module):
         def __init__(self):
