@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 import pt2e_quant.backends.onnx
 from benchmarks.cpu_times import means
 from pt2e_quant.backends.measure_speed import times_in_turn
-from pt2e_quant.backends.onnx.shape_classes import conv_class, light_class, linear_class
+from pt2e_quant.backends.target.speed_classes import conv_class, light_class, linear_class
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 
 __all__ = ["CASES", "Case", "models", "time_case"]

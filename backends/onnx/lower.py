@@ -22,23 +22,20 @@ from pt2e_quant.backends.onnx.results import result_names, split_results
 from pt2e_quant.backends.onnx.runtime import OptimizedModel, optimize
 from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
 from pt2e_quant.backends.target.float_retries import Leave, leave_of
-from pt2e_quant.backends.target.lower import Draft, Job, Lowering
-from pt2e_quant.backends.target.lower import Options as AnyOptions
-from pt2e_quant.backends.target.policy import SLOWER
+from pt2e_quant.backends.target.leave_slower import slower_regions
+from pt2e_quant.backends.target.lower import Draft, Job, Lowering, RuntimeOptions
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.core.checksum import write_sum
 from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.provenance import RecordKind
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
-from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.idioms.composite import compose_idioms
 from pt2e_quant.graph.idioms.masks import MASK_RULES
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM_RULES
 from pt2e_quant.graph.idioms.rotary_embedding import rotary_rule
 from pt2e_quant.graph.idioms.shared_heads import SHARED_HEADS_RULES
-from pt2e_quant.graph.op_table import ALLOWED_KEY
-from pt2e_quant.graph.pipeline import PassRecord, run_passes
+from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
@@ -68,17 +65,14 @@ _IDIOMS = (*RMS_NORM_RULES, *MASK_RULES, *SHARED_HEADS_RULES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(AnyOptions):
+class Options(RuntimeOptions):
     """How to lower.
 
     Args:
         portable: use operators of the ONNX standard alone, none of ONNX Runtime's own.
-        allow_slower: take integer kernels that measured much slower than float on such a CPU; so
-            does what the quantizer was allowed, `quantizer.allowing("slower")`.
     """
 
     portable: bool = False
-    allow_slower: bool = False
 
 
 def _emit(job: Job[Options]) -> Draft:
@@ -90,9 +84,9 @@ def _emit(job: Job[Options]) -> Draft:
     gm, validation, portable = job.gm, job.validation, job.options.portable
     capture = capture_of(gm)
     flat, results = split_results(gm)
-    is_fast = not job.options.allow_slower and SLOWER not in gm.meta.get(ALLOWED_KEY, ())
-    first = (leave_slower, *_FIRST) if is_fast else _FIRST
-    slower = _slower(run_passes(flat, first, validation=validation))
+    first = (leave_slower, *_FIRST) if job.options.leaves_slower(gm) else _FIRST
+    changed = run_passes(flat, first, validation=validation)
+    slower = slower_regions(n for r in changed if r.name == leave_slower.name for n in r.notes)
     written = return_written(flat)
     state = carry_state(flat)
     if validation is not None:
@@ -135,23 +129,6 @@ def _emit(job: Job[Options]) -> Draft:
         keeps_weights=any(map(leave_of, gm.graph.nodes)),
         finish=finish,
     )
-
-
-def _slower(records: Sequence[PassRecord]) -> list[FloatRegion]:
-    """What the report says of operators that integers would make slower."""
-    notes = [
-        note for record in records if record.name == leave_slower.name for note in record.notes
-    ]
-    return [
-        FloatRegion(
-            node=note.node,
-            what="computes in float between its quantize and dequantize",
-            reason=f'{note.text}; quantizer.allowing("slower") or lower(..., allow_slower=True) '
-            "(--allow-slower) computes it in integers",
-            cost="a dequantize and a copy of what it reads, a quantize of its result",
-        )
-        for note in notes
-    ]
 
 
 def _optimize(

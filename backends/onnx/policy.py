@@ -1,9 +1,10 @@
 """What ONNX Runtime keeps float although it could run it in integers."""
 
 from pt2e_quant.backends.onnx.table import STATIC_TABLE
-from pt2e_quant.backends.target.policy import SLOWER, Policy
+from pt2e_quant.backends.target.leave_slower import NOT_SLOWER
+from pt2e_quant.backends.target.policy import Policy
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.graph.op_table import OpRow, Preference
+from pt2e_quant.graph.op_table import OpRow
 from pt2e_quant.graph.pattern import Match
 
 
@@ -15,10 +16,5 @@ def _runs(row: OpRow, match: Match) -> bool:
 POLICY = Policy(
     rows=STATIC_TABLE.rows,
     runs=_runs,
-    of_matches=(
-        Preference(
-            name=SLOWER, text="an integer kernel that measured at least half as fast as float here"
-        ),
-    ),
+    of_matches=(NOT_SLOWER,),
 )
-"""What is slower is quantized all the same: lowering computes it in float between its q/dq."""

@@ -165,9 +165,9 @@ class Backend:
                 3 % of the constants.
             measure: time calls of the artifact and of the float program, lowered likewise, in
                 turn on this machine, for the report; an artifact that is slower is warned of.
-            own: what this backend alone has: `portable_only` and `max_sizes` (xnnpack), `portable`
-                (onnx), `allow_slower` (onnx, cuda), `allow_unmeasured` (cuda); the backends'
-                `Options` explain them.
+            own: what this backend has: `portable_only` and `max_sizes` (xnnpack), `portable`
+                (onnx), `allow_slower` (xnnpack, onnx, cuda), `allow_unmeasured` (cuda); the
+                backends' `Options` explain them.
 
         Raises:
             InvariantError: the graph is not canonical, or a pass changed what it computes.

@@ -37,6 +37,12 @@ def leave_of(node: Node) -> Leave:
     return Leave(node.meta.get("custom", {}).get(_KEY, Leave.NOTHING))
 
 
+def leave(node: Node, most: Leave) -> None:
+    """Mark a node, and what is fused with it."""
+    for one in _fused_with(node):
+        one.meta["custom"] = {**one.meta.get("custom", {}), _KEY: int(most)}
+
+
 class FloatRetries:
     """Marks the operators that a graph is refused for, one after another.
 
@@ -84,12 +90,11 @@ class FloatRetries:
         made = copy_graph(self.gm)
         calls = (n for n in made.graph.nodes if n.op == "call_function" and not is_qdq(n))
         node = next((n for n in calls if n.name == error.node_name), None)
-        leave = None if node is None else _next(node, error)
-        if node is None or leave is None or leave > self._most or not self._rest:
+        more = None if node is None else _next(node, error)
+        if node is None or more is None or more > self._most or not self._rest:
             return False
         self._rest -= 1
-        for one in _fused_with(node):
-            one.meta["custom"] = {**one.meta.get("custom", {}), _KEY: int(leave)}
+        leave(node, more)
         self._reasons.setdefault(node.name, error.what)
         self.gm = made
         return True
@@ -109,12 +114,12 @@ def _fused_with(node: Node) -> list[Node]:
 
 
 def _next(node: Node, error: Pt2eQuantError) -> Leave | None:
-    leave = leave_of(node)
+    left = leave_of(node)
     near = (*map(is_dequantize, node.all_input_nodes), *map(is_quantize, node.users))
-    if leave is Leave.DELEGATE:
+    if left is Leave.DELEGATE:
         return None
     if any(near):
-        return Leave(leave + 1)
+        return Leave(left + 1)
     # What this package refuses itself of an operator in float is refused everywhere.
     is_foreign = error.__cause__ is not None and not isinstance(error.__cause__, Pt2eQuantError)
     return Leave.DELEGATE if is_foreign or isinstance(error, ArtifactError) else None

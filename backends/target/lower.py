@@ -13,12 +13,14 @@ from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.measure_speed import measure_speed
 from pt2e_quant.backends.target.float_retries import FloatRetries, Leave
+from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, RecordKind, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.report.size_ledger import check_file_smaller
+from pt2e_quant.graph.op_table import ALLOWED_KEY
 from pt2e_quant.graph.pipeline import log_passes, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
@@ -38,6 +40,22 @@ class Options:
     measure: bool = False
     is_part: bool = False
     """Of a graph, lowered for one sample alone: its sizes need no bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions(Options):
+    """What lowering for a runtime can be told whose operators were timed by class of sizes.
+
+    Args:
+        allow_slower: take integer kernels that measured much slower than float on such a CPU; so
+            does what the quantizer was allowed, `quantizer.allowing("slower")`.
+    """
+
+    allow_slower: bool = False
+
+    def leaves_slower(self, gm: GraphModule) -> bool:
+        """Whether operators of a graph that are slower in integers are to compute in float."""
+        return not self.allow_slower and SLOWER not in gm.meta.get(ALLOWED_KEY, ())
 
 
 OptionsT = TypeVar("OptionsT", bound=Options)

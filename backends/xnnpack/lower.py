@@ -14,8 +14,8 @@ from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.accelerate.share_constants import share_constants
 from pt2e_quant.backends.name_refused import named_refusals
 from pt2e_quant.backends.target.float_retries import Leave
-from pt2e_quant.backends.target.lower import Draft, Job, Lowering, in_float32
-from pt2e_quant.backends.target.lower import Options as AnyOptions
+from pt2e_quant.backends.target.leave_slower import slower_regions
+from pt2e_quant.backends.target.lower import Draft, Job, Lowering, RuntimeOptions, in_float32
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators, load
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
@@ -70,6 +70,7 @@ from pt2e_quant.backends.xnnpack.passes.recurrent_loops import loop_recurrent
 from pt2e_quant.backends.xnnpack.passes.refloat import (
     choose_per_row,
     has_per_tensor,
+    leave_slower,
     refloat_leftovers,
     refloat_products,
     split_biases,
@@ -107,7 +108,7 @@ from pt2e_quant.passes.weights.unpack_weights import unpack_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(AnyOptions):
+class Options(RuntimeOptions):
     """How to lower.
 
     Args:
@@ -176,13 +177,17 @@ def _emit(job: Job[Options]) -> Draft:
         changed = run_passes(gm, (choose_per_row,), validation=job.validation)
     work = copy_graph(gm)
     passes = lowering_passes(portable_only=options.portable_only)
+    if options.leaves_slower(gm):
+        passes = (leave_slower, *passes)
     records = run_passes(work, passes, validation=job.validation)
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
+    slower = [n for record in records if record.name == leave_slower.name for n in record.notes]
     report.float_regions = _float_regions(records)
     told = [*changed, *(r for r in records if r.name in (embed_bytes.name, refloat_products.name))]
     report.notes += [f"{n.node}: {n.text}" for r in told for n in r.notes if not n.skipped]
     report.notes += notes_of_scales(work)
     regions = [*report.float_regions]
+    report.float_regions += slower_regions(slower)
     held = held_scales(work)
     with named_refusals(gm, lambda part: _try_part(part, options)), no_out_variant_refused(gm):
         stored, kept = pack_metadata(capture, report.provenance, held, options.record)
@@ -200,7 +205,8 @@ def _emit(job: Job[Options]) -> Draft:
     return Draft(
         artifact=artifact,
         refuse=lambda: _refuse_float(gm, regions),
-        keeps_weights=any(r.notes for r in records if r.name == refloat_products.name),
+        keeps_weights=bool(slower)
+        or any(r.notes for r in records if r.name == refloat_products.name),
     )
 
 

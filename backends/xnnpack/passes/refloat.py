@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.target.float_retries import leave_of
+from pt2e_quant.backends.target.float_retries import Leave, leave, leave_of
+from pt2e_quant.backends.target.leave_slower import find_slower
 from pt2e_quant.backends.xnnpack.passes.kernel_forms import (
     GEMMS,
     gives_static_int8,
@@ -37,6 +38,9 @@ from pt2e_quant.graph.ops import ADDMM, CONV1D, CONV_TRANSPOSE1D, LINEAR, argume
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.passes.qdq.remove_qdq import fold_dequantize
 
+_MOST_LEFT = 0.75
+"""Operators below this ratio stay float. The time in float has the conversions around it."""
+
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def unfold_biases(gm: GraphModule) -> PassResult:
@@ -59,6 +63,28 @@ def unfold_biases(gm: GraphModule) -> PassResult:
 
 def _bias_of(node: Node) -> Any:
     return argument(node, "self" if is_call(node, ADDMM) else "bias")
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def leave_slower(gm: GraphModule) -> PassResult:
+    """Mark operators whose integer kernels measured much slower than float ones here.
+
+    They stay in the delegate, in float between their q/dq. A product whose weight is computed
+    stays integers: the delegate has no float form of it.
+    """
+    notes = []
+    for slower in find_slower(gm, "xnnpack", most=_MOST_LEFT):
+        node = slower.node
+        weight = operands(node)[1] if is_call(node, GEMMS) else None
+        if weight is None or _is_constant(gm, weight):
+            leave(node, Leave.INTEGERS)
+            notes.append(slower.note)
+    return PassResult(changed=False, notes=tuple(notes))
+
+
+def _is_constant(gm: GraphModule, weight: Node) -> bool:
+    source = weight.args[0] if is_dequantize(weight) else weight
+    return isinstance(source, Node) and constant_of(gm, source) is not None
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.backends.onnx import shape_classes
-from pt2e_quant.backends.onnx.passes import leave_refused
 from pt2e_quant.backends.onnx.rewrites import pipeline
+from pt2e_quant.backends.target import leave_slower, speed_classes
 from pt2e_quant.core.errors import ArtifactError
 
 pytest.importorskip("onnxruntime")
@@ -90,12 +89,12 @@ def _pooled(*allowed, sizes=None):
     return pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False), progress=False), x
 
 
-def _slow_pools(node):
+def _slow_pools(node, backend):
     return 0.1 if node.target is torch.ops.aten.avg_pool2d.default else None
 
 
 def test_pool_when_its_class_measured_slower_then_it_alone_runs_in_float(monkeypatch):
-    monkeypatch.setattr(leave_refused, "ratio_here", _slow_pools)
+    monkeypatch.setattr(leave_slower, "ratio_here", _slow_pools)
     gm, x = _pooled()
     artifact = ONNX.lower(gm)
     found = artifact.report.integer_ops
@@ -118,7 +117,7 @@ DYNAMIC = {
 def test_pool_when_sizes_are_dynamic_then_judged_by_the_example(
     monkeypatch, tmp_path, dynamic, is_saved
 ):
-    monkeypatch.setattr(shape_classes, "read_ratios", lambda package, path: {POOL: 0.1})
+    monkeypatch.setattr(speed_classes, "read_ratios", lambda package, path: {POOL: 0.1})
     gm, _ = _pooled(sizes=DYNAMIC[dynamic])
     if is_saved:
         pq.save(gm, tmp_path / "program.pt2")
@@ -132,15 +131,15 @@ def test_pool_when_sizes_are_dynamic_then_judged_by_the_example(
 
 
 def test_pool_when_the_example_is_small_then_integers(monkeypatch):
-    monkeypatch.setattr(shape_classes, "read_ratios", lambda package, path: {POOL: 0.1})
-    monkeypatch.setattr(leave_refused, "LEAST_LEFT", 2 * 8 * 24 * 24 + 1)
+    monkeypatch.setattr(speed_classes, "read_ratios", lambda package, path: {POOL: 0.1})
+    monkeypatch.setattr(leave_slower, "LEAST_LEFT", 2 * 8 * 24 * 24 + 1)
     report = ONNX.lower(_pooled(sizes=DYNAMIC["batch"])[0], verify=False).report
     assert report.integer_ops["QLinearAveragePool"] == 1
 
 
 @pytest.mark.parametrize("asked", ["quantizer", "backend", "option"])
 def test_pool_when_slower_is_allowed_then_integers(monkeypatch, asked):
-    monkeypatch.setattr(leave_refused, "ratio_here", _slow_pools)
+    monkeypatch.setattr(leave_slower, "ratio_here", _slow_pools)
     gm, _ = _pooled(*(["slower"] if asked == "quantizer" else []))
     backend = ONNX.allowing_slower() if asked == "backend" else ONNX
     options = {"allow_slower": True} if asked == "option" else {}
@@ -149,15 +148,15 @@ def test_pool_when_slower_is_allowed_then_integers(monkeypatch, asked):
 
 
 def test_pool_when_its_result_is_small_then_integers(monkeypatch):
-    monkeypatch.setattr(leave_refused, "ratio_here", _slow_pools)
-    monkeypatch.setattr(leave_refused, "LEAST_LEFT", 8 * 24 * 24 + 1)
+    monkeypatch.setattr(leave_slower, "ratio_here", _slow_pools)
+    monkeypatch.setattr(leave_slower, "LEAST_LEFT", 8 * 24 * 24 + 1)
     report = ONNX.lower(_pooled()[0], verify=False).report
     assert report.integer_ops["QLinearAveragePool"] == 1
 
 
 def test_conv_when_its_class_measured_slower_then_its_weight_stays_integers(monkeypatch):
     slow = torch.ops.aten.conv2d.default
-    monkeypatch.setattr(leave_refused, "ratio_here", lambda n: 0.1 if n.target is slow else None)
+    monkeypatch.setattr(leave_slower, "ratio_here", lambda n, _: 0.1 if n.target is slow else None)
     artifact = ONNX.lower(_pooled()[0])
     assert artifact.report.integer_ops["QLinearConv"] == 1  # the last one's result is small
     assert "conv2d" in {r.node for r in artifact.report.float_regions}

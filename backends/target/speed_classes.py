@@ -1,4 +1,4 @@
-"""How fast ONNX Runtime's integer operators measured against float, by class of sizes."""
+"""How fast a runtime's integer operators measured against float, by class of sizes."""
 
 import math
 from collections.abc import Sequence
@@ -19,22 +19,22 @@ _FORMS = {1: "1", **dict.fromkeys(range(2, 10), "<= 9")}
 """Classes of a kernel's area."""
 
 
-MOST_LEFT = 0.5
-"""Operators below this ratio stay float. Float between integers adds operators that the ratio does
-not count: a copy, and transposes where convolutions around it have channels last."""
-
 LEAST_LEFT = 2**12
 """Results of fewer elements stay integers: none of the measured nets was faster for leaving one."""
 
 
-def ratio_here(node: Node) -> float | None:
+def ratio_here(node: Node, backend: str) -> float | None:
     """Speed over float of an operator between two integer ones, on a CPU like this one.
 
     The float form has a dequantize before it and a quantize behind it. None: not measured.
+
+    Args:
+        node: of a float graph, or of one with q/dq.
+        backend: the name of its folder, whose `measured/<cpu>.json` a benchmark wrote.
     """
     name = shape_class(node)
     file = f"measured/{cpu_slug()}.json"
-    return None if name is None else read_ratios("pt2e_quant.backends.onnx", file).get(name)
+    return None if name is None else read_ratios(f"pt2e_quant.backends.{backend}", file).get(name)
 
 
 def conv_class(*, groups: int, weight: Sequence[int], positions: int) -> str:

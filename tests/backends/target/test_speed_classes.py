@@ -1,12 +1,12 @@
-"""The classes of sizes that speeds on ONNX Runtime are kept by."""
+"""The classes of sizes that speeds on a runtime are kept by."""
 
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.onnx_operators import CASES, ratio, time_case
-from pt2e_quant.backends.onnx import shape_classes
-from pt2e_quant.backends.onnx.shape_classes import ratio_here, shape_class
+from pt2e_quant.backends.target import speed_classes
+from pt2e_quant.backends.target.speed_classes import ratio_here, shape_class
 
 POOL = "avg_pool2d, < 4096 elements"
 
@@ -71,14 +71,14 @@ def test_shape_class_when_no_example_knows_a_size_then_none():
 
 
 def test_ratio_here_when_the_class_was_measured_then_its_ratio(monkeypatch):
-    monkeypatch.setattr(shape_classes, "read_ratios", lambda package, path: {POOL: 0.25})
-    assert ratio_here(node_of(nn.AvgPool2d(3), (1, 4, 8, 8))) == 0.25
-    assert ratio_here(node_of(nn.Softmax(-1), (4, 4))) is None
+    monkeypatch.setattr(speed_classes, "read_ratios", lambda package, path: {POOL: 0.25})
+    assert ratio_here(node_of(nn.AvgPool2d(3), (1, 4, 8, 8)), "onnx") == 0.25
+    assert ratio_here(node_of(nn.Softmax(-1), (4, 4)), "onnx") is None
 
 
 def test_ratio_here_when_this_cpu_was_not_measured_then_none(monkeypatch):
-    monkeypatch.setattr(shape_classes, "cpu_slug", lambda: "cpu_of_nobody")
-    assert ratio_here(node_of(nn.AvgPool2d(3), (1, 4, 8, 8))) is None
+    monkeypatch.setattr(speed_classes, "cpu_slug", lambda: "cpu_of_nobody")
+    assert ratio_here(node_of(nn.AvgPool2d(3), (1, 4, 8, 8)), "onnx") is None
 
 
 def test_cases_when_timed_then_an_average_pool_of_integers_is_slower():

@@ -1,0 +1,101 @@
+"""Operators whose integer kernels measured much slower than float ones on a CPU like this."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.backends.target.policy import SLOWER
+from pt2e_quant.backends.target.speed_classes import (
+    LEAST_LEFT,
+    ratio_here,
+    shape_class,
+)
+from pt2e_quant.core.qdq import is_dequantize, is_quantize
+from pt2e_quant.flow.report.report import FloatRegion
+from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.op_table import Preference
+from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, is_call
+from pt2e_quant.graph.pipeline import Note
+from pt2e_quant.kernels.shape_classes import expected_sizes
+
+_BYTES = (torch.uint8, torch.int8)
+CLIPS = (*RELU, *RELU6, *HARDTANH, *CLAMP)
+
+NOT_SLOWER = Preference(
+    name=SLOWER, text="an integer kernel that measured not much slower than float here"
+)
+"""What is slower is quantized all the same: lowering computes it in float between its q/dq."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """An operator that is to compute in float between its q/dq.
+
+    Args:
+        node: the operator.
+        reads: the dq of computed values that it reads.
+        note: why.
+    """
+
+    node: Node
+    reads: list[Node]
+    note: Note
+
+
+def find_slower(gm: GraphModule, backend: str, *, most: float) -> Iterator[Slower]:
+    """The operators of a q/dq graph that a backend's table says are slower in integers.
+
+    Dynamic sizes are judged as they are in the example inputs.
+
+    Args:
+        gm: the graph; it may be edited between two.
+        backend: the name of the backend's folder.
+        most: operators of a ratio below it are slower.
+    """
+    for node in list(gm.graph.nodes):
+        reads = _computed(gm, node)
+        ratio = ratio_here(node, backend) if reads and _is_rounded(node) else None
+        if ratio is None or ratio >= most or _elements(node) < LEAST_LEFT:
+            continue
+        why = f"in integers it measured {ratio:.2f} times as fast ({shape_class(node)})"
+        yield Slower(node, reads, Note(node.name, why))
+
+
+def slower_regions(notes: Iterable[Note]) -> list[FloatRegion]:
+    """What the report says of operators that integers would make slower."""
+    return [
+        FloatRegion(
+            node=note.node,
+            what="computes in float between its quantize and dequantize",
+            reason=f'{note.text}; quantizer.allowing("slower") or lower(..., allow_slower=True) '
+            "(--allow-slower) computes it in integers",
+            cost="a dequantize and a copy of what it reads, a quantize of its result",
+        )
+        for note in notes
+    ]
+
+
+def _computed(gm: GraphModule, node: Node) -> list[Node]:
+    """The dq from 8 bits of computed values that an operator reads; none if it reads floats too."""
+    found = []
+    for read in node.all_input_nodes if node.op == "call_function" else ():
+        source = read.args[0] if is_dequantize(read) else read
+        if not isinstance(source, Node) or constant_of(gm, source) is not None:
+            continue
+        if source is read or source.meta["val"].dtype not in _BYTES:
+            return []
+        found.append(read)
+    return found
+
+
+def _elements(node: Node) -> int:
+    """Of a result whose class is known, symbolic sizes as in the example inputs."""
+    return math.prod(expected_sizes(node.meta["val"].shape) or (0,))
+
+
+def _is_rounded(node: Node) -> bool:
+    """Whether all that reads a result, behind clips, is a quantize."""
+    return all(is_quantize(u) or (is_call(u, CLIPS) and _is_rounded(u)) for u in node.users)
