@@ -52,6 +52,7 @@ from pt2e_quant.backends.xnnpack.passes.images import (
     pool_by_depthwise,
     volumes_as_images,
 )
+from pt2e_quant.backends.xnnpack.passes.lookup_chains import separate_functions
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     no_out_variant_refused,
     plain_strides,
@@ -293,6 +294,7 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> tuple[byte
                 dequantize_for_each_reader,
                 pad_integers,
                 read_rows_through_views,
+                separate_functions,
             ],
             partitioner=[make_partitioner(edge_operators(), FUSING)],
             constant_methods=constants,

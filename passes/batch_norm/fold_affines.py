@@ -59,7 +59,9 @@ def channel_operands(
         x, y = y, x
     held = constant_of(gm, y) if y in constants and x not in constants else None
     value = x.meta["val"]
-    if held is None or value.dtype != held.dtype or held.dim() > value.dim() <= dim:
+    if held is None or value.dtype != held.dtype:
+        return None
+    if held.dim() > value.dim() or value.dim() <= dim:
         return None
     lengths = [1] * (value.dim() - held.dim()) + list(held.shape)
     if held.numel() != lengths[dim] or held.numel() not in (1, value.shape[dim]):

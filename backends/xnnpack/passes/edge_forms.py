@@ -157,7 +157,7 @@ def read_rows_through_views(gm: GraphModule) -> EdgeResult:
             continue
         if value.meta["val"].dim() != 4:
             continue
-        view = _view(gm, value)
+        view = view_in_own_shape(gm, value)
         for reader in readers:
             reader.replace_input_with(value, view)
         changed = True
@@ -166,7 +166,7 @@ def read_rows_through_views(gm: GraphModule) -> EdgeResult:
     return EdgeResult(gm, changed)
 
 
-def _view(gm: GraphModule, value: Node) -> Node:
+def view_in_own_shape(gm: GraphModule, value: Node) -> Node:
     """A view of a value in its own shape."""
     shape: list[Any] = list(value.meta["val"].shape)
     dynamic = [i for i, size in enumerate(shape) if not isinstance(size, int)]

@@ -81,8 +81,9 @@ def test_affines_as_convs_when_written_as_product_and_sum_then_a_conv(program, s
         (torch.ones(4), torch.ones(3, 4)),
         (torch.ones(4, 1, 1), torch.ones(4, 6, 6)),
         (torch.ones(4, 1, 1), IMAGE.double()),
+        (torch.ones(4), torch.ones(1)),
     ],
-    ids=["number", "column", "per image", "matrix", "no batch", "promoted"],
+    ids=["number", "column", "per image", "matrix", "no batch", "promoted", "stretched"],
 )
 def test_affines_as_convs_when_not_a_value_for_each_channel_then_left(program, scale, x):
     p = program(Affine(scale), (x,))
