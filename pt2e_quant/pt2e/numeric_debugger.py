@@ -5,7 +5,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,25 +19,13 @@ from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.measure import Noise
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow.node_outputs import NodeSourceDebugInfo
 from pt2e_quant.graph.meta import origin_source
 from pt2e_quant.graph.subgraphs import bfs_trace_with_node_process
 
 NUMERIC_DEBUG_HANDLE_KEY = "numeric_debug_handle"
 CUSTOM_KEY = "custom"
 FROM_NODE_KEY = "from_node"
-
-
-@dataclass(frozen=True)
-class NodeSourceDebugInfo:
-    """A node of the exported program.
-
-    Args:
-        name: its name, which joins graphs, also of two exports of one model.
-        graph_id: the id of its graph; 0 if that is not known, as in a loaded program.
-    """
-
-    name: str
-    graph_id: int = field(compare=False)
 
 
 Results = dict[NodeSourceDebugInfo, tuple[str | None, object, list[Any]]]
