@@ -21,6 +21,8 @@ from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, is_call
 from pt2e_quant.graph.pipeline import Note
 from pt2e_quant.kernels.shape_classes import expected_sizes
 
+_KEY = "pt2e_quant_slower"
+"""In `meta["custom"]`: what a trial on this machine said of a node."""
 _BYTES = (torch.uint8, torch.int8)
 CLIPS = (*RELU, *RELU6, *HARDTANH, *CLAMP)
 
@@ -45,8 +47,18 @@ class Slower:
     note: Note
 
 
+def mark_slower(node: Node, text: str) -> None:
+    """Have `find_slower` give an operator, whatever the table says.
+
+    Args:
+        node: the operator.
+        text: what a trial of it said.
+    """
+    node.meta["custom"] = {**node.meta.get("custom", {}), _KEY: text}
+
+
 def find_slower(gm: GraphModule, backend: str, *, most: float) -> Iterator[Slower]:
-    """The operators of a q/dq graph that a backend's table says are slower in integers.
+    """The operators of a q/dq graph that a trial or a backend's table says are slower in integers.
 
     Dynamic sizes are judged as they are in the example inputs.
 
@@ -57,6 +69,10 @@ def find_slower(gm: GraphModule, backend: str, *, most: float) -> Iterator[Slowe
     """
     for node in list(gm.graph.nodes):
         reads = _computed(gm, node)
+        text = node.meta.get("custom", {}).get(_KEY)
+        if text is not None:
+            yield Slower(node, reads, Note(node.name, text))
+            continue
         ratio = ratio_here(node, backend) if reads and _is_rounded(node) else None
         if ratio is None or ratio >= most or _elements(node) < LEAST_LEFT:
             continue

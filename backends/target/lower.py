@@ -14,6 +14,7 @@ from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.measure_speed import measure_speed
 from pt2e_quant.backends.target.float_retries import FloatRetries, Leave
 from pt2e_quant.backends.target.policy import SLOWER
+from pt2e_quant.backends.target.try_in_float import leave_in_float
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, RecordKind, provenance_of
@@ -134,6 +135,11 @@ class Lowering(Generic[OptionsT]):
         # A copy: the caller may edit the graph later, for example into its integer reference.
         quantized = None if options.is_part else copy_graph(gm)
         gm = self.prepare(gm, options)
+        if options.measure and isinstance(options, RuntimeOptions) and options.leaves_slower(gm):
+            tried = replace(options, strict=False, verify=False, validate=False, measure=False)
+            leaves = choose_sample(gm, example_inputs).leaves
+            gm = leave_in_float(gm, lambda trial: self.lower(trial, None, tried), leaves)
+            quantized = copy_graph(gm)
         validation = validation_of(options.validate, gm, example_inputs)
         sample = choose_sample(gm, example_inputs) if options.verify else None
         most = Leave.NOTHING if options.is_part else self.leaves

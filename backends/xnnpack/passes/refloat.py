@@ -34,10 +34,30 @@ from pt2e_quant.core.qdq import (
 )
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of
-from pt2e_quant.graph.ops import ADDMM, CONV1D, CONV_TRANSPOSE1D, LINEAR, argument, aten, is_call
+from pt2e_quant.graph.ops import (
+    ADDMM,
+    CONV1D,
+    CONV_TRANSPOSE1D,
+    ELU,
+    GELU,
+    HARDSWISH,
+    LEAKY_RELU,
+    LINEAR,
+    SIGMOID,
+    TANH,
+    Overloads,
+    argument,
+    aten,
+    is_call,
+)
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.passes.qdq.remove_qdq import fold_dequantize
 
+_FUNCTIONS: Overloads = (
+    *(*ELU, *GELU, *HARDSWISH, *LEAKY_RELU, *SIGMOID, *TANH),
+    *(aten.abs.default, aten.ceil.default, aten.exp.default, aten.floor.default),
+    *(aten.log.default, aten.neg.default, aten.sqrt.default),
+)
 _MOST_LEFT = 0.75
 """Operators below this ratio stay float. The time in float has the conversions around it."""
 
@@ -70,12 +90,16 @@ def leave_slower(gm: GraphModule) -> PassResult:
     """Mark operators whose integer kernels measured much slower than float ones here.
 
     They stay in the delegate, in float between their q/dq. A product whose weight is computed
-    stays integers: the delegate has no float form of it.
+    stays integers: the delegate has no float form of it. So do functions, which are look-ups in a
+    table: XNNPACK makes tables of those between q/dq too, and of several in a row (ExecuTorch 1.4)
+    frees memory twice.
     """
     notes = []
     for slower in find_slower(gm, "xnnpack", most=_MOST_LEFT):
         node = slower.node
         weight = operands(node)[1] if is_call(node, GEMMS) else None
+        if is_call(node, _FUNCTIONS):
+            continue
         if weight is None or _is_constant(gm, weight):
             leave(node, Leave.INTEGERS)
             notes.append(slower.note)
