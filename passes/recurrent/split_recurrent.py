@@ -130,7 +130,7 @@ class _Stack:
                 cells.append(c)
             x = made[0] if len(made) == 1 else self._call(aten.cat.default, made, -1)
         read = {int(u.args[1]): u for u in self.node.users if is_getitem(u)}  # type: ignore[arg-type]  # a literal
-        if read[0].users:
+        if 0 in read and read[0].users:
             back = self._call(aten.transpose.int, x, 0, 1) if self.is_batch_first else x
             self.editor.replace(read[0], back)
         if 1 in read and read[1].users:

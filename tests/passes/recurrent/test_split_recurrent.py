@@ -53,6 +53,22 @@ def test_operator_when_split_then_all_results_are_the_same(kind, options):
     assert not split_unrounded(gm).changed
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_operator_when_one_result_is_read_then_it_is_the_same(place):
+    """`prepare` has removed the other's reader by then."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 4, 6)
+    gm = captured(nn.GRU(6, 8).eval(), x)
+    (output,) = gm.graph.find_nodes(op="output")
+    output.args = ([output.args[0][place]],)
+    gm.graph.set_codegen(torch.fx.graph.CodeGen())
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    (expected,) = gm(x)
+    assert split_unrounded(gm).changed
+    torch.testing.assert_close(gm(x)[0], expected)
+
+
 def test_operator_when_given_a_state_and_a_projection_then_results_are_the_same():
     torch.manual_seed(0)
     x, state = torch.randn(4, 3, 6), (torch.randn(2, 3, 5), torch.randn(2, 3, 8))
