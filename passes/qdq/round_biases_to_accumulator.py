@@ -137,7 +137,7 @@ def _is_vector(site: _Site) -> bool:
 
 
 def _steps(scale: Tensor, axis: int | None) -> QParams:
-    """The int32 qparams of biases on these steps, as `bias_qparams` gives them."""
+    """The int32 qparams of biases on these steps, with zero_point 0."""
     limits = info(torch.int32)
     return QParams(
         scale=scale,

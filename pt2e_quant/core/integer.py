@@ -152,38 +152,6 @@ def requantize_fixed(
     return saturate(scaled + zero_point, quant_min, quant_max)
 
 
-def zero_point_correction(
-    input_zero_point: int,
-    weight_sums: Tensor,
-    *,
-    weight_zero_point: Tensor | int = 0,
-    input_sums: Tensor | None = None,
-    inner_length: int = 0,
-) -> Tensor:
-    """What to add to sum(x * w) so that it becomes sum((x - x_zero) * (w - w_zero)).
-
-    With w_zero = 0 it is a constant for each output channel, which joins the bias; else the sums
-    of the input, known only at run time, count too.
-
-    Args:
-        input_zero_point: x_zero.
-        weight_sums: the sum of w over the inner axis, int64[N].
-        weight_zero_point: w_zero, one or [N].
-        input_sums: the sum of x over the inner axis, int64[..., 1]; needed unless w_zero is 0.
-        inner_length: number of products in one sum; needed unless w_zero is 0.
-
-    Returns:
-        int64, [N] or [..., N].
-    """
-    constant = -input_zero_point * weight_sums.to(torch.int64)
-    if isinstance(weight_zero_point, int) and weight_zero_point == 0:
-        return constant
-    if input_sums is None or inner_length < 1:
-        raise ConfigError("an affine weight needs the input's sums and the inner length")
-    constant = constant + inner_length * input_zero_point * weight_zero_point
-    return constant - input_sums.to(torch.int64) * weight_zero_point
-
-
 def longest_inner_axis(input_reach: int, weight_reach: int) -> int:
     """How many products an int32 accumulator holds for certain.
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.dtypes import info, limits_of
+from pt2e_quant.core.dtypes import limits_of
 from pt2e_quant.core.errors import ConfigError
 
 DEFAULT_EPS = float(torch.finfo(torch.float32).eps)
@@ -301,23 +301,3 @@ def dequantize(q: Tensor, qp: QParams, dtype: torch.dtype = torch.float32) -> Te
 def fake_quantize(x: Tensor, qp: QParams) -> Tensor:
     """Quantize and dequantize in one go; the result has the dtype of x."""
     return dequantize(quantize(x, qp), qp).to(x.dtype)
-
-
-def bias_qparams(activation: QParams, weight: QParams) -> QParams:
-    """The int32 qparams of a bias: scale = activation scale * weight scale, zero_point 0.
-
-    So a bias adds to the integer accumulator as it is. Per channel along axis 0 if the weight is
-    per channel.
-    """
-    if activation.axis is not None:
-        raise ConfigError("a derived bias scale needs a per-tensor activation")
-    scale = weight.scale * activation.scale
-    limits = info(torch.int32)
-    return QParams(
-        scale=scale,
-        zero_point=torch.zeros_like(scale, dtype=torch.int32),
-        quant_min=limits.quant_min,
-        quant_max=limits.quant_max,
-        dtype=torch.int32,
-        axis=None if weight.axis is None else 0,
-    )

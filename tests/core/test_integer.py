@@ -14,7 +14,6 @@ from pt2e_quant.core.integer import (
     requantize_fixed,
     saturate,
     shift_right,
-    zero_point_correction,
 )
 from pt2e_quant.core.integer_ops.profiles import Requantization
 
@@ -189,39 +188,6 @@ def test_requantize_fixed_when_per_channel_then_each_has_its_factor():
     assert found.tolist() == [[6, 21], [11, 41]]
     found = requantize_fixed(x, multiplier_of(factors[:, None]), **output)
     assert found.tolist() == [[6, 6], [41, 41]]
-
-
-@settings(max_examples=100)
-@given(
-    seed=st.integers(0, 10_000),
-    x_zero=st.integers(-128, 255),
-    w_zeros=st.lists(st.integers(-128, 127), min_size=3, max_size=3),
-    is_affine=st.booleans(),
-)
-def test_zero_point_correction_when_added_then_the_shifted_product(
-    seed, x_zero, w_zeros, is_affine
-):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randint(-128, 256, (2, 4, 5), generator=generator)
-    w = torch.randint(-128, 128, (3, 5), generator=generator)
-    w_zero = torch.tensor(w_zeros if is_affine else [0, 0, 0])
-    correction = (
-        zero_point_correction(
-            x_zero,
-            w.sum(1),
-            weight_zero_point=w_zero,
-            input_sums=x.sum(-1, keepdim=True),
-            inner_length=5,
-        )
-        if is_affine
-        else zero_point_correction(x_zero, w.sum(1))
-    )
-    assert torch.equal(x @ w.T + correction, (x - x_zero) @ (w - w_zero[:, None]).T)
-
-
-def test_zero_point_correction_when_input_sums_are_missing_then_refuses():
-    with pytest.raises(ConfigError, match="input's sums"):
-        zero_point_correction(1, torch.ones(2), weight_zero_point=3)
 
 
 def test_longest_inner_axis_when_filled_then_still_int32():

@@ -9,7 +9,6 @@ from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qparams import (
     QParams,
-    bias_qparams,
     choose_qparams,
     dequantize,
     fake_quantize,
@@ -227,25 +226,6 @@ def test_uint16_when_per_channel_then_round_trips():
     )
     x = torch.tensor([[-3.5, 1.0], [0.0, 16000.0]])
     assert torch.equal(fake_quantize(x, qp), x)
-
-
-@pytest.mark.parametrize("axis", [None, 0])
-def test_bias_when_derived_then_adds_to_the_accumulator(axis):
-    count = 1 if axis is None else 4
-    activation = QParams.per_tensor(0.02, 5, 0, 255, torch.uint8)
-    weight = QParams(
-        scale=torch.arange(1, count + 1) / 100,
-        zero_point=torch.zeros(count, dtype=torch.int32),
-        quant_min=-127,
-        quant_max=127,
-        dtype=torch.int8,
-        axis=axis,
-    )
-    qp = bias_qparams(activation, weight)
-    assert torch.equal(qp.scale, weight.scale * activation.scale)
-    assert (qp.axis, qp.dtype) == (axis, torch.int32)
-    b = normal(4, 0)
-    assert ((fake_quantize(b, qp) - b).abs() <= qp.scale).all()
 
 
 @pytest.mark.parametrize(

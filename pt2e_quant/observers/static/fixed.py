@@ -1,55 +1,13 @@
-"""Qparams known beforehand: of operators whose outputs are bounded, or read from a file."""
+"""The observer of qparams that are known beforehand."""
 
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.observers.base import ObserverBase
-
-
-@dataclass(frozen=True, slots=True)
-class FixedRange:
-    """The values an operator can give: low <= value < high, high itself as a limit."""
-
-    low: float
-    high: float
-
-
-FIXED_RANGES = MappingProxyType(
-    {
-        "sigmoid": FixedRange(0.0, 1.0),
-        "hardsigmoid": FixedRange(0.0, 1.0),
-        "softmax": FixedRange(0.0, 1.0),
-        "tanh": FixedRange(-1.0, 1.0),
-    }
-)
-"""Bounded operators by their ATen name without the overload."""
-
-
-def fixed_qparams(operator: str, quant_min: int, quant_max: int) -> tuple[float, int]:
-    """Scale and zero_point of a bounded operator's output over the given integers.
-
-    The range is divided by the number of integers, not by the number of steps: the scale is then
-    a power of two and 0.0 has an integer of its own (1/256 for sigmoid and 1/128 for tanh at 8
-    bits: what TensorFlow Lite's quantization specification and torch.ao fix for these operators).
-    The greatest value, 1.0, is one step beyond the greatest integer.
-
-    Raises:
-        ConfigError: if the operator is not bounded.
-
-    >>> fixed_qparams("sigmoid", -128, 127), fixed_qparams("tanh", 0, 255)
-    ((0.00390625, -128), (0.0078125, 128))
-    """
-    if operator not in FIXED_RANGES:
-        raise ConfigError(f'"{operator}" has no fixed range', fix=near(operator, FIXED_RANGES))
-    span = FIXED_RANGES[operator]
-    scale = (span.high - span.low) / (quant_max - quant_min + 1)
-    return scale, quant_min - round(span.low / scale)
 
 
 class FixedQParamsObserver(ObserverBase):

@@ -1,29 +1,8 @@
 import pytest
 import torch
 
-from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.qparams import QParams, fake_quantize
-from pt2e_quant.observers.static.fixed import FIXED_RANGES, FixedQParamsObserver, fixed_qparams
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.uint16])
-@pytest.mark.parametrize("operator", sorted(FIXED_RANGES))
-def test_fixed_qparams_when_values_are_in_range_then_error_is_within_a_step(operator, dtype):
-    limits = info(dtype)
-    scale, zero_point = fixed_qparams(operator, limits.quant_min, limits.quant_max)
-    qp = QParams.per_tensor(scale, zero_point, limits.quant_min, limits.quant_max, dtype)
-    span = FIXED_RANGES[operator]
-    x = torch.linspace(span.low, span.high, 1001)
-    error = (fake_quantize(x, qp) - x).abs()
-    assert error[x <= span.high - scale].max() <= scale * 0.5001
-    assert error.max() <= scale
-    assert fake_quantize(torch.zeros(1), qp).item() == 0.0
-
-
-def test_fixed_qparams_when_operator_is_unbounded_then_offers_near_names():
-    with pytest.raises(ConfigError, match='did you mean "sigmoid"'):
-        fixed_qparams("sigmod", 0, 255)
+from pt2e_quant.observers.static.fixed import FixedQParamsObserver
 
 
 def test_observer_when_fed_then_gives_what_it_was_made_with():
