@@ -7,15 +7,14 @@ from pt2e_quant.backends.target.policy import Policy, Regions
 from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.backends.xnnpack.table import STATIC_ROWS
 from pt2e_quant.graph.conditions import TENSOR_OPERANDS
-from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, find_roots
+from pt2e_quant.graph.idioms.rms_norm import FEATURE_NORMS, find_roots
 from pt2e_quant.graph.op_table import OpKind, OpRow, Preference
-from pt2e_quant.graph.ops import GROUP_NORM, LAYER_NORM, MEAN, Overloads, aten, is_call
+from pt2e_quant.graph.ops import GROUP_NORM, MEAN, Overloads, aten, is_call
 from pt2e_quant.graph.pattern import Match
 
 NORMS: Overloads = (
-    *LAYER_NORM,
+    *FEATURE_NORMS,
     *GROUP_NORM,
-    *RMS_NORM,
     aten.instance_norm.default,
 )
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, find_roots, is_normalized
+from pt2e_quant.graph.idioms.rms_norm import FEATURE_NORMS, find_roots, is_normalized
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import (
     ADD,
@@ -26,6 +26,7 @@ from pt2e_quant.graph.ops import (
     GELU,
     HARDSWISH,
     IDENTITIES,
+    LAYER_NORM,
     LEAKY_RELU,
     LINEAR,
     MATMUL,
@@ -49,7 +50,6 @@ ACTIVATIONS: Overloads = (
 )
 """Functions of one element."""
 
-LAYER_NORM: Overloads = (aten.layer_norm.default,)
 _PASSED_ON: Overloads = (*IDENTITIES, *CASTS, *DROPOUT)
 _HEADS: Overloads = (*RESHAPE, *PERMUTE, *IDENTITIES)
 
@@ -297,7 +297,7 @@ def _same(gm: GraphModule, node: Node, given: Sequence[Moments | None]) -> Momen
 _ACTIVATION = MomentRule(lambda node: [activation_input(node) or node], _activation)
 _RULES: tuple[tuple[Overloads, MomentRule], ...] = (
     (LINEAR, MomentRule(_input_alone, _linear)),
-    (LAYER_NORM + RMS_NORM, MomentRule(_input_alone, _norm, is_norm=True)),
+    (FEATURE_NORMS, MomentRule(_input_alone, _norm, is_norm=True)),
     (ADD + MUL, MomentRule(_computed, _combined)),
     (_PASSED_ON, MomentRule(_input_alone, _same)),
     (RESHAPE, MomentRule(_attended, _averaged)),
@@ -329,7 +329,7 @@ class ChannelMoments:
 
     def is_norm(self, node: Node) -> bool:
         """Whether a node is a norm, as an operator or as the product that one ends with."""
-        if is_call(node, LAYER_NORM + RMS_NORM):
+        if is_call(node, FEATURE_NORMS):
             return True
         inputs = node.all_input_nodes
         return is_call(node, MUL) and any(is_normalized(_uncast(n), self.roots) for n in inputs)

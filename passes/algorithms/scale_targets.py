@@ -10,9 +10,9 @@ from torch.fx import Node
 from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
-from pt2e_quant.graph.idioms.rms_norm import RMS_NORM
+from pt2e_quant.graph.idioms.rms_norm import FEATURE_NORMS
 from pt2e_quant.graph.meta import ORIGIN_KEY, origin_name
-from pt2e_quant.graph.ops import CONV, LINEAR, MUL, RELU, argument, aten, is_call
+from pt2e_quant.graph.ops import CONV, LAYER_NORM, LINEAR, MUL, RELU, argument, aten, is_call
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, unobserved
 from pt2e_quant.passes.algorithms.grid import Declined
 
@@ -24,8 +24,6 @@ AXES_BEHIND_KEY = "pt2e_quant.axes_behind_channels"
 
 INPUT_FACTORS_KEY = "pt2e_quant.input_factors"
 """Key of a linear's `meta`: the columns of its weight are multiplied by these."""
-
-_NORMS = (aten.layer_norm.default, *RMS_NORM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +125,8 @@ def _vectors(graph: AlgorithmGraph, source: Node) -> tuple[Constant, ...]:
     """The constants of a norm or product with one number a channel; empty if one is no such."""
     if is_call(source, MUL):
         names = [n for n in ("self", "other") if _is_constant(argument(source, n))]
-    elif is_call(source, _NORMS) and len(argument(source, "normalized_shape")) == 1:
-        is_centred = is_call(source, _NORMS[:1])
+    elif is_call(source, FEATURE_NORMS) and len(argument(source, "normalized_shape")) == 1:
+        is_centred = is_call(source, LAYER_NORM)
         names = ["weight", *(["bias"] if is_centred and argument(source, "bias") else [])]
     else:
         return ()

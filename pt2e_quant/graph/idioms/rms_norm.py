@@ -8,12 +8,25 @@ from torch.fx import Graph, Node
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.idioms.composite import define_composite
-from pt2e_quant.graph.ops import ADD, DIV, MEAN, MUL, Overloads, arguments, aten, is_call
+from pt2e_quant.graph.ops import (
+    ADD,
+    DIV,
+    LAYER_NORM,
+    MEAN,
+    MUL,
+    Overloads,
+    arguments,
+    aten,
+    is_call,
+)
 from pt2e_quant.graph.pattern import Lit, Match, Op, Pattern, Var, either_order, find_matches
 from pt2e_quant.graph.rewrite import Rule, Skip
 
 RMS_NORM: Overloads = (aten.rms_norm.default,)
 """torch's own; its weight may be None."""
+
+FEATURE_NORMS = LAYER_NORM + RMS_NORM
+"""Operators that normalize each sample over its last axes."""
 
 
 def _roots(root: Overloads, x: Pattern) -> tuple[Op, ...]:
