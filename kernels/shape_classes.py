@@ -1,4 +1,4 @@
-"""The shape class of a match by one of its sizes: the row of the tile and measured tables."""
+"""The shape class of a match by one of its sizes: its entry in the tables of tiles and speeds."""
 
 import math
 from collections.abc import Sequence

@@ -79,7 +79,7 @@ def _zeros(scale: Tensor) -> Tensor:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """Of a fused call in a graph; a packed weight has the bytes of the plain one."""
     x, weight = (node.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
     rows = x.numel() // max(1, x.shape[-1])
     return Cost(

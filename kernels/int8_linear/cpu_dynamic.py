@@ -6,9 +6,9 @@ import torch
 from torch.fx import Node
 
 from pt2e_quant.graph.pattern import Match
-from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.read_graph import epilogue_arguments
 from pt2e_quant.kernels.int8_linear import op as unit
+from pt2e_quant.kernels.int8_linear.cpu import node_cost
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows, sums_fit_float
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
@@ -61,15 +61,6 @@ def build(site: Site) -> Node:
     )
     made.meta[SHAPE_CLASS_KEY] = shape_class(site.match)
     return made
-
-
-def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph; a packed weight has the bytes of the plain one."""
-    x, weight = (node.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
-    rows = x.numel() // max(1, x.shape[-1])
-    return Cost(
-        bytes=moved_bytes(x, weight, node.meta["val"]), operations=2 * rows * weight.numel()
-    )
 
 
 # Integers of 4 bits with a scale for each row are int8 ones: a file of half the size runs as fast.

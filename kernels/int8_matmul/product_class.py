@@ -1,4 +1,4 @@
-"""The shape class of a product: the row of its tile and measured tables."""
+"""The shape class of a product: its entry in the tables of tiles and of measured speeds."""
 
 from pt2e_quant.kernels.tiles import rows_class
 

@@ -1,5 +1,7 @@
 """The operator `pt2e_quant::quantize_per_token`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -8,9 +10,8 @@ from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.quantize_per_token import cpu_dynamic, reference
 
 
-def _fake(
-    x: Tensor, quant_min: int = -128, quant_max: int = 127, *, label: str = ""
-) -> tuple[Tensor, Tensor, Tensor]:
+def fake_rows(x: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Shapes and dtypes of integers, scales and zero points, one pair of these for each row."""
     rows = (*x.shape[:-1], 1)
     return (
         x.new_empty(x.shape, dtype=torch.int8),
@@ -24,7 +25,7 @@ QuantizeRows = define(
     'str label="") -> (Tensor, Tensor, Tensor)',
     reference=reference.quantize_per_token,
     triton=triton_kernel("pt2e_quant.kernels.quantize_per_token.gpu", "quantize_per_token"),
-    fake=_fake,
+    fake=fake_rows,
     cpu=cpu_dynamic.quantize_per_token,
 )
 """Integers int8[..., K], scales float32[..., 1] and zero points int32[..., 1] of x's rows.
@@ -38,7 +39,8 @@ quantize_per_token on the CPU; the scales are the same numbers in float32.
 """
 
 
-def _fake_e4m3(x: Tensor, *, label: str = "") -> tuple[Tensor, Tensor]:
+def fake_rows_e4m3(x: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    """Shapes and dtypes of codes and scales, one scale for each row."""
     scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), scale
 
@@ -47,7 +49,7 @@ QuantizeRowsE4m3 = define(
     'quantize_per_token_e4m3(Tensor x, *, str label="") -> (Tensor, Tensor)',
     reference=reference.quantize_per_token_e4m3,
     triton=triton_kernel("pt2e_quant.kernels.quantize_per_token.gpu", "quantize_per_token_e4m3"),
-    fake=_fake_e4m3,
+    fake=fake_rows_e4m3,
 )
 """Codes float8_e4m3fn[..., K] and scales float32[..., 1] of x's rows: the greatest is 448.
 

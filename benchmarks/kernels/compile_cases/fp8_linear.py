@@ -1,7 +1,7 @@
 """The variants of fp8_linear that are compiled ahead of time."""
 
 from benchmarks.kernels.compile_case import CompileCase
-from pt2e_quant.kernels.swapped_gemm.compile_parts import ENDING, PLAIN_END, add_splits_cases
+from benchmarks.kernels.compile_cases.swapped_gemm_parts import ENDING, PLAIN_END, add_splits_cases
 
 __all__ = ["CASES"]
 

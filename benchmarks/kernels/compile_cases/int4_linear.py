@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from benchmarks.kernels.compile_case import CompileCase
-from pt2e_quant.kernels.swapped_gemm.compile_parts import ENDING, PLAIN_END, add_splits_cases
+from benchmarks.kernels.compile_cases.swapped_gemm_parts import ENDING, PLAIN_END, add_splits_cases
 
 __all__ = ["CASES"]
 

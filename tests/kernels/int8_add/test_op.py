@@ -7,8 +7,8 @@ from torch import nn
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.show import show
 from pt2e_quant.kernels.int8_add.op import KERNELS as ADD
-from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_qdq
 from pt2e_quant.kernels.quantize.op import KERNELS as QUANTIZE
+from pt2e_quant.kernels.quantize.op import fuse_lone_qdq
 from pt2e_quant.kernels.registry import Registry
 from tests.kernels.lowering import calls_of, captured, fuse, qdq
 

@@ -6,9 +6,8 @@ from torch import nn
 
 from pt2e_quant.core.qdq import DequantizePerChannel, QuantizePerTensor
 from pt2e_quant.graph.show import show
-from pt2e_quant.kernels.int8_conv2d.op import KERNELS, Int8Conv2d
+from pt2e_quant.kernels.int8_conv2d.op import KERNELS, Int8Conv2d, widen_pixels
 from pt2e_quant.kernels.int8_conv2d.pack import fill_channels, window_sums
-from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
 from pt2e_quant.kernels.quantize.op import QuantizePixels
 from tests.kernels.lowering import calls_of, captured, fuse, qdq
 

@@ -6,8 +6,7 @@ from torch import nn
 
 from pt2e_quant.core.qdq import ChoosePerToken, DequantizePerToken, QuantizePerToken
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import fuse_norm_per_token
-from pt2e_quant.kernels.norm_quantize.op import KERNELS
+from pt2e_quant.kernels.norm_quantize.op import KERNELS, fuse_norm_per_token
 from pt2e_quant.kernels.quantize_per_token.fuse_choose import fuse_choose_quantize
 from pt2e_quant.kernels.read_scheme import scheme_of
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.core.formats.format_ops import DequantizeFloat, QuantizeFloat
-from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_e4m3
-from pt2e_quant.kernels.quantize.op import Quantize
+from pt2e_quant.kernels.quantize.op import Quantize, fuse_lone_e4m3
 from tests.kernels.e4m3_values import hard_values, same_codes
 
 
