@@ -27,14 +27,14 @@ from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.op_table import ALLOWED_KEY, OUT
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, PassResult, Validation
-from pt2e_quant.kernels.int8_conv2d.widen_pixels import widen_pixels
+from pt2e_quant.kernels.int8_conv2d.op import widen_pixels
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.measured import Variant
-from pt2e_quant.kernels.norm_quantize.fuse_norm_per_token import (
+from pt2e_quant.kernels.norm_quantize.op import (
     fuse_norm_per_token,
     fuse_norm_per_token_e4m3,
 )
-from pt2e_quant.kernels.quantize.fuse_lone_qdq import fuse_lone_e4m3, fuse_lone_qdq
+from pt2e_quant.kernels.quantize.op import fuse_lone_e4m3, fuse_lone_qdq
 from pt2e_quant.kernels.quantize_per_token.fuse_choose import (
     fuse_choose_e4m3,
     fuse_choose_quantize,

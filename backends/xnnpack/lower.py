@@ -28,15 +28,16 @@ from pt2e_quant.backends.xnnpack.passes.as_products import (
     means_as_products,
     selections_as_products,
 )
-from pt2e_quant.backends.xnnpack.passes.buffer_writes import can_write_in_place, keep_contents
 from pt2e_quant.backends.xnnpack.passes.data_movement import (
     crop_negative_pads,
     move_integers,
     requantize_behind_movers,
 )
 from pt2e_quant.backends.xnnpack.passes.edge_forms import (
+    can_write_in_place,
     dequantize_for_each_reader,
     gather_shared_inputs,
+    keep_contents,
     pad_integers,
     read_rows_through_views,
     remove_noop_copies,

@@ -1,4 +1,4 @@
-"""What a graph for training has and a deployed one has not: out while a quantizer looks at it."""
+"""Temporarily remove training-only batch norms and dropouts during annotation."""
 
 from dataclasses import dataclass, field
 

@@ -19,10 +19,10 @@ from pt2e_quant.pt2e.observers.affine_qparams import (
     ZeroPointDomain,
     block_view,
     choose_affine_qparams,
+    insert_affine_qdq,
     integer_range,
 )
 from pt2e_quant.pt2e.observers.block_size import get_block_size
-from pt2e_quant.pt2e.observers.torchao_qdq import insert_affine_qdq
 
 __all__ = [
     "AffineQuantizedMinMaxObserver",

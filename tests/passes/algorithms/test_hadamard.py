@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pt2e_quant.passes.algorithms.hadamard import hadamard, rotation
+from pt2e_quant.passes.algorithms.quarot import hadamard, rotation
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 12, 20, 28, 36, 40, 56, 76, 84, 384, 768, 896])

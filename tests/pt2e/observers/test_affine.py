@@ -7,9 +7,9 @@ from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.granularity import PerAxis, PerBlock, PerGroup, PerRow, PerTensor, PerToken
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.pt2e import fake_quantize as defaults
+from pt2e_quant.pt2e.fake_quantize import AffineFakeQuantize
 from pt2e_quant.pt2e.observers import affine
 from pt2e_quant.pt2e.observers.affine import AffineQuantizedMinMaxObserver
-from pt2e_quant.pt2e.observers.affine_fake_quantize import AffineFakeQuantize
 from pt2e_quant.pt2e.observers.affine_qparams import MappingType, TorchAODType, ZeroPointDomain
 
 torchao = pytest.importorskip("torchao.quantization")

@@ -13,7 +13,7 @@ from pt2e_quant.backends.onnx.rewrites.biases import (  # noqa: E402
     widen_bias,
 )
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import gather_integers  # noqa: E402
-from pt2e_quant.backends.onnx.rewrites.prevent_fusions import (  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.pipeline import (  # noqa: E402
     keep_layer_norm,
     relu_as_max,
 )

@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 import onnx_ir as ir
 import torch.ao.quantization.fx._decomposed  # registers the operators
 
-from pt2e_quant.backends.onnx.export_model import export_model
+from pt2e_quant.backends.onnx.lower import export_model
 from pt2e_quant.backends.onnx.runtime import SessionCall, open_session
 
 Q: Any = torch.ops.quantized_decomposed
