@@ -24,7 +24,7 @@ def signbit(x: Tensor) -> Tensor:
 
 def copysign(x: Tensor, y: Tensor) -> Tensor:
     """|x| with the sign of y."""
-    size = x.abs()
+    size = x.abs().to(torch.result_type(x, y))
     return torch.where(signbit(y), -size, size)
 
 

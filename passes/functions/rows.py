@@ -32,7 +32,10 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
     """The k-th smallest values along a dimension, and where they stand."""
     if not x.dim():
         raise NotImplementedError("no dimension")
-    pair = torch.topk(x, k, dim, largest=False, sorted=True)
+    # Of a dynamic size all are sorted: a tensor with k values would hold it to the example's k
+    # where that is 1, a size that torch specializes for.
+    most = k if isinstance(k, int) else x.shape[dim]
+    pair = torch.topk(x, most, dim, largest=False, sorted=True)
     values, indices = (part.narrow(dim, k - 1, 1) for part in pair)
     return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
 
@@ -171,6 +174,8 @@ def bucketize(
 
 def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor]:
     """The greatest value of each window; not where it stands."""
+    if not all(isinstance(count, int) for count in output_size):
+        raise NotImplementedError("a dynamic number of windows")
     for dim, count in enumerate(output_size, start=-len(output_size)):
         size = x.shape[dim]
         # Of a dynamic size, runtimes may round quotients of negative numbers towards zero.

@@ -142,9 +142,11 @@ def write_out(
     values = [n.meta["val"] for n in inputs]
     try:
         with next(v.fake_mode for v in values if isinstance(v, FakeTensor)):
+            # Two nodes may hold one value in their metadata: traced, it would be one input.
+            own = [v.clone() if isinstance(v, FakeTensor) else v for v in values]
             traced = make_fx(
                 call, dict(table.items()), pre_dispatch=is_canonical, tracing_mode="symbolic"
-            )(*values)
+            )(*own)
     except NotImplementedError:
         return False
     if not _gives_all(node, traced.graph.output_node().args[0]):

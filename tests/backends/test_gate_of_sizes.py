@@ -137,6 +137,32 @@ def test_gate_when_the_graph_itself_refuses_a_size_then_a_note(artifact_of):
     assert "IndexError" in note
 
 
+class Cropped(nn.Module):
+    """Gives nothing of one column: a transposed convolution that crops what it adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(10, 3, 2, stride=3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+def test_gate_when_the_graph_gives_no_element_then_the_call_is_not_checked(artifact_of):
+    x, model = torch.randn(2, 10, 8, 6), Cropped()
+    gm = exported(model, x, x={3: Dim("columns", max=8)})
+
+    def stops_at_one(x):
+        if x.shape[3] == 1:
+            raise RuntimeError("nothing to compute")
+        return gm(x)
+
+    artifact = artifact_of(gm, stops_at_one)
+    check(artifact, gm, x)
+    (note,) = {n for n in artifact.report.notes}
+    assert "x [2, 10, 8, 1] is not checked: the graph gives nothing there" in note
+
+
 class Spread(nn.Module):
     """Quantizes a standard deviation, which is NaN of one row."""
 

@@ -75,16 +75,24 @@ _FUSED = 4
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value stands in a chain: the value of 8 bits that begins it, functions since then."""
+    """Where a value stands in a chain of functions.
+
+    Attributes:
+        root: the value of 8 bits that begins it.
+        depth: functions since then.
+        in_float: whether one of them reads what another gives without q/dq between the two.
+    """
 
     root: Node
     depth: int
+    in_float: bool = False
 
 
 def separate_functions(gm: GraphModule) -> EdgeResult:
     """Put views of their own shape between the functions of chains that XNNPACK fuses wrongly.
 
-    Such are chains with a constant operand behind two functions, and long ones.
+    Such are chains with a constant operand behind two functions, those with functions in float
+    side by side, and long ones.
 
     Before:  mul(dq(q(tanh(dq(q(sqrt(x)))))), constant)
     After:   mul(dq(q(tanh(dq(q(view(dq(q(sqrt(x))))))))), constant), and the same before the mul
@@ -98,7 +106,7 @@ def separate_functions(gm: GraphModule) -> EdgeResult:
         places[node] = place
         if node.target in _BINARY and place.depth > 2 and _is_with_constant(node):
             unsafe.add(place.root)
-        elif place.depth > _FUSED:
+        elif place.depth > _FUSED or place.in_float:
             unsafe.add(place.root)
     for node, place in places.items():
         if place.root in unsafe and place.depth > 1 and node.target not in _SAME_VALUES:
@@ -122,7 +130,11 @@ def _place_of(node: Node, places: dict[Node, _Place]) -> _Place | None:
     found = [p for p in operands if p is not None]
     if not found or len(found) < len(operands) or len({p.root for p in found}) > 1:
         return None
-    return _Place(found[0].root, 1 + max(p.depth for p in found))
+    in_float = any(
+        places[n].depth and n.target is not _DEQUANTIZE for n in node.all_input_nodes if n in places
+    )
+    in_float = in_float or any(p.in_float for p in found)
+    return _Place(found[0].root, 1 + max(p.depth for p in found), in_float)
 
 
 def _is_with_constant(node: Node) -> bool:

@@ -29,7 +29,7 @@ EXACT = {
         [1, 2],
         [2, 3],
     ),
-    "aten.copysign.Tensor": (X, Y),
+    "aten.copysign.Tensor": (X, Y.double()),
     "aten.cummax.default": (X, 1),
     "aten.cummin.default": (X, 1),
     "aten.cumprod.default": (X, 1),
@@ -102,3 +102,12 @@ def test_write_functions_when_a_function_cannot_be_written_then_left():
     gm = _graph(lambda x, y: torch.rrelu(x, 0.1, 0.5, True) + torch.hypot(x.double(), y))
     assert run_passes(gm, (write_functions([]),))[0].changed
     assert "aten.rrelu.default" in _calls(gm)
+
+
+def test_write_functions_when_two_inputs_share_a_value_in_metadata_then_both_are_read():
+    gm = _graph(lambda x, y: torch.hypot(x.clamp(max=0.5), x) + y)
+    (clamp,) = (n for n in gm.graph.nodes if "clamp" in str(n.target))
+    clamp.meta["val"] = clamp.args[0].meta["val"]
+    expected = gm(X, Y)
+    run_passes(gm, (write_functions(()),))
+    torch.testing.assert_close(gm(X, Y), expected)
