@@ -124,6 +124,20 @@ class ObserverBase(ABC, nn.Module):
         """Whether the observer has the data it needs; true for one that needs none."""
         return True
 
+    def twin(self) -> Self:
+        """An observer of equal settings and statistics, in a quarter of a construction's time.
+
+        What the constructor would check and compute is taken over, attribute by attribute. Tensors
+        that are no buffers are shared: observers replace them, they do not write into them.
+        """
+        made = type(self).__new__(type(self))
+        vars(made).update(
+            [(k, v.copy() if isinstance(v, (dict, list, set)) else v) for k, v in vars(self).items()]
+        )
+        for name, buffer in made._buffers.items():
+            made._buffers[name] = None if buffer is None else buffer.clone()
+        return made
+
     def check_finite(self) -> None:
         """Raise NonFinite if a NaN or infinity is in the statistics; costs no pass over data."""
         return
@@ -324,19 +338,6 @@ class UniformQuantizationObserverBase(ObserverBase):
         return symmetric_zero_point(
             self.dtype, self.quant_min, self.quant_max, has_own_range=self.has_customized_qrange
         )
-
-    def twin(self) -> Self:
-        """An observer of equal settings and statistics, in a quarter of a construction's time.
-
-        What the constructor would check and compute is taken over, attribute by attribute.
-        """
-        made = type(self).__new__(type(self))
-        vars(made).update(
-            [(k, v.copy() if isinstance(v, (dict, set)) else v) for k, v in vars(self).items()]
-        )
-        for name, buffer in made._buffers.items():
-            made._buffers[name] = None if buffer is None else buffer.clone()
-        return made
 
     def reset_min_max_vals(self) -> None:
         """Forget all statistics."""

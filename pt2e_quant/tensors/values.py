@@ -5,7 +5,6 @@ those that its scheme has: `scale` and `zero_point` of `blocks.grid_shape`, `ten
 `steps` (of double-quantized scales) and `table` (of a code book).
 """
 
-import copy
 import math
 from collections.abc import Mapping
 from functools import lru_cache
@@ -33,7 +32,6 @@ from pt2e_quant.flow.annotate.groups import Group
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice, is_plain
 from pt2e_quant.flow.prepare.make_observer import make_observer
 from pt2e_quant.graph.op_table import Slot
-from pt2e_quant.observers.static.minmax import PerChannelMinMaxObserver
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.tensors.form import TensorForm
@@ -57,9 +55,7 @@ def find_qparams(
         CalibrationError: NaN or infinity in the weight.
         ConfigError: its blocks do not fit the weight.
     """
-    prototype = _observer(scheme, search)
-    is_plain_range = isinstance(prototype, PerChannelMinMaxObserver)
-    observer: Any = prototype.twin() if is_plain_range else copy.deepcopy(prototype)
+    observer: Any = _observer(scheme, search).twin()
     observer(values.detach())
     if hasattr(observer, "block_qparams"):
         found: BlockQParams = observer.block_qparams()
@@ -83,6 +79,8 @@ def quantize_values(values: Tensor, form: TensorForm, found: QParams | BlockQPar
         found: the qparams.
     """
     parts = qparam_parts(form, found)
+    if isinstance(found, QParams) and _is_of_qparams(form):  # as `encode` would make them of the parts again
+        return {"codes": quantize(values.detach().contiguous(), found)} | parts
     return {"codes": encode(values, parts, form)} | parts
 
 

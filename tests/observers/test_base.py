@@ -28,10 +28,10 @@ def data(seed=0, gain=1.0):
 
 
 @pytest.mark.parametrize("make", OBSERVERS)
-def test_observer_when_copied_or_pickled_then_goes_on_alone(make):
+def test_observer_when_copied_pickled_or_twinned_then_goes_on_alone(make):
     observer = make()
     observer(data())
-    twins = [copy.deepcopy(observer), pickle.loads(pickle.dumps(observer))]
+    twins = [copy.deepcopy(observer), pickle.loads(pickle.dumps(observer)), observer.twin()]
     before = observer.calculate_qparams()
     for twin in twins:
         assert all(map(torch.equal, twin.calculate_qparams(), before))
