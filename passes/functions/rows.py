@@ -23,8 +23,10 @@ def _known_size(x: Tensor, dim: int) -> int:
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Along a dimension of known size."""
-    values, indices = torch.topk(x, _known_size(x, dim), dim, largest=descending, sorted=True)
+    """In order along a dimension."""
+    if not x.dim():
+        raise NotImplementedError("no dimension")
+    values, indices = torch.topk(x, x.shape[dim], dim, largest=descending, sorted=True)
     return values, indices
 
 

@@ -83,6 +83,7 @@ WRITTEN = {
         lambda h: h.cumprod(0),
         lambda h: h.logcumsumexp(0),
         lambda h: h.median(0)[0],
+        lambda h: h.sort(0)[0],
     ],
     "places": [
         lambda h: torch.bucketize(h, torch.tensor([-1.0, 0.0, 1.0])),
