@@ -143,7 +143,7 @@ def write_out(
     try:
         with next(v.fake_mode for v in values if isinstance(v, FakeTensor)):
             # Two nodes may hold one value in their metadata: traced, it would be one input.
-            own = [v.clone() if isinstance(v, FakeTensor) else v for v in values]
+            own = [v.detach() if isinstance(v, FakeTensor) else v for v in values]
             traced = make_fx(
                 call, dict(table.items()), pre_dispatch=is_canonical, tracing_mode="symbolic"
             )(*own)

@@ -131,8 +131,9 @@ class ObserverBase(ABC, nn.Module):
         that are no buffers are shared: observers replace them, they do not write into them.
         """
         made = type(self).__new__(type(self))
+        kinds = (dict, list, set)
         vars(made).update(
-            [(k, v.copy() if isinstance(v, (dict, list, set)) else v) for k, v in vars(self).items()]
+            [(k, v.copy() if isinstance(v, kinds) else v) for k, v in vars(self).items()]
         )
         for name, buffer in made._buffers.items():
             made._buffers[name] = None if buffer is None else buffer.clone()

@@ -79,7 +79,8 @@ def quantize_values(values: Tensor, form: TensorForm, found: QParams | BlockQPar
         found: the qparams.
     """
     parts = qparam_parts(form, found)
-    if isinstance(found, QParams) and _is_of_qparams(form):  # as `encode` would make them of the parts again
+    # What `encode` would make of the parts again.
+    if isinstance(found, QParams) and _is_of_qparams(form):
         return {"codes": quantize(values.detach().contiguous(), found)} | parts
     return {"codes": encode(values, parts, form)} | parts
 
