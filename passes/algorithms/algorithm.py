@@ -12,7 +12,7 @@ from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, copy_trace
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.observers.statistics.kept_inputs import KeptInputs
+from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
 from pt2e_quant.passes.algorithms.algorithm_graph import OUT, AlgorithmGraph, Gathered, unobserved
 from pt2e_quant.passes.algorithms.grid import Declined
 
@@ -204,8 +204,9 @@ def _needs(gm: GraphModule, algorithms: Sequence[Algorithm]) -> Iterator[_Need]:
         for site in sites if algorithm.watches_sites else ():
             key = algorithm.name, site.node, site.slot
             yield _Need(key, unobserved(site.tensor), algorithm.statistics(site))
+        calls = KeptCalls()
         for given in inputs if sites and algorithm.needs_calls else ():
-            yield _Need((algorithm.name, given, OUT), given, KeptInputs())
+            yield _Need((algorithm.name, given, OUT), given, KeptInputs(calls))
 
 
 def insert_statistics(gm: GraphModule, algorithms: Sequence[Algorithm]) -> set[str]:

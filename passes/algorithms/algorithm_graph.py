@@ -20,7 +20,7 @@ from pt2e_quant.graph.ops import Overloads, argument, is_call
 from pt2e_quant.observers.static.fixed import ImportedQParams
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.observers.statistics.kept_inputs import KeptInputs
+from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.passes.algorithms.grid import Declined, Grid, grid_of
 from pt2e_quant.passes.algorithms.paired_run import PairedRun
@@ -57,14 +57,14 @@ class Gathered:
     progress: bool = False
 
     @property
-    def calls_seen(self) -> int:
-        """How many calls calibration made."""
-        kept = (s for s in self.statistics.values() if isinstance(s, KeptInputs))
-        return max((one.count for one in kept), default=0)
+    def kept(self) -> KeptCalls | None:
+        """The calls of calibration that were kept; None where no algorithm asked for them."""
+        kept = (s.calls for s in self.statistics.values() if isinstance(s, KeptInputs))
+        return next(kept, None)
 
     @property
     def calls(self) -> dict[Node, list[Any]]:
-        """What the inputs of the graph were in each call that was kept."""
+        """What the inputs of the graph were in each call of the kept random sample."""
         found = self.statistics.items()
         return {key[1]: kept.kept for key, kept in found if isinstance(kept, KeptInputs)}
 

@@ -22,20 +22,22 @@ from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.range_groups import (
     AS_OBSERVED,
+    Calls,
     RangeGroup,
     open_observers,
     range_groups,
+    split_calls,
 )
 
 LEAST_CALLS = 4
 """Two to set ranges by, and two to judge them on."""
-ALWAYS_USED = 8
-"""Kept calls that are used however few calls calibration made; of more, half as many."""
 LEAST_GAINS = (1.0, 1.25)
 """By what factor a tensor's error must fall for another range: two choices, held against each
 other in the whole model."""
-LEAST_GAIN_DB = 0.05
-"""By how much the whole model must gain."""
+LEAST_GAIN_DB = 0.25
+"""By how much the whole model must gain over the observed ranges."""
+LEAST_STEP_DB = 0.05
+"""By how much it must gain by another range of one group."""
 
 BEYOND = 0.05
 """How often a call is taken to exceed what calibration saw."""
@@ -91,19 +93,16 @@ class ChooseRanges(Algorithm):
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Choose the ranges of all groups; each observer gets an `evidence` for its record."""
         graph = site.graph
-        given = graph.gathered.calls
-        count = min(map(len, given.values()), default=0)
-        if count < LEAST_CALLS:
+        kept = graph.gathered.kept
+        count = 0 if kept is None else len(kept.sample)
+        if kept is None or count < LEAST_CALLS:
             raise Declined(
                 f"ranges are as observed: a choice needs {LEAST_CALLS} calls, found {count}"
             )
-        inputs = graph.gm.graph.find_nodes(op="placeholder")
-        used = min(count, max(ALWAYS_USED, graph.gathered.calls_seen // 2))
-        calls = [[given[node][index] for node in inputs] for index in range(used)]
         groups = range_groups(graph.gm)
         if not groups:
             raise Declined("ranges are as observed: all are of pooled features, logits or vectors")
-        chooser = _Chooser(graph.gm, groups, calls, progress=graph.gathered.progress)
+        chooser = _Chooser(graph.gm, groups, split_calls(kept), progress=graph.gathered.progress)
         with torch.no_grad():
             chooser.fit()
             chooser.judge()
@@ -180,18 +179,18 @@ class _Chooser:
         self,
         gm: GraphModule,
         groups: dict[int, RangeGroup],
-        calls: Sequence[Sequence[Any]],
+        calls: Calls,
         *,
         progress: bool,
     ) -> None:
         self.gm = gm
         self.progress = progress
         self.groups = groups
-        self.fitted, self.judged = calls[0::2], calls[1::2]
+        self.fitted, self.judged, self.weights = calls.fitted, calls.judged, calls.weights
         self.group_of = {node: group for group in groups.values() for node in group.nodes}
         self.noise: dict[tuple[Node, Node, str], float] = defaultdict(float)
         self.signal: dict[tuple[Node, Node], float] = defaultdict(float)
-        self.is_exceeded = False
+        self.weight, self.is_exceeded = 1.0, False
         self.compared: list[tuple[Sequence[Any], list[Tensor], float]] = []
         """The calls of the whole model, what the float model makes of them, and their weights."""
 
@@ -227,7 +226,8 @@ class _Chooser:
         for number, call in enumerate(self._show(self.judged, "judging ranges")):
             run.after = measure if number % step == 0 else _ignore
             self.is_exceeded = number % (2 * step) == step  # when more maxima are known
-            self.compared.append((call, _floats(run.call(call)), 1.0))
+            self.weight = self.weights[number]
+            self.compared.append((call, _floats(run.call(call)), self.weight))
         plain = _Run(self.gm, lambda node, value: value)
         for call, weight in self._beyond():
             self.compared.append((call, _floats(plain.call(call)), weight))
@@ -238,9 +238,9 @@ class _Chooser:
 
     def _calls_like(self, given: Tensor, stretch: float) -> Iterator[tuple[Tensor, float]]:
         """A value in one call, and in one that exceeds it, with their weights."""
-        yield given, 1.0
+        yield given, self.weight
         if self.is_exceeded:
-            yield given * stretch, 2 * BEYOND
+            yield given * stretch, 2 * BEYOND * self.weight
 
     def _compare(
         self,
@@ -305,7 +305,7 @@ class _Chooser:
         sizes = [sum(_energy(v) for v in call if _is_float(v)) for call in self.judged]
         middle = self.judged[sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]]
         made = [v * f if f != 1.0 else v for v, f in zip(middle, factors, strict=True)]
-        return [(made, len(self.judged) / (len(self.judged) + len(self.fitted) + 1))]
+        return [(made, sum(self.weights) / (len(self.judged) + len(self.fitted) + 1))]
 
     def _rounding(self, choice: Choice) -> Callable[[Node, Any], Any]:
         def observe(node: Node, value: Any) -> Any:
@@ -328,7 +328,7 @@ class _Chooser:
             others = [n for n in errors if n != choice[key] and errors[n] <= errors[AS_OBSERVED]]
             varied = [choice | {key: name} for name in others]
             scores = self._whole(varied) if varied else []
-            if scores and max(scores) > score + LEAST_GAIN_DB:
+            if scores and max(scores) > score + LEAST_STEP_DB:
                 score = max(scores)
                 choice = varied[scores.index(score)]
         return choice, score

@@ -1,4 +1,4 @@
-"""Groups of activations whose range is open, and what their candidates cost."""
+"""Groups of activations whose range is open, what their candidates cost, and on which calls."""
 
 import statistics
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.observers.qschemes import SYMMETRIC
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.static.range_candidates import ChosenRangeObserver, RangeCandidates
+from pt2e_quant.observers.statistics.kept_inputs import KeptCalls
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize, qparams_of
 from pt2e_quant.passes.algorithms.algorithm_graph import is_static_per_tensor
 
@@ -22,6 +23,10 @@ AS_OBSERVED = "as observed"
 """The name of the range that the observer itself gives."""
 
 MOST_LEVELS = 256
+ALWAYS_USED = 8
+"""Kept calls that are used however few calls calibration made; of more, half as many."""
+LARGEST_SHARE = 4
+"""Of the calls that are used, one in so many is one of the largest that calibration made."""
 SPREADS = 1.5
 """By how many standard deviations of the calls' maxima a call that is not seen exceeds them."""
 
@@ -162,3 +167,39 @@ def _differ(a: QParams, b: QParams) -> bool:
     """Whether two ranges differ by more than 1 %."""
     shift = abs(float(a.zero_point) - float(b.zero_point)) / (a.quant_max - a.quant_min)
     return not 0.99 < float(a.scale) / float(b.scale) < 1.01 or shift > 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of the model.
+
+    Attributes:
+        fitted: those that set ranges.
+        judged: those that ranges are judged on, the largest of all calibration's first.
+        weights: of each judged call, how many of calibration's calls it stands for.
+    """
+
+    fitted: list[list[Any]]
+    judged: list[list[Any]]
+    weights: list[float]
+
+
+def split_calls(kept: KeptCalls) -> Calls:
+    """The kept calls in two parts.
+
+    Every second one of the largest calls is judged on, for itself and the next: a range that clips
+    them may look best on a sample that lacks them. The others are a sample of the rest.
+    """
+    used = min(len(kept.sample), max(ALWAYS_USED, kept.count // 2))
+    by_size = sorted(range(len(kept.sizes)), key=lambda at: -kept.sizes[at][0])
+    has_sizes = len({size for size, _ in kept.sizes}) > 1
+    large = by_size[: used // LARGEST_SHARE] if has_sizes else []
+    numbers = {kept.sizes[at][1] for at in large}
+    others = [at for at, number in enumerate(kept.places) if number not in numbers]
+    others = others[: used - len(large)]
+    judged, fitted = ([kept.largest[at] for at in large[first::2]] for first in (0, 1))
+    rest = [kept.sample[at] for at in others[1::2]]
+    share = (kept.count - len(large)) / max(1, len(rest))
+    weights = [len(large) / max(1, len(judged))] * len(judged) + [share] * len(rest)
+    fitted = [*fitted, *(kept.sample[at] for at in others[0::2])]
+    return Calls(fitted=fitted, judged=[*judged, *rest], weights=weights)

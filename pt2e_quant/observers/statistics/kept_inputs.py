@@ -1,43 +1,104 @@
-"""A sample of what an input of the graph was in calibration, for algorithms that run it again."""
+"""A sample of what the inputs of a graph were in calibration, for algorithms that run it again."""
 
 import copy
+import math
 import random
 from typing import Any, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from pt2e_quant.observers.statistics.base import Statistics
 
 MOST_CALLS = 16
-"""Calls that are kept of all that calibration makes."""
+"""Calls that are kept of all that calibration makes, drawn at random."""
+MOST_LARGEST = 4
+"""Calls that are kept beside them, because their inputs are the largest of all."""
 
 
-class KeptInputs(Statistics):
-    """Keeps what one input of the graph was in a seeded random sample of the calls.
-
-    Every input of a graph sees every call, so the inputs of one call are at one place of all.
-    """
+class KeptCalls(nn.Module):
+    """Calls that are kept, whole: one choice for all inputs of a graph."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
-        self.kept: list[Any] = []
+        self.width = 0
+        """How many inputs a call has."""
+        self.sample: list[list[Any]] = []
+        """A seeded random sample of the calls."""
+        self.places: list[int] = []
+        """Their numbers."""
+        self.largest: list[list[Any]] = []
+        """The calls whose inputs have the largest root mean square."""
+        self.sizes: list[tuple[float, int]] = []
+        """Their root mean squares and numbers."""
+        self.given: dict[int, Any] = {}
+
+    def take(self, place: int, x: Any) -> None:
+        """Take an input of a call; the last one decides whether the call is kept."""
+        if place in self.given:  # the call before stopped
+            self.given = {}
+        self.given[place] = x
+        if len(self.given) == self.width:
+            given, self.given = self.given, {}
+            self._keep([given[index] for index in range(self.width)])
+
+    def _keep(self, call: list[Any]) -> None:
+        number, place = self.count, self.count
+        self.count += 1
+        if place >= MOST_CALLS:  # algorithm R of Vitter 1985, by a generator of each call's own
+            place = random.Random(number).randrange(number + 1)
+        if place < MOST_CALLS:
+            self.places[place : place + 1] = [number]
+            self.sample[place : place + 1] = [[_copied(x) for x in call]]
+        size = max(map(_size, call), default=0.0)
+        place = len(self.sizes)
+        if place == MOST_LARGEST:
+            place = min(range(MOST_LARGEST), key=self.sizes.__getitem__)
+            if size <= self.sizes[place][0]:
+                return
+        self.sizes[place : place + 1] = [(size, number)]
+        self.largest[place : place + 1] = [[_copied(x) for x in call]]
+
+
+class KeptInputs(Statistics):
+    """Keeps what one input of the graph was in some of the calls.
+
+    Args:
+        calls: what chooses the calls, shared by the inputs of a graph.
+    """
+
+    def __init__(self, calls: KeptCalls) -> None:
+        super().__init__()
+        self.calls = calls
+        self.place = calls.width
+        calls.width += 1
+
+    @property
+    def kept(self) -> list[Any]:
+        """What this input was in the random sample of the calls."""
+        return [call[self.place] for call in self.calls.sample]
 
     def forward(self, x: Any) -> Any:
         """Keep x, or not; returns x, which may be no tensor."""
-        place = self.count  # algorithm R of Vitter 1985, by a generator of each call's own
-        if place >= MOST_CALLS:
-            place = random.Random(self.count).randrange(self.count + 1)
-        self.count += 1
-        if place < MOST_CALLS:
-            self.kept[place : place + 1] = [x.detach().clone() if isinstance(x, Tensor) else x]
+        self.calls.take(self.place, x)
         return x
 
     @property
     def seen(self) -> bool:
         """Whether any call has come."""
-        return self.count > 0
+        return self.calls.count > 0
 
     def scaled(self, factors: Tensor) -> Self:
         """The same: an input of the graph stays what callers give."""
         return copy.copy(self)
+
+
+def _copied(x: Any) -> Any:
+    return x.detach().clone() if isinstance(x, Tensor) else x
+
+
+def _size(x: Any) -> float:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
+        return 0.0
+    return float(torch.linalg.vector_norm(x.detach().float()).item()) / math.sqrt(x.numel())

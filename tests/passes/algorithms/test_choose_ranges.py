@@ -10,9 +10,10 @@ from torch import nn
 import pt2e_quant as pq
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.observers.static.minmax import MinMaxObserver
+from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
 from pt2e_quant.passes.algorithms import choose_ranges
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges, _Chooser
-from pt2e_quant.passes.algorithms.range_groups import AS_OBSERVED, range_groups
+from pt2e_quant.passes.algorithms.range_groups import AS_OBSERVED, Calls, range_groups
 
 CHANNELS, WIDE = 8, 3
 
@@ -88,6 +89,26 @@ def test_choose_ranges_when_calls_differ_widely_then_no_range_is_clipped():
     ]
 
 
+def _sampled(count):
+    """The calls of the random sample that algorithms keep."""
+    calls = KeptCalls()
+    watched = KeptInputs(calls)
+    for number in range(count):
+        watched(number)
+    return calls.places
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+def test_choose_ranges_when_few_calls_are_large_then_no_worse_than_observed(backend):
+    model = Reader(1.0)
+    data = images(64, seed=1, outlier=0.0)
+    for place in [n for n in range(64) if n not in _sampled(64)][:4]:
+        data[place] = data[place] * 12
+    observed = converted(model, data, "fast", backend)
+    chosen = converted(model, data, "balanced", backend)
+    assert sqnr(model, chosen, data) > sqnr(model, observed, data) - 0.1
+
+
 @pytest.mark.parametrize("contrast", [1.0, 4.0])
 def test_whole_model_when_calls_differ_widely_then_one_that_exceeds_them_counts(contrast):
     data = images(8, seed=0, outlier=0.0)
@@ -96,7 +117,9 @@ def test_whole_model_when_calls_differ_widely_then_one_that_exceeds_them_counts(
     program = torch.export.export(Reader(1.0).eval(), (data[0],))
     prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
     groups = range_groups(pq.calibrate(prepared, data, progress=False))
-    chooser = _Chooser(prepared, groups, [[x] for x in data], progress=False)
+    judged = [[x] for x in data[1::2]]
+    calls = Calls(fitted=[[x] for x in data[0::2]], judged=judged, weights=[1.0] * len(judged))
+    chooser = _Chooser(prepared, groups, calls, progress=False)
     with torch.no_grad():
         chooser.fit()
         group = next(iter(chooser.group_of.values()))
