@@ -111,7 +111,7 @@ def _softmax(site: Site[Any]) -> Any:
     name = "self" if "self" in site.arguments else "input"
     x, output = site.operand(name), site.required_output()
     scales = x.qparams.scale_float, output.qparams.scale_float
-    factors = softmax_factors(*scales, output.range.storage)
+    factors = softmax_factors(*scales)
     is_far = factors[2] > 1 << MOST_OUT_BITS or factors[3] > 30
     if is_far or factors[0] * (x.reach * 2) >= 1 << 62:
         raise Declined("the scales of its input and output are too far apart")

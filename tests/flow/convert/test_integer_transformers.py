@@ -83,6 +83,20 @@ def test_transformer_when_in_integers_then_loses_at_most_one_db(model, shape):
     assert pq.sqnr_db(real, exact) >= pq.sqnr_db(real, simulated) - 1.0
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_vit_when_in_integers_then_loses_at_most_one_db_over_16_batches(seed):
+    torch.manual_seed(seed)
+    net, batches = Vit().eval(), [torch.randn(4, 3, 16, 16) for _ in range(20)]
+    prepared = pq.prepare_pt2e(export(net, (batches[0],)), pq.IntegerQuantizer(), int_only=True)
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, batches[:4], progress=False))
+    reference = pq.integer_reference(copy.deepcopy(quantized))
+    with torch.no_grad():
+        real, simulated, exact = (
+            torch.cat([module(x) for x in batches[4:]]) for module in (net, quantized, reference)
+        )
+    assert pq.sqnr_db(real, exact) >= pq.sqnr_db(real, simulated) - 1.0
+
+
 def test_transformer_when_all_activations_have_16_bits_then_in_integers_alone():
     torch.manual_seed(0)
     net, batches = Vit().eval(), [torch.randn(2, 3, 16, 16) for _ in range(2)]
