@@ -341,8 +341,10 @@ def test_requantize_when_100_000_cases_then_as_onednn(scales):
     total = accumulators(5)
     both, output = (np.float32(scale) for scale in scales)
     bias = np.random.default_rng(6).normal(0, 20 * output, CASES).astype(np.float32)
-    # ref_convolution_int8.cpp, execute_forward: scales, bias, destination scale, zero point;
-    # then saturate and nearbyint (q10n::saturate_and_round)
+    # ref_convolution_int8.cpp, execute_forward: scales, bias, output scale, zero point; then
+    # saturate and nearbyint (q10n::saturate_and_round). Of the kernels: both scales multiplied
+    # first (scale_utils.cpp, precompute_scales), the inverse of the output's
+    # (x64/jit_avx512_core_amx_convolution.cpp)
     real = total.astype(np.float32) * both
     real = (real + bias) * (np.float32(1.0) / output) + np.float32(OUT.zero_point)
     expected = np.rint(np.clip(real, np.float32(OUT.low), np.float32(OUT.high)))

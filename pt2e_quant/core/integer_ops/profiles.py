@@ -184,9 +184,11 @@ _ALL = (
         requantization=Requantization.TWO_FACTORS,
         addition=Addition.REAL,
         averaging=Averaging.REQUANTIZED,
-        source="oneDNN src/cpu/ref_convolution_int8.cpp (execute_forward): scales, bias in "
-        "float32, post-ops, destination scale, zero point, rounding; that the scales are "
-        "multiplied first and the destination's is inverted was measured",
+        source="oneDNN src/cpu/ref_convolution_int8.cpp (execute_forward): input scale, weight "
+        "scale, bias in float32, post-ops, division by the output scale, zero point, rounding; "
+        "its kernels multiply both scales first, src/cpu/scale_utils.cpp (precompute_scales), and "
+        "invert the output's, src/cpu/x64/jit_avx512_core_amx_convolution.cpp: the profile is "
+        "that of the kernels",
         bias=Bias.REAL,
     ),
     Profile(
