@@ -225,7 +225,9 @@ TABLE = IntegerForm(name="table", operators=HARDSWISH, write=table)
 
 FUNCTION_FORMS = (
     TABLE,
-    IntegerForm(name="log_sigmoid", operators=(aten.log_sigmoid.default,), write=table),
+    IntegerForm(
+        name="function", operators=(aten.log_sigmoid.default, aten.gelu_.default), write=table
+    ),
     IntegerForm(name="softmax", operators=SOFTMAX, write=_softmax),
     IntegerForm(name="layer norm", operators=LAYER_NORM[:1], write=_layer_norm),
     IntegerForm(name="group norm", operators=GROUP_NORM, write=_group_norm),

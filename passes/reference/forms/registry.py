@@ -1,8 +1,12 @@
 """Every integer form: the one table that the pass, the audit and training read."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from torch.fx import Node
 
-from pt2e_quant.graph.ops import Overload, is_call
+from pt2e_quant.core.recurrent_ops import RecurrentLayer
+from pt2e_quant.graph.ops import Overload, aten, is_call
 from pt2e_quant.passes.reference.forms.arithmetic import ARITHMETIC_FORMS
 from pt2e_quant.passes.reference.forms.functions import FUNCTION_FORMS, TABLE, is_pointwise
 from pt2e_quant.passes.reference.forms.moves import MOVE_FORMS, REQUANTIZE
@@ -10,7 +14,7 @@ from pt2e_quant.passes.reference.forms.pools import POOL_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.site import IntegerForm
 
-__all__ = ["FORMS", "MOVES", "REQUANTIZE", "form_of"]
+__all__ = ["FORMS", "ISLANDS", "MOVES", "REQUANTIZE", "form_of"]
 
 FORMS: tuple[IntegerForm, ...] = (
     *PRODUCT_FORMS,
@@ -23,6 +27,19 @@ FORMS: tuple[IntegerForm, ...] = (
 
 MOVES = tuple(form for form in MOVE_FORMS if form.name in ("move", "join", "pad", "nearest"))
 """The forms that compute nothing."""
+
+_CAST = "a cast between float types, which integers lack"
+
+ISLANDS: Mapping[Callable[..., Any], str] = {
+    aten._to_copy.default: _CAST,
+    aten.to.device: _CAST,
+    aten.to.dtype: _CAST,
+    aten.to.dtype_layout: _CAST,
+    aten.type_as.default: _CAST,
+    aten.upsample_bilinear2d.vec: "its weights of neighbours are real numbers of each place",
+    RecurrentLayer: "its states are float from step to step",
+}
+"""What a backend's op table has and no form, with the reason."""
 
 _BY_TARGET = {
     (member.target if isinstance(member, Overload) else member): form

@@ -20,7 +20,7 @@ from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.subgraphs import copy_graph, named_graphs
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.reference.forms.registry import MOVES, form_of
+from pt2e_quant.passes.reference.forms.registry import ISLANDS, MOVES, form_of
 from pt2e_quant.passes.reference.forms.site import Arithmetic
 from pt2e_quant.passes.reference.read_sites import find_sites
 from pt2e_quant.passes.reference.write_integers import write_integers
@@ -239,8 +239,9 @@ class _Written:
             return reason, "quantize all of its inputs and its output by a spec, per tensor"
         name = operator_name(node)
         if form_of(node) is None:
+            why = ISLANDS.get(node.target) if callable(node.target) else None
             return (
-                f"{name} has no integer form",
+                f"{name} has no integer form" + (f": {why}" if why else ""),
                 "write it with operators that have one, or decompose it before prepare",
             )
         return (

@@ -103,6 +103,7 @@ EXACT = {
     "mish": functional.mish,
     "softplus": functional.softplus,
     "log_sigmoid": functional.logsigmoid,
+    "gelu_": aten.gelu_,
     "add_number": lambda x: x + 0.4,
     "number_minus": lambda x: 1.0 - x,
     "mul_number": lambda x: x * 0.3,

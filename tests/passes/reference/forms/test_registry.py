@@ -1,0 +1,39 @@
+"""The op tables of all backends against the integer forms."""
+
+import pytest
+
+import pt2e_quant as pq
+from pt2e_quant.backends.artifact import is_installed
+from pt2e_quant.graph.ops import Overload
+from pt2e_quant.graph.terms import Op
+from pt2e_quant.passes.reference.forms.functions import is_pointwise
+from pt2e_quant.passes.reference.forms.registry import FORMS, ISLANDS
+
+FORMED = {
+    member.target if isinstance(member, Overload) else member
+    for form in FORMS
+    for member in form.operators
+}
+
+
+def targets_in(op):
+    yield from (member.target for member in op.members)
+    for inner in op.args:
+        if isinstance(inner, Op):
+            yield from targets_in(inner)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "onnx", "xnnpack"])
+def test_op_table_when_walked_then_each_operator_has_a_form_or_is_a_listed_island(name):
+    backend = pq.backends.get(name)
+    if name != "cuda" and not all(map(is_installed, backend.packages)):
+        pytest.skip(f"needs {backend.packages}")
+    found = {target for _, op in backend.table.patterns() for target in targets_in(op)}
+    assert len(found) > 20
+    formed = {t for t in found if t in FORMED or is_pointwise(t)}
+    assert sorted(map(str, found - formed - set(ISLANDS))) == []
+
+
+def test_islands_when_listed_then_have_no_form():
+    assert not {target for target in ISLANDS if target in FORMED or is_pointwise(target)}
+    assert all(ISLANDS.values())
