@@ -2,8 +2,8 @@
 
 Norms are those of I-BERT (Kim et al., 2021, arXiv:2101.01321), with an exact root. A softmax takes
 powers of two from a table with a line between neighbours, as TensorFlow Lite's of 16 bits takes exp
-(kernels/internal/reference/softmax.h): I-BERT's polynomial of degree 2 is 0.3 % from exp, which is
-a step of 8 bits.
+(kernels/internal/reference/softmax.h): I-BERT's polynomial of degree 2 is 0.3 % from exp, up to
+0.6 of a step of 8 bits.
 """
 
 import math
