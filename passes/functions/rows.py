@@ -186,6 +186,31 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor]:
     return (x,)
 
 
+def conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+    dilation: Sequence[int] = (1,),
+) -> Tensor:
+    """With more output padding than ONNX Runtime takes: all of the result, cropped and padded."""
+    dims = weight.dim() - 2
+    strides, pads, extra, steps = (
+        list(given) * (dims if len(given) == 1 else 1)
+        for given in (stride, padding, output_padding, dilation)
+    )
+    if all(more < step for more, step in zip(extra, strides, strict=True)):
+        raise NotImplementedError("less output padding than the stride, which runtimes take")
+    none = [0] * dims
+    whole = torch.ops.aten.convolution(x, weight, None, strides, none, steps, True, none, groups)
+    ends = [(-pad, more - pad) for pad, more in zip(pads, extra, strict=True)]
+    made = torch.constant_pad_nd(whole, [end for pair in reversed(ends) for end in pair])
+    return made if bias is None else made + bias.reshape(-1, *[1] * dims)
+
+
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor]:
     """The least of the most frequent values; not where it stands."""
     rows = x.movedim(dim, -1)

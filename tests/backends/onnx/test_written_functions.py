@@ -44,6 +44,9 @@ FUNCTIONS = {
     "mode": lambda x, y: x.round().mode(-1)[0].unsqueeze(-1) + y,
     "searchsorted": lambda x, y: torch.searchsorted(torch.tensor([-1.0, 0.0]), x.round()) + y,
     "put": lambda x, y: x.put(torch.tensor([1, 2]), torch.tensor([5.0, 6.0])) + y,
+    "transposed convolution": lambda x, y: F.conv_transpose1d(
+        x.unsqueeze(0), y.unsqueeze(-1), y[0], output_padding=1, dilation=2
+    ),
     "cdist": lambda x, y: torch.cdist(x, y.clamp(-10, 10)),
     "cdist of 1": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=1.0),
     "cdist of 3": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=3.0),
