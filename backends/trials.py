@@ -86,8 +86,8 @@ class Trials:
             else:
                 if self.trials and (other := other_rank(self.gm, results)):
                     refusal = refusal or f"the graph itself stops there: {other}"
-                elif self.trials and _is_empty(results):
-                    refusal = refusal or "the graph gives nothing there, tensors without elements"
+                elif self.trials and _lacks(results, self.trials[0].results):
+                    refusal = refusal or "the graph gives a tensor without elements there"
                 elif self.trials and watch.has_seen:
                     refusal = refusal or "the graph quantizes NaN there"
                 elif not self.trials or not any(_has_nan(value) for value in results.values()):
@@ -209,11 +209,12 @@ def _restore(gm: GraphModule, state: dict[str, Tensor]) -> None:
         required_attribute(gm, name).copy_(value)
 
 
-def _is_empty(results: Results) -> bool:
-    """Whether a call gives tensors alone, and none of them has elements."""
-    return bool(results) and all(
-        isinstance(value, Tensor) and not value.numel() for value in results.values()
+def _lacks(results: Results, usual: Results) -> bool:
+    """Whether a result has no elements that has some in the first call."""
+    empty = (
+        name for name, value in results.items() if isinstance(value, Tensor) and not value.numel()
     )
+    return any(name in usual and usual[name].numel() for name in empty)
 
 
 def _has_nan(value: Any) -> bool:

@@ -288,8 +288,26 @@ def _resizes_by_sizes(node: Node) -> bool:
     return all(i * scale == o for i, scale, o in zip(before, scales, after, strict=True))
 
 
+def _has_results_at_every_size(node: Node) -> bool:
+    """Of a transposed convolution: a result also where a dynamic size is 1.
+
+    XNNPACK (in ExecuTorch 1.4) divides by the size of one without elements: the process ends.
+    """
+    args: Any = node.args
+    x, weight, is_transposed = args[0].meta["val"], args[1].meta["val"], args[6]
+    kernel, dims = weight.shape[2:], weight.dim() - 2
+    pads, steps, extra = (list(args[at]) * (dims // len(args[at])) for at in (4, 5, 7))
+    least = [
+        step * (size - 1) + 1 + more - 2 * pad
+        for size, pad, step, more in zip(kernel, pads, steps, extra, strict=True)
+    ]
+    sizes = zip(x.shape[2:], least, strict=True)
+    return not is_transposed or all(isinstance(size, int) or one > 0 for size, one in sizes)
+
+
 _HOLDS: Mapping[str, Callable[[Node], bool]] = {
     "avg_pool2d.default": _averages_what_it_reads,
+    "convolution.default": _has_results_at_every_size,
     "constant_pad_nd.default": _pads_with_a_number,
     "dequantize_per_tensor.default": _has_dimensions,
     "elu.default": _elu,

@@ -1,5 +1,8 @@
 """Arguments of operators that the delegate has no field for, or refuses: the result is ATen's."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -151,3 +154,51 @@ def test_weight_when_calls_write_it_then_each_call_reads_it(op, shape):
     for one in expected:
         assert sqnr_db(one, artifact.run(x)) > 60
     assert sqnr_db(expected[0], expected[1]) < 20
+
+
+NOTHING_AT_ONE = """
+import torch
+from torch import nn
+from torch.export import Dim
+
+import pt2e_quant as pq
+
+class Upsampled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.ConvTranspose2d(16, 32, 1, 2, padding=1, output_padding=1, groups=4)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, y):
+        return self.conv(x), self.linear(y)
+
+side = Dim("side", max=16)
+model, y = Upsampled().eval(), torch.randn(2, 8)
+artifact = pq.quantize(
+    model,
+    args=(torch.randn(6, 16, 4, 4), y),
+    dynamic_shapes=({2: side, 3: side}, None),
+    backend="xnnpack",
+    recipe="w8",
+)
+try:
+    artifact.run(torch.randn(6, 16, 1, 1), y)
+except Exception as error:
+    print("stopped by", type(error).__name__)
+for size in (2, 16, 4):
+    x = torch.randn(6, 16, size, size)
+    torch.testing.assert_close(artifact.run(x, y)[0], model(x, y)[0], rtol=0, atol=1e-5)
+print("right")
+"""
+
+
+def test_conv_transpose_when_a_size_gives_no_element_then_the_process_goes_on():
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NOTHING_AT_ONE],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (made.returncode, made.stdout.split()[-1:]) == (0, ["right"]), made.stderr[-2000:]
