@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from benchmarks.kernels.compile_case import CompileCase
+from benchmarks.kernels.compile_cases.swapped_gemm_parts import ENDING
 
 __all__ = ["CASES"]
 
@@ -24,14 +25,7 @@ _SIZES = dict.fromkeys(
 _END = {
     "dilation_h": "i32",
     "dilation_w": "i32",
-    "residual_scale": "fp32",
-    "residual_zero_point": "i32",
-    "act_low": "fp32",
-    "act_high": "fp32",
-    "out_scaling": "fp32",
-    "out_zero_point": "i32",
-    "out_min": "i32",
-    "out_max": "i32",
+    **ENDING,
 }
 _DEPTHWISE = {**_TENSORS, **_SIZES, **_END}
 _PRODUCT = {**_DEPTHWISE, "groups": "i32", "depth_units": "i32"}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from benchmarks.kernels.compile_case import CompileCase
+from benchmarks.kernels.compile_cases.swapped_gemm_parts import ENDING
 
 __all__ = ["CASES"]
 
@@ -20,14 +21,7 @@ _SIGNATURE = {
     "M": "i32",
     "N": "i32",
     "K": "i32",
-    "residual_scale": "fp32",
-    "residual_zero_point": "i32",
-    "act_low": "fp32",
-    "act_high": "fp32",
-    "out_scaling": "fp32",
-    "out_zero_point": "i32",
-    "out_min": "i32",
-    "out_max": "i32",
+    **ENDING,
 }
 _ALIGNED = (*list(_SIGNATURE)[:10], "N", "K")
 _IMMA = {80: "IMMA", 89: "IMMA", 90: "IMMA", 100: "IMMA"}

@@ -1,6 +1,7 @@
 """The variants of int8_matmul that are compiled ahead of time."""
 
 from benchmarks.kernels.compile_case import CompileCase
+from benchmarks.kernels.compile_cases.swapped_gemm_parts import ENDING
 
 __all__ = ["CASES"]
 
@@ -27,14 +28,7 @@ _END = {
     "scale": "fp32",
     "left_zero_point": "i32",
     "right_zero_point": "i32",
-    "residual_scale": "fp32",
-    "residual_zero_point": "i32",
-    "act_low": "fp32",
-    "act_high": "fp32",
-    "out_scaling": "fp32",
-    "out_zero_point": "i32",
-    "out_min": "i32",
-    "out_max": "i32",
+    **ENDING,
 }
 _SIGNATURE = {**_TENSORS, **_SIZES, **_END}
 _IMMA = {80: "IMMA", 89: "IMMA", 90: "IMMA", 100: "IMMA"}
