@@ -256,7 +256,8 @@ class Block(nn.Module):
 
 def test_transformer_when_trained_in_integers_then_the_reference_is_equal():
     torch.manual_seed(0)
-    x = torch.randn(2, 4, 8)
+    # Integers round otherwise than fake quantizers at some 30 of these 16,384 values only.
+    x = torch.randn(128, 16, 8)
     prepared = pq.prepare_qat_pt2e(torch.export.export(Block().train(), (x,)), Everything())
     pq.set_numerics(prepared, "integer")
     optimizer = torch.optim.SGD(prepared.parameters(), 0.05)
