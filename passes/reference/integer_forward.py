@@ -21,12 +21,13 @@ from pt2e_quant.passes.reference.reference_template import has_static_integers, 
 
 @torch.library.custom_op("pt2e_quant::integer_forward", mutates_args=())
 def integer_forward(
-    estimate: Tensor, values: list[Tensor], qparams: list[Tensor], region: str
+    estimate: Tensor, real: Tensor, values: list[Tensor], qparams: list[Tensor], region: str
 ) -> Tensor:
     """The exact result of a region, with the gradient of its estimate (straight-through).
 
     Args:
         estimate: what the region's float operators give at the same values.
+        real: what is quantized to the estimate; the estimate itself if the result stays float.
         values: what the region reads, in real units.
         qparams: scale, zero_point and flag of each of its fake-quantizes.
         region: as text, see `integer_regions`.
@@ -34,25 +35,25 @@ def integer_forward(
     Returns:
         Shaped like estimate, which it equals where the region has no integer form.
     """
-    exact = region_of(region).compute(estimate, values, qparams)
+    exact = region_of(region).compute(estimate, real, values, qparams)
     # In the layout of the estimate, as the fake kernel promises.
     return torch.empty_like(estimate).copy_(estimate if exact is None else exact)
 
 
 @integer_forward.register_fake
 def _fake_integer_forward(
-    estimate: Tensor, values: list[Tensor], qparams: list[Tensor], region: str
+    estimate: Tensor, real: Tensor, values: list[Tensor], qparams: list[Tensor], region: str
 ) -> Tensor:
     return torch.empty_like(estimate)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.counts = len(inputs[1]), len(inputs[2])
+    ctx.counts = len(inputs[2]), len(inputs[3])
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     values, qparams = ctx.counts
-    return grad, [None] * values, [None] * qparams, None
+    return grad, None, [None] * values, [None] * qparams, None
 
 
 integer_forward.register_autograd(_backward, setup_context=_setup_context)
@@ -94,11 +95,12 @@ class IntegerForward(nn.Module):
         """Whether the next forward pass is in integers."""
         return self.is_on and not any(norm.is_normalising for norm in self.norms)
 
-    def forward(self, estimate: Tensor, *values: Tensor) -> Tensor:
+    def forward(self, estimate: Tensor, real: Tensor, *values: Tensor) -> Tensor:
         """The exact result at these values.
 
         Args:
             estimate: the region's result in fake-quantized float.
+            real: what is quantized to it; the estimate itself if the result stays float.
             values: what the region reads.
         """
         if not self.is_integer:
@@ -108,7 +110,8 @@ class IntegerForward(nn.Module):
             qparams += live_qparams(observer)
         first = len(values) - len(self.rounded)
         others = [_as_converted(v, o) for v, o in zip(values[first:], self.rounded, strict=True)]
-        result: Tensor = integer_forward(estimate, [*values[:first], *others], qparams, self.region)
+        given = [*values[:first], *others]
+        result: Tensor = integer_forward(estimate, real, given, qparams, self.region)
         return result
 
     def extra_repr(self) -> str:
@@ -129,14 +132,17 @@ def insert_integer_forwards(gm: GraphModule) -> list[IntegerForward]:
     """Put a node behind every operator of a prepared graph that has an integer form; all are off.
 
     Before:  y = fq_2(conv2d(fq_0(x), fq_1(w), b));  z = reader(y)
-    After:   y = fq_2(conv2d(fq_0(x), fq_1(w), b))
-             y_int = integer_forward_0(y, fq_0, fq_1, b);  z = reader(y_int)
+    After:   x_int = integer_forward_0(fq_0(x), x);  c = conv2d(x_int, fq_1(w), b);  y = fq_2(c)
+             y_int = integer_forward_1(y, c, x_int, fq_1, b);  z = reader(y_int)
 
+    Quantizes of other values have one too. Nothing is inserted where no operator has a form.
     Operators that read fake-quantized tensors and have none are in the provenance's notes. The
     caller recompiles.
     """
     regions = find_regions(reference_template(gm))
     provenance_of(gm).notes += _float_operators(gm, {region.name for region in regions})
+    if not any(region.has_form for region in regions):
+        return []
     # By name: a node that stands behind another takes its place for all who read it.
     latest = {node.name: node for node in gm.graph.nodes}
     nodes = dict(latest)
@@ -152,8 +158,9 @@ def insert_integer_forwards(gm: GraphModule) -> list[IntegerForward]:
         target = f"integer_forward_{number}"
         gm.add_submodule(target, module)
         end = nodes[region.end]
+        real = end.args[0] if region.end in region.observers else end
         with gm.graph.inserting_after(end):
-            node = gm.graph.call_module(target, (end, *(latest[n] for n in region.inputs)))
+            node = gm.graph.call_module(target, (end, real, *(latest[n] for n in region.inputs)))
         node.meta["val"] = end.meta["val"]
         copy_trace(node, end)
         end.replace_all_uses_with(node, lambda user, new=node: user is not new)

@@ -1,7 +1,8 @@
 """Regions of a prepared graph that have an integer form, and what they give on tensors.
 
-A region is plain data, written as text: the operator of its forward pass takes that text, so that
-copies, pickles and compiled graphs hold no state of their own.
+A quantize of a real value is a region too: a target may divide where fake-quantize multiplies by
+the inverse. A region is plain data, written as text: the operator of its forward pass takes that
+text, so that copies, pickles and compiled graphs hold no state of their own.
 """
 
 import json
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.accelerate.exact_products import exact_product, sums_rows
-from pt2e_quant.core.integer_ops.calls import out_dtype
+from pt2e_quant.core.integer_ops.calls import compute, out_dtype
 from pt2e_quant.core.integer_ops.profiles import (
     Addition,
     Averaging,
@@ -25,8 +26,9 @@ from pt2e_quant.core.integer_ops.profiles import (
     Quantization,
     Requantization,
 )
+from pt2e_quant.core.integer_ops.quantize import quantize
 from pt2e_quant.core.integer_ops.requantize import output_range
-from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.ops import arguments
 from pt2e_quant.passes.reference.forms.registry import FORMS, REQUANTIZE
@@ -34,6 +36,7 @@ from pt2e_quant.passes.reference.forms.site import (
     DEFAULT_ARITHMETIC,
     Arithmetic,
     Declined,
+    IntegerForm,
     Operand,
     Output,
     Overflow,
@@ -55,6 +58,7 @@ class FoundRegion:
         end: the node of its result in real units.
         inputs: what it reads: fake-quantized tensors first, then others.
         observers: the fake-quantizes of what it reads, then of its result.
+        has_form: whether it is an operator with an integer form; else a quantize.
         norms: targets of the batch norms that are folded into it.
         rounded: for each of the others, the target of what convert rounds it by, None if nothing.
     """
@@ -64,58 +68,86 @@ class FoundRegion:
     end: str
     inputs: tuple[str, ...]
     observers: tuple[str, ...]
+    has_form: bool
     norms: tuple[str, ...]
     rounded: tuple[str | None, ...]
 
 
 def find_regions(template: ReferenceTemplate) -> list[FoundRegion]:
-    """Every operator of a template that has an integer form, in graph order."""
-    found = (_Writer(template, site).region() for site in find_sites(template.gm))
+    """Every operator of a template with an integer form, and other quantizes, in graph order."""
+    sites = {site.anchor: site for site in find_sites(template.gm)}
+    found = (_region(template, node, sites.get(node)) for node in template.gm.graph.nodes)
     return [region for region in found if region is not None]
+
+
+def _region(template: ReferenceTemplate, node: Node, site: FoundSite | None) -> FoundRegion | None:
+    region = None if site is None else _Writer(template).region(site)
+    tensor = template.tensors.get(node)
+    if region is None and tensor is not None and is_quantize(node):
+        return _Writer(template).written(tensor.observer, _QUANTIZE, tensor.observer, tensor)
+    return region
+
+
+_QUANTIZE: dict[str, Any] = {"form": None, "target": [], "arguments": {}, "bounds": [None, None]}
+"""What the region of a quantize has in the places of an operator's."""
 
 
 class _Writer:
     """Writes one site as text."""
 
-    def __init__(self, template: ReferenceTemplate, site: FoundSite) -> None:
+    def __init__(self, template: ReferenceTemplate) -> None:
         self.template = template
-        self.site = site
         self.tensors: list[TrainedTensor] = []
         self.others: list[Node] = []
 
-    def region(self) -> FoundRegion | None:
+    def region(self, site: FoundSite) -> FoundRegion | None:
         """The region, None if it reads what training cannot hand to it."""
-        site, tensors = self.site, self.template.tensors
+        template = self.template
         given = {"self": site.op} if site.form is REQUANTIZE else arguments(site.op)
         try:
             written = {name: self._written(value) for name, value in given.items()}
         except _NoRegionError:
             return None
-        output = None if site.quantize is None else tensors.get(site.quantize)
+        output = None if site.quantize is None else template.tensors.get(site.quantize)
         if site.quantize is not None and output is None:
             return None
-        end = self.template.sources[site.op] if output is None else output.observer
-        name = end if site.form is REQUANTIZE else site.op.name
+        end = template.sources[site.op] if output is None else output.observer
         row = {
-            "name": name,
             "form": site.form.name,
             "target": [] if site.form is REQUANTIZE else _path(site.op.target),
             "arguments": written,
+            "bounds": site.bounds,
+        }
+        norms = tuple(n for node, n in template.norms.items() if node is site.op)
+        name = end if site.form is REQUANTIZE else site.op.name
+        return self.written(name, row, end, output, norms)
+
+    def written(
+        self,
+        name: str,
+        row: dict[str, Any],
+        end: str,
+        output: TrainedTensor | None,
+        norms: tuple[str, ...] = (),
+    ) -> FoundRegion:
+        """A region of these tensors whose operator is a row."""
+        named = [tensor.observer for tensor in self.tensors]
+        text = {
+            **row,
+            "name": name,
             "operands": [_row(tensor) for tensor in self.tensors],
             "output": None if output is None else _row(output),
-            "bounds": site.bounds,
             "profile": asdict(DEFAULT_ARITHMETIC.profile),
             "accumulator_bits": DEFAULT_ARITHMETIC.accumulator_bits,
         }
-        ends = [] if output is None else [output.observer]
-        named = [tensor.observer for tensor in self.tensors]
         return FoundRegion(
             name=name,
-            text=json.dumps(row),
+            text=json.dumps(text),
             end=end,
             inputs=(*named, *(self.template.sources[node] for node in self.others)),
-            observers=(*named, *ends),
-            norms=tuple(n for node, n in self.template.norms.items() if node is site.op),
+            observers=(*named, *([] if output is None else [output.observer])),
+            has_form=row["form"] is not None,
+            norms=norms,
             rounded=tuple(self.template.rounded.get(node) for node in self.others),
         )
 
@@ -197,14 +229,19 @@ class _Integers:
     def operand(self, value: Tensor, scale: Tensor, zero_point: Tensor) -> Operand[Tensor]:
         """The integers that a fake-quantized value stands for."""
         qparams = self.qparams(scale, zero_point)
-        shape = [1] * value.dim()
-        if self.axis is not None:
-            shape[self.axis] = -1
-        scale, zero = (v.reshape(shape) for v in (qparams.scale, qparams.zero_point))
+        scale, zero = _broadcast(qparams, value.dim())
         # Exact: a multiple of the scale, whose quotient is within rounding of an integer.
         steps = value.float().div(scale).round_().add_(zero).clamp_(*self.limits)
         codes = steps.to(self.dtype)
         return Operand(value=codes, like=codes, qparams=qparams, is_constant=self.is_constant)
+
+
+def _broadcast(qparams: QParams, dims: int) -> tuple[Tensor, Tensor]:
+    """Scale and zero point, shaped to broadcast against a tensor of so many dimensions."""
+    shape = [1] * dims
+    if qparams.axis is not None:
+        shape[qparams.axis] = -1
+    return qparams.scale.reshape(shape), qparams.zero_point.reshape(shape)
 
 
 class Region:
@@ -217,7 +254,7 @@ class Region:
     def __init__(self, text: str) -> None:
         row = json.loads(text)
         self.name: str = row["name"]
-        self.form = _FORMS[row["form"]]
+        self.form = None if row["form"] is None else _FORMS[row["form"]]
         target: Any = torch.ops if row["target"] else None
         for part in row["target"]:
             target = getattr(target, part)
@@ -229,26 +266,51 @@ class Region:
         self.arithmetic = Arithmetic(_profile_of(row["profile"]), row["accumulator_bits"])
 
     def compute(
-        self, estimate: Tensor, values: Sequence[Tensor], qparams: Sequence[Tensor]
+        self, estimate: Tensor, real: Tensor, values: Sequence[Tensor], qparams: Sequence[Tensor]
     ) -> Tensor | None:
-        """The exact result in real units, None where the form declines.
+        """The exact result in real units, None where it is the estimate.
 
         Args:
             estimate: the result of the float operators.
+            real: what is quantized to it.
             values: of the region's inputs.
             qparams: scale, zero_point and whether it quantizes, of each of its observers.
         """
         triples = [qparams[i : i + 3] for i in range(0, len(qparams), 3)]
         if not all(bool(enabled.all()) for _, _, enabled in triples):
             return None
+        to = None if self.output is None else self.output.qparams(*triples[-1][:2])
+        made = None if self.form is None else self._formed(self.form, estimate, values, triples, to)
+        if to is None:
+            return made
+        scale, zero = _broadcast(to, estimate.dim())
+        if made is None:
+            by = self.arithmetic.profile.quantization
+            if by is Quantization.INVERSE:
+                return None  # as fake-quantize does
+            limits = to.quant_min, to.quant_max
+            made = quantize(
+                compute, real.float(), scale, zero, limits=limits, storage=to.dtype, by=by
+            )
+        return made.float().sub_(zero).mul_(scale)
+
+    def _formed(
+        self,
+        form: IntegerForm,
+        estimate: Tensor,
+        values: Sequence[Tensor],
+        triples: Sequence[Sequence[Tensor]],
+        to: QParams | None,
+    ) -> Tensor | None:
+        """What a form gives, None where it declines."""
         operands = [
             kind.operand(value, scale, zero)
             for kind, value, (scale, zero, _) in zip(self.operands, values, triples, strict=False)
         ]
         others = values[len(operands) :]
         output = None
-        if self.output is not None:
-            output = _output(self.output.qparams(*triples[-1][:2]), self.output, self.bounds)
+        if to is not None:
+            output = Output(qparams=to, range=output_range(to, to.dtype, self.bounds))
         site: Site[Tensor] = Site(
             call=compute_exactly,
             hold=lambda tensor, _: tensor,
@@ -259,7 +321,7 @@ class Region:
             arithmetic=self.arithmetic,
         )
         try:
-            made: Tensor = self.form.write(site)
+            made: Tensor = form.write(site)
         except Declined:
             return None
         except Overflow as overflow:
@@ -269,13 +331,7 @@ class Region:
                 "bits for this node, or fake-quantize: "
                 f'pq.set_numerics(prepared, "fake_quant", nodes=["{self.name}"])',
             ) from overflow
-        if output is None:
-            return made
-        return made.float().sub_(output.qparams.zero_point).mul_(output.qparams.scale)
-
-
-def _output(qparams: QParams, kind: _Integers, bounds: Any) -> Output:
-    return Output(qparams=qparams, range=output_range(qparams, kind.dtype, bounds))
+        return made
 
 
 def _given(value: Any, operands: Sequence[Operand[Tensor]], others: Sequence[Tensor]) -> Any:

@@ -40,6 +40,9 @@ def set_numerics(
 ) -> tuple[str, ...]:
     """Let operators of a prepared graph train in integers, or in fake-quantized float.
 
+    A fake-quantize of a real value (an input, the result of a float operator) is one of them: it
+    divides by the scale where the target does.
+
     Convert gives the same graph in either case. An operator without an integer form trains in
     float; so does one with a batch norm behind it until that keeps its statistics
     (`freeze_bn_stats`, `QatSchedule(freeze_bn_after=…)`), and in `eval()` it does.

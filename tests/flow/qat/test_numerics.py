@@ -10,7 +10,7 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
-from pt2e_quant.core.integer_ops.profiles import PROFILES
+from pt2e_quant.core.integer_ops.profiles import PROFILES, Quantization
 from pt2e_quant.flow.qat.numerics import Numerics
 from pt2e_quant.observers.training.fake_quantize import disable_fake_quant, disable_observer
 from pt2e_quant.passes.batch_norm.trained_batch_norm import freeze_bn_stats
@@ -237,6 +237,49 @@ class Everything(pq.Quantizer):
 def is_real(node):
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
+
+
+class Sums(nn.Module):
+    """An operator without an integer form between two that have one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.second(torch.cumsum(self.first(x), 0))
+
+
+@pytest.mark.parametrize("at", ["input", "sums"])
+def test_real_values_when_the_profile_divides_then_quantized_so_in_training(at):
+    torch.manual_seed(0)
+    x = torch.randn(256, 8)
+    profile = PROFILES["onnxruntime_x86"]
+    ep = torch.export.export(Sums().train(), (x,))
+    prepared = pq.prepare_qat_pt2e(ep, Everything(), numerics="integer", profile=profile)
+    prepared(x).square().mean().backward()
+    prepared.eval().apply(disable_observer)
+    quantizes = [n for n in pq.numerics_of(prepared) if n.startswith("activation_post_process")]
+    given, _, linear, sums, *_ = (
+        prepared.get_submodule(f"activation_post_process_{i}") for i in range(6)
+    )
+    assert quantizes == ["activation_post_process_0", "activation_post_process_3"]
+    # Values on ties: half a step from the integers.
+    if at == "input":
+        x = (torch.arange(2048).reshape(256, 8) % 300 - 149.5) * given.scale
+    else:
+        x = torch.randint(-20, 21, (256, 8)) * given.scale
+        sums.scale.copy_(10 * linear.scale)
+    found = prepared(x)
+    assert torch.equal(found, converted(prepared, profile)(x))
+    inverse = replace(profile, quantization=Quantization.INVERSE)
+    assert not torch.equal(found, converted(prepared, inverse)(x))
+    pq.set_numerics(prepared, "fake_quant", nodes=quantizes)
+    assert torch.equal(prepared(x), converted(prepared, inverse)(x))
+
+
+def converted(prepared, profile):
+    return pq.integer_reference(pq.convert_pt2e(copy.deepcopy(prepared)), profile)
 
 
 class Block(nn.Module):

@@ -55,8 +55,9 @@ def test_template_when_written_then_fake_quantizes_are_qdq():
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=list(PROFILES))
 def test_region_when_given_a_profile_then_it_reads_the_same_profile(profile):
     gm = prepared_of(nn.Linear(6, 3), torch.zeros(4, 6))
-    (found,) = find_regions(reference_template(gm))
-    assert found.name == "linear"
+    quantization, found = find_regions(reference_template(gm))
+    assert (quantization.name, quantization.has_form) == ("activation_post_process_0", False)
+    assert (found.name, found.has_form) == ("linear", True)
     assert found.inputs[-1].endswith("bias")
     assert region_of(found.text).arithmetic.profile == PROFILES["default"]
     assert region_of(with_arithmetic(found.text, profile)).arithmetic.profile == profile
