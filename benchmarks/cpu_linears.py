@@ -9,8 +9,7 @@ from benchmarks.cpu_times import Call, times_of, with_any_rows
 from pt2e_quant.core.packing import pack
 from pt2e_quant.kernels.int4_linear.any_rows_op import LinearOfGroups
 from pt2e_quant.kernels.int4_linear.few_rows_op import UINT4, PackInt4, scales_and_zeros
-from pt2e_quant.kernels.int8_linear.cpu import class_of
-from pt2e_quant.kernels.int8_linear.cpu_dynamic import class_of as dynamic_class_of
+from pt2e_quant.kernels.int8_linear.cpu import class_of, dynamic_class_of
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
 from pt2e_quant.kernels.onednn.limbs_op import LinearOfLimbs, limb_shifts, weight_limbs
 from pt2e_quant.kernels.onednn.limbs_site import class_of as weight_only_class_of

@@ -17,10 +17,6 @@ from pt2e_quant.kernels.int8_cat.op import KERNELS as INT8_CAT
 from pt2e_quant.kernels.int8_conv2d.cpu import KERNELS as INT8_CONV2D_CPU
 from pt2e_quant.kernels.int8_conv2d.op import KERNELS as INT8_CONV2D
 from pt2e_quant.kernels.int8_linear.cpu import KERNELS as INT8_LINEAR_CPU
-from pt2e_quant.kernels.int8_linear.cpu_dynamic import KERNELS as INT8_LINEAR_CPU_DYNAMIC
-from pt2e_quant.kernels.int8_linear.cpu_weight_only import (
-    KERNELS as INT8_LINEAR_CPU_WEIGHT_ONLY,
-)
 from pt2e_quant.kernels.int8_linear.op import KERNELS as INT8_LINEAR
 from pt2e_quant.kernels.int8_matmul.op import KERNELS as INT8_MATMUL
 from pt2e_quant.kernels.int8_pool.op import KERNELS as INT8_POOL
@@ -47,8 +43,6 @@ KERNELS: tuple[Kernel, ...] = (
     *INT8_POOL,
     *INT8_CONV2D_CPU,
     *INT8_LINEAR_CPU,
-    *INT8_LINEAR_CPU_DYNAMIC,
-    *INT8_LINEAR_CPU_WEIGHT_ONLY,
     *INT4_LINEAR_CPU,
     *DATA_MOVEMENT_CPU,
     *RECURRENT_LAYER_CPU,

@@ -15,8 +15,13 @@ from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.passes.carry_state import carry_state, return_written
 from pt2e_quant.backends.onnx.passes.keep_codes import keep_codes, powers_as_bytes
-from pt2e_quant.backends.onnx.passes.leave_float import LeftFloat, leave_float, node_of
-from pt2e_quant.backends.onnx.passes.leave_refused import leave_refused, leave_slower
+from pt2e_quant.backends.onnx.passes.leave_float import (
+    LeftFloat,
+    leave_float,
+    leave_refused,
+    leave_slower,
+    node_of,
+)
 from pt2e_quant.backends.onnx.passes.recurrent import split_left
 from pt2e_quant.backends.onnx.recipes import RECIPES
 from pt2e_quant.backends.onnx.report import Refused, make_report, refused_weights

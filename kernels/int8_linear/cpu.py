@@ -1,15 +1,27 @@
-"""int8_linear on CPUs: oneDNN's fused product of uint8 activations by int8 weights."""
+"""Linears with int8 weights on CPUs: of static, of dynamic and of float activations.
+
+Static ones are oneDNN's fused product of uint8 activations. Dynamic ones have qparams per token.
+Float ones are rounded to 16 bits: two integer products in place of a float one.
+"""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import CONSTANT_BIAS
 from pt2e_quant.graph.pattern import Match, one_of
 from pt2e_quant.kernels.cost import Cost, moved_bytes
-from pt2e_quant.kernels.int8_linear.op import SUMS_FIT
+from pt2e_quant.kernels.epilogue.read_graph import epilogue_arguments
+from pt2e_quant.kernels.int8_linear import op as unit
+from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows, sums_fit_float
 from pt2e_quant.kernels.kernel import Device, Kernel
+from pt2e_quant.kernels.onednn import limbs_site
+from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.onednn.limbs_op import LinearOfLimbs
 from pt2e_quant.kernels.onednn.operators import LinearSum, PackLinear, QLinear, aten
 from pt2e_quant.kernels.onednn.post_ops import CONV_POST_OPS
 from pt2e_quant.kernels.onednn.rows import gemm_row, sum_row
@@ -20,8 +32,9 @@ from pt2e_quant.kernels.onednn.site import (
     known_sizes,
     read_operands,
 )
-from pt2e_quant.kernels.onednn.size_classes import expected_rows, weight_elements
-from pt2e_quant.kernels.onednn.speed import measured_here
+from pt2e_quant.kernels.onednn.size_classes import expected_rows, sizes_of, weight_elements
+from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here
+from pt2e_quant.kernels.quantized_values import read_weight
 from pt2e_quant.kernels.site import Site
 
 POST_OPS = one_of(CONV_POST_OPS, ops.GELU, ops.LEAKY_RELU, ops.TANH)
@@ -87,9 +100,9 @@ def node_cost(node: Node) -> Cost:
     )
 
 
-_NEEDS = (SUMS_FIT, CONSTANT_BIAS)
+_NEEDS = (unit.SUMS_FIT, CONSTANT_BIAS)
 
-KERNELS = tuple(
+_STATIC = tuple(
     Kernel(
         row=row,
         device=Device.CPU,
@@ -112,3 +125,96 @@ KERNELS = tuple(
         ),
     )
 )
+
+
+_BY_INT_MM = "x per token, by torch._int_mm"
+"""The class of what oneDNN's product would not be exact for."""
+
+
+def dynamic_class_of(rows: int | None, weight: int) -> str:
+    """The class of a product of rows quantized per token, as in `class_of`.
+
+    >>> dynamic_class_of(1, 768 * 768), dynamic_class_of(None, 2**22)
+    ('x per token, weight < 2^20, M <= 1', 'x per token, weight >= 2^22, any M')
+    """
+    return f"x per token, {sizes_of(rows, weight)}"
+
+
+def dynamic_class(match: Match) -> str:
+    """By the rows of the product and the size of the weight."""
+    return dynamic_class_of(expected_rows(match), weight_elements(match))
+
+
+def build_dynamic(site: Site) -> Node:
+    """`int8_linear_rows` on a packed weight where its sums are exact, else `int8_linear`."""
+    weight = read_weight(site.gm, site.match["w"])
+    assert weight is not None  # the row's scheme says so
+    if not onednn_is_exact() or not sums_fit_float(weight.integers):
+        plainly = unit.build(site)
+        plainly.meta[SHAPE_CLASS_KEY] = _BY_INT_MM
+        return plainly
+    x, scale, zero_point = unit.read_activations(site)
+    op = site.match.nodes["op"]
+    plain = site.integers("w")
+    packed = site.editor.call(PackLinear, plain, None, like=op, before=site.place)
+    sums = weight.integers.sum(dim=1, dtype=torch.int32).float()
+    made = site.call(
+        Int8LinearRows,
+        x,
+        scale,
+        zero_point,
+        packed,
+        site.constant("weight_scale", weight.scale),
+        site.constant("weight_sum", sums),
+        **epilogue_arguments(site),
+    )
+    made.meta[SHAPE_CLASS_KEY] = dynamic_class(site.match)
+    return made
+
+
+# Integers of 4 bits with a scale for each row are int8 ones: a file of half the size runs as fast.
+_WEIGHTS = (unit.WEIGHT, replace(unit.WEIGHT, dtype=getattr(torch, "int4")))  # noqa: B009  # torch's stubs do not list it
+
+_DYNAMIC = tuple(
+    Kernel(
+        row=row,
+        device=Device.CPU,
+        op="int8_linear",
+        build=build_dynamic,
+        shape_class=dynamic_class,
+        measured=measured_here("int8_linear"),
+        cost=node_cost,
+    )
+    for row in unit.linear_rows(
+        "linear_dynamic",
+        unit.PER_TOKEN,
+        "pt2e_quant::int8_linear_rows",
+        _WEIGHTS,
+    )
+)
+
+
+def weight_only_class(match: Match) -> str:
+    """By the rows of the product and the size of the weight."""
+    return limbs_site.class_of("rows", expected_rows(match), weight_elements(match))
+
+
+def build_weight_only(site: Site) -> Node:
+    """`linear_of_limbs` on the stored integers."""
+    weight = read_weight(site.gm, site.match["w"])
+    assert weight is not None  # the row's scheme says so
+    operands = limbs_site.row_limbs(site, site.integers("w"), weight.scale)
+    return limbs_site.call_linear(site, LinearOfLimbs, operands, weight_only_class(site.match))
+
+
+_WEIGHT_ONLY = Kernel(
+    row=limbs_site.linear_row("linear_w8", (INT8_WEIGHT,)),
+    device=Device.CPU,
+    op="int8_linear",
+    build=build_weight_only,
+    shape_class=weight_only_class,
+    measured=measured_here("int8_linear"),
+    cost=limbs_site.node_cost,
+)
+
+KERNELS = (*_STATIC, *_DYNAMIC, _WEIGHT_ONLY)

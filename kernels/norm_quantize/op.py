@@ -18,8 +18,7 @@ from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.norm_quantize import reference
-from pt2e_quant.kernels.norm_quantize.norm import NORM_SCHEMA
-from pt2e_quant.kernels.norm_quantize.read_norm import CONSTRAINTS, NORMS, read_norm
+from pt2e_quant.kernels.norm_quantize.norm import CONSTRAINTS, NORM_SCHEMA, NORMS, read_norm
 from pt2e_quant.kernels.profiler_range import label_of
 from pt2e_quant.kernels.quantize_per_token.op import (
     QuantizeRows,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import cpu_linears
-from pt2e_quant.kernels.int8_linear import cpu, cpu_dynamic
+from pt2e_quant.kernels.int8_linear import cpu
 from pt2e_quant.kernels.onednn import limbs_site
 
 SIZES = ((1, 32, 32), (8, 32, 64), (40, 16, 32))
@@ -26,7 +26,7 @@ def test_weight_only_ratios_when_rows_are_float_then_have_each_class_and_the_wor
 
 def test_linear_ratios_when_rows_are_integers_then_have_each_class_and_the_worst_of_a_weight():
     check(cpu_linears.linear_ratios(1, SIZES), cpu.class_of)
-    check(cpu_linears.dynamic_ratios(1, SIZES), cpu_dynamic.class_of)
+    check(cpu_linears.dynamic_ratios(1, SIZES), cpu.dynamic_class_of)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from pt2e_quant.core.integer_ops import rational
 from pt2e_quant.core.integer_ops.norms import (
     MOST_OUT_BITS,
     Norm,
@@ -17,7 +16,15 @@ from pt2e_quant.core.integer_ops.norms import (
     softmax_factors,
 )
 from pt2e_quant.core.integer_ops.profiles import Functions
-from pt2e_quant.core.integer_ops.tables import Interpolate, LookUp, interpolated_table, table_of
+from pt2e_quant.core.integer_ops.tables import (
+    Interpolate,
+    LookUp,
+    interpolated_table,
+    logistic,
+    silu,
+    table_of,
+    tanh,
+)
 from pt2e_quant.core.qparams import dequantize, quantize
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, RmsNorm
 from pt2e_quant.graph.ops import (
@@ -34,9 +41,9 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
 
 _MLAS: dict[Any, Callable[[Tensor], Tensor]] = {
-    **dict.fromkeys(SIGMOID, rational.logistic),
-    **dict.fromkeys(SILU, rational.silu),
-    **dict.fromkeys(TANH, rational.tanh),
+    **dict.fromkeys(SIGMOID, logistic),
+    **dict.fromkeys(SILU, silu),
+    **dict.fromkeys(TANH, tanh),
 }
 _VANISHES = 104.0
 """exp(-104) is below the least float32."""

@@ -60,7 +60,7 @@ class Functions(StrEnum):
     TORCH = "torch"
     """PyTorch."""
     MLAS = "mlas"
-    """PyTorch, but sigmoid, silu and tanh as `core.integer_ops.rational` has them."""
+    """PyTorch, but sigmoid, silu and tanh as `core.integer_ops.tables` has them."""
 
 
 class Addition(StrEnum):

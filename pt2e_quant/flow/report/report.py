@@ -4,14 +4,15 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from pt2e_quant.core.provenance import FloatRecord, Provenance, SizeRecord, TensorRecord
-from pt2e_quant.flow.report.page.record_sections import record_sections
-from pt2e_quant.flow.report.page.section import DataTable, HasSections, Section
+from pt2e_quant.flow.report.page.plot import size_treemap
+from pt2e_quant.flow.report.page.section import Cell, DataTable, HasSections, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html, write_page
 from pt2e_quant.flow.report.rows import (
     alike,
@@ -312,3 +313,62 @@ def _float_regions(float_regions: list[FloatRegion]) -> Table:
     ]
     columns = ("node", "what", "reason", "cost")
     return _table("not run in integers by the backend", columns, rows)
+
+
+def record_sections(provenance: Provenance, backend: str) -> list[Section]:
+    """The sections of a provenance; those that would be empty are left out.
+
+    Args:
+        provenance: of an artifact or a converted graph.
+        backend: its name, left out of reasons.
+    """
+    found = []
+    if provenance.sizes:
+        found.append(
+            Section(
+                title="Sizes",
+                text="Every constant as it is stored, with its scales and zero points.",
+                table=_size_data(provenance.sizes),
+                figures={"bytes by module": partial(size_treemap, provenance.sizes)},
+                rank=60,
+            )
+        )
+    if provenance.tensors:
+        table = _tensor_data(provenance.tensors)
+        found.append(Section(title="Quantized tensors", table=table, rank=65))
+    if provenance.floats:
+        rows = [
+            (r.count, r.reason, r.operators, r.nodes)
+            for r in float_rows(provenance.floats, backend)
+        ]
+        table = DataTable(
+            columns=("count", "reason", "operators", "nodes"),
+            rows=tuple(rows),
+            sort_by=0,
+            is_descending=True,
+        )
+        found.append(Section(title="Left float", table=table, rank=70))
+    return found
+
+
+def _size_data(records: Sequence[SizeRecord]) -> DataTable:
+    columns = ("constant", "stored as", "elements", "bytes in float", "bytes", "bits each")
+    rows = [
+        (r.name, r.dtype, r.elements, r.size_before, r.size_after + r.qparams, r.bits_per_element)
+        for r in records
+    ]
+    return DataTable(columns=columns, rows=tuple(rows), sort_by=4, is_descending=True)
+
+
+def _tensor_data(records: Sequence[TensorRecord]) -> DataTable:
+    names = ("tensor", "module", "role", "type", "scale")
+    columns = (*names, "least seen", "greatest seen", "range chosen", "rule")
+    return DataTable(columns=columns, rows=tuple(_tensor_cells(record) for record in records))
+
+
+def _tensor_cells(record: TensorRecord) -> tuple[Cell, ...]:
+    low, high = record.observed if record.observed is not None else (None, None)
+    rule = "; ".join([record.rule, *record.steps])
+    scale = max(record.scale) if record.scale else None
+    first = record.name, record.module, record.role, kind_of(record)
+    return (*first, scale, low, high, record.evidence, rule)

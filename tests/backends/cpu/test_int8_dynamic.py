@@ -15,7 +15,7 @@ from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.graph.pattern import find_matches
-from pt2e_quant.kernels.int8_linear import cpu_dynamic
+from pt2e_quant.kernels.int8_linear import cpu
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 from tests.small_models import MODELS
 
@@ -25,6 +25,7 @@ CPU = get("cpu")
 LEAST_DB = 40.0
 ROWS = "pt2e_quant.int8_linear_rows"
 AS_EXPORTED = "x per token, weight < 2^18, M <= 16"
+DYNAMIC = [kernel for kernel in cpu.KERNELS if kernel.row.name.startswith("linear_dynamic")]
 
 
 def converted(model, inputs, shapes=None, backend=CPU):
@@ -107,7 +108,7 @@ def test_program_when_compiled_ahead_then_near_for_any_batch_and_length(make_noi
 
 def test_machine_without_vnni_when_lowered_then_exact_products_instead(make_noise, monkeypatch):
     _, artifact = lowered_net(make_noise)
-    monkeypatch.setattr(cpu_dynamic, "onednn_is_exact", lambda: False)
+    monkeypatch.setattr(cpu, "onednn_is_exact", lambda: False)
     _, plain = lowered_net(make_noise)
     assert ROWS not in plain.report.integer_ops
     assert plain.report.integer_ops["pt2e_quant.int8_linear"] == 2
@@ -149,16 +150,16 @@ def test_shape_class_when_weights_are_small_or_large_then_it_tells_them_apart(
     make_noise, rows, width, named
 ):
     graph = torch.export.export(nn.Linear(width, width), (make_noise(rows, width),)).graph
-    patterns = [(kernel, op) for kernel in cpu_dynamic.KERNELS for op in kernel.row.find]
+    patterns = [(kernel, op) for kernel in DYNAMIC for op in kernel.row.find]
     (found,) = find_matches(graph, patterns)
-    assert cpu_dynamic.shape_class(found[1]) == f"x per token, {named}"
+    assert cpu.dynamic_class(found[1]) == f"x per token, {named}"
 
 
 def test_shape_class_when_rows_are_symbolic_then_it_is_that_of_the_example(make_noise):
     gm, artifact = lowered_net(make_noise)
     kernels = [n.meta[KERNEL_KEY] for n in artifact.program.graph.nodes if KERNEL_KEY in n.meta]
     assert [kernel.op for kernel in kernels] == ["int8_linear"] * 2
-    patterns = [(kernel, op) for kernel in cpu_dynamic.KERNELS for op in kernel.row.find]
+    patterns = [(kernel, op) for kernel in DYNAMIC for op in kernel.row.find]
     found = find_matches(gm.graph, patterns)
     assert [kernel.shape_class(match) for kernel, match in found] == [AS_EXPORTED] * 2
 
@@ -184,7 +185,7 @@ def test_class_when_slower_but_allowed_then_fused_and_the_report_says_how_slow(
 
 
 def test_one_slow_row_when_many_are_fast_then_many_are_quantized(make_noise, monkeypatch):
-    slow, fast = (cpu_dynamic.class_of(rows, 48 * 32) for rows in (1, 64))
+    slow, fast = (cpu.dynamic_class_of(rows, 48 * 32) for rows in (1, 64))
     monkeypatch.setattr(policy, "measured_here", lambda op: {slow: 0.5, fast: 1.2})
     assert CPU.lower(converted(nn.Linear(32, 48), (make_noise(64, 32),))).report.integer_ops[ROWS]
     with pytest.warns(Pt2eQuantWarning, match="measured no slower than float"):

@@ -5,7 +5,7 @@ import platform
 import pytest
 import torch
 
-from pt2e_quant.core.integer_ops import rational
+from pt2e_quant.core.integer_ops import tables as rational
 from tests.onnx_runtime_ops import quantized_session, run_session
 
 X = torch.cat(

@@ -1,6 +1,6 @@
 from pt2e_quant.core.provenance import FloatRecord, Provenance, SizeRecord, TensorRecord
 from pt2e_quant.core.schemes import Role
-from pt2e_quant.flow.report.page.record_sections import record_sections
+from pt2e_quant.flow.report.report import record_sections
 
 
 def test_record_sections_when_nothing_is_known_then_there_are_none():

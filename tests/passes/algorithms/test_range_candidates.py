@@ -5,7 +5,7 @@ import torch
 
 from pt2e_quant.observers.static.mse import MSEObserver
 from pt2e_quant.observers.static.percentile import PercentileObserver
-from pt2e_quant.observers.static.range_candidates import (
+from pt2e_quant.passes.algorithms.range_groups import (
     PERCENTILES,
     SQUARED,
     ChosenRangeObserver,
