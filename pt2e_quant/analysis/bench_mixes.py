@@ -72,10 +72,6 @@ class Goal:
         """Whether it is a budget of time."""
         return self.budget is not None and self.budget[0] == LATENCY
 
-    def is_better(self, metric: float, than: float) -> bool:
-        """Whether one value of the metric is better than another."""
-        return metric > than if self.higher_is_better else metric < than
-
     def is_met(self, metric: float, of_float: float) -> bool:
         """Whether a metric is good enough."""
         sign = 1 if self.higher_is_better else -1

@@ -11,7 +11,7 @@ from pt2e_quant.analysis.solve import Candidate
 from pt2e_quant.backends.target.recipe_file import FLOAT, NodeScheme, RecipeFile
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
-from pt2e_quant.graph.meta import origin_name
+from pt2e_quant.graph.meta import ORIGIN_KEY, origin_name
 from pt2e_quant.graph.ops import (
     ADD,
     ADDMM,
@@ -173,6 +173,7 @@ def clusters_of(
             node.name: frozenset(n for n, costs in known.items() if _has(costs, group.group))
             for group in members
             for node in anchors[group.group]
+            if ORIGIN_KEY not in node.meta  # else an algorithm puts it there, behind the rules
         }
         found.append(
             Cluster(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from torch.fx import GraphModule
@@ -114,92 +115,109 @@ class Search:
         return self.watch.measure(gm, [group.group for group in costs.groups])
 
     def run(self, points: int) -> Mix:
-        """Find the mix that meets the goal."""
-        self._measured({name: options[0] for name, options in self.menu.items()}, "")
-        best = self._within_budget() if self.goal.budget is not None else self._to_target()
+        """Find the mix that meets the goal.
+
+        Raises:
+            ConfigError: no mix fits into the budget.
+            UnsupportedError: no mix reaches the target.
+        """
+        base = self._measured({name: options[0] for name, options in self.menu.items()}, "")
+        if self.goal.budget is not None:
+            self._to_budget()
+        elif not self.goal.is_met(base.metric, self.float_metric):
+            self._to_target()
         low = sum(min(c.size for c in options) for options in self.menu.values())
         high = sum(max(c.size for c in options) for options in self.menu.values())
         for at in range(points):
             choice = least_noise(self.menu, size=low + (high - low) * (at / max(points, 1)))
             if choice is not None:
                 self._measured(choice, "least noise of its size")
-        return best
+        return self._best()
 
-    def _within_budget(self) -> Mix:
+    def _best(self) -> Mix:
+        """Of the mixes measured: the best in the budget, or the nearest to the recipe."""
+        sign = -1 if self.goal.higher_is_better else 1
+        mixes = self.mixes.values()
+        if self.goal.budget is not None:
+            fits = [mix for mix in mixes if self._cost(mix) <= self._limit()]
+            if not fits:
+                raise self._too_small()
+            return min(fits, key=lambda mix: (sign * mix.metric, self._cost(mix)))
+        meets = [mix for mix in mixes if self.goal.is_met(mix.metric, self.float_metric)]
+        if not meets:
+            found = min((sign * mix.metric for mix in mixes), default=math.nan) * sign
+            raise UnsupportedError(
+                f"no mix meets the target: the best one measured has {found:.5g}, the float "
+                f"model {self.float_metric:.5g}",
+                fix="a lower target, or menu=[…] with recipes of more bits",
+            )
+        return min(meets, key=lambda mix: (mix.precision, mix.size, sign * mix.metric))
+
+    def _cost(self, mix: Mix) -> float:
+        """Of a mix, what the budget is of: bytes of constants, or microseconds of a call."""
+        if not self.goal.is_of_time:
+            return mix.size
+        return math.inf if mix.latency_us is None else mix.latency_us
+
+    def _limit(self) -> float:
+        """The budget, in bytes or microseconds."""
         assert self.goal.budget is not None
         unit, amount = self.goal.budget
-        if self.goal.is_of_time:
-            return self._within_time(amount)
-        size = amount if unit == "bytes" else amount * self.elements / 8
-        choice = least_noise(self.menu, size=size - self.rest)
-        if choice is None:
-            least = sum(min(c.size for c in options) for options in self.menu.values()) + self.rest
-            raise ConfigError(
-                f"no mix fits into {size:,.0f} bytes of constants: the smallest has {least:,.0f}",
-                fix="a larger budget, or a menu with recipes of fewer bits",
-            )
-        return self._measured(choice, f"{amount:g} {unit}")
+        return amount * self.elements / 8 if unit == "bits" else amount
 
-    def _within_time(self, limit_us: float) -> Mix:
-        """Choose by the groups' times, measure the whole, and choose again by how far they are off.
+    def _too_small(self) -> ConfigError:
+        limit, least = self._limit(), min(map(self._cost, self.mixes.values()))
+        if self.goal.is_of_time:
+            return ConfigError(
+                f"no mix takes {limit:,.0f} us or less: the fastest measured takes {least:,.0f} us",
+                fix="a larger budget, or a menu with faster recipes",
+            )
+        return ConfigError(
+            f"no mix fits into {limit:,.0f} bytes of constants: the smallest has {least:,.0f}",
+            fix="a larger budget, or a menu with recipes of fewer bits",
+        )
+
+    def _to_budget(self) -> None:
+        """Choose by what the groups cost, measure the whole, choose again by how far it is off.
 
         Times of groups do not add up to that of a call: what runs between two groups depends on
-        the schemes of both.
+        the schemes of both. Bytes do, but for constants that groups share.
         """
-        allowed, best, fastest = limit_us - self._unowned_us(), None, math.inf
+        assert self.goal.budget is not None
+        unit, amount = self.goal.budget
+        name = "time_us" if self.goal.is_of_time else "size"
+        cost = attrgetter(name)
+        limit = self._limit()
+        allowed = limit - (self._unowned_us() if self.goal.is_of_time else self.rest)
         tried: list[Mapping[str, Candidate]] = []
         for _ in range(_ROUNDS):
-            choice = least_noise(self.menu, time_us=allowed) if allowed > 0 else None
+            choice = least_noise(self.menu, **{name: allowed}) if allowed > 0 else None
             if choice is None:
-                choice = {n: min(c, key=lambda o: o.time_us) for n, c in self.menu.items()}
+                choice = {n: min(options, key=cost) for n, options in self.menu.items()}
             if choice in tried:
                 break
             tried.append(choice)
-            mix = self._measured(choice, f"{limit_us:g} us")
-            took = mix.latency_us or math.inf
-            fastest = min(fastest, took)
-            if took <= limit_us and (best is None or self.goal.is_better(mix.metric, best.metric)):
-                best = mix
-            aimed = sum(candidate.time_us for candidate in choice.values())
-            allowed = aimed + _STEP * (limit_us - took)
-        if best is None:
-            raise ConfigError(
-                f"no mix takes {limit_us:,.0f} us or less: the fastest measured takes "
-                f"{fastest:,.0f} us",
-                fix="a larger budget, or a menu with faster recipes",
-            )
-        return best
+            mix = self._measured(choice, f"{amount:g} {unit.removeprefix('latency_')}")
+            allowed = sum(map(cost, choice.values())) + _STEP * (limit - self._cost(mix))
 
     def _unowned_us(self) -> float:
         """Of a call with the recipe throughout, what counts for no group."""
         latency = self.first.latency
         return 0.0 if latency is None else latency.call_us - sum(latency.groups.values())
 
-    def _to_target(self) -> Mix:
+    def _to_target(self) -> None:
         """Look for the noise at which the metric just meets the target."""
         noise, low, high = self._first_noise(), 0.0, math.inf
-        best: Mix | None = None
         for _ in range(_ROUNDS):
             choice = least_precision(self.menu, noise=noise)
             mix = self._measured(choice, "searched") if choice is not None else None
             if mix is not None and self.goal.is_met(mix.metric, self.float_metric):
-                best = mix if best is None or mix.precision < best.precision else best
                 low = noise
-                if mix.precision == 0:
-                    break
             else:
                 high = noise
             if low and high / low < 1.15:
                 break
             noise = math.sqrt(low * high) if low and high < math.inf else 3 * low or high / 4
-        if best is None:
-            found = max((mix.metric for mix in self.mixes.values()), default=math.nan)
-            raise UnsupportedError(
-                f"no mix meets the target: the best one measured has {found:.5g}, the float "
-                f"model {self.float_metric:.5g}",
-                fix="a lower target, or menu=[…] with recipes of more bits",
-            )
-        return best
 
     def _first_noise(self) -> float:
         """Noise that is orthogonal to the signal makes a cosine of 1 / sqrt(1 + noise)."""
@@ -281,6 +299,7 @@ class Search:
                 share_quantized=mix.share,
                 recipe=mix.recipe,
                 latency_us=mix.latency_us,
+                given_up=mix.precision if self.goal.budget is None else 0.0,
             )
             for mix in self.mixes.values()
         )

@@ -31,6 +31,8 @@ class Point:
         share_quantized: of the linear operations.
         recipe: that makes it.
         latency_us: what a call took on the backend; None where no time was asked for.
+        given_up: at how many groups the recipe was given up, and how far (a step of the menu
+            counts one); 0 under a budget, which does not ask for that.
     """
 
     label: str
@@ -39,6 +41,7 @@ class Point:
     share_quantized: float
     recipe: RecipeFile
     latency_us: float | None = None
+    given_up: float = 0.0
 
     @property
     def cost(self) -> float:
@@ -79,8 +82,8 @@ class Tuned:
         metric: of the quantized graph on the evaluation data.
         float_metric: of the float model there.
         share_quantized: of the linear operations, how many compute with quantized weights.
-        front: the mixes measured of which none is both smaller (faster, under a budget of time)
-            and better, the smallest first.
+        front: the mixes measured of which none is smaller (faster, under a budget of time), better
+            and, where a metric was asked for, nearer to the recipe, the smallest first.
         measured: all mixes that were measured.
         choices: a row for each group, in graph order.
         notes: what the user should know.
@@ -197,10 +200,13 @@ def _dots(name: str, points: Sequence[Point], colour: str, *, mode: str, **marke
 
 
 def front_of(points: tuple[Point, ...], *, higher_is_better: bool = True) -> tuple[Point, ...]:
-    """The points of which no other costs at most as much and is better, the cheapest first."""
+    """The points of which no other is as cheap, as near to the recipe, and as good."""
     sign = 1.0 if higher_is_better else -1.0
     found: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.cost, -sign * p.metric)):
-        if not found or sign * point.metric > sign * found[-1].metric:
+    for point in sorted(points, key=lambda p: (p.cost, p.given_up, -sign * p.metric)):
+        if not any(
+            other.given_up <= point.given_up and sign * other.metric >= sign * point.metric
+            for other in found
+        ):
             found.append(point)
     return tuple(found)

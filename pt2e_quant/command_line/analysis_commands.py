@@ -1,7 +1,8 @@
-"""The commands that look at a model: compare, sensitivity, tune, profile, report."""
+"""The commands that look at a model, and the one that chooses a mix of schemes for it."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from pt2e_quant.analysis.tune import tune as tune_model
 from pt2e_quant.analysis.write_page import write_page
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.registry import get
-from pt2e_quant.command_line.app import DATA_HELP, BatchSize, Imports, Json, app
+from pt2e_quant.command_line.app import DATA_HELP, BatchSize, File, Imports, Json, app, stdout
 from pt2e_quant.command_line.data_file import read_data
 from pt2e_quant.command_line.fail_under import (
     FailUnder,
@@ -30,11 +31,12 @@ from pt2e_quant.command_line.result_file import check_writable
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.read_capture import rebuild_capture
+from pt2e_quant.flow.report.audit import audit as audit_of
 
 Program = Annotated[Path, typer.Argument(help="A .pt2 file of torch.export.save, in float.")]
-File = Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")]
 Inputs = Annotated[str, typer.Option(help=DATA_HELP)]
 Backend = Annotated[str, typer.Option(help="xnnpack, onnx, cpu or cuda.")]
+Method = Annotated[str, typer.Option(help="How groups are weighed: exact, gradient or weight.")]
 Recipe = Annotated[str, typer.Option(help="A recipe of the backend, or a recipe file (.toml).")]
 
 
@@ -43,6 +45,43 @@ def _batches(source: str, capture: Capture, batch_size: int | None) -> list[Any]
     if not found:
         raise InputError(f"{source} gives no batch", fix="give at least one sample")
     return found
+
+
+@app.command()
+def inspect(
+    file: File, fail_under: FailUnder = None, as_json: Json = False, imports: Imports = None
+) -> None:
+    """Show what of a file is quantized, how, what is not and why, and the size of each tensor.
+
+    --fail-under is of the SQNR of the quantized graph against the float model, in dB, as it was
+    when the file was made.
+    """
+    found = open_model(file).report
+    if as_json:
+        print_json("inspect", json.loads(found.to_json()))
+    else:
+        console = stdout()
+        for table in found.tables():
+            console.print(table)
+        for note in [*found.notes, *found.provenance.notes]:
+            console.print(f"note: {note}", soft_wrap=True, markup=False)
+    check_report(found, fail_under)
+
+
+@app.command()
+def audit(
+    file: File, fail_under: FailUnder = None, as_json: Json = False, imports: Imports = None
+) -> None:
+    """List what a chip of integers alone could not run: where, why, and what would help.
+
+    --fail-under is of the share of the operators that compute in integers, 0 to 1.
+    """
+    found = audit_of(open_model(file).program)
+    if as_json:
+        print_json("audit", {**asdict(found), "share_in_integers": found.share_in_integers})
+    else:
+        stdout().print(str(found), soft_wrap=True, markup=False)
+    check_figure(found.share_in_integers, fail_under, "the share of operators in integers")
 
 
 @app.command()
@@ -76,7 +115,7 @@ def sensitivity(
     inputs: Inputs,
     backend: Backend,
     recipe: Recipe = "int8",
-    method: Annotated[str, typer.Option(help="exact, gradient or weight.")] = "exact",
+    method: Method = "exact",
     batch_size: BatchSize = None,
     fail_under: FailUnder = None,
     as_json: Json = False,
@@ -109,9 +148,13 @@ def tune(
     target: Annotated[float | None, typer.Option(help="The cosine to reach.")] = None,
     budget_bytes: Annotated[float | None, typer.Option(help="Bytes of all constants.")] = None,
     budget_bits: Annotated[float | None, typer.Option(help="Mean bits of an element.")] = None,
+    budget_latency_us: Annotated[
+        float | None, typer.Option(help="Microseconds of a call, timed on this machine.")
+    ] = None,
     menu: Annotated[
         list[str] | None, typer.Option(help="Another recipe that groups may get; repeatable.")
     ] = None,
+    method: Method = "exact",
     points: Annotated[int, typer.Option(min=0, help="Further mixes for the front.")] = 4,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
     save_recipe: Annotated[Path | None, typer.Option(help="A .toml for the recipe.")] = None,
@@ -135,8 +178,9 @@ def tune(
         backend=backend,
         recipe=recipe,
         target=target,
-        budget=_budget(bytes=budget_bytes, bits=budget_bits),
+        budget=_budget(bytes=budget_bytes, bits=budget_bits, latency_us=budget_latency_us),
         menu=menu,
+        method=method,
         points=points,
         progress=not as_json,
     )

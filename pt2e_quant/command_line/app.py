@@ -37,7 +37,6 @@ from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.provenance import RecordKind
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.calibrate.sample import sqnr_db
-from pt2e_quant.flow.report.audit import audit as audit_of
 from pt2e_quant.passes.algorithms.registry import OWN_NAMES, descriptions
 
 app = typer.Typer(
@@ -70,6 +69,7 @@ def main(
     """Options that stand before a command."""
 
 
+File = Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 BatchSize = Annotated[
@@ -222,7 +222,7 @@ def quantize(
     if as_json:
         print_json("quantize", {**json.loads(artifact.report.to_json()), "file": str(written)})
     else:
-        console = _stdout(quiet)
+        console = stdout(quiet)
         console.print(artifact.report.tables()[0])
         console.print(f"wrote {written} ({artifact.size_bytes:,} bytes)", soft_wrap=True)
         console.print(f"everything about it: pt2e-quant inspect {written}", soft_wrap=True)
@@ -242,7 +242,7 @@ def recipes(
         texts = {"recipes": listed, "aliases": ALIASES, "cautions": cautions}
         print_json("recipes", texts)
         return
-    console = _stdout()
+    console = stdout()
     for target in found:
         title = f"{target.name} ({target.caution})" if target.caution else target.name
         console.print(recipes_table(title, target.recipes))
@@ -258,44 +258,12 @@ def algorithms(as_json: Json = False) -> None:
         print_json("algorithms", {"algorithms": [asdict(row) for row in found]})
         return
     table = algorithms_table(found)
-    _stdout().print(table)
-
-
-@app.command()
-def inspect(
-    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")],
-    as_json: Json = False,
-    imports: Imports = None,
-) -> None:
-    """Show what of a file is quantized, how, what is not and why, and the size of each tensor."""
-    found = open_model(file).report
-    if as_json:
-        print_json("inspect", json.loads(found.to_json()))
-        return
-    console = _stdout()
-    for table in found.tables():
-        console.print(table)
-    for note in [*found.notes, *found.provenance.notes]:
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
-
-
-@app.command()
-def audit(
-    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")],
-    as_json: Json = False,
-    imports: Imports = None,
-) -> None:
-    """List what a chip of integers alone could not run: where, why, and what would help."""
-    found = audit_of(open_model(file).program)
-    if as_json:
-        print_json("audit", asdict(found))
-    else:
-        _stdout().print(str(found), soft_wrap=True, markup=False)
+    stdout().print(table)
 
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="A .pte, .onnx or .pt2 file, or one of pq.save.")],
+    file: File,
     inputs: Annotated[str, typer.Option(help=DATA_HELP)],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="An .npz for the results.")
@@ -324,7 +292,7 @@ def run(
         shapes = {name: [*tensor.shape] for name, tensor in results.items()}
         print_json("run", {"calls": len(calls), "shapes": shapes, "file": output and str(output)})
         return
-    console = _stdout(quiet)
+    console = stdout(quiet)
     console.print(results_table(results))
     console.print(f"{len(calls)} calls" + (f", wrote {output}" if output is not None else ""))
 
@@ -370,7 +338,7 @@ def bench(
         facts["sqnr_db"] = ratio if inputs is not None and math.isfinite(ratio) else None
         print_json("bench", {"files": files, **facts})
     else:
-        console = _stdout()
+        console = stdout()
         console.print(timings_table(timings, threads=threads, rounds=rounds))
         agree = f"; outputs agree to {ratio:.1f} dB SQNR" if inputs is not None else ""
         console.print(f"{speed_up:.2f}x as fast as {against}{agree}")
@@ -379,7 +347,7 @@ def bench(
     check_figure(speed_up, fail_under, "the speed-up")
 
 
-def _stdout(quiet: bool = False) -> Console:
+def stdout(quiet: bool = False) -> Console:
     """Standard output; wider than rich's 80 columns where it is no terminal."""
     console = Console(quiet=quiet)
     return console if console.is_terminal else Console(quiet=quiet, width=140)

@@ -22,8 +22,8 @@ class Shared(nn.Module):
         return self.fc(self.c(self.a(x) + self.b(x)).mean((2, 3)))
 
 
-def uniform(program, x, name):
-    prepared = pq.prepare(program, get("onnx").quantizer(name))
+def uniform(program, x, name, backend="onnx"):
+    prepared = pq.prepare(program, get(backend).quantizer(name))
     gm = pq.convert(pq.calibrate(prepared, [x], progress=False))
     return Uniform(name=name, gm=gm, costs=pq.sensitivity(program, gm, [x], progress=False))
 
@@ -156,3 +156,16 @@ def test_share_quantized_when_one_of_four_is_float_then_three_quarters():
     gm = pq.convert(pq.calibrate(pq.prepare(program, quantizer), [x], progress=False))
     assert share_quantized(gm) == 0.75
     assert constants_size(gm) == sum(r.size_after + r.qparams for r in pq.provenance_of(gm).sizes)
+
+
+def test_clusters_of_when_an_algorithm_put_an_operator_there_then_no_rule_names_it():
+    torch.manual_seed(0)
+    model, x = nn.Linear(16, 8).eval(), torch.randn(64, 16)
+    with torch.no_grad():
+        model.weight[1:] *= 0.02
+        model.bias[1:] *= 0.02
+    program = torch.export.export(model, (x,))
+    base = uniform(program, x, "int8", "xnnpack")
+    assert "mul" in {node.name for node in base.gm.graph.nodes}
+    (cluster,) = clusters_of(base, [])
+    assert [rule.node for rule in cluster.rules("float", "")] == ["linear"]

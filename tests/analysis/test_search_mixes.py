@@ -2,9 +2,11 @@ import pytest
 import torch
 
 import pt2e_quant as pq
+from pt2e_quant.analysis import search_mixes
+from pt2e_quant.analysis.bench_mixes import Bench
 from pt2e_quant.analysis.graph_side import origin_name
 from pt2e_quant.analysis.latency import Latency, Stopwatch
-from pt2e_quant.analysis.menu import is_product
+from pt2e_quant.analysis.menu import is_product, share_quantized
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize
 from tests.analysis.outlier_transformer import POOR, batches, transformer
@@ -95,3 +97,37 @@ def test_search_when_the_menu_has_an_algorithm_then_one_group_gets_it_and_stays_
     found.recipe.save(tmp_path / "mixed.toml")
     again = pq.quantize(model, (data[0],), recipe=str(tmp_path / "mixed.toml"), **given)
     assert torch.equal(again.run(data[0]), found.artifact.run(data[0]))
+
+
+def measured_by_share(self, gm):
+    """A `measure` of a bench: the more is quantized the better."""
+    return 0.5 if gm is None else share_quantized(gm)
+
+
+def test_search_when_a_mix_of_fewer_bytes_measures_better_then_it_is_returned(monkeypatch):
+    monkeypatch.setattr(Bench, "measure", measured_by_share)
+    data = batches(1)
+    options = {**OPTIONS, "points": 2, "recipe": POOR, "menu": ()}
+    found = pq.tune(
+        transformer(), (data[0],), calibration_data=data, budget={"bytes": 60_000}, **options
+    )
+    assert found.metric == max(point.metric for point in found.measured) == 1.0
+    assert found.recipe in [point.recipe for point in found.front]
+
+
+def test_search_when_the_noise_of_the_recipe_is_far_above_the_first_guess_then_it_may_stay(
+    monkeypatch,
+):
+    monkeypatch.setattr(search_mixes, "_FIRST_NOISE", 1e-12)
+    data = [(x, x) for x in batches(1)]
+    found = pq.tune(
+        transformer(),
+        (data[0][0],),
+        calibration_data=data,
+        accuracy_drop=0.5,
+        metric=lambda outputs, _: float(outputs.isfinite().float().mean()),
+        menu=(),
+        **OPTIONS,
+    )
+    assert found.recipe.rules == ()
+    assert [point.recipe for point in found.front] == [found.recipe]

@@ -74,6 +74,14 @@ def test_tune_when_no_goal_is_given_then_an_error_of_ours(folder, capsys):
     assert "one of target, accuracy_drop and budget" in capsys.readouterr().err
 
 
+def test_tune_when_no_mix_is_as_fast_as_asked_then_names_the_fastest(folder, capsys):
+    asked = (*TUNE, "--budget-latency-us", "0.5", "--method", "weight", "--points", "0")
+    assert call(*asked, "--json") == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert "the fastest measured takes" in err
+
+
 def test_report_when_given_a_float_program_then_what_is_known_of_it(folder, capsys):
     assert call("report", "float.pt2", "-o", "float.html", "--json") == 0
     assert json.loads(capsys.readouterr().out)["report"]["backend"] == "torch.export program"

@@ -72,11 +72,13 @@ SENSITIVITY = ("sensitivity", "model.pt2", "--inputs", "data.npz", "--backend", 
     ("asked", "low", "high", "name"),
     [
         (("report", "ready.onnx", "-o", "page.html"), "10", "90", "SQNR against the float"),
+        (("inspect", "ready.onnx"), "10", "90", "SQNR against the float"),
+        (("audit", "ready.onnx"), "0.5", "1.1", "share of operators in integers"),
         (("bench", "ready.onnx", "--against", "model.pt2"), "0.0001", "10000", "speed-up"),
         (("profile", "ready.onnx", "--inputs", "data.npz"), "0.0001", "1", "time in integers"),
         (SENSITIVITY, "10", "90", "SQNR with the worst group"),
     ],
-    ids=["report", "bench", "profile", "sensitivity"],
+    ids=["report", "inspect", "audit", "bench", "profile", "sensitivity"],
 )
 def test_command_when_its_figure_is_below_fail_under_then_exits_with_one(
     folder, ready, capsys, asked, low, high, name

@@ -69,6 +69,11 @@ class Audit:
         """Whether nothing computes in float."""
         return not self.islands
 
+    @property
+    def share_in_integers(self) -> float:
+        """Of the operators listed and counted, from 0 to 1; 1 where nothing computes in float."""
+        return self.integer_operators / max(self.integer_operators + len(self.islands), 1)
+
     def __str__(self) -> str:
         """The operators in float, one paragraph each."""
         count, found = self.integer_operators, len(self.islands)
