@@ -170,11 +170,29 @@ def _sliced(tensor: QuantizedTensor, dim: int, start: int, end: int, step: int) 
         return tensor.dequantize()[
             (slice(None),) * (dim % tensor.dim()) + (slice(start, end, step),)
         ]
-    parts = _flat_scales(tensor)
     shape = tuple(end - start if i == axis else n for i, n in enumerate(form.shape))
+    places = _packed_places(tensor, axis, start, end)
+    parts, layout = (_flat_scales(tensor), "plain") if places is None else (tensor.parts, "packed")
     made = {name: _cut(name, part, axis, length, start, end) for name, part in parts.items()}
+    if places is not None:
+        made["packed"] = aten.slice.Tensor(parts["packed"], *places)
     scheme = _without_steps(form.scheme) if "steps" in tensor.part_names else form.scheme
-    return tensor.like(made, replace(form, shape=shape, layout="plain", scheme=scheme))
+    return tensor.like(made, replace(form, shape=shape, layout=layout, scheme=scheme))
+
+
+def _packed_places(
+    tensor: QuantizedTensor, axis: int, start: int, end: int
+) -> tuple[int, int, int] | None:
+    """Dimension, start and end of a run in packed codes; none if it is not of whole bytes."""
+    shape, bits = tensor.form.shape, tensor.form.scheme.bits
+    if tensor.form.layout != "packed" or "steps" in tensor.part_names:
+        return None
+    if axis == 0 and len(shape) > 1:
+        return 0, start, end
+    is_cut = start * bits % 8 or (end * bits % 8 and end != shape[axis])
+    if len(shape) > 2 or is_cut:
+        return None
+    return axis, start * bits // 8, -(-end * bits // 8)
 
 
 def _without_steps(scheme: Any) -> Any:

@@ -186,6 +186,7 @@ class QuantizedTensor(torch.Tensor):
         *,
         search: WeightSearch = WeightSearch.MIN_MAX,
         encode: Callable[[Tensor, Mapping[str, Tensor], TensorForm], Tensor] = encode,
+        ranges: Tensor | None = None,
     ) -> "QuantizedTensor":
         """Take the nearest codes to new real values, under new scales, in the memory there is.
 
@@ -193,14 +194,18 @@ class QuantizedTensor(torch.Tensor):
             values: float, of this shape.
             search: how scales are found.
             encode: gives the codes, of (values, qparams, form): another rounding, say.
+            ranges: what scales are found from, of as many dimensions; the values if None.
 
         Returns:
             This tensor.
         """
-        form = self.form
+        form, order = self.form, _inverse(self.form.axes)
+        if not self.numel():
+            return self
         with torch.no_grad():
-            upright = values.detach().to(form.dtype).permute(_inverse(form.axes))
-            found = qparam_parts(form, find_qparams(upright, form.scheme, search))
+            upright = values.detach().to(form.dtype).permute(order)
+            seen = upright if ranges is None else ranges.detach().to(form.dtype).permute(order)
+            found = qparam_parts(form, find_qparams(seen, form.scheme, search))
             plain = {"codes": encode(upright, found, form)} | found
             packed = layout_named(form.layout).pack(plain, form.with_layout("plain"))
             for name, value in packed.items():

@@ -9,6 +9,8 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, UnsupportedError, near
@@ -22,9 +24,7 @@ from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.values import encode, real_scale
 from pt2e_quant.training.linear_products import Filter
 from pt2e_quant.training.rounding import Rounding, round_to_integers
-
-_FOR_SHARDS = frozenset({torch.ops.aten.new_zeros.default, torch.ops.aten.empty_like.default})
-"""What FSDP2 and tensor parallelism make shards with. They would be float, without a word."""
+from pt2e_quant.training.stored_shards import SHARDING, bytes_to_gather, join_bytes
 
 
 @final
@@ -36,30 +36,34 @@ class StoredParameter(QuantizedTensor):
         every: after how many steps of the optimizer they do.
         steps: of the optimizer since they last did.
         requantizations: how often they have.
+        own_grad_dtype: of the gradients, if it is another than the weight's.
     """
 
     rounding: Rounding = Rounding.NEAREST
     every: int = 1
     steps: int = 0
     requantizations: int = 0
+    own_grad_dtype: torch.dtype | None = None
 
-    def take_step(self, values: Tensor) -> None:
+    def take_step(self, values: Tensor, ranges: Callable[[Tensor], Tensor] | None = None) -> None:
         """Take over real values after a step of the optimizer, if it is time to.
 
         Args:
             values: float, of this shape.
+            ranges: gives what scales are found from; the values themselves if None.
         """
         self.steps += 1
         if self.steps < self.every:
             return
         self.steps = 0
         self.requantizations += 1
-        self.requantize_(values, encode=_ENCODERS[self.rounding])
+        found = values if ranges is None else ranges(values)
+        self.requantize_(values, encode=_ENCODERS[self.rounding], ranges=found)
 
     def like(self, parts: Mapping[str, Tensor], form: TensorForm) -> "StoredParameter":
         """One with other parts, treated the same."""
         made = StoredParameter(parts, form)
-        for name in ("rounding", "every", "steps", "requantizations"):
+        for name in ("rounding", "every", "steps", "requantizations", "own_grad_dtype"):
             setattr(made, name, getattr(self, name))
         return made
 
@@ -77,12 +81,45 @@ class StoredParameter(QuantizedTensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch declares its default as a function
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in _FOR_SHARDS or "c10d" in func.namespace:
+        if func in SHARDING:
+            made = SHARDING[func](func, args, kwargs or {})
+            if made is not NotImplemented:
+                return made
+        elif func.namespace == "c10d":
             raise UnsupportedError(
-                f"a parameter stored as {_scheme_of(args)} is not sharded ({func})",
-                fix="shard the model with float parameters, or train each rank's copy whole",
+                f"{func} is not done on a parameter stored as {_scheme_of(args)}",
+                fix="communicate dequantize()",
             )
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def fsdp_pre_all_gather(
+        self,
+        mesh: DeviceMesh,
+        outer_size: torch.Size,
+        outer_stride: tuple[int, ...],
+        module: nn.Module,
+        mp_policy: Any,
+    ) -> tuple[tuple[Tensor, ...], torch.Size]:
+        """The codes and scales of the shard, as bytes."""
+        return bytes_to_gather(self, mesh.size(), outer_size)
+
+    def fsdp_post_all_gather(
+        self,
+        all_gather_outputs: tuple[Tensor, ...],
+        metadata: torch.Size,
+        param_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """The whole parameter, stored likewise."""
+        whole, parts = join_bytes(self, all_gather_outputs, metadata, param_dtype)
+        if out is None:
+            return whole, parts
+        local = out._local_tensor if isinstance(out, DTensor) else out
+        assert isinstance(local, StoredParameter)
+        for into, part in zip(local.parts.values(), whole.parts.values(), strict=True):
+            into.copy_(part)
+        return None
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         own = (self.rounding, self.every)
@@ -241,7 +278,7 @@ def _stored(
     layout = "packed" if scheme.bits < 8 else "plain"
     quantized = QuantizedTensor.from_float(weight.detach(), scheme, layout=layout)
     made = StoredParameter(quantized.parts, quantized.form)
-    made.rounding, made.every = rounding, every
+    made.rounding, made.every, made.own_grad_dtype = rounding, every, grad_dtype
     param = nn.Parameter(made, requires_grad=weight.requires_grad)
     if grad_dtype is not None:
         param.grad_dtype = grad_dtype
@@ -249,7 +286,8 @@ def _stored(
 
 
 def stored_parameters(module: nn.Module) -> Iterator[tuple[str, StoredParameter]]:
-    """The parameters of a model that are stored in a format, by name."""
+    """The parameters of a model that are stored in a format, or their shards, by name."""
     for name, param in module.named_parameters():
-        if isinstance(param, StoredParameter):
-            yield name, param
+        own = param._local_tensor if isinstance(param, DTensor) else param
+        if isinstance(own, StoredParameter):
+            yield name, own

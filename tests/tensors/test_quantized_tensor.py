@@ -190,3 +190,17 @@ def test_module_when_its_weight_is_packed_for_onednn_then_moves_and_casts(name):
     assert real.weight.dtype is torch.bfloat16
     found = real(x.bfloat16()).float()
     assert (found - expected).norm() < 0.03 * expected.norm()  # 8 bits of activations, twice
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_tensor_when_packed_and_cut_along_blocks_then_pieces_are_views(dim):
+    tensor = quantized("w4_g32", "packed")
+    half = tensor.shape[dim] // 2
+    piece, other = tensor.narrow(dim, half, half), quantized("w4_g32", "packed", tensor.shape)
+    assert piece.form.layout == "packed"
+    real = tensor.dequantize().narrow(dim, half, half)
+    assert torch.equal(piece.dequantize(), real)
+    tensor.narrow(dim, half, half).copy_(other.narrow(dim, 0, half))
+    assert torch.equal(
+        tensor.dequantize().narrow(dim, half, half), other.dequantize().narrow(dim, 0, half)
+    )

@@ -5,6 +5,7 @@ Every cell is a function of a mesh and returns values; rank 0 saves them, or the
 
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,7 +24,11 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from pt2e_quant import training
+from pt2e_quant.core.granularity import PerGroup, PerTensor
+from pt2e_quant.core.scheme_names import scheme_named
+from pt2e_quant.tensors import QuantizedTensor
 from pt2e_quant.training import Float8TrainingConfig
+from pt2e_quant.training.stored_parameters import stored_parameters
 
 CONFIGS = {
     "tensorwise": Float8TrainingConfig(),
@@ -79,8 +84,22 @@ def int8(model):
     training.convert_to_int8_training(model, config)
 
 
-def stored(model):
-    training.quantize_parameters(model, "w8")
+def stored(scheme, ends=("up", "down", "head"), **named):
+    """Weights as codes; groups of 32 fit the first weight of a block alone."""
+    return lambda model: training.quantize_parameters(
+        model, scheme, filter=lambda module, name: name.endswith(ends), **named
+    )
+
+
+def per_tensor():
+    weight = scheme_named("w8").weight
+    return replace(weight, granularity=PerTensor())
+
+
+def four_bits(size=32):
+    """Codes from -7: from -8 the least value of a group is on a tie, which sums decide."""
+    weight = scheme_named("w4_g32").weight
+    return replace(weight, granularity=PerGroup(size), quant_min=-7)
 
 
 def with_masters(params, lr):
@@ -127,9 +146,15 @@ def run_parts(mesh, convert, optimizer_class, wrap=shard):
     alone = [batch.chunk(count) for batch in batches()]
     own = [[parts[mesh.get_rank()]] for parts in alone]
     expected, _ = train(make(convert), alone, optimizer_class)
-    found, _ = train(wrap(make(convert), mesh), own, optimizer_class)
+    model = wrap(make(convert), mesh)
+    found, _ = train(model, own, optimizer_class)
     dist.all_reduce(found)
-    return {"expected": expected, "found": found / count}
+    return {"expected": expected, "found": found / count, "stored": kinds(model)}
+
+
+def kinds(model):
+    """Layouts and counts of quantizations of the shards that are stored as codes."""
+    return {(own.form.layout, own.requantizations) for _, own in stored_parameters(model)}
 
 
 def parallelize(model, mesh):
@@ -141,8 +166,9 @@ def parallelize(model, mesh):
 def run_tensor_parallel(mesh, convert, optimizer_class):
     parts = [[batch] for batch in batches()]
     expected, _ = train(make(convert), parts, optimizer_class)
-    found, _ = train(parallelize(make(convert), mesh), parts, optimizer_class)
-    return {"expected": expected, "found": found}
+    model = parallelize(make(convert), mesh)
+    found, _ = train(model, parts, optimizer_class)
+    return {"expected": expected, "found": found, "stored": kinds(model)}
 
 
 def whole(state):
@@ -152,6 +178,8 @@ def whole(state):
     if isinstance(state, DTensor):
         state = state.full_tensor()
     real = getattr(state, "real_values", state)
+    if isinstance(real, QuantizedTensor):
+        real = real.dequantize()
     return real.detach().clone() if isinstance(real, torch.Tensor) else real
 
 
@@ -194,11 +222,23 @@ CELLS = {
     **{f"tp {name}": (run_tensor_parallel, float8(name), ADAM) for name in CONFIGS},
     "fsdp int8": (run_parts, int8, ADAM),
     "tp int8": (run_tensor_parallel, int8, ADAM),
-    "fsdp stored": (run_parts, stored, with_masters),
-    "ddp stored": (run_parts, stored, with_masters, replicate),
+    "fsdp stored": (run_parts, stored("w8"), with_masters),
+    "fsdp stored w4": (run_parts, stored(four_bits(), ("up", "head")), with_masters),
+    "fsdp stored fp8": (run_parts, stored("fp8_weight_only"), with_masters),
+    "fsdp stored per tensor": (run_parts, stored(per_tensor()), with_masters),
+    "fsdp stored grad_dtype": (run_parts, stored("w8", grad_dtype=torch.bfloat16), with_masters),
+    "ddp stored": (run_parts, stored("w8"), with_masters, replicate),
     "ddp int8": (run_parts, int8, ADAM, replicate),
     "ddp AdamW8bit": (run_parts, None, training.AdamW8bit, replicate),
-    "tp stored": (run_tensor_parallel, stored, with_masters),
+    "tp stored": (run_tensor_parallel, stored("w8"), with_masters),
+    "tp stored w4": (run_tensor_parallel, stored(four_bits(), ("up",)), with_masters),
+    "tp stored grad_dtype": (
+        run_tensor_parallel,
+        stored("w8", grad_dtype=torch.bfloat16),
+        with_masters,
+    ),
+    "tp stored per tensor": (run_tensor_parallel, stored(per_tensor()), with_masters),
+    "tp stored cut": (run_tensor_parallel, stored(four_bits(88), ("down",)), with_masters),
     "fsdp AdamW8bit": (run_parts, None, training.AdamW8bit),
     "fsdp AdamW4bit": (run_parts, None, training.AdamW4bit),
     "tp AdamW8bit": (run_tensor_parallel, None, training.AdamW8bit),
@@ -209,6 +249,8 @@ SAVED = {
     "float8 delayed": (float8("delayed"), ADAM),
     "AdamW8bit": (None, training.AdamW8bit),
     "AdamW4bit": (None, training.AdamW4bit),
+    "stored": (stored("w8"), with_masters),
+    "stored w4": (stored(four_bits(), ("up", "head")), with_masters),
 }
 
 

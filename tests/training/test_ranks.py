@@ -12,8 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 REFUSED = {
     "tp blockwise": "shards may cut blocks",
     "tp int8": "int8 training takes no DTensor",
-    "fsdp stored": "is not sharded",
-    "tp stored": "is not sharded",
+    "fsdp stored per tensor": "rows share scales",
+    "fsdp stored grad_dtype": "the gradient of a shard has the parameter's dtype",
+    "tp stored grad_dtype": "the gradient of a shard has the parameter's dtype",
+    "tp stored cut": "would cut its blocks of scales",
 }
 
 
@@ -52,6 +54,8 @@ def check(results):
             rtol = 2e-3 if "bit" in name else 2e-5
             found, expected = result["found"].tolist(), result["expected"].tolist()
             assert found == pytest.approx(expected, rel=rtol), name
+            layout = "packed" if "w4" in name else "plain"
+            assert result["stored"] == ({(layout, 3)} if "stored" in name else set()), name
 
 
 def flat(state, path=""):

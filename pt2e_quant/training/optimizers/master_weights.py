@@ -1,6 +1,7 @@
 """An optimizer that steps on copies of parameters: in another precision, or on the CPU."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -12,6 +13,7 @@ from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.training.optimizers.exact_state import load_exactly
 from pt2e_quant.training.stored_parameters import StoredParameter
+from pt2e_quant.training.stored_shards import extremes_of_whole, real_values
 
 _MASTER = "master"
 
@@ -89,10 +91,14 @@ class MasterWeightOptimizer(Optimizer):
 
 
 def _write_back(param: Tensor, values: Tensor) -> None:
-    stored = param._local_tensor if isinstance(param, DTensor) else param
-    if isinstance(stored, StoredParameter):
-        local = values._local_tensor if isinstance(values, DTensor) else values
-        stored.take_step(local.to(stored.device))
+    if isinstance(param, StoredParameter):
+        param.take_step(values.to(param.device))
+        return
+    stored = param._local_tensor if isinstance(param, DTensor) else None
+    if isinstance(param, DTensor) and isinstance(stored, StoredParameter):
+        assert isinstance(values, DTensor)
+        local = values._local_tensor.to(stored.device)
+        stored.take_step(local, partial(extremes_of_whole, param))
         return
     param.copy_(values)
 
@@ -130,8 +136,7 @@ def with_master_weights(
         if param in start:
             real = start[param]
         else:
-            real = param.detach()
-            real = real.dequantize() if isinstance(real, QuantizedTensor) else real
+            real = real_values(param.detach())
         where = place or param.device
         is_stored = isinstance(getattr(param, "_local_tensor", param), QuantizedTensor)
         if not is_stored and (param.dtype, param.device) == (dtype, where) and param not in start:
