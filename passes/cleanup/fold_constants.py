@@ -22,7 +22,6 @@ from pt2e_quant.graph.ops import (
     LINEAR,
     Overloads,
     arguments,
-    aten,
     is_call,
     is_getitem,
 )
@@ -31,21 +30,6 @@ from pt2e_quant.graph.strides import has_plain_strides
 
 GROWTH_LIMIT_BYTES = 1 << 20
 """How many bytes a folded constant may be larger than the constants that it makes superfluous."""
-
-_CREATED: Overloads = (
-    aten.arange.default,
-    aten.arange.start,
-    aten.arange.start_step,
-    aten.full.default,
-    aten.ones.default,
-    aten.zeros.default,
-    aten.scalar_tensor.default,
-    aten.eye.default,
-    aten.eye.m,
-    aten.linspace.default,
-)
-"""Operators that make a constant of literals."""
-
 
 _LAYERS: Overloads = CONV + CONV_TRANSPOSE + LINEAR + EMBEDDING + BATCH_NORM
 
@@ -63,6 +47,16 @@ def _is_pure(node: Node) -> bool:
     return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
 
 
+def _makes_constant(node: Node) -> bool:
+    """Whether a call makes its result of numbers alone: a range, a window, an identity matrix.
+
+    `aten.empty` leaves its values open; operators of other libraries may read what they like.
+    """
+    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        return False
+    return not node.target._opname.startswith("empty")
+
+
 def _foldable(gm: GraphModule) -> set[Node]:
     """The nodes that depend on constants alone, and whose storage nothing writes."""
     root, written = roots(gm.graph), mutated_roots(gm.graph)
@@ -75,7 +69,7 @@ def _foldable(gm: GraphModule) -> set[Node]:
                 found.add(node)
         elif node.op == "call_function" and _is_pure(node):
             inputs = node.all_input_nodes
-            made = node.target in _CREATED if not inputs else all(n in found for n in inputs)
+            made = all(n in found for n in inputs) if inputs else _makes_constant(node)
             if made and _has_static_value(node):
                 found.add(node)
     return found

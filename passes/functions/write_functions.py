@@ -17,12 +17,15 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.graph.subgraphs import named_graphs
-from pt2e_quant.passes.functions import elementwise, rows
+from pt2e_quant.passes.functions import elementwise, rows, sizes_of_run_time
 
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__lshift__.Scalar": elementwise.shift_left,
     "aten.__rshift__.Scalar": elementwise.shift_right,
     "aten._trilinear.default": rows.trilinear,
+    "aten.adaptive_avg_pool1d.default": sizes_of_run_time.adaptive_avg_pool,
+    "aten.adaptive_avg_pool2d.default": sizes_of_run_time.adaptive_avg_pool,
+    "aten.adaptive_avg_pool3d.default": sizes_of_run_time.adaptive_avg_pool,
     "aten.adaptive_max_pool2d.default": rows.adaptive_max_pool,
     "aten.adaptive_max_pool3d.default": rows.adaptive_max_pool,
     "aten.cdist.default": rows.cdist,
@@ -31,6 +34,8 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.atan2.default": elementwise.atan2,
     "aten.binary_cross_entropy_with_logits.default": elementwise.binary_cross_entropy_with_logits,
     "aten.bucketize.Tensor": rows.bucketize,
+    "aten.conv1d.default": sizes_of_run_time.conv_of_groups,
+    "aten.conv2d.default": sizes_of_run_time.conv_of_groups,
     "aten.conv_transpose1d.default": rows.conv_transpose,
     "aten.conv_transpose2d.input": rows.conv_transpose,
     "aten.conv_transpose3d.input": rows.conv_transpose,
@@ -62,6 +67,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.put.default": rows.put,
     "aten.round.decimals": elementwise.round_decimals,
     "aten.rrelu.default": elementwise.rrelu,
+    "aten.scatter_reduce.two": sizes_of_run_time.scatter_reduce,
     "aten.searchsorted.Tensor": rows.searchsorted,
     "aten.signbit.default": elementwise.signbit,
     "aten.sort.default": rows.sort,

@@ -4,8 +4,9 @@ ExecuTorch 1.4 copies values of a dynamic size through loops without resizing th
 strides of a constant for its layout.
 """
 
+import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +26,14 @@ from pt2e_quant.graph.meta import attribute, constant_nodes
 from pt2e_quant.graph.pipeline import PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.passes.functions.rows import Results
+from pt2e_quant.passes.functions.sizes_of_run_time import scatter_reduce
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
 
+_WRITTEN: Mapping[str, Callable[..., Results]] = {
+    **FUNCTIONS,
+    "aten.scatter_reduce.two": functools.partial(scatter_reduce, has_extremes=False),
+}
 _KERNELS = ("aten.atan2.default", "aten.expm1.default", "aten.log1p.default")
 """Of the functions that can be written out, those that ExecuTorch has kernels for."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")
@@ -95,7 +102,7 @@ def _name(node: Node) -> str:
 
 
 def write_functions(gm: GraphModule) -> EdgeResult:
-    """Write the functions of `FUNCTIONS` out, in the edge program and its bodies.
+    """Write the functions of `_WRITTEN` out, in the edge program and its bodies.
 
     ExecuTorch's decompositions have written larger operators as them by then.
 
@@ -105,8 +112,8 @@ def write_functions(gm: GraphModule) -> EdgeResult:
     changed = False
     for body in (m for m in gm.modules() if isinstance(m, GraphModule)):
         names = {n: _edge_name(n) for n in body.graph.nodes if n.op == "call_function"}
-        calls = [n for n, name in names.items() if name in FUNCTIONS and name not in _KERNELS]
-        if any([write_out(body, n, FUNCTIONS[names[n]], _edge) for n in calls]):
+        calls = [n for n, name in names.items() if name in _WRITTEN and name not in _KERNELS]
+        if any([write_out(body, n, _WRITTEN[names[n]], _edge) for n in calls]):
             body.recompile()
             changed = True
     if not changed:

@@ -79,6 +79,18 @@ def test_mask_when_made_from_constants_then_folded(program):
     p.matches()
 
 
+def test_window_when_made_of_numbers_alone_then_folded(program):
+    class Framed(nn.Module):
+        def forward(self, x):
+            window = torch.hamming_window(4, periodic=False) + torch.blackman_window(4)
+            return x * window + torch.randn(4).clamp(0, 0) + torch.zeros_like(torch.empty(4))
+
+    p = program(Framed(), (X,)).apply(fold_constants)
+    calls = [str(node.target) for node in p.gm.graph.nodes if node.op == "call_function"]
+    assert not [name for name in calls if "window" in name]
+    assert {"aten.randn.default", "aten.empty.memory_format"} <= set(calls)
+
+
 def test_constant_when_permuted_then_stored_contiguously(program):
     class Biased(nn.Module):
         def __init__(self):

@@ -1,0 +1,138 @@
+"""Functions whose windows, groups or places are known at run time only, as products and choices."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_NEUTRAL = {"amax": -math.inf, "amin": math.inf, "prod": 1.0}
+
+
+def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Means of a dynamic number of windows, as one product with a matrix for each dimension."""
+    if all(isinstance(count, int) for count in output_size):
+        raise NotImplementedError("a fixed number of windows, which runtimes take")
+    for dim, count in enumerate(output_size, start=-len(output_size)):
+        size = x.shape[dim]
+        window, place = torch.arange(count), torch.arange(size).unsqueeze(-1)
+        # No quotient: place is in a window if it ends behind its start and starts before its end.
+        is_in = ((place + 1) * count > window * size) & (place * count < (window + 1) * size)
+        is_in_float = is_in.to(x.dtype)
+        means = is_in_float / is_in_float.sum(0)
+        x = torch.matmul(x.transpose(dim, -1), means).transpose(dim, -1)
+    return x
+
+
+def conv_of_groups(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Tensor:
+    """A convolution with a dynamic number of groups, as a product of each group's windows.
+
+    Filters that a model computes for each image of a batch are such.
+    """
+    if isinstance(groups, int):
+        raise NotImplementedError("a fixed number of groups, which runtimes take")
+    dims = weight.dim() - 2
+    if dims == 1:
+        one = conv_of_groups(
+            x.unsqueeze(-2),
+            weight.unsqueeze(-2),
+            bias,
+            (1, *stride),
+            (0, *padding),
+            (1, *dilation),
+            groups,
+        )
+        return one.squeeze(-2)
+    batch, _, *spatial = x.shape
+    stride, padding, dilation = (
+        list(given) * (dims if len(given) == 1 else 1) for given in (stride, padding, dilation)
+    )
+    inner, kernel = weight.shape[1], weight.shape[2:]
+    windows = F.unfold(
+        x.reshape(batch * groups, inner, *spatial), kernel, dilation, padding, stride
+    )
+    each = windows.reshape(batch, groups, windows.shape[1], windows.shape[2])
+    filters = weight.reshape(groups, -1, inner * kernel.numel())
+    sizes = [
+        (size + 2 * pad - step * (width - 1) - 1) // by + 1
+        for size, pad, step, width, by in zip(
+            spatial, padding, dilation, kernel, stride, strict=True
+        )
+    ]
+    y = torch.matmul(filters, each).reshape(batch, weight.shape[0], *sizes)
+    return y if bias is None else y + bias.reshape(-1, *[1] * dims)
+
+
+def scatter_reduce(
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+    has_extremes: bool = True,
+) -> Tensor:
+    """Means and sums at places, as sums of `scatter_add`.
+
+    Args:
+        x: what stands at the places before.
+        dim: along which `index` says the place.
+        index: as large as `x` along other dimensions.
+        src: what is reduced, as large as `index` at least.
+        reduce: sum, mean, amax, amin or prod.
+        include_self: reduce `x` too, where something else is.
+        has_extremes: leave amax, amin and prod to the runtime; else they are written with a choice
+            between all places for each value.
+    """
+    if has_extremes and reduce in _NEUTRAL:
+        raise NotImplementedError("which runtimes take")
+    if not x.dim() or not x.is_floating_point():
+        raise NotImplementedError("integers, or no dimension")
+    if reduce in _NEUTRAL:
+        return _extremes(x, dim % x.dim(), index, src, reduce, include_self)
+    ones = torch.ones_like(x)
+    count = torch.scatter_add(torch.zeros_like(x), dim, index, torch.ones_like(src))
+    if include_self:
+        total, count = torch.scatter_add(x, dim, index, src), count + ones
+    else:
+        kept = torch.where(count > 0, 0.0, x)
+        total, count = torch.scatter_add(kept, dim, index, src), torch.maximum(count, ones)
+    return total / count if reduce == "mean" else total
+
+
+def _extremes(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool
+) -> Tensor:
+    """Of all values whose place it is; takes the memory of all places for each value."""
+    others = [at for at in range(x.dim()) if at != dim]
+    if any(not _is_same(index.shape[at], x.shape[at]) for at in others):
+        raise NotImplementedError("places of a part of the tensor")
+    for at in range(x.dim()):
+        if not _is_same(src.shape[at], index.shape[at]):
+            src = src.narrow(at, 0, index.shape[at])
+    places = torch.arange(x.shape[dim]).reshape([-1 if at == dim else 1 for at in range(x.dim())])
+    hit = index.unsqueeze(dim) == places.unsqueeze(dim + 1)
+    values = torch.where(hit, src.unsqueeze(dim), _NEUTRAL[reduce])
+    if reduce == "prod":
+        found = values.prod(dim + 1)
+        alone, both = found, x * found
+    else:
+        found = values.amax(dim + 1) if reduce == "amax" else values.amin(dim + 1)
+        both = torch.maximum(x, found) if reduce == "amax" else torch.minimum(x, found)
+        alone = found
+    return both if include_self else torch.where(hit.any(dim + 1), alone, x)
+
+
+def _is_same(a: int, b: int) -> bool:
+    """Whether two sizes are written alike; asking for equality would add a guard."""
+    return str(a) == str(b)
