@@ -1,4 +1,4 @@
-"""The face every artifact has."""
+"""The interface that all artifacts have."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

@@ -94,7 +94,7 @@ def _move(call: Node, found: Sequence[Body]) -> None:
     for gm in {body.gm for body in found}:
         editor = Editor(gm)
         inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        for inner, outer in zip(inputs, region_operands(call, gm), strict=True):
+        for inner, outer in region_operands(call, gm):
             if outer is None or not is_unpack(outer):
                 continue
             packed, *how = outer.args

@@ -1,4 +1,4 @@
-"""Where an artifact that fails its check leaves its graph: the first operator that is apart.
+"""Find the first operator whose result differs between a failing artifact and its graph.
 
 The graph is cut behind one value after another, what is in front of the cut is lowered by the same
 backend, and its result compared with the graph's own. Which value is next is chosen as a bisection

@@ -1,4 +1,4 @@
-"""Calls and imports of other packages, without their remarks on themselves."""
+"""Silence the warnings and log lines of other packages in a call or an import."""
 
 import logging
 import os

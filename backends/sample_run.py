@@ -1,4 +1,4 @@
-"""One run of a graph on a sample, that the graph and the sample do not notice."""
+"""Run a graph once on a sample, and leave its buffers and the sample as they were."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

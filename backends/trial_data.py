@@ -1,4 +1,4 @@
-"""Fresh data for a call: from the sample's own values and the ranges that calibration saw."""
+"""Fresh data for a call, drawn from the sample's values and the ranges that calibration saw."""
 
 from collections.abc import Sequence
 from typing import Any

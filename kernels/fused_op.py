@@ -1,4 +1,4 @@
-"""Defining a fused operator: a schema, and what runs it on each device."""
+"""Define a fused operator: a schema, and what runs it on each device."""
 
 import os
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from pt2e_quant.core.errors import MissingExtraError
@@ -49,6 +50,21 @@ def define(
     torch.library.register_fake(f"pt2e_quant::{name}", lib=_LIBRARY)(fake)
     found: OpOverload = getattr(torch.ops.pt2e_quant, name).default
     return found
+
+
+def fake_linear(*, weight: int, axis: int) -> Callable[..., Tensor]:
+    """Shape and dtype of a linear's result: that of the first argument, with N columns.
+
+    Args:
+        weight: place among the arguments of a tensor that N is read from.
+        axis: of that tensor, whose size is N.
+    """
+
+    def fake(*args: Any, out_dtype: torch.dtype = torch.float32, **named: Any) -> Tensor:
+        x: Tensor = args[0]
+        return x.new_empty((*x.shape[:-1], args[weight].shape[axis]), dtype=out_dtype)
+
+    return fake
 
 
 def is_interpreting() -> bool:

@@ -1,4 +1,4 @@
-"""Rows of products with constant weights: alone, with an activation, with a residual sum."""
+"""Op-table entries of products with constant weights: alone, with an activation, with a sum."""
 
 from pt2e_quant.core.schemes import Role, TensorScheme
 from pt2e_quant.graph import ops

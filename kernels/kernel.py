@@ -1,4 +1,4 @@
-"""A kernel as backends see it: a row of an op table, what builds the call, how fast it was."""
+"""A kernel as backends see it: an op-table entry, what builds the call, how fast it was."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -15,7 +15,7 @@ from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, cpu_slug, measured_here
 
-LOOSE_WEIGHT = "dequantize of a weight"
+UNFUSED_WEIGHT = "dequantize of a weight"
 
 
 def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
@@ -58,7 +58,7 @@ def _float_regions(graph: NamedGraph) -> list[FloatRegion]:
     return [
         FloatRegion(
             node=graph.prefix + (reader := next(iter(node.users)).name),
-            what=LOOSE_WEIGHT,
+            what=UNFUSED_WEIGHT,
             reason=refused.get(reader, "no fused operator takes it"),
             cost="one pass over the weight in every call",
         )

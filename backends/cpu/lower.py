@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
-from pt2e_quant.backends.cpu.describe import LOOSE_WEIGHT, describe
+from pt2e_quant.backends.cpu.describe import UNFUSED_WEIGHT, describe
 from pt2e_quant.backends.cpu.failed_products import (
     Failure,
     deciding_without,
@@ -111,9 +111,9 @@ def _emit(job: Job[Options]) -> Draft:
 
     def refuse() -> None:
         refuse_formats(artifact.program, RECIPES, has_caches=True)
-        weights = [i for i in artifact.report.float_regions if i.what == LOOSE_WEIGHT]
+        weights = [i for i in artifact.report.float_regions if i.what == UNFUSED_WEIGHT]
         if weights:
-            raise loose_weights(artifact.program, weights)
+            raise unfused_weights(artifact.program, weights)
 
     def finish(check: Callable[[Artifact], None] | None) -> CpuArtifact:
         artifact.check = check
@@ -286,7 +286,7 @@ def opaque_to_compile(module: GraphModule) -> GraphModule:
     return module
 
 
-def loose_weights(program: GraphModule, weights: Sequence[FloatRegion]) -> UnsupportedError:
+def unfused_weights(program: GraphModule, weights: Sequence[FloatRegion]) -> UnsupportedError:
     """The error for weights that would be dequantized in every call.
 
     Args:

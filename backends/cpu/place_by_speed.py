@@ -1,4 +1,4 @@
-"""Which products stay float because integers would be slower on this machine, borders included.
+"""Keep products float whose integer form, quantizes at its borders included, is slower here.
 
 A product between two integer ones needs no quantize; one between float operators does. So whether
 integers win is a question of regions: a layer leaves its region where that makes the whole cheaper,
@@ -28,7 +28,7 @@ from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.kernels.shape_classes import expected_sizes
 
 _GEMMS = CONV1D + CONV2D + LINEAR
-_MOVERS = one_of(
+_DATA_MOVEMENT = one_of(
     ops.RESHAPE,
     ops.SQUEEZE,
     ops.UNSQUEEZE,
@@ -130,7 +130,7 @@ def _timed_layers(gm: GraphModule, registry: Registry) -> list[_Layer]:
         _Layer(
             op=match.nodes["op"],
             anchor=match.anchor,
-            source=_behind_movers(match.node("x")),
+            source=_behind_data_movement(match.node("x")),
             times=times[product],
         )
         for match in matches
@@ -138,8 +138,8 @@ def _timed_layers(gm: GraphModule, registry: Registry) -> list[_Layer]:
     ]
 
 
-def _behind_movers(node: Node) -> Node:
-    while is_call(node, _MOVERS) and isinstance(source := node.args[0], Node):
+def _behind_data_movement(node: Node) -> Node:
+    while is_call(node, _DATA_MOVEMENT) and isinstance(source := node.args[0], Node):
         node = source
     return node
 
@@ -249,7 +249,7 @@ class _Network:
         seen = [value]
         while seen:
             for user in seen.pop().users:
-                if is_call(user, _MOVERS):
+                if is_call(user, _DATA_MOVEMENT):
                     seen.append(user)
                 elif user not in ops_in_integers:
                     return False

@@ -1,4 +1,4 @@
-"""One CUDA graph of one call: what a GPU at batch 1 spends is launches, not work."""
+"""Capture one call as a CUDA graph: at batch 1, launches take most of the time."""
 
 from collections.abc import Sequence
 from typing import Any

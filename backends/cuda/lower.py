@@ -127,7 +127,7 @@ def _emit(job: Job[Options]) -> Draft:
     artifact = _assemble(stored, options.registry, measures_here(**choices), job.validation)
 
     def refuse() -> None:
-        loose = _loose_weights(artifact.report)
+        unfused = _unfused_weights(artifact.report)
         allow = (
             "lower(..., allow_unmeasured=True) (--allow-unmeasured) to use kernels that were not "
             "measured here"
@@ -136,9 +136,9 @@ def _emit(job: Job[Options]) -> Draft:
         other = "give this module a scheme of the op table (docs/backends/cuda.md), or None"
         if not choices[_SLOWER]:
             other = slower + other
-        if loose:
+        if unfused:
             raise UnsupportedError(
-                loose,
+                unfused,
                 fix=f"{other if choices[_UNMEASURED] else allow}, strict=False to dequantize such "
                 "weights in every call",
             )
@@ -169,12 +169,12 @@ def load(
     }
     artifact = _assemble(stored, registry, measures_here(**choices))
     artifact.quantized = stored.gm
-    loose = _loose_weights(artifact.report) if stored.choices.get(_STRICT, True) else ""
-    if loose:
+    unfused = _unfused_weights(artifact.report) if stored.choices.get(_STRICT, True) else ""
+    if unfused:
         allow = "load(..., allow_unmeasured=True) to use kernels that were not measured here"
         other = "give this module a scheme whose kernels this GPU has"
         fix = other if choices[_UNMEASURED] else allow
-        warnings.warn(str(UnsupportedError(loose, fix=fix)), Pt2eQuantWarning, stacklevel=3)
+        warnings.warn(str(UnsupportedError(unfused, fix=fix)), Pt2eQuantWarning, stacklevel=3)
     return artifact
 
 
@@ -201,16 +201,16 @@ def lower_graph(
     return edited_copy(gm, lowering_passes(registry, measures), validation=validation)
 
 
-def _loose_weights(report: Report) -> str:
+def _unfused_weights(report: Report) -> str:
     """The weights that every call dequantizes, which is slower than float; "" if there are none."""
-    loose = [
+    unfused = [
         float_region
         for float_region in report.float_regions
         if float_region.what == "weight dequantize"
     ]
-    if not loose:
+    if not unfused:
         return ""
-    first, more = loose[0], len(loose) - 1
+    first, more = unfused[0], len(unfused) - 1
     others = f" and of {more} more" if more else ""
     return f"no kernel takes the quantized weight of {first.node}{others}: {first.reason}"
 

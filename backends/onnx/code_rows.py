@@ -1,4 +1,4 @@
-"""Rows for what is stored in few bits, or in 16, and computed in float.
+"""Op-table entries for tensors stored in few bits, or in 16, and computed in float.
 
 ONNX Runtime decodes codes of weights once, when it loads a file (`rewrites/write_formats.py`).
 `tests/backends/onnx/test_every_format.py` lowers and runs each scheme by name.

@@ -1,4 +1,4 @@
-"""Rows for weight-only and dynamic schemes: what ONNX Runtime computes, and what it only stores.
+"""Op-table entries of weight-only and dynamic schemes: computed in integers, or only stored so.
 
 `tests/backends/onnx/test_low_bit.py` lowers and runs each; `docs/onnx_runtime.md` has the times
 that decided.

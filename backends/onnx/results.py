@@ -1,4 +1,4 @@
-"""The result of a call, taken apart into what an ONNX model can give and what it cannot."""
+"""Split a call's result into what an ONNX model can return and what it cannot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A lowering that is refused for one operator is tried again with that operator left in float."""
+"""Lower again with one operator left in float, where a lowering was refused for it."""
 
 from collections.abc import Callable
 from enum import IntEnum

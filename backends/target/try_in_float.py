@@ -1,4 +1,4 @@
-"""Trials of parts of a program in float, on this machine: a part that is faster so is left so."""
+"""Try parts of a program in float on this machine; a part that is faster stays float."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.kernels.shape_classes import expected_sizes
 
 _MOST = 6
-"""So many classes, and so many islands, are tried: each trial is one more lowering."""
+"""So many classes, and so many integer regions, are tried: each trial is one more lowering."""
 _WIN = 0.05
 """A part must win this share of a call's time: repeated measurements scatter by less."""
 _ROUNDS = 60
@@ -34,9 +34,9 @@ def leave_in_float(
 ) -> GraphModule:
     """The graph with each part in float that makes its calls faster on this machine.
 
-    First the operators of one class of sizes, each between its q/dq, then whole islands: operators
-    that hand integers on to each other, without the q/dq between them. A part that wins is kept
-    while the next is tried.
+    First the operators of one class of sizes, each between its q/dq, then whole integer regions:
+    operators that hand integers on to each other, without the q/dq between them. A part that wins
+    is kept while the next is tried.
 
     Args:
         gm: the canonical graph, which is not changed.
@@ -44,7 +44,7 @@ def leave_in_float(
         leaves: of the call that is timed.
     """
     best = lower(gm)
-    for find in (_classes, _islands):
+    for find in (_classes, _regions):
         for name, part in list(find(gm))[:_MOST]:
             members = {node.name for node in part}
             trial = _in_float(gm, members, "")
@@ -77,23 +77,23 @@ def _classes(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
     return iter(sorted(found.items(), key=lambda item: -sum(map(_elements, item[1]))))
 
 
-def _islands(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
-    """Operators that hand integers on to each other, smallest islands first."""
-    island: dict[Node, list[Node]] = {}
+def _regions(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
+    """Operators that hand integers on to each other, smallest regions first."""
+    region_of: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:
         reads = _computed_reads(gm, node)
         sources = [_real(read) for read in reads]
-        is_behind = not reads and any(n in island and len(n.users) == 1 for n in _floats(node))
+        is_behind = not reads and any(n in region_of and len(n.users) == 1 for n in _floats(node))
         sources += _floats(node) if is_behind else []
         if not reads and not is_behind:
             continue
         joined = [node]
         for source in dict.fromkeys(sources):
-            if source in island and island[source] is not joined:
-                joined += island[source]
-                island |= dict.fromkeys(island[source], joined)
-        island |= dict.fromkeys(joined, joined)
-    parts = {id(part): part for part in island.values()}.values()
+            if source in region_of and region_of[source] is not joined:
+                joined += region_of[source]
+                region_of |= dict.fromkeys(region_of[source], joined)
+        region_of |= dict.fromkeys(joined, joined)
+    parts = {id(part): part for part in region_of.values()}.values()
     found = sorted(parts, key=len)
     return (
         (f"the {len(part)} operators from {part[0].name} to {part[-1].name}", part)

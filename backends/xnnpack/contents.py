@@ -1,4 +1,4 @@
-"""What a `.pte` file really runs: each delegate's operators with their dtypes, and the rest.
+"""Read what a `.pte` runs: each delegate's operators with their dtypes, and the rest.
 
 The XNNPACK delegate's payload is a flatbuffer of ExecuTorch's own schema. Reading it, and not the
 graph that went in, is how a test proves that an operator runs in integers.
@@ -23,7 +23,7 @@ from executorch.exir.schema import DelegateCall, ExecutionPlan, KernelCall, Prog
 FLOAT = "fp32"
 """The dtype name of a float tensor in the payload; integers are qint8, qcint8, qint32, …"""
 
-MOVERS = frozenset({"Convert", "StaticTranspose", "StaticReshape", "Copy"})
+DATA_MOVEMENT = frozenset({"Convert", "StaticTranspose", "StaticReshape", "Copy"})
 """Operators that change a tensor's type or layout and compute nothing."""
 
 NO_HANDLE = 2**16 - 1
@@ -89,12 +89,12 @@ class ProgramContents:
 
     def integer_ops(self) -> Counter[str]:
         """Computing operators that run in integers, by name: products with a float result too."""
-        found = (o for o in self.ops() if o.name not in MOVERS)
+        found = (o for o in self.ops() if o.name not in DATA_MOVEMENT)
         return Counter(o.name for o in found if o.multiplies_integers)
 
     def float_ops(self) -> Counter[str]:
         """Computing operators that run in float, by name."""
-        found = (o for o in self.ops() if o.name not in MOVERS)
+        found = (o for o in self.ops() if o.name not in DATA_MOVEMENT)
         return Counter(o.name for o in found if not o.multiplies_integers)
 
     def undelegated_qdq(self) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""The rows of operators with constant weights: static, dynamic and weight-only products."""
+"""Op-table entries of operators with constant weights: static, dynamic and weight-only products."""
 
 from dataclasses import replace
 

@@ -31,7 +31,7 @@ from pt2e_quant.backends.xnnpack.passes.as_products import (
 from pt2e_quant.backends.xnnpack.passes.data_movement import (
     crop_negative_pads,
     move_integers,
-    requantize_behind_movers,
+    requantize_behind_moves,
 )
 from pt2e_quant.backends.xnnpack.passes.edge_forms import (
     can_write_in_place,
@@ -142,10 +142,10 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         embed_portable if portable_only else embed_bytes,
         name_squeezed_dims,
         split_as_slices,
-        requantize_behind_movers,
+        requantize_behind_moves,
         unbind_as_selects,
         crop_negative_pads,
-        requantize_behind_movers,
+        requantize_behind_moves,
         pool_by_depthwise,
         normalize_overloads,
         conv1d_as_conv2d,

@@ -1,4 +1,4 @@
-"""What the file says of itself: the call's pytree and the provenance, as bytes in the program.
+"""The metadata of a `.pte`: the call's pytree and the provenance, as bytes in the program.
 
 Per-channel scales are not said twice. The delegate keeps its scales in the file under a hash of
 their bytes, so a record names that hash; written out, the scales of MobileNetV2 take 1.2 % of the

@@ -13,7 +13,7 @@ from typing import Any
 from torch.fx import Node
 
 from pt2e_quant.backends.artifact import ShownNode
-from pt2e_quant.backends.xnnpack.contents import MOVERS, ProgramContents
+from pt2e_quant.backends.xnnpack.contents import DATA_MOVEMENT, ProgramContents
 from pt2e_quant.graph.meta import origin_name
 
 _METHOD = "forward"
@@ -105,8 +105,8 @@ def node_ids(contents: ProgramContents, handles: Handles, file: str) -> dict[str
         for number, operator in enumerate(operators)
     ]
     # The last of several operators has the node's value; conversions of it have its handle too.
-    computed = {op.handle: place for op, place in inside if op.name not in MOVERS}
-    moved = {op.handle: place for op, place in inside if op.name in MOVERS}
+    computed = {op.handle: place for op, place in inside if op.name not in DATA_MOVEMENT}
+    moved = {op.handle: place for op, place in inside if op.name in DATA_MOVEMENT}
     places = moved | computed | kernels
     found: dict[str, ShownNode] = {}
     for handle, name in handles.nodes.items():

@@ -169,7 +169,7 @@ _POOLS = (
     ),
     _pool("avg_pool2d", ops.AVG_POOL2D, "DepthwiseConv2d", WINDOW_IS_WHOLE, shares=False),
 )
-_MOVERS = (
+_MOVES = (
     _join("cat", ops.CAT, "Concatenate"),
     _join("stack", ops.STACK, _OUTSIDE),
     _moves("slice", ops.SLICE, "StaticSlice", note=f"dynamic shapes or a step: {_OUTSIDE}"),
@@ -189,7 +189,7 @@ _MOVERS = (
     _moves("upsample_nearest2d", (aten.upsample_nearest2d.vec,), _OUTSIDE),
     _moves("copy", ops.IDENTITIES, "nothing: it is dropped"),
 )
-STATIC_ROWS = (*limit_sums(STATIC_GEMMS), *_BINARIES, *_UNARIES, *_POOLS, *_MOVERS)
+STATIC_ROWS = (*limit_sums(STATIC_GEMMS), *_BINARIES, *_UNARIES, *_POOLS, *_MOVES)
 """What runs in integers between static scales."""
 
 TABLE = OpTable(

@@ -1,7 +1,5 @@
 """The operator `pt2e_quant::a8w4_linear`, and where a graph calls it."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -18,7 +16,7 @@ from pt2e_quant.kernels.a8w4_linear.tile_class import tile_class
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
-from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.fused_op import define, fake_linear, triton_kernel
 from pt2e_quant.kernels.gemm_rows import gemm_rows
 from pt2e_quant.kernels.grouped_weight import read_grouped_weight
 from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
@@ -27,26 +25,13 @@ from pt2e_quant.kernels.quantized_values import affine_of
 from pt2e_quant.kernels.shape_classes import static_product
 from pt2e_quant.kernels.site import Site
 
-
-def _fake(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero_point: Tensor,
-    weight: Tensor,
-    *rest: Any,
-    out_dtype: torch.dtype = torch.float32,
-    **named: Any,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[1]), dtype=out_dtype)
-
-
 A8w4Linear = define(
     "a8w4_linear(Tensor x, Tensor x_scale, Tensor x_zero_point, Tensor weight, "
     f"Tensor weight_scale, Tensor weight_sum, int group_size, *, {EPILOGUE_SCHEMA}, "
     'str label="") -> Tensor',
     reference=reference.a8w4_linear,
     triton=triton_kernel("pt2e_quant.kernels.a8w4_linear.gpu", "a8w4_linear"),
-    fake=_fake,
+    fake=fake_linear(weight=3, axis=1),
 )
 """y = epilogue(x_scale * (sum over runs of k: scale of the group * sum_k x * weight  -  zero point
 * sum_k of the scaled weights)), the sum over k of (x - zero point) times the scaled weights.

@@ -1,4 +1,4 @@
-"""Which row of the tile table a product with M rows takes."""
+"""The entry of the tile table for a product with M rows."""
 
 from pt2e_quant.kernels.tiles import rows_class
 

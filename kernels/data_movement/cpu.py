@@ -58,7 +58,7 @@ def _pair(given: Any) -> list[int]:
     return sizes * 2 if len(sizes) == 1 else sizes
 
 
-_MOVERS = (
+_MOVES = (
     _moves("reshape", one_of(ops.RESHAPE, ops.SQUEEZE, ops.UNSQUEEZE), "the same on uint8"),
     _moves("permute", ops.PERMUTE, "the same on uint8"),
     _moves("slice", one_of(ops.SLICE, ops.SELECT), "the same on uint8"),
@@ -104,5 +104,5 @@ KERNELS = tuple(
         measured=measured_here("data_movement") if row.name in _MEASURED else {"any": 1.0},
         cost=node_cost,
     )
-    for row in (*_MOVERS, _MAX_POOL)
+    for row in (*_MOVES, _MAX_POOL)
 )

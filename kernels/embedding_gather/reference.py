@@ -10,7 +10,7 @@ from pt2e_quant.core.packing import unpack
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
 
-_NIBBLES = {True: getattr(torch, "int4"), False: getattr(torch, "uint4")}  # noqa: B009  # torch's stubs list neither
+_FOUR_BITS = {True: getattr(torch, "int4"), False: getattr(torch, "uint4")}  # noqa: B009  # torch's stubs list neither
 
 
 def check_bits(bits: int) -> None:
@@ -75,7 +75,7 @@ def embedding_gather(
         raise IndexError(f"an index is outside of a table of {len(table)} rows")
     codes = table[flat]
     if bits == 4:
-        codes = unpack(codes, _NIBBLES[is_signed], (len(flat), columns))
+        codes = unpack(codes, _FOUR_BITS[is_signed], (len(flat), columns))
     steps = codes.to(torch.int32)
     groups = columns // scale.shape[1]
     if zero_point is not None:

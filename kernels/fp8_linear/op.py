@@ -1,8 +1,5 @@
 """The operator `pt2e_quant::fp8_linear`, and where a graph calls it."""
 
-from typing import Any
-
-import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -15,31 +12,19 @@ from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
 from pt2e_quant.kernels.fp8_linear import reference
-from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.fused_op import define, fake_linear, triton_kernel
 from pt2e_quant.kernels.gemm_rows import gemm_rows
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.launch import FP8_CAPABILITY
 from pt2e_quant.kernels.shape_classes import by_rows
 from pt2e_quant.kernels.site import Site
 
-
-def _fake(
-    x: Tensor,
-    x_scale: Tensor,
-    weight: Tensor,
-    *rest: Any,
-    out_dtype: torch.dtype = torch.float32,
-    **named: Any,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
-
-
 Fp8Linear = define(
     "fp8_linear(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, *, "
     f'{EPILOGUE_SCHEMA}, str label="") -> Tensor',
     reference=reference.fp8_linear,
     triton=triton_kernel("pt2e_quant.kernels.fp8_linear.gpu", "fp8_linear"),
-    fake=_fake,
+    fake=fake_linear(weight=2, axis=0),
 )
 """y = epilogue(sum_k x * weight, times weight_scale, times x_scale).
 

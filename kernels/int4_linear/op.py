@@ -1,7 +1,5 @@
 """The operator `pt2e_quant::int4_linear`, and where a graph calls it."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -17,7 +15,7 @@ from pt2e_quant.graph.pattern import Match
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
-from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.fused_op import define, fake_linear, triton_kernel
 from pt2e_quant.kernels.gemm_rows import gemm_rows
 from pt2e_quant.kernels.grouped_weight import GroupedWeight, read_grouped_weight
 from pt2e_quant.kernels.int4_linear import reference
@@ -26,23 +24,12 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.shape_classes import by_rows
 from pt2e_quant.kernels.site import Site
 
-
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    *rest: Any,
-    out_dtype: torch.dtype = torch.float32,
-    **named: Any,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[1]), dtype=out_dtype)
-
-
 Int4Linear = define(
     "int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? zero_point, int group_size, *, "
     f'{EPILOGUE_SCHEMA}, str label="") -> Tensor',
     reference=reference.int4_linear,
     triton=triton_kernel("pt2e_quant.kernels.int4_linear.gpu", "int4_linear"),
-    fake=_fake,
+    fake=fake_linear(weight=1, axis=1),
 )
 """y = epilogue(sum_k x * (code - zero_point) * scale), with the group of k's scale.
 

@@ -1,7 +1,6 @@
 """The operator `pt2e_quant::int8_linear`, and where a graph calls it."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA
 from pt2e_quant.kernels.epilogue.read_graph import ACTIVATIONS, epilogue_arguments
-from pt2e_quant.kernels.fused_op import define, triton_kernel
+from pt2e_quant.kernels.fused_op import define, fake_linear, triton_kernel
 from pt2e_quant.kernels.gemm_rows import gemm_rows
 from pt2e_quant.kernels.int8_linear import multiply_cpu, reference
 from pt2e_quant.kernels.int8_linear.product_class import product_class
@@ -30,26 +29,13 @@ from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import affine_of, read_weight
 from pt2e_quant.kernels.site import Site
 
-
-def _fake(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero_point: Tensor,
-    weight: Tensor,
-    *rest: Any,
-    out_dtype: torch.dtype = torch.float32,
-    **named: Any,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
-
-
 Int8Linear = define(
     "int8_linear(Tensor x, Tensor x_scale, Tensor x_zero_point, Tensor weight, "
     f"Tensor weight_scale, Tensor weight_sum, *, {EPILOGUE_SCHEMA}, "
     'str label="") -> Tensor',
     reference=reference.int8_linear,
     triton=triton_kernel("pt2e_quant.kernels.int8_linear.gpu", "int8_linear"),
-    fake=_fake,
+    fake=fake_linear(weight=3, axis=0),
     cpu=multiply_cpu.int8_linear,
 )
 """y = epilogue(sum_k (x - x_zero_point) * weight, times x_scale * weight_scale).

@@ -8,6 +8,7 @@ from torch import Tensor
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.kernels.epilogue.epilogue import EPILOGUE_SCHEMA, Epilogue
 from pt2e_quant.kernels.epilogue.reference import finish
+from pt2e_quant.kernels.fused_op import fake_linear
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import QLinear
 from pt2e_quant.kernels.profiler_range import profiler_range
@@ -123,25 +124,14 @@ def _run(
         return finish(real.reshape(shape), Epilogue(**epilogue))
 
 
-def _fake(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero_point: Tensor,
-    packed: Tensor,
-    weight_scale: Tensor,
-    *rest: Any,
-    out_dtype: torch.dtype = torch.float32,
-    **named: Any,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight_scale.shape[0]), dtype=out_dtype)
-
-
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "int8_linear_rows(Tensor x, Tensor x_scale, Tensor x_zero_point, Tensor packed, "
     f'Tensor weight_scale, Tensor weight_sum, *, {EPILOGUE_SCHEMA}, str label="") -> Tensor'
 )
 torch.library.impl(_LIBRARY, "int8_linear_rows", "CompositeExplicitAutograd")(_run)
-torch.library.register_fake("pt2e_quant::int8_linear_rows", lib=_LIBRARY)(_fake)
+torch.library.register_fake("pt2e_quant::int8_linear_rows", lib=_LIBRARY)(
+    fake_linear(weight=4, axis=0)
+)
 
 Int8LinearRows = torch.ops.pt2e_quant.int8_linear_rows.default
 """`int8_linear` on oneDNN's packed weight, equal to the definition to the last bit.

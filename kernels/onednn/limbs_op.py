@@ -17,7 +17,7 @@ from pt2e_quant.kernels.onednn.operators import QLinear, aten
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
-DIGIT_LIMIT = 32639
+LIMB_LIMIT = 32639
 """The largest t = 256 h + l with both limbs from -128 to 127 and -t of that form as well."""
 _LEAST = 2.0**-100
 """Rows and weights below it count as this much: the scale of nothing stays a normal number."""
@@ -49,9 +49,9 @@ def weight_limbs(real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     >>> high.tolist(), low.tolist(), scale.tolist()
     ([[127, -4, 0]], [[127, 24, 3]], [1.0])
     """
-    scale = real.abs().amax(1).clamp_min(_LEAST) / DIGIT_LIMIT
+    scale = real.abs().amax(1).clamp_min(_LEAST) / LIMB_LIMIT
     steps = (real.double() / scale.double().unsqueeze(1)).round_()
-    steps = steps.clamp_(-DIGIT_LIMIT, DIGIT_LIMIT).to(torch.int32)
+    steps = steps.clamp_(-LIMB_LIMIT, LIMB_LIMIT).to(torch.int32)
     high = (steps + 128) >> 8
     return high.to(torch.int8), (steps - 256 * high).to(torch.int8), scale
 
@@ -70,7 +70,7 @@ def error_bound(x: Tensor, weight: Tensor, bias: Tensor | None, *, low: bool) ->
         low: whether the weight is in two limbs.
     """
     x, weight = x.double().abs(), weight.double().abs()
-    half = (0.5 + 2.0**-6) / DIGIT_LIMIT
+    half = (0.5 + 2.0**-6) / LIMB_LIMIT
     step = half * x.amax(1, keepdim=True).clamp_min(_LEAST)
     found = step * weight.sum(1) + 2.0**-21 * (x @ weight.t())
     if low:
@@ -121,7 +121,7 @@ def linear_of_limbs(
     # Plain calls, each of which oneDNN or Inductor does in one pass; `abs` and `amax` apart are
     # ten times as fast as the norm that gives both.
     step = aten.amax.default(aten.abs.default(x), [-1], True)
-    step = aten.mul.Tensor(aten.clamp_min.default(step, _LEAST), 1.0 / DIGIT_LIMIT)
+    step = aten.mul.Tensor(aten.clamp_min.default(step, _LEAST), 1.0 / LIMB_LIMIT)
     bits = aten.view.dtype(aten.add.Tensor(aten.div.Tensor(x, step), _MAGIC), torch.int32)
     limbs = aten.bitwise_right_shift.Tensor(bits, shifts)
     limbs = aten.to.dtype(limbs, torch.uint8)

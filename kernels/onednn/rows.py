@@ -1,4 +1,4 @@
-"""Rows of convolutions and linears with constant weights, as oneDNN's fused operators take them."""
+"""Op-table entries of convolutions and linears with constant weights, for oneDNN's operators."""
 
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Role
 from pt2e_quant.graph import ops

@@ -1,4 +1,4 @@
-"""quantize_per_token on CPUs: the definition's steps in the memory that they already have."""
+"""quantize_per_token on CPUs: the definition's steps, computed in place."""
 
 import math
 from ctypes import c_float

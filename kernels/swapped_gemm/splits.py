@@ -1,4 +1,4 @@
-"""Into how many runs of K a product is cut, so that small ones occupy the whole device."""
+"""How many parts K is split into, so that small products occupy the whole device."""
 
 import torch
 

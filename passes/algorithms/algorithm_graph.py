@@ -92,13 +92,15 @@ class AlgorithmGraph:
         self.editor = Editor(gm)
         self._readers: dict[int, int] | None = None
 
-    def calls(self, family: Overloads) -> Iterator[Node]:
-        """The calls of a family, in graph order."""
-        return (node for node in self.gm.graph.nodes if is_call(node, family))
+    def calls(self, overloads: Overloads) -> Iterator[Node]:
+        """The calls of an operator, in graph order."""
+        return (node for node in self.gm.graph.nodes if is_call(node, overloads))
 
-    def quantized(self, family: Overloads) -> list[Node]:
-        """The calls of a family whose weights get static integers, in graph order."""
-        return [n for n in self.calls(family) if has_integers(self.observer(argument(n, "weight")))]
+    def quantized(self, overloads: Overloads) -> list[Node]:
+        """The calls of an operator whose weights get static integers, in graph order."""
+        return [
+            n for n in self.calls(overloads) if has_integers(self.observer(argument(n, "weight")))
+        ]
 
     def source(self, call: Node, name: str = "input") -> Node:
         """The tensor that an operand has, behind its observer if it has one."""

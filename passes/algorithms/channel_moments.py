@@ -135,8 +135,8 @@ def rule_of(node: Node, roots: Collection[Node]) -> MomentRule | None:
         return MomentRule(partial(_normalized_input, roots), _normalized_by_root, is_norm=True)
     if activation_input(node) is not None:
         return _ACTIVATION
-    for family, rule in _RULES:
-        if is_call(node, family):
+    for overloads, rule in _RULES:
+        if is_call(node, overloads):
             return rule
     return None
 

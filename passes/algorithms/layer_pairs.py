@@ -1,4 +1,4 @@
-"""Two layers with nothing between them that minds a positive factor per channel."""
+"""Pairs of layers between which a positive factor per channel can be moved."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

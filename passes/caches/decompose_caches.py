@@ -124,17 +124,17 @@ class _Writer:
         half = steps.meta["val"].shape[-1] // 2
         first = self._call(node, aten.slice.Tensor, steps, -1, 0, half)
         second = self._call(node, aten.slice.Tensor, steps, -1, half, 2 * half)
-        above = self._call(node, aten.mul.Tensor, second, NIBBLE)
+        above = self._call(node, aten.mul.Tensor, second, HIGH_HALF)
         both = self._call(node, aten.add.Tensor, first, above)
         return self._call(node, QuantizePerTensor, both, 1.0, 0, *_INT8)
 
     def unpack(self, node: Node) -> Node:
         """float32[..., N] of int8[..., N / 2]."""
         both = self._steps(node, arguments(node)["packed"])
-        sixteenths = self._call(node, aten.mul.Tensor, both, 1 / NIBBLE)
+        sixteenths = self._call(node, aten.mul.Tensor, both, 1 / HIGH_HALF)
         nearest = self._call(node, aten.add.Tensor, sixteenths, 0.5)
         second = self._call(node, aten.floor.default, nearest)
-        above = self._call(node, aten.mul.Tensor, second, NIBBLE)
+        above = self._call(node, aten.mul.Tensor, second, HIGH_HALF)
         first = self._call(node, aten.sub.Tensor, both, above)
         return self._call(node, aten.cat.default, [first, second], -1)
 
@@ -164,7 +164,7 @@ _WRITERS = {
 }
 
 
-NIBBLE = 16
+HIGH_HALF = 16
 """How many values half a byte has."""
 
 
@@ -202,7 +202,7 @@ def _repack(gm: GraphModule, editor: Editor, root: dict[Node, Node], name: str, 
     assert isinstance(held, Tensor)
     first, second = unpack_rows(held, 4, True).chunk(2, -1)
     readers = [n for n in gm.graph.nodes if n.op == "get_attr" and n.target == name]
-    made = editor.constant(new, first + NIBBLE * second, like=readers[0])
+    made = editor.constant(new, first + HIGH_HALF * second, like=readers[0])
     for node, source in root.items():
         value: Any = node.meta.get("val")
         if source in readers and node is not source and isinstance(value, Tensor):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize
-from pt2e_quant.graph.alias import mutated_roots, roots, subgraph_of
+from pt2e_quant.graph.alias import mutated_roots, nested_graphs, roots, subgraph_of
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import CASTS, aten, is_call
@@ -52,7 +52,8 @@ def compute_in_float32(kept: Collection[torch.dtype] = ()) -> GraphPass:
 
 def _edit(gm: GraphModule, kept: frozenset[torch.dtype]) -> PassResult:
     wanted = {*_HALF, *([torch.float64] if _is_double(gm) else [])} - kept
-    found = Counter(dtype for graph in _graphs(gm) for dtype in _dtypes(graph) if dtype in wanted)
+    dtypes = (dtype for graph in nested_graphs(gm) for dtype in _dtypes(graph))
+    found = Counter(dtype for dtype in dtypes if dtype in wanted)
     if not found:
         return PassResult(changed=False)
     widener = _Widener(frozenset(found))
@@ -70,14 +71,6 @@ def _is_double(gm: GraphModule) -> bool:
     """Whether a model is in float64: its parameters, or what stands for quantized ones."""
     weights = (n.meta["val"] for n in gm.graph.nodes if is_dequantize(n))
     return any(w.dtype is torch.float64 for w in (*gm.parameters(), *weights))
-
-
-def _graphs(gm: GraphModule) -> Iterator[GraphModule]:
-    yield gm
-    for node in gm.graph.nodes:
-        body = subgraph_of(node)
-        if body is not None:
-            yield from _graphs(body)
 
 
 def _dtypes(gm: GraphModule) -> Iterator[torch.dtype]:

@@ -1,4 +1,4 @@
-"""Hand the constants of control-flow bodies in as operands again."""
+"""Pass the constants of control-flow bodies in as operands again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

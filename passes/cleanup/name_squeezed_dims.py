@@ -1,4 +1,4 @@
-"""Squeezes name the dimensions that they remove, as the graph was captured."""
+"""Name the dimensions that a squeeze removes, as the graph was captured."""
 
 from typing import Any
 

@@ -1,10 +1,8 @@
 """Remove the input checks that torch leaves in the graph."""
 
-from collections.abc import Iterator
-
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.graph.alias import subgraph_of
+from pt2e_quant.graph.alias import nested_graphs
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import aten, is_call
@@ -21,21 +19,12 @@ def _is_guard(gm: GraphModule, node: Node) -> bool:
     )
 
 
-def _graphs(gm: GraphModule) -> Iterator[GraphModule]:
-    """A graph and the bodies of its regions and branches."""
-    yield gm
-    for node in gm.graph.nodes:
-        body = subgraph_of(node)
-        if body is not None:
-            yield from _graphs(body)
-
-
 def _guards(gm: GraphModule) -> list[Node]:
     return [node for node in gm.graph.nodes if _is_guard(gm, node) or is_call(node, _CHECKS)]
 
 
 def _check(gm: GraphModule) -> str | None:
-    return ", ".join(node.name for graph in _graphs(gm) for node in _guards(graph)) or None
+    return ", ".join(node.name for graph in nested_graphs(gm) for node in _guards(graph)) or None
 
 
 no_guards = Invariant("no guard is left", _check)
@@ -53,7 +42,7 @@ def strip_guards(gm: GraphModule) -> PassResult:
     After:   y = relu(x)
     """
     notes: list[Note] = []
-    for graph in list(_graphs(gm)):
+    for graph in list(nested_graphs(gm)):
         editor = Editor(graph)
         for node in _guards(graph):
             if node.op == "call_module":

@@ -1,4 +1,4 @@
-"""Let annotations speak of the nodes that took the place of others."""
+"""Move annotations to the nodes that replaced the annotated ones."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Write q/dq that are left in the operators they are made of."""
+"""Write the remaining q/dq out in ATen operators."""
 
 from dataclasses import dataclass
 from typing import Any

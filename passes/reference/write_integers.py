@@ -1,4 +1,4 @@
-"""Write a q/dq graph in exact integer arithmetic: what every lowering is held against."""
+"""Write a q/dq graph in exact integer arithmetic, the reference for every lowering."""
 
 from torch.fx import GraphModule
 

@@ -173,8 +173,7 @@ def _readers_inside(node: Node, call: Node) -> Iterator[_Reader | None]:
         body = subgraph_of(operand) if isinstance(operand, Node) else None
         if body is None:
             continue
-        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
-        for inner, outer in zip(placeholders, region_operands(call, body), strict=True):
+        for inner, outer in region_operands(call, body):
             if outer is node:
                 yield from _readers(inner)
 

@@ -1,4 +1,4 @@
-"""What every patch of another package says of itself, and the switch that turns it off."""
+"""The description of a patch of another package, and the switch that turns it off."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Keep bytes that the delegate and ExecuTorch's own operators both read in the file once.
+"""Store constants once that both the delegate and ExecuTorch's own operators read.
 
 The delegate keeps its weights in segments that it finds by name, all other operators read theirs
 from one constant segment, and ExecuTorch has no way to name one tensor in both: a table that an

@@ -1,4 +1,4 @@
-"""The result of `compare`: a row for each activation and each weight."""
+"""The result of `compare`: an entry for each activation and each weight."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Make one side of a comparison of whatever a model is held in."""
+"""One side of a comparison from any form of a model: program, graph, artifact or file."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A checksum inside the file that it is of: computed with its own place blank."""
+"""A checksum inside the file that it covers; its own bytes count as blank."""
 
 import hashlib
 

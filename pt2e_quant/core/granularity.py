@@ -136,13 +136,3 @@ def block_size_of(granularity: Granularity, shape: Sequence[int]) -> tuple[int, 
     if not fits:
         raise ConfigError(f"{granularity} does not divide a tensor of shape {sizes}")
     return block
-
-
-def qparams_shape(granularity: Granularity, shape: Sequence[int]) -> tuple[int, ...]:
-    """The number of blocks along each axis, which is the shape of scale and zero_point.
-
-    >>> qparams_shape(PerChannel(0), (8, 3, 3, 3))
-    (8, 1, 1, 1)
-    """
-    block = block_size_of(granularity, shape)
-    return tuple(size // length if length else 0 for size, length in zip(shape, block, strict=True))

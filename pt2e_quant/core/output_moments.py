@@ -1,4 +1,4 @@
-"""Mean and deviation of an operator's output channels, where a folded batch norm told them."""
+"""Mean and deviation of an operator's output channels, taken from the batch norm folded into it."""
 
 from dataclasses import dataclass
 

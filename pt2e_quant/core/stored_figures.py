@@ -1,4 +1,4 @@
-"""Figures that are known only when a file is there: written into a place of fixed length in it."""
+"""Figures that are known only after a file is written, stored in it in fields of fixed length."""
 
 import math
 from collections.abc import Sequence

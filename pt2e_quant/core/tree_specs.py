@@ -1,4 +1,4 @@
-"""Structures of arguments and results as text in a file, whose classes may not be imported there.
+"""Structures of arguments and results as text, for readers that may lack their classes.
 
 A class that has a `serialized_type_name` is written as `pytree.treespec_dumps` does. Any other that
 `torch.export` takes (a namedtuple, `torch.return_types.max`, a class of `register_pytree_node`) is

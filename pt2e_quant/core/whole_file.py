@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Write a file as a whole: a reader never sees a part of it."""
 
 import os
 import secrets

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import zip_longest
 
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
@@ -128,8 +129,17 @@ def subgraph_of(node: Node) -> GraphModule | None:
     return value if isinstance(value, GraphModule) else None
 
 
-def region_operands(node: Node, body: GraphModule) -> list[Node | None]:
-    """What a higher-order operator passes to each placeholder of one of its bodies.
+def nested_graphs(gm: GraphModule) -> Iterator[GraphModule]:
+    """A graph and the bodies of its regions and branches."""
+    yield gm
+    for node in gm.graph.nodes:
+        body = subgraph_of(node)
+        if body is not None:
+            yield from nested_graphs(body)
+
+
+def region_operands(node: Node, body: GraphModule) -> list[tuple[Node, Node | None]]:
+    """The placeholders of one of a higher-order operator's bodies, and what is passed to each.
 
     Operands are the node arguments after the last body, flattened; bodies read them in order.
     None stands for a value made inside the operator (a scan's slice) or a literal.
@@ -144,7 +154,7 @@ def region_operands(node: Node, body: GraphModule) -> list[Node | None]:
             flat.append(argument)
     placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
     operands = [v if isinstance(v, Node) else None for v in flat]
-    return (operands + [None] * len(placeholders))[: len(placeholders)]
+    return list(zip_longest(placeholders, operands[: len(placeholders)]))
 
 
 def _region_writes(node: Node) -> Iterator[Node]:
@@ -152,9 +162,8 @@ def _region_writes(node: Node) -> Iterator[Node]:
         body = subgraph_of(argument) if isinstance(argument, Node) else None
         if body is None:
             continue
-        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
         written = mutated_roots(body.graph)
-        for inner, outer in zip(placeholders, region_operands(node, body), strict=True):
+        for inner, outer in region_operands(node, body):
             if inner in written and outer is not None:
                 yield outer
 

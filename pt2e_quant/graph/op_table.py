@@ -1,4 +1,4 @@
-"""What a backend can run, as data: one row an operator, read by quantizer, lowering and docs."""
+"""What a backend can run, as data: one entry per operator, read by quantizer, lowering and docs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

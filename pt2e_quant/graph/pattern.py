@@ -319,7 +319,7 @@ def find_matches(
 
 
 def _overlap(a: Op, b: Op) -> bool:
-    """Whether some call is a member of both families with equally many fixed arguments."""
+    """Whether one call may match both patterns with equally many fixed arguments."""
     for x in a.members:
         for y in b.members:
             if x.target is not y.target or len(x.fixed) != len(y.fixed):

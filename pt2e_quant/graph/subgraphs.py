@@ -50,9 +50,8 @@ def _varying(call: Node) -> int:
 def _constants(call: Node, body: GraphModule, known: Mapping[Node, Node]) -> dict[Node, Node]:
     fixed = constant_nodes(call.graph)
     varying = _varying(call)
-    placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
     found: dict[Node, Node] = {}
-    for i, (inner, outer) in enumerate(zip(placeholders, region_operands(call, body), strict=True)):
+    for i, (inner, outer) in enumerate(region_operands(call, body)):
         if i < varying or outer is None:
             continue
         if outer in known:

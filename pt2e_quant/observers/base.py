@@ -290,6 +290,13 @@ class UniformQuantizationObserverBase(ObserverBase):
         self._observed_once = True
         return x.detach()
 
+    def unmasked(self, x_orig: Tensor) -> Tensor | None:
+        """The observable elements that are not masked, None if there is none."""
+        x = self.observable(x_orig)
+        if x is not None and self.ignore_at_or_below is not None:
+            x = x[~(x <= self.ignore_at_or_below)]
+        return x if x is not None and x.numel() > 0 else None
+
     def widened_range(self, x: Tensor, low: float, high: float) -> tuple[float, float]:
         """The range [low, high] widened by the elements of x.
 

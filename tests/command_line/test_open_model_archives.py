@@ -46,7 +46,7 @@ class Cumulative(nn.Module):
         return self.second(torch.cumsum(self.first(x), 0))
 
 
-def test_audit_when_converted_then_the_islands(plain_backend, tmp_path):
+def test_audit_when_converted_then_the_float_operators(plain_backend, tmp_path):
     program = export(Cumulative().eval(), (torch.randn(2, 16),))
     prepared = pq.prepare_pt2e(program, plain_backend.quantizer())
     path = tmp_path / "model.ptq"
@@ -56,7 +56,7 @@ def test_audit_when_converted_then_the_islands(plain_backend, tmp_path):
     assert shown.exit_code == 0
     assert "aten.cumsum has no integer form" in shown.output
     found = json.loads(CliRunner().invoke(app, ["audit", "--json", str(path)]).output)
-    assert [operator["operator"] for operator in found["islands"]] == ["aten.cumsum"]
+    assert [operator["operator"] for operator in found["float_operators"]] == ["aten.cumsum"]
 
 
 def test_inspect_when_prepared_then_its_observers(prepared, tmp_path):

@@ -12,26 +12,24 @@ from pt2e_quant.core.granularity import (
     PerTensor,
     PerToken,
     block_size_of,
-    qparams_shape,
 )
 from pt2e_quant.pt2e.observers import affine_qparams
 
 
 @pytest.mark.parametrize(
-    ("granularity", "block", "scales"),
+    ("granularity", "block"),
     [
-        (PerTensor(), (4, 6, 8), (1, 1, 1)),
-        (PerChannel(1), (4, 1, 8), (1, 6, 1)),
-        (PerChannel(-1), (4, 6, 1), (1, 1, 8)),
-        (PerGroup(2), (1, 1, 2), (4, 6, 4)),
-        (PerGroup(3, axis=1), (1, 3, 1), (4, 2, 8)),
-        (PerToken(), (1, 1, 8), (4, 6, 1)),
-        (PerBlock((2, 3, 8)), (2, 3, 8), (2, 2, 1)),
+        (PerTensor(), (4, 6, 8)),
+        (PerChannel(1), (4, 1, 8)),
+        (PerChannel(-1), (4, 6, 1)),
+        (PerGroup(2), (1, 1, 2)),
+        (PerGroup(3, axis=1), (1, 3, 1)),
+        (PerToken(), (1, 1, 8)),
+        (PerBlock((2, 3, 8)), (2, 3, 8)),
     ],
 )
-def test_block_when_shape_is_known_then_scales_count_the_blocks(granularity, block, scales):
+def test_block_when_shape_is_known_then_its_sizes_are_given(granularity, block):
     assert block_size_of(granularity, (4, 6, 8)) == block
-    assert qparams_shape(granularity, (4, 6, 8)) == scales
 
 
 @pytest.mark.parametrize(
@@ -49,8 +47,8 @@ def test_constructor_when_length_is_not_positive_then_refuses():
         PerBlock((2, 0))
 
 
-def test_shape_when_axis_is_empty_then_no_blocks():
-    assert qparams_shape(PerChannel(0), (0, 3)) == (0, 1)
+def test_block_when_an_axis_is_empty_then_of_one_channel():
+    assert block_size_of(PerChannel(0), (0, 3)) == (1, 3)
 
 
 GRANULARITIES = (PerTensor(), PerChannel(1), PerGroup(32), PerToken(), PerBlock((1, 32)), PerRow())

@@ -33,8 +33,10 @@ def _convert(graph: ir.Graph, node: ir.Node) -> bool:
     if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3:
         return False
     x, weight = read_dequantize(node.inputs[0]), read_dequantize(node.inputs[1])
-    bias = _bias_of(node.inputs[2])
+    bias, stored = _real(node.inputs[2]), read_dequantize(node.inputs[2])
     if x is None or weight is None or bias is None or x.axis is not None:
+        return False
+    if stored is None and (bias.dtype != np.float32 or bias.size == 0):
         return False
     if node.op_type == "Conv" and not _output_is_quantized(node):
         return False  # stays float whatever the bias is
@@ -42,7 +44,6 @@ def _convert(graph: ir.Graph, node: ir.Node) -> bool:
     steps = np.rint(bias.astype(np.float64) / scale.astype(np.float64))
     if not _output_axis(node, weight) or np.abs(steps).max(initial=0) > _INT32_MAX:
         return False
-    stored = read_dequantize(node.inputs[2])
     if stored is not None and np.array_equal(stored.scale, scale):
         return False  # it is already so
     _replace(graph, node, steps.astype(np.int32), scale)
@@ -61,19 +62,6 @@ def _replace(graph: ir.Graph, node: ir.Node, steps: Array, scale: Array) -> None
         node, "DequantizeLinear", inputs, axis, name=f"{base}_dq_{node.outputs[0].name}"
     )
     node.replace_input_with(2, dequantized)
-
-
-def _bias_of(value: ir.Value | None) -> Array | None:
-    """The real bias, from a float constant or from an int32 one with its own scale."""
-    array = constant(value)
-    if array is not None:
-        return array if array.dtype == np.float32 and array.size > 0 else None
-    stored = read_dequantize(value)
-    integers = constant(stored.quantized) if stored is not None else None
-    if stored is None or integers is None:
-        return None
-    real: Array = (integers - stored.zero_point.astype(np.int64)) * stored.scale
-    return real
 
 
 def _output_axis(node: ir.Node, weight: Dequantized) -> bool:
@@ -112,19 +100,20 @@ def widen_bias(graph: ir.Graph) -> int:
         bias = _real(old)
         if old is None or bias is None or bias.ndim != 1:
             continue
-        wide = make_constant(graph, f"{old.name}_wide", bias.reshape(1, 1, -1))
+        values = bias.astype(np.float32).reshape(1, 1, -1)
+        wide = make_constant(graph, f"{old.name}_wide", values)
         add.replace_input_with(at, wide)
         changed += 1
     return changed
 
 
 def _real(value: ir.Value | None) -> Array | None:
-    """A bias in float: a constant, or what an int32 constant stands for."""
+    """A bias in float: a constant, or what an int32 constant stands for, in float64."""
     stored = read_dequantize(value)
     integers = constant(stored.quantized) if stored is not None else None
     if stored is None or integers is None:
         return constant(value)
-    real: Array = (integers - stored.zero_point).astype(np.float32) * stored.scale
+    real: Array = (integers - stored.zero_point.astype(np.int64)) * stored.scale
     return real
 
 

@@ -1,4 +1,4 @@
-"""Run on the integers what ONNX Runtime could but does not take out of its q/dq by itself.
+"""Run operators on integers that ONNX Runtime could fuse with their q/dq, but does not.
 
 Casts of constants are folded, activations become unsigned, relu and clip go out of the way of the
 quantize behind them, and shared weights are transposed as integers.

@@ -15,35 +15,26 @@ op: Any = opset21
 def pool_translations() -> dict[Callable[..., object], Callable[..., object]]:
     """Operator overload to translation, as `custom_translation_table` takes it."""
     aten = torch.ops.aten
-    return {aten.avg_pool2d.default: avg_pool2d, aten.avg_pool3d.default: avg_pool3d}
+    return {aten.avg_pool2d.default: average_pool(2), aten.avg_pool3d.default: average_pool(3)}
 
 
-def avg_pool2d(
-    x: ir.Value,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> ir.Value:
-    """AveragePool; with a divisor its sums over that, see `_pool`."""
-    pool = kernel_size, stride, padding
-    return _pool(x, 2, pool, ceil_mode, count_include_pad, divisor_override)
+def average_pool(rank: int) -> Callable[..., ir.Value]:
+    """The translation of the average pool over so many dimensions."""
 
+    def avg_pool(
+        x: ir.Value,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> ir.Value:
+        """AveragePool; with a divisor its sums over that, see `_pool`."""
+        pool = kernel_size, stride, padding
+        return _pool(x, rank, pool, ceil_mode, count_include_pad, divisor_override)
 
-def avg_pool3d(
-    x: ir.Value,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> ir.Value:
-    """AveragePool; with a divisor its sums over that, see `_pool`."""
-    pool = kernel_size, stride, padding
-    return _pool(x, 3, pool, ceil_mode, count_include_pad, divisor_override)
+    return avg_pool
 
 
 def _pool(

@@ -1,4 +1,4 @@
-"""ONNX for the operators that the exporter knows not, or translates so that nothing fuses.
+"""Translations of operators that the exporter lacks, or writes in a form that does not fuse.
 
 Each function takes what `torch.onnx.export` hands a custom translation: `ir.Value`s for tensors,
 Python values for literals, an `ir.DataType` for a dtype.
@@ -112,8 +112,8 @@ def quantize_per_tensor(
     ):
         limits = ((limit - zero_point) * scale for limit in (quant_min, quant_max))
         x = op.Clip(x, *(_real(limit) for limit in limits))
-        return _made(op.QuantizeLinear(x, _real(scale), _integer(zero_point, dtype)))
-    quantized = op.QuantizeLinear(x, _real(scale), _integer(zero_point, dtype))
+        return _made(op.QuantizeLinear(x, _real(scale), _in_dtype(zero_point, dtype)))
+    quantized = op.QuantizeLinear(x, _real(scale), _in_dtype(zero_point, dtype))
     return _narrow(quantized, quant_min, quant_max, dtype)
 
 
@@ -130,7 +130,7 @@ def dequantize_per_tensor(
     if isinstance(zero_point, ir.Value) and _uncast(zero_point) is not zero_point:
         dtype = ir.DataType.UINT8  # the integers are DynamicQuantizeLinear's
     x, dtype = _four_bit(x, quant_min, quant_max, dtype)
-    real = op.DequantizeLinear(x, _real(scale), _integer(zero_point, dtype))
+    real = op.DequantizeLinear(x, _real(scale), _in_dtype(zero_point, dtype))
     return _as(real, out_dtype)
 
 
@@ -145,7 +145,7 @@ def quantize_per_channel(
 ) -> ir.Value:
     """QuantizeLinear along an axis, clipped to a narrower range on the integers."""
     x = _single(x)
-    quantized = op.QuantizeLinear(x, _real(scales), _integer(zero_points, dtype), axis=axis)
+    quantized = op.QuantizeLinear(x, _real(scales), _in_dtype(zero_points, dtype), axis=axis)
     return _narrow(quantized, quant_min, quant_max, dtype)
 
 
@@ -163,7 +163,7 @@ def dequantize_per_channel(
     x, dtype = _four_bit(x, quant_min, quant_max, dtype)
     if zero_points is None:
         return _as(op.DequantizeLinear(x, _real(scales), axis=axis), out_dtype)
-    real = op.DequantizeLinear(x, _real(scales), _integer(zero_points, dtype), axis=axis)
+    real = op.DequantizeLinear(x, _real(scales), _in_dtype(zero_points, dtype), axis=axis)
     return _as(real, out_dtype)
 
 
@@ -179,7 +179,7 @@ def dequantize_per_channel_group(
 ) -> ir.Value:
     """DequantizeLinear with blocks along the last axis."""
     x, dtype = _four_bit(x, quant_min, quant_max, dtype)
-    zeros = [] if zero_points is None else [_integer(zero_points, dtype)]
+    zeros = [] if zero_points is None else [_in_dtype(zero_points, dtype)]
     real = op.DequantizeLinear(x, _real(scales), *zeros, axis=1, block_size=group_size)
     return _as(real, output_dtype)
 
@@ -253,14 +253,10 @@ def _single(x: ir.Value) -> ir.Value:
 
 
 def _real(scale: float | ir.Value) -> ir.Value:
-    if isinstance(scale, ir.Value):
-        scale = _uncast(scale)
-        is_float = scale.dtype == ir.DataType.FLOAT or scale.dtype is None
-        return scale if is_float else _made(op.Cast(scale, to=ir.DataType.FLOAT))
-    return _made(op.Constant(value=ir.tensor(np.array(scale, np.float32))))
+    return _in_dtype(scale, ir.DataType.FLOAT)
 
 
-def _integer(value: int | ir.Value, dtype: ir.DataType) -> ir.Value:
+def _in_dtype(value: float | ir.Value, dtype: ir.DataType) -> ir.Value:
     if isinstance(value, ir.Value):
         value = _uncast(value)
         is_same = value.dtype == dtype or value.dtype is None
@@ -288,7 +284,7 @@ def _limits(dtype: ir.DataType) -> tuple[int, int]:
 def _narrow(quantized: ir.Value, quant_min: int, quant_max: int, dtype: ir.DataType) -> ir.Value:
     if (quant_min, quant_max) == _limits(dtype):
         return quantized
-    return _made(op.Clip(quantized, _integer(quant_min, dtype), _integer(quant_max, dtype)))
+    return _made(op.Clip(quantized, _in_dtype(quant_min, dtype), _in_dtype(quant_max, dtype)))
 
 
 def _as(real: ir.Value, dtype: ir.DataType | None) -> ir.Value:

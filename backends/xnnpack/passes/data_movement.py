@@ -38,7 +38,7 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 NEAREST: Overloads = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
 
-INTEGER_MOVERS: Overloads = (
+MOVED_AS_INTEGERS: Overloads = (
     *EXPAND,
     *IDENTITIES,
     *RESHAPE,
@@ -58,13 +58,13 @@ INTEGER_MOVERS: Overloads = (
 """Moved by ExecuTorch's own operators on int8 where the delegate has none of its own."""
 
 
-MOVERS: Overloads = (*INTEGER_MOVERS, *PERMUTE, *SQUEEZE, *UNSQUEEZE, *PAD, *MAX_POOL2D)
+DATA_MOVEMENT: Overloads = (*MOVED_AS_INTEGERS, *PERMUTE, *SQUEEZE, *UNSQUEEZE, *PAD, *MAX_POOL2D)
 """Whose result has the integers that it reads: the delegate refuses to load other qparams there."""
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
-def requantize_behind_movers(gm: GraphModule) -> PassResult:
-    """Give what a mover returns the qparams of what it reads, and quantize anew behind it.
+def requantize_behind_moves(gm: GraphModule) -> PassResult:
+    """Give what data movement returns the qparams of what it reads, and quantize anew behind it.
 
     Before:  q(permute(dq(x_q, A)), B)
     After:   q(dq(q(permute(dq(x_q, A)), A), A), B)
@@ -72,19 +72,17 @@ def requantize_behind_movers(gm: GraphModule) -> PassResult:
     editor = Editor(gm)
     notes = []
     for quantize in [n for n in gm.graph.nodes if n.target is QuantizePerTensor]:
-        mover = quantize.args[0]
-        read = mover.args[0] if is_call(mover, MOVERS) else None
+        move = quantize.args[0]
+        read = move.args[0] if is_call(move, DATA_MOVEMENT) else None
         if not isinstance(read, Node) or read.target is not DequantizePerTensor:
             continue
-        if leave_of(mover) or read.args[1:] == quantize.args[1:] or len(mover.users) > 1:
+        if leave_of(move) or read.args[1:] == quantize.args[1:] or len(move.users) > 1:
             continue
-        stored = editor.call(QuantizePerTensor, mover, *read.args[1:], like=mover, before=quantize)
-        value = editor.call(
-            DequantizePerTensor, stored, *read.args[1:], like=mover, before=quantize
-        )
-        quantize.replace_input_with(mover, value)
+        stored = editor.call(QuantizePerTensor, move, *read.args[1:], like=move, before=quantize)
+        value = editor.call(DequantizePerTensor, stored, *read.args[1:], like=move, before=quantize)
+        quantize.replace_input_with(move, value)
         editor.changed = True
-        notes.append(Note(mover.name, "its result is quantized anew: it keeps its input's qparams"))
+        notes.append(Note(move.name, "its result is quantized anew: it keeps its input's qparams"))
     return PassResult(editor.finish(), tuple(notes))
 
 
@@ -132,7 +130,7 @@ def _cropped(editor: Editor, pad: Node, pads: Sequence[Any]) -> Node:
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def move_integers(gm: GraphModule) -> PassResult:
-    """Take movers that the delegate lacks out of their q/dq.
+    """Take data movement that the delegate lacks out of their q/dq.
 
     Before:  q(expand(dq(x_q)))
     After:   expand(x_q)
@@ -145,7 +143,7 @@ def move_integers(gm: GraphModule) -> PassResult:
         moved = editor.now(source)
         call = moved.args[0] if is_getitem(moved) else moved
         assert isinstance(call, Node)
-        if not is_call(call, INTEGER_MOVERS) or delegate_moves(call) or leave_of(call):
+        if not is_call(call, MOVED_AS_INTEGERS) or delegate_moves(call) or leave_of(call):
             continue
         if any(u is not quantize for u in moved.users):
             continue
@@ -163,7 +161,7 @@ def move_integers(gm: GraphModule) -> PassResult:
 
 
 def _on_integers(editor: Editor, call: Node, quantize: Node) -> Node | None:
-    """The mover on the integers behind its inputs' dq; None if these have other qparams."""
+    """The operator on the integers behind its inputs' dq; None if these have other qparams."""
     floats = [n for n in call.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
     floats = [n for n in floats if n.meta["val"].is_floating_point()]
     stored = {n: n.args[0] for n in floats if n.target is DequantizePerTensor}

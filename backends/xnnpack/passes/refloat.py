@@ -1,4 +1,4 @@
-"""Put back to float what the delegate would leave to ExecuTorch, and say so.
+"""Put operators back to float that the delegate would leave to ExecuTorch, and report them.
 
 A dq that the delegate does not take runs as an operator of its own at every call; in front of a
 convolution's weight it even returns wrong numbers (ExecuTorch 1.4). So every q/dq is checked here

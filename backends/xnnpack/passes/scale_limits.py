@@ -1,4 +1,4 @@
-"""Between which scales XNNPACK's integer kernels compute right, or can be created at all.
+"""The scales for which XNNPACK's integer kernels can be created and compute correctly.
 
 XNNPACK requantizes by a ratio of scales. It refuses a ratio of 256 or more when a convolution or
 linear is loaded; sums, products and leaky_relu it computes with a fixed number of bits, without a

@@ -1,4 +1,4 @@
-"""Every integer form: the one table that the pass, the audit and training read."""
+"""The table of integer forms, which the pass, the audit and training read."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from pt2e_quant.passes.reference.forms.pools import POOL_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.site import IntegerForm
 
-__all__ = ["FORMS", "ISLANDS", "MOVES", "REQUANTIZE", "form_of"]
+__all__ = ["FORMS", "MOVES", "REQUANTIZE", "WITHOUT_FORM", "form_of"]
 
 FORMS: tuple[IntegerForm, ...] = (
     *PRODUCT_FORMS,
@@ -23,14 +23,14 @@ FORMS: tuple[IntegerForm, ...] = (
     *FUNCTION_FORMS,
     *MOVE_FORMS,
 )
-"""A new integer operator is a row here; no operator is in two of them."""
+"""A new integer operator is an entry here; no operator is in two of them."""
 
 MOVES = tuple(form for form in MOVE_FORMS if form.name in ("move", "join", "pad", "nearest"))
 """The forms that compute nothing."""
 
 _CAST = "a cast between float types, which integers lack"
 
-ISLANDS: Mapping[Callable[..., Any], str] = {
+WITHOUT_FORM: Mapping[Callable[..., Any], str] = {
     aten._to_copy.default: _CAST,
     aten.to.device: _CAST,
     aten.to.dtype: _CAST,

@@ -1,4 +1,4 @@
-"""Annotations that cannot be meant: refused before an observer is made, by node, spec and fix."""
+"""Reject annotations that contradict themselves; the error names node, spec and fix."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping

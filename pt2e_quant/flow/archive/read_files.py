@@ -1,4 +1,4 @@
-"""Read an archive: nothing of it is trusted before its checksum was compared."""
+"""Read an archive; its checksum is compared before anything else is used."""
 
 import hashlib
 import json

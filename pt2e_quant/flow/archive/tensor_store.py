@@ -1,4 +1,4 @@
-"""Tensors to named blocks of memory and back: what was shared, tied or strided is so again."""
+"""Tensors to named blocks of memory and back; sharing, ties and strides are kept."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What observers have come to: qparams, records of tensors, and bodies that no data reached."""
+"""Read the results of observers: qparams, records of tensors, and bodies that no data reached."""
 
 from typing import Any
 

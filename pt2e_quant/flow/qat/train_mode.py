@@ -39,7 +39,7 @@ def has_training_operators(gm: GraphModule) -> bool:
 
 
 def allow_exported_model_train_eval(model: GraphModule) -> GraphModule:
-    """Let `model.train()` and `model.eval()` do as the movers do, also of deep copies."""
+    """Let `model.train()` and `model.eval()` switch the graph, also of deep copies."""
     model.train = MethodType(_train, model)  # type: ignore[method-assign]  # of this module only
     model.eval = MethodType(_eval, model)  # type: ignore[method-assign]  # as above
     # Deep copies of a graph module leave such attributes behind.

@@ -20,7 +20,7 @@ from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.subgraphs import copy_graph, named_graphs
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.reference.forms.registry import ISLANDS, MOVES, form_of
+from pt2e_quant.passes.reference.forms.registry import MOVES, WITHOUT_FORM, form_of
 from pt2e_quant.passes.reference.forms.site import Arithmetic
 from pt2e_quant.passes.reference.read_sites import find_sites
 from pt2e_quant.passes.reference.write_integers import write_integers
@@ -56,29 +56,30 @@ class Audit:
     """What a chip of integers alone could run of a program.
 
     Attributes:
-        islands: the operators that compute in float between the first quantize and the last
+        float_operators: those that compute in float between the first quantize and the last
             dequantize, in graph order.
         integer_operators: how many operators have an integer form.
     """
 
-    islands: tuple[FloatOperator, ...]
+    float_operators: tuple[FloatOperator, ...]
     integer_operators: int
 
     @property
     def is_integer_only(self) -> bool:
         """Whether nothing computes in float."""
-        return not self.islands
+        return not self.float_operators
 
     @property
     def share_in_integers(self) -> float:
         """Of the operators listed and counted, from 0 to 1; 1 where nothing computes in float."""
-        return self.integer_operators / max(self.integer_operators + len(self.islands), 1)
+        listed = self.integer_operators + len(self.float_operators)
+        return self.integer_operators / max(listed, 1)
 
     def __str__(self) -> str:
         """The operators in float, one paragraph each."""
-        count, found = self.integer_operators, len(self.islands)
+        count, found = self.integer_operators, len(self.float_operators)
         lines = [f"{count} operators in integers, {found} in float"]
-        for operator in self.islands:
+        for operator in self.float_operators:
             across = (
                 "" if operator.bytes_across is None else f", {operator.bytes_across:,} bytes across"
             )
@@ -99,13 +100,13 @@ def audit(program: Any) -> Audit:
     """
     if not isinstance(program, GraphModule):
         return _of_artifact(program)
-    islands: list[FloatOperator] = []
+    found: list[FloatOperator] = []
     count = 0
     for named in named_graphs(program):
         written = _Written(named.gm)
-        islands += written.islands(named.prefix)
+        found += written.float_operators(named.prefix)
         count += written.count
-    return Audit(islands=tuple(islands), integer_operators=count)
+    return Audit(float_operators=tuple(found), integer_operators=count)
 
 
 def refuse_float_operators(gm: GraphModule) -> None:
@@ -115,10 +116,11 @@ def refuse_float_operators(gm: GraphModule) -> None:
         UnsupportedError: naming the first such operator and its remedy.
     """
     found = audit(gm)
-    if found.islands:
-        first = found.islands[0]
+    if found.float_operators:
+        first = found.float_operators[0]
         nodes = {node.name: node for node in gm.graph.nodes}
-        more = f"; {len(found.islands) - 1} more, see audit" if len(found.islands) > 1 else ""
+        others = len(found.float_operators) - 1
+        more = f"; {others} more, see audit" if others else ""
         raise UnsupportedError(
             f"int_only: {first.node} computes in float: {first.reason}{more}",
             node=nodes.get(first.node),
@@ -165,7 +167,7 @@ def _of_artifact(artifact: Any) -> Audit:
             for name, count in report.float_ops.items()
             if "quantize" not in name.lower()
         ]
-    return Audit(islands=tuple(found), integer_operators=sum(report.integer_ops.values()))
+    return Audit(float_operators=tuple(found), integer_operators=sum(report.integer_ops.values()))
 
 
 def _left_float(node: str, operator: str, module: str, reason: str, fix: str = "") -> FloatOperator:
@@ -195,7 +197,7 @@ class _Written:
         left = [n for n in self.gm.graph.nodes if n.name in before and _computes(n)]
         self.floats = dict.fromkeys(left)
 
-    def islands(self, prefix: str) -> Iterator[FloatOperator]:
+    def float_operators(self, prefix: str) -> Iterator[FloatOperator]:
         """The operators that are left float, those outside of the quantized part excepted."""
         for group in self._groups():
             if all(form_of(node) in MOVES for node in group) and self._is_at_an_end(group):
@@ -244,7 +246,7 @@ class _Written:
             return reason, "quantize all of its inputs and its output by a spec, per tensor"
         name = operator_name(node)
         if form_of(node) is None:
-            why = ISLANDS.get(node.target) if callable(node.target) else None
+            why = WITHOUT_FORM.get(node.target) if callable(node.target) else None
             return (
                 f"{name} has no integer form" + (f": {why}" if why else ""),
                 "write it with operators that have one, or decompose it before prepare",

@@ -177,10 +177,8 @@ class HistogramObserver(UniformQuantizationObserverBase):
         Raises:
             NonFinite: if x_orig holds NaN or infinity.
         """
-        x = self.observable(x_orig)
-        if x is not None and self.ignore_at_or_below is not None:
-            x = x[~(x <= self.ignore_at_or_below)]
-        if x is not None and x.numel() > 0:
+        x = self.unmasked(x_orig)
+        if x is not None:
             self._add(x)
         return x_orig
 

@@ -1,4 +1,4 @@
-"""Kernels for quantized tensors on CPUs: rows of the dispatch table."""
+"""Kernels for quantized tensors on CPUs: entries of the dispatch table."""
 
 from functools import cache
 

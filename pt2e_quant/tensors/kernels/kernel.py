@@ -1,4 +1,4 @@
-"""A row of the dispatch table: what a kernel for quantized tensors takes, and what runs it."""
+"""An entry of the dispatch table: what a kernel for quantized tensors takes, and what runs it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -15,16 +15,16 @@ from pt2e_quant.tensors.layouts.layout import Layout, Parts
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _GROUPS = (32, 64, 128, 256)
-_DIGIT = 4
+_BITS = 4
 _BLOCK = 64
-"""Rows whose nibbles the operator keeps together: it packs 16, 32 or 64 at a time."""
+"""Rows whose codes the operator keeps together: it packs 16, 32 or 64 at a time."""
 
 
 class Int4Rows(Layout):
     """`tiles`, `PackInt4` of the codes, and `scales_and_zeros` in bfloat16.
 
     Scales kept in bfloat16 are read back from `scales_and_zeros`; float32 ones stay beside it. The
-    operator permutes nibbles, in an order of its CPU: packing the digits of each place tells it.
+    operator permutes codes, in an order of its CPU: packing four bits of each place tells it.
     """
 
     name = "int4_rows"
@@ -82,20 +82,20 @@ def _offset(form: TensorForm) -> int:
     return OFFSET if form.scheme.range[0] < 0 else 0
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def _split_bytes(packed: Tensor) -> Tensor:
     flat = packed.reshape(-1)
-    return torch.stack([flat & 15, flat >> _DIGIT], 1).reshape(-1)
+    return torch.stack([flat & 15, flat >> _BITS], 1).reshape(-1)
 
 
 @lru_cache(maxsize=16)
 def _came_from(rows: int, columns: int) -> Tensor:
-    """The place of each nibble of packed rows before: each digit of the places is packed."""
+    """The place of each code of packed rows before: the places are packed, four bits at a time."""
     count = rows * columns
     places = torch.arange(count, dtype=torch.int64).reshape(rows, columns)
     found = torch.zeros(count, dtype=torch.int64)
-    for shift in range(0, max(1, count - 1).bit_length(), _DIGIT):
-        digits = ((places >> shift) & 15).to(torch.uint8)
-        found |= _nibbles(PackInt4(pack(digits, UINT4))).to(torch.int64) << shift
+    for shift in range(0, max(1, count - 1).bit_length(), _BITS):
+        bits = ((places >> shift) & 15).to(torch.uint8)
+        found |= _split_bytes(PackInt4(pack(bits, UINT4))).to(torch.int64) << shift
     return found
 
 
@@ -114,9 +114,9 @@ def _unpack_tiles(tiles: Tensor, columns: int) -> Tensor:
 
 def _unpack_alike(tiles: Tensor, size: int, columns: int) -> Tensor:
     """The same of blocks of one size."""
-    nibbles = _nibbles(tiles.contiguous()).view(-1, size * columns)
-    codes = torch.empty_like(nibbles)
-    codes[:, _came_from(size, columns)] = nibbles
+    packed = _split_bytes(tiles.contiguous()).view(-1, size * columns)
+    codes = torch.empty_like(packed)
+    codes[:, _came_from(size, columns)] = packed
     return codes.view(-1, columns)
 
 

@@ -21,7 +21,7 @@ class Gated(nn.Module):
         return self.head(self.stem(x))
 
 
-def test_report_when_a_float_operator_stands_between_then_its_island_is_named() -> None:
+def test_report_when_a_float_operator_stands_between_then_its_region_is_named() -> None:
     torch.manual_seed(0)
     batch = torch.randn(2, 3, 8, 8)
     backend = pq.backends.get("onnx")

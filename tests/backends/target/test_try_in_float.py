@@ -15,7 +15,7 @@ ONNX = pq.backends.get("onnx")
 
 
 class Net(nn.Module):
-    """Two islands, float between them; a pool in the first."""
+    """Two integer regions, float between them; a pool in the first."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ def test_pool_when_its_class_wins_then_it_alone_runs_in_float(monkeypatch, conve
         torch.testing.assert_close(artifact.run(x), gm(x), rtol=0, atol=1e-4)
 
 
-def test_island_when_it_wins_then_the_quantizes_inside_are_gone(monkeypatch, converted):
+def test_region_when_it_wins_then_the_quantizes_inside_are_gone(monkeypatch, converted):
     gm, x = converted
     plant(monkeypatch, lambda best, trial: not trial.get("QLinearConv") and best.get("QGemm"))
     artifact = lowered(gm)
@@ -136,7 +136,7 @@ def test_times_when_a_part_is_slow_then_the_clock_says_so(converted):
 
 
 @pytest.mark.slow
-def test_delegate_when_an_island_wins_then_float_in_the_delegate(monkeypatch):
+def test_delegate_when_a_region_wins_then_float_in_the_delegate(monkeypatch):
     pytest.importorskip("executorch")
     backend = pq.backends.get("xnnpack")
     torch.manual_seed(0)

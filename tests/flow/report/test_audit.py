@@ -85,11 +85,11 @@ IMAGE = torch.linspace(-2, 2, 2 * 3 * 16 * 16).sin().reshape(2, 3, 16, 16)
 
 
 @pytest.mark.parametrize("model", [Cnn, SqueezeExcite, Functions])
-def test_audit_when_a_cnn_is_integer_only_then_no_island_is_found(model):
+def test_audit_when_a_cnn_is_integer_only_then_no_float_operator_is_found(model):
     torch.manual_seed(0)
     quantized = converted(model(), IMAGE, int_only=True)
     found = audit(quantized)
-    assert found.islands == ()
+    assert found.float_operators == ()
     assert found.is_integer_only
     assert found.integer_operators >= 5
     expected = quantized(IMAGE)
@@ -97,9 +97,9 @@ def test_audit_when_a_cnn_is_integer_only_then_no_island_is_found(model):
     assert pq.sqnr_db(expected, reference) > 25.0
 
 
-def test_audit_when_there_is_an_island_then_says_place_bytes_reason_remedy():
+def test_audit_when_an_operator_is_float_then_says_place_bytes_reason_remedy():
     found = audit(converted(Cumulative(), torch.randn(4, 6)))
-    (operator,) = found.islands
+    (operator,) = found.float_operators
     assert operator.operator == "aten.cumsum"
     assert "test_audit.py" in operator.source
     assert operator.bytes_across == 2 * 4 * 6 * 4  # float32 in, float32 out
@@ -130,7 +130,7 @@ def test_audit_when_run_then_the_graph_is_not_touched():
         ("cpu", "torch", functional.tanh, "tanh"),
     ],
 )
-def test_audit_when_a_runtime_computes_a_function_in_float_then_its_artifact_has_an_island(
+def test_audit_when_a_runtime_computes_a_function_in_float_then_its_artifact_has_a_float_operator(
     backend, package, function, operator
 ):
     pytest.importorskip(package)

@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.limbs_op import (
-    DIGIT_LIMIT,
+    LIMB_LIMIT,
     LinearOfLimbs,
     error_bound,
     limb_shifts,
@@ -77,7 +77,7 @@ def test_weight_limbs_when_inputs_are_drawn_then_are_within_half_a_step_of_the_w
     # The scale itself is rounded to float32.
     slack = 1 + 2.0**-7
     assert ((made - real).abs() <= slack * scale.double().unsqueeze(1) / 2).all()
-    assert (256 * high.int() + low.int()).abs().max() <= DIGIT_LIMIT
+    assert (256 * high.int() + low.int()).abs().max() <= LIMB_LIMIT
 
 
 @settings(max_examples=40)

@@ -117,6 +117,6 @@ def refuse_first(monkeypatch: Any) -> None:
     monkeypatch.setattr(lowering, "refused_weights", lambda _: next(looks, []))
 
 
-def test_island_when_a_module_is_known_then_it_is_named() -> None:
+def test_float_region_when_a_module_is_known_then_it_is_named() -> None:
     assert LeftFloat("Conv", "conv2d").float_region({"conv2d": "a.b"}).node == "conv2d in a.b"
     assert LeftFloat("Conv", "conv2d").float_region({}).node == "conv2d"

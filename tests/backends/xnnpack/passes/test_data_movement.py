@@ -10,7 +10,7 @@ from pt2e_quant.backends.xnnpack.backend import BACKEND
 from pt2e_quant.graph.editor import Editor
 
 Q = torch.ops.quantized_decomposed
-MOVERS = {
+MOVES = {
     "max_pool2d": lambda x: F.max_pool2d(x, 2),
     "reshape": lambda x: x.reshape(x.shape[0], -1),
     "permute": lambda x: x.permute(0, 2, 3, 1),
@@ -57,11 +57,11 @@ class Moved(nn.Module):
         return rounded(self.move(rounded(x, 0.02, 0)), 0.013, 3)
 
 
-@pytest.mark.parametrize("name", MOVERS)
+@pytest.mark.parametrize("name", MOVES)
 def test_mover_when_its_result_has_other_qparams_then_quantized_anew(name):
     x = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     shapes = {"x": {0: Dim("batch", min=1, max=8)}}
-    model = Moved(MOVERS[name])
+    model = Moved(MOVES[name])
     gm = torch.export.export(model, (x,), dynamic_shapes=shapes).module()
     Editor(gm).erase_dead([n for n in gm.graph.nodes if n.op == "call_module"])
     artifact = BACKEND.lower(gm, (x,))
