@@ -1,9 +1,11 @@
 """What `effort` buys: ranges as observed, chosen by evidence, and the peers, on unlike models.
 
     python -m benchmarks.effort [--half tuned|final] [--models unet vit]
+    python -m benchmarks.effort --backends onnx --efforts fast balanced --peers --draws 2
 
 Each figure is the SQNR of a quantized graph's outputs against the float model's over 24 held-out
-inputs, in dB; quantize_static's is that of its file in ONNX Runtime. Images of one contrast and
+inputs, in dB; quantize_static's is that of its file in ONNX Runtime. The second command compares
+efforts over several draws of calibration and held-out images. Images of one contrast and
 images of very different contrast are told apart: the latter hold values beyond any range that
 calibration saw.
 """
@@ -11,6 +13,7 @@ calibration saw.
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import torch
 from rich.console import Console
@@ -20,13 +23,14 @@ from torch import Tensor, nn
 import pt2e_quant as pq
 from benchmarks import inputs
 from benchmarks.cpu import with_own_relus
-from benchmarks.effort_zoo import FINAL, TUNED, Batches, build
+from benchmarks.effort_zoo import FINAL, HELD_OUT_COUNT, TUNED, Batches, build
 from benchmarks.measure import Stopwatch, sqnr_db
 from benchmarks.peers import feed, onnx_float, onnx_static, torchao_quantize
 from benchmarks.results import write_results
 
 CONTRASTS = {"even": 0.1, "uneven": 0.5}
 EFFORTS = ("fast", "balanced", "best")
+CASE = ("model", "contrast", "draw", "held_out")
 Run = Callable[..., object]
 
 
@@ -97,6 +101,8 @@ def score(run: Run, model: nn.Module, held_out: Batches) -> float:
 def measure(
     name: str,
     contrast: str,
+    draw: int = 0,
+    count: int = HELD_OUT_COUNT,
     *,
     backends: Sequence[str],
     efforts: Sequence[str],
@@ -104,7 +110,7 @@ def measure(
 ) -> list[dict[str, object]]:
     """Return one row for each way to quantize one model."""
     inputs.CONTRAST_SIGMA = CONTRASTS[contrast]
-    model, calibration, held_out = build(name)
+    model, calibration, held_out = build(name, draw, count)
     start = time.process_time()
     feed(model, calibration)
     float_s = time.process_time() - start
@@ -112,6 +118,7 @@ def measure(
 
     def add(how: str, run: Run, seconds: float | None = None) -> None:
         row = {"model": name, "half": "tuned" if name in TUNED else "final", "contrast": contrast}
+        row |= {"draw": draw, "held_out": len(held_out)}
         row |= {"how": how, "sqnr_db": score(run, model, held_out)}
         if seconds is not None:
             row |= {"convert_s": round(seconds, 2), "float_pass_s": round(float_s, 2)}
@@ -129,10 +136,10 @@ def show(rows: Sequence[dict[str, object]]) -> None:
     """Print one line a model and contrast."""
     hows = list(dict.fromkeys(str(row["how"]) for row in rows))
     table = Table(title="SQNR on held-out inputs, dB")
-    for column in ("model", "contrast", *hows):
+    for column in (*CASE, *hows):
         table.add_column(column)
-    for key in dict.fromkeys((row["model"], row["contrast"]) for row in rows):
-        found = {r["how"]: r["sqnr_db"] for r in rows if (r["model"], r["contrast"]) == key}
+    for key in dict.fromkeys(tuple(row[name] for name in CASE) for row in rows):
+        found = {r["how"]: r["sqnr_db"] for r in rows if tuple(r[name] for name in CASE) == key}
         table.add_row(*map(str, key), *(str(found.get(how, "")) for how in hows))
     Console(width=200).print(table)
 
@@ -146,22 +153,25 @@ def main() -> None:
     parser.add_argument("--efforts", nargs="*", default=EFFORTS)
     parser.add_argument("--contrasts", nargs="*", choices=CONTRASTS, default=list(CONTRASTS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--draws", type=int, default=1)
+    parser.add_argument("--held-out", type=int, default=HELD_OUT_COUNT)
     given = parser.parse_args()
     torch.set_num_threads(1)
     names = given.models or list(TUNED if given.half == "tuned" else FINAL)
     rows: list[dict[str, object]] = []
-    for name in names:
-        for contrast in given.contrasts:
-            found = measure(
-                name,
-                contrast,
-                backends=given.backends,
-                efforts=given.efforts,
-                others=given.peers,
-            )
-            rows += found
-            print(name, contrast, *(f"{r['how']}={r['sqnr_db']}" for r in found), flush=True)
-            write_results("effort", found, ("model", "contrast", "how"))
+    for name, contrast, draw in product(names, given.contrasts, range(given.draws)):
+        found = measure(
+            name,
+            contrast,
+            draw,
+            given.held_out,
+            backends=given.backends,
+            efforts=given.efforts,
+            others=given.peers,
+        )
+        rows += found
+        print(name, contrast, draw, *(f"{r['how']}={r['sqnr_db']}" for r in found), flush=True)
+        write_results("effort", found, (*CASE, "how"))
     show(rows)
 
 

@@ -17,7 +17,7 @@ from benchmarks.models import init_conv_weights, settle_batch_norm
 
 Batches = list[tuple[Tensor, ...]]
 CALIBRATION_SEED, HELD_OUT_SEED = 21, 22
-CALIBRATION_COUNT = 32
+CALIBRATION_COUNT, HELD_OUT_COUNT = 32, 24
 OWN_WEIGHTS = ("vit", "mixer", "convnext", "gmlp", "resmlp", "poolformer", "convmixer")
 """Models that keep the weights that they are made with."""
 
@@ -61,8 +61,13 @@ FINAL: dict[str, Callable[[], nn.Module]] = effort_models.FINAL | {
 }
 
 
-def build(name: str) -> tuple[nn.Module, Batches, Batches]:
-    """Return a model in eval mode, its calibration batches and its held-out ones."""
+def build(
+    name: str, draw: int = 0, held_out: int = HELD_OUT_COUNT
+) -> tuple[nn.Module, Batches, Batches]:
+    """Return a model in eval mode, its calibration batches and its held-out ones.
+
+    Each draw has other images; digits have one.
+    """
     if name == "digits":
         case = digits_case(8)
         return case.model, case.calibration[:32], case.held_out[:64]
@@ -74,5 +79,5 @@ def build(name: str) -> tuple[nn.Module, Batches, Batches]:
     settle_batch_norm(model, IMAGE, generator)
     if name.startswith("frozen"):
         effort_models.freeze_norms(model)
-    calibration = image_batches(CALIBRATION_COUNT, IMAGE, CALIBRATION_SEED)
-    return model.eval(), calibration, image_batches(24, IMAGE, HELD_OUT_SEED)
+    calibration = image_batches(CALIBRATION_COUNT, IMAGE, CALIBRATION_SEED + 10 * draw)
+    return model.eval(), calibration, image_batches(held_out, IMAGE, HELD_OUT_SEED + 10 * draw)

@@ -15,7 +15,6 @@ from pt2e_quant.backends.gate import choose_sample
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.sample_run import run_graph
 from pt2e_quant.backends.target.backend import Backend
-from pt2e_quant.core.effort import Effort, effort_named
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.provenance import record_named
@@ -29,7 +28,6 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.report.worst_tensors import warn_if_low
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
-from pt2e_quant.passes.algorithms.registry import with_effort
 from pt2e_quant.tensors.graphs.graph import (
     prepare_stored,
     quantized_weights,
@@ -54,7 +52,7 @@ def quantize(
     recipe: str | None = "int8",
     inputs: InputPick | None = None,
     algorithms: Sequence[str | Algorithm] = (),
-    effort: str = Effort.FAST,
+    effort: str | None = None,
     resume: str | Path | None = None,
     search: str | None = None,
     pad_groups: bool = False,
@@ -112,15 +110,15 @@ def quantize(
     target.require_extra()
     told: dict[str, Any] = {"strict": strict, "verify": verify, "validate": validate}
     told |= {"record": record_named(record), "measure": measure}
-    algorithms = with_effort(algorithms, effort_named(effort))
     exported = (args, kwargs, dynamic_shapes)
     if accuracy_drop is not None or metric is not None:
         others: dict[str, Any] = {"search": search, "pad_groups": pad_groups}
         others |= {"max_sizes": max_sizes, "resume": resume, "record": record, "measure": measure}
+        others["effort"] = effort
         base = (recipe, target, algorithms, others)
         goal = (calibration_data, accuracy_drop, metric)
         return _to_accuracy(model, exported, base, goal, (inputs, verify, progress))
-    how = (algorithms, strict, search, pad_groups)
+    how = (algorithms, effort, strict, search, pad_groups)
     program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
     prepared = run_calibration(prepared, calibration_data, resume, inputs=inputs, progress=progress)
@@ -151,16 +149,17 @@ def _prepared(
     model: nn.Module | ExportedProgram,
     exported: tuple[Any, Any, Any],
     recipe: str | None,
-    how: tuple[Sequence[str | Algorithm], bool, str | None, bool],
+    how: tuple[Sequence[str | Algorithm], str | None, bool, str | None, bool],
 ) -> tuple[ExportedProgram, GraphModule]:
     """The program, and its prepared graph."""
-    algorithms, strict, search, pad_groups = how
+    algorithms, effort, strict, search, pad_groups = how
     if recipe is None:
-        is_asked = bool(algorithms or search or pad_groups)
+        is_asked = bool(algorithms or effort or search or pad_groups)
         return _prepare_stored(target, model, exported, is_asked=is_asked)
     quantizer = _quantizer(target, recipe, search, pad_groups=pad_groups)
     program = capture_model(_float_model(model), *exported)
-    return program, prepare_pt2e(program, quantizer, algorithms=algorithms, strict=strict)
+    options: dict[str, Any] = {"algorithms": algorithms, "effort": effort, "strict": strict}
+    return program, prepare_pt2e(program, quantizer, **options)
 
 
 def _to_accuracy(

@@ -1,55 +1,74 @@
 """Choose the ranges of activations by what they cost on calibration calls that did not set them."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, log10
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
+from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.progress import show_progress
-from pt2e_quant.core.qparams import QParams
-from pt2e_quant.graph.alias import mutated_buffers
-from pt2e_quant.graph.ops import CONV, LINEAR, argument, arguments, is_call
+from pt2e_quant.graph.meta import attribute
+from pt2e_quant.observers.rounding import rounded
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
 from pt2e_quant.passes.algorithms.grid import Declined
+from pt2e_quant.passes.algorithms.observed_run import (
+    ObservedRun,
+    OutputError,
+    energy,
+    floats,
+    ignore,
+    is_float,
+    rounded_by,
+)
+from pt2e_quant.passes.algorithms.paired_run import fixed_nodes
 from pt2e_quant.passes.algorithms.range_groups import (
     AS_OBSERVED,
     Calls,
     RangeGroup,
+    Weighted,
     open_observers,
     range_groups,
     split_calls,
 )
 
-LEAST_CALLS = 4
-"""Two to set ranges by, and two to judge them on."""
+LEAST_CALLS = 6
+"""Two to set ranges by, two to judge them on, and two to confirm the choice."""
 LEAST_GAINS = (1.0, 1.25)
 """By what factor a tensor's error must fall for another range: two choices, held against each
 other in the whole model."""
 LEAST_GAIN_DB = 0.25
-"""By how much the whole model must gain over the observed ranges."""
+"""By how much the whole model must gain over the observed ranges, on the calls judged on."""
+CONFIRMED_DB = 0.1
+"""By how much it must gain on calls that nothing was chosen by."""
 LEAST_STEP_DB = 0.05
 """By how much it must gain by another range of one group."""
 
 BEYOND = 0.05
 """How often a call is taken to exceed what calibration saw."""
 
-MOST_ROWS = 16
-"""Of the outputs of a linear or convolution, how many are compared."""
 MOST_COMPARED = 4
 """In how many calls each tensor alone is rounded, in every second of them exceeded as well."""
 
 T = TypeVar("T")
+Compared = tuple[Sequence[Any], list[Tensor], float]
+"""A call, what the float model makes of it, and its weight."""
 Choice = dict[int, str]
 """The name of each group's range, by the id of its observer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A choice, and what it and the observed ranges cost in the whole model."""
+
+    choice: Choice
+    observed: OutputError
+    chosen: OutputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +77,22 @@ class ChooseRanges(Algorithm):
 
     An observer that keeps the range of all data is right where few large values matter, and wastes
     steps where they do not. Which it is depends on the tensor, on its readers and on the data.
-    Half of the kept calls set other ranges, by least squared error and by percentiles. On the other
-    half each range is judged by the error that rounding this tensor alone makes in the output of
-    the operators that read it, in these calls and in one that exceeds them by as much as they
-    differ from each other: a few calls do not show the largest one. The winners are held against
-    the observers' ranges in the whole model with all activations rounded, there too with a call
-    that exceeds the others, and taken only where the model's output comes nearer to the float one.
-    By the rules that won, all kept calls then set the ranges.
+    A third of the kept calls set other ranges, by least squared error and by percentiles. On the
+    second third each range is judged by the error that rounding this tensor alone makes in the
+    output of the operators that read it, in these calls and in one that exceeds them by as much as
+    they differ from each other: a few calls do not show the largest one. The winners are held
+    against the observers' ranges in the whole model with all that is quantized rounded, weights
+    too, there too with a call that exceeds the others. What wins is confirmed on the last third,
+    which had no part in the choice: it is taken only where the model's output comes nearer to the
+    float one there, and the gain over all judged calls is more than its standard error.
 
-    At most half as many calls are used as calibration made, but eight. Together the steps cost
-    about as much as four runs of the float model over each.
+    Together the steps cost at most three runs of the model for each of 18 or more calls of
+    calibration, whatever their number, 60 at most.
 
     Args:
         varies: how many groups, those that cost most, are varied one by one in the whole model.
+        any_observer: also where somebody chose the observer; False for ranges that a recipe left
+            open (`PredictedRangeObserver`).
     """
 
     name: ClassVar[str] = "choose_ranges"
@@ -83,10 +105,11 @@ class ChooseRanges(Algorithm):
     needs_calls: ClassVar[bool] = True
 
     varies: int = 0
+    any_observer: bool = True
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """One for the whole graph: ranges are chosen together."""
-        for node, _ in open_observers(graph.gm):
+        for node, _ in open_observers(graph.gm, any_observer=self.any_observer):
             yield Site(graph, node.all_input_nodes[0], "ranges")
             return
 
@@ -99,7 +122,7 @@ class ChooseRanges(Algorithm):
             raise Declined(
                 f"ranges are as observed: a choice needs {LEAST_CALLS} calls, found {count}"
             )
-        groups = range_groups(graph.gm)
+        groups = range_groups(graph.gm, any_observer=self.any_observer)
         if not groups:
             raise Declined("ranges are as observed: all are of pooled features, logits or vectors")
         chooser = _Chooser(graph.gm, groups, split_calls(kept), progress=graph.gathered.progress)
@@ -108,7 +131,7 @@ class ChooseRanges(Algorithm):
             chooser.judge()
             if not any(group.errors for group in groups.values()):
                 raise Declined("ranges are as observed: no other range differs from them")
-            choice, text = chooser.decide(self.varies)
+            choice, text = chooser.confirmed(chooser.decide(self.varies))
         for key, name in choice.items():
             group = groups[key]
             made = group.observer if name == AS_OBSERVED else group.chosen(name)
@@ -117,59 +140,6 @@ class ChooseRanges(Algorithm):
                 for node in group.nodes:
                     graph.put_observer(node, made)
         return text
-
-
-class _Run(Interpreter):
-    """Runs a prepared graph with something else in the place of its observers."""
-
-    def __init__(self, gm: GraphModule, observe: Callable[[Node, Any], Any]) -> None:
-        super().__init__(gm, garbage_collect_values=True)
-        self.observe = observe
-        self.written = frozenset(mutated_buffers(gm))
-        self.after: Callable[[Node, Any], None] = _ignore
-
-    def call(self, inputs: Sequence[Any]) -> list[Any]:
-        """The flat outputs of one call, which starts from the state that the model has."""
-        given = pytree.tree_map_only(Tensor, Tensor.clone, tuple(inputs))
-        return pytree.tree_leaves(self.run(*given, enable_io_processing=False))
-
-    def run_node(self, n: Node) -> Any:
-        """Run one node; an observer hands on what `observe` makes of its input."""
-        if n.op == "call_module":
-            return self.observe(n, self.env[n.all_input_nodes[0]])
-        value = super().run_node(n)
-        if n.op == "get_attr" and str(n.target) in self.written:
-            return value.clone()
-        self.after(n, value)
-        return value
-
-    def again(self, node: Node, source: Node, value: Tensor) -> Any:
-        """What an operator computes of another value of one of its inputs.
-
-        Of a linear or convolution with many outputs some are computed, at even distances.
-        """
-
-        def read(n: Node) -> Any:
-            return value if n is source else self.env[n]
-
-        given = {name: _filled(value, read) for name, value in arguments(node).items()}
-        if is_call(node, LINEAR) or (is_call(node, CONV) and argument(node, "groups") == 1):
-            step = max(1, len(given["weight"]) // MOST_ROWS)
-            sampled = {name: given[name] for name in ("weight", "bias")}
-            given |= {name: v if v is None else v[::step] for name, v in sampled.items()}
-        return node.target(**given)  # type: ignore[operator]  # an operator
-
-
-def _filled(given: Any, read: Callable[[Node], Any]) -> Any:
-    """Arguments with values for nodes, in plain lists: operators refuse torch.fx's own."""
-    if isinstance(given, Node):
-        return read(given)
-    if isinstance(given, Mapping):
-        return {key: _filled(value, read) for key, value in given.items()}
-    if isinstance(given, (list, tuple)):
-        made = [_filled(value, read) for value in given]
-        return made if isinstance(given, list) else tuple(made)
-    return given
 
 
 class _Chooser:
@@ -186,13 +156,17 @@ class _Chooser:
         self.gm = gm
         self.progress = progress
         self.groups = groups
-        self.fitted, self.judged, self.weights = calls.fitted, calls.judged, calls.weights
+        self.calls = calls
+        self.judged = [call for call, _ in calls.judged]
         self.group_of = {node: group for group in groups.values() for node in group.nodes}
         self.noise: dict[tuple[Node, Node, str], float] = defaultdict(float)
         self.signal: dict[tuple[Node, Node], float] = defaultdict(float)
         self.weight, self.is_exceeded = 1.0, False
-        self.compared: list[tuple[Sequence[Any], list[Tensor], float]] = []
-        """The calls of the whole model, what the float model makes of them, and their weights."""
+        self.fixed = fixed_nodes(gm.graph)
+        self.constants: dict[Node, Any] = {}
+        """Weights rounded as they are now."""
+        self.compared: list[Compared] = []
+        """What the choice is judged on in the whole model."""
 
     def _show(self, calls: Sequence[T], text: str) -> Iterator[T]:
         return show_progress(calls, text, enabled=self.progress)
@@ -204,15 +178,15 @@ class _Chooser:
 
     def fit(self) -> None:
         """Set the candidates of each group by the first half of the calls."""
-        run = _Run(self.gm, self._see)
-        for call in self._show(self.fitted, "finding ranges"):
+        run = ObservedRun(self.gm, self._see)
+        for call in self._show(self.calls.fitted, "finding ranges"):
             run.call(call)
         for group in self.groups.values():
             group.set_candidates()
 
     def judge(self) -> None:
         """Measure each candidate at the output of what reads the tensor, on the other half."""
-        run = _Run(self.gm, self._see)
+        run = ObservedRun(self.gm, self._see)
 
         def measure(reader: Node, value: Any) -> None:
             for source in reader.all_input_nodes:
@@ -223,17 +197,15 @@ class _Chooser:
                         self._compare(group, (source, reader), x, weight, again)
 
         step = -(-len(self.judged) // MOST_COMPARED)
-        for number, call in enumerate(self._show(self.judged, "judging ranges")):
-            run.after = measure if number % step == 0 else _ignore
+        for number, (call, weight) in enumerate(self._show(self.calls.judged, "judging ranges")):
+            run.after = measure if number % step == 0 else ignore
             self.is_exceeded = number % (2 * step) == step  # when more maxima are known
-            self.weight = self.weights[number]
-            self.compared.append((call, _floats(run.call(call)), self.weight))
-        plain = _Run(self.gm, lambda node, value: value)
-        for call, weight in self._beyond():
-            self.compared.append((call, _floats(plain.call(call)), weight))
-        for (source, reader, name), energy in self.noise.items():
+            self.weight = weight
+            self.compared.append((call, floats(run.call(call)), weight))
+        self.compared += self._exact(self._beyond())
+        for (source, reader, name), noise in self.noise.items():
             errors = self.group_of[source].errors
-            share = energy / max(self.signal[source, reader], 1e-30)
+            share = noise / max(self.signal[source, reader], 1e-30)
             errors[name] = errors.get(name, 0.0) + share
 
     def _calls_like(self, given: Tensor, stretch: float) -> Iterator[tuple[Tensor, float]]:
@@ -253,44 +225,65 @@ class _Chooser:
         """Add a call's noise and signal at a reader, or at the tensor if that cannot run again."""
         source, reader = edge
         expected = value if again is None else again(reader, source, value)
-        self.signal[edge] += weight * _energy(expected)
+        self.signal[edge] += weight * energy(expected)
         for name, qparams in group.qparams.items():
-            rounded = _rounded(value, qparams)
+            rounded = rounded_by(qparams, value)
             found = rounded if again is None else again(reader, source, rounded)
-            self.noise[source, reader, name] += weight * _energy(found - expected)
+            self.noise[source, reader, name] += weight * energy(found - expected)
 
-    def decide(self, varies: int) -> tuple[Choice, str]:
-        """The choice that is best in the whole model, and a line that says so."""
+    def decide(self, varies: int) -> Decision:
+        """The choice that is best in the whole model, on the calls that judge."""
         judged = {key: group for key, group in self.groups.items() if group.errors}
         tried: list[Choice] = [dict.fromkeys(judged, AS_OBSERVED)]
         for least_gain in LEAST_GAINS:
             choice = {key: group.winner(least_gain) for key, group in judged.items()}
             if choice not in tried:
                 tried.append(choice)
-        scores = self._whole(tried)
-        best = max(range(len(tried)), key=scores.__getitem__)
-        best = best if scores[best] > scores[0] + LEAST_GAIN_DB else 0
-        choice, score = self._vary(tried[best], scores[best], varies)
+        errors = self._whole(tried, self.compared)
+        best = max(range(len(tried)), key=lambda at: errors[at].db)
+        best = best if errors[best].db > errors[0].db + LEAST_GAIN_DB else 0
+        return self._vary(Decision(tried[best], errors[0], errors[best]), varies)
+
+    def confirmed(self, decision: Decision) -> tuple[Choice, str]:
+        """The choice if it holds on calls that had no part in it; and a line that says so."""
+        choice = decision.choice
         changed = sum(name != AS_OBSERVED for name in choice.values())
         text = f"{changed} of {len(self.groups)} activation ranges differ from the observed ones"
-        return choice, (
-            f"{text}; on {len(self.judged)} calls that did not set them, the model with rounded "
-            f"activations is at {score:.1f} dB instead of {scores[0]:.1f} dB"
+        observed = dict.fromkeys(choice, AS_OBSERVED)
+        if not changed:
+            return observed, f"{text}: others were no better on {len(self.judged)} calls"
+        unseen = self._exact(self.calls.unseen)
+        before, after = self._whole((observed, choice), unseen, "confirming ranges")
+        all_before, all_after = before + decision.observed, after + decision.chosen
+        where = (
+            f"on {len(unseen)} calls that had no part in the choice, the quantized model is at "
+            f"{after.db:.1f} dB with {changed} other ranges and at {before.db:.1f} dB with the "
+            "observed ones"
         )
+        if after.db < before.db + CONFIRMED_DB or all_after.sure_gain(all_before) < CONFIRMED_DB:
+            return observed, f"ranges are as observed: {where}"
+        return choice, f"{text}: {where}"
 
-    def _whole(self, choices: Sequence[Choice]) -> list[float]:
-        """SQNR of the model's output with all activations rounded, for each choice."""
-        runs = [_Run(self.gm, self._rounding(choice)) for choice in choices]
-        signal, noise = 0.0, [0.0] * len(runs)
-        for call, expected, weight in self._show(self.compared, "comparing ranges"):
-            signal += weight * sum(map(_energy, expected))
-            for index, run in enumerate(runs):
-                found = _floats(run.call(call))
-                error = sum(_energy(f - e) for f, e in zip(found, expected, strict=True))
-                noise[index] += weight * error
-        return [10 * log10(signal / n) if n > 0 < signal else inf for n in noise]
+    def _exact(self, calls: Iterable[Weighted]) -> list[Compared]:
+        """Calls with what the float model makes of them."""
+        plain = ObservedRun(self.gm, lambda node, value: value)
+        return [(call, floats(plain.call(call)), weight) for call, weight in calls]
 
-    def _beyond(self) -> list[tuple[list[Any], float]]:
+    def _whole(
+        self,
+        choices: Sequence[Choice],
+        compared: Sequence[Compared],
+        text: str = "comparing ranges",
+    ) -> list[OutputError]:
+        """How far the model's output is from the float one with all rounded, for each choice."""
+        runs = [ObservedRun(self.gm, self._rounding(choice)) for choice in choices]
+        errors = [OutputError() for _ in runs]
+        for call, expected, weight in self._show(compared, text):
+            for error, run in zip(errors, runs, strict=True):
+                error.add(expected, floats(run.call(call)), weight)
+        return errors
+
+    def _beyond(self) -> list[Weighted]:
         """The middle one of the calls, made to exceed calibration, and how many it stands for.
 
         Of n + 1 calls alike, each is as likely as the others to be the greatest.
@@ -302,65 +295,49 @@ class _Chooser:
         ]
         if max(factors, default=1.0) == 1.0:
             return []
-        sizes = [sum(_energy(v) for v in call if _is_float(v)) for call in self.judged]
+        sizes = [sum(energy(v) for v in call if is_float(v)) for call in self.judged]
         middle = self.judged[sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]]
         made = [v * f if f != 1.0 else v for v, f in zip(middle, factors, strict=True)]
-        return [(made, sum(self.weights) / (len(self.judged) + len(self.fitted) + 1))]
+        total = sum(weight for _, weight in self.calls.judged)
+        return [(made, total / (len(self.judged) + len(self.calls.fitted) + 1))]
 
     def _rounding(self, choice: Choice) -> Callable[[Node, Any], Any]:
         def observe(node: Node, value: Any) -> Any:
             group = self.group_of.get(node)
-            if group is None:
-                return value
-            name = choice.get(id(group.observer), AS_OBSERVED)
-            return _rounded(value, group.qparams[name])
+            if group is not None:
+                name = choice.get(id(group.observer), AS_OBSERVED)
+                return rounded_by(group.qparams[name], value)
+            if node not in self.fixed:
+                return self._rounded(node, value)
+            if node not in self.constants:
+                self.constants[node] = self._rounded(node, value)
+            return self.constants[node]
 
         return observe
 
-    def _vary(self, choice: Choice, score: float, groups: int) -> tuple[Choice, float]:
+    def _rounded(self, node: Node, value: Any) -> Any:
+        """A weight, or an activation whose range is not open; biases are as good as exact."""
+        observer = attribute(self.gm, str(node.target))
+        if not is_float(value) or hasattr(observer, "derive_qparams_fn"):
+            return value
+        return rounded(observer, value)
+
+    def _vary(self, found: Decision, groups: int) -> Decision:
         """Try other ranges of the groups that cost most, one by one, in the whole model.
 
         Those that are worse for the readers than the observed one are not tried.
         """
-        costly = sorted(choice, key=lambda key: -self.groups[key].errors[choice[key]])
+        costly = sorted(found.choice, key=lambda k: -self.groups[k].errors[found.choice[k]])
         for key in costly[:groups]:
-            errors = self.groups[key].errors
-            others = [n for n in errors if n != choice[key] and errors[n] <= errors[AS_OBSERVED]]
-            varied = [choice | {key: name} for name in others]
-            scores = self._whole(varied) if varied else []
-            if scores and max(scores) > score + LEAST_STEP_DB:
-                score = max(scores)
-                choice = varied[scores.index(score)]
-        return choice, score
-
-
-def _ignore(node: Node, value: Any) -> None:
-    """Nothing is to be measured behind a node."""
+            errors, there = self.groups[key].errors, found.choice[key]
+            others = [n for n in errors if n != there and errors[n] <= errors[AS_OBSERVED]]
+            varied = [found.choice | {key: name} for name in others]
+            for choice, error in zip(varied, self._whole(varied, self.compared), strict=True):
+                if error.db > found.chosen.db + LEAST_STEP_DB:
+                    found = Decision(choice, found.observed, error)
+        return found
 
 
 def _is_pure(node: Node) -> bool:
     """Whether an operator may be run again: it writes nothing."""
     return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
-
-
-def _is_float(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _floats(values: Iterable[Any]) -> list[Tensor]:
-    return [value for value in values if _is_float(value)]
-
-
-def _energy(value: Tensor) -> float:
-    return float(torch.linalg.vector_norm(value.float()).item()) ** 2
-
-
-def _rounded(value: Tensor, qparams: QParams) -> Tensor:
-    rounded = torch.fake_quantize_per_tensor_affine(
-        value.float(),
-        float(qparams.scale),
-        int(qparams.zero_point),
-        qparams.quant_min,
-        qparams.quant_max,
-    )
-    return rounded.to(value.dtype)

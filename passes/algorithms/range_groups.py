@@ -81,10 +81,10 @@ AS_OBSERVED = "as observed"
 """The name of the range that the observer itself gives."""
 
 MOST_LEVELS = 256
-ALWAYS_USED = 8
-"""Kept calls that are used however few calls calibration made; of more, half as many."""
+MOST_USED = 12
+"""Calls that set ranges and that judge them, taken together; the others confirm the choice."""
 LARGEST_SHARE = 4
-"""Of the calls that are used, one in so many is one of the largest that calibration made."""
+"""Of the calls that set and judge, one in so many is one of the largest that calibration made."""
 SPREADS = 1.5
 """By how many standard deviations of the calls' maxima a call that is not seen exceeds them."""
 
@@ -96,8 +96,9 @@ class RangeGroup:
     Args:
         observer: theirs.
         nodes: its nodes.
-        seen: a histogram of the calls that set ranges; in the end, of all kept calls.
+        seen: a histogram of the calls that set ranges.
         qparams: of each candidate, by name.
+        ends: of each but the observer's own.
         errors: of each candidate, noise to signal summed over the readers.
         maxima: the largest magnitude of each call, by node.
     """
@@ -106,23 +107,28 @@ class RangeGroup:
     nodes: list[Node]
     seen: RangeCandidates
     qparams: dict[str, QParams] = field(default_factory=dict)
+    ends: dict[str, tuple[float, float]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     maxima: dict[Node, list[float]] = field(default_factory=dict)
 
     def see(self, node: Node, value: Tensor) -> None:
-        """Add a tensor to the histogram."""
-        self.seen(value)
+        """Note the maximum of a tensor; of a call that sets ranges, also its histogram."""
+        if not self.qparams:
+            self.seen(value)
         self.maxima.setdefault(node, []).append(float(value.abs().amax()))
 
     def set_candidates(self) -> None:
-        """Find the ranges that the histogram speaks for; those that hardly differ are one."""
+        """Find the ranges that the histogram speaks for; those that hardly differ are one.
+
+        They stay: what is judged is what the graph gets.
+        """
         self.qparams = {AS_OBSERVED: qparams_of(self.observer)}
         if not self.seen.seen or bool(self.seen.min_val == self.seen.max_val):
             return
         for name, ends in self.seen.ranges().items():
             found = qparams_over(self.observer, ends)
             if all(_differ(found, other) for other in self.qparams.values()):
-                self.qparams[name] = found
+                self.qparams[name], self.ends[name] = found, ends
 
     def stretch(self, node: Node) -> float:
         """By what factor a call that calibration lacks may exceed the others at a node."""
@@ -152,41 +158,46 @@ class RangeGroup:
         return f"{text}, {AS_OBSERVED}: {self._times(AS_OBSERVED, name)}"
 
     def chosen(self, name: str) -> ChosenRangeObserver:
-        """An observer of one of the candidates, by all kept calls."""
+        """An observer of one of the candidates."""
         old = self.observer
         made = ChosenRangeObserver(
             old.dtype, old.qscheme, quant_min=old.quant_min, quant_max=old.quant_max
         )
         made.min_val.copy_(old.min_val.min())
         made.max_val.copy_(old.max_val.max())
-        made.chosen = self.seen.ranges()[name]
+        made.chosen = self.ends[name]
         return made.to(old.min_val.device)
 
     def _times(self, name: str, other: str) -> str:
         return f"{self.errors[name] / max(self.errors[other], 1e-30):.2f}x"
 
 
-def open_observers(gm: GraphModule) -> Iterator[tuple[Node, Any]]:
-    """The observer nodes of activations with one static scale of at most 8 bits."""
+def open_observers(gm: GraphModule, *, any_observer: bool = True) -> Iterator[tuple[Node, Any]]:
+    """The observer nodes of activations with one static scale of at most 8 bits.
+
+    Without `any_observer` those of recipes' own observers.
+    """
     for node in gm.graph.find_nodes(op="call_module"):
         observer: Any = attribute(gm, str(node.target))
         if node.all_input_nodes[0].op == "get_attr" or not is_static_per_tensor(observer):
             continue
         if is_fake_quantize(observer) or hasattr(observer, "derive_qparams_fn"):
             continue
+        if not any_observer and type(observer) is not PredictedRangeObserver:
+            continue
         low, high = (getattr(observer, name, None) for name in ("quant_min", "quant_max"))
         if low is not None and high is not None and high - low < MOST_LEVELS:
             yield node, observer
 
 
-def range_groups(gm: GraphModule) -> dict[int, RangeGroup]:
+def range_groups(gm: GraphModule, *, any_observer: bool = True) -> dict[int, RangeGroup]:
     """The groups of a calibrated graph whose range is open, by the id of their observer.
 
     Pooled features and logits keep theirs: a call has few values of them, and a handful of calls
     does not show what the next one brings (`predicted_range`).
     """
     found: dict[int, RangeGroup] = {}
-    for node, observer in open_observers(gm):
+    for node, observer in open_observers(gm, any_observer=any_observer):
         if id(observer) in found:
             found[id(observer)].nodes.append(node)
             continue
@@ -227,6 +238,10 @@ def _differ(a: QParams, b: QParams) -> bool:
     return not 0.99 < float(a.scale) / float(b.scale) < 1.01 or shift > 0.01
 
 
+Weighted = tuple[list[Any], float]
+"""A call, and how many of calibration's calls it stands for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Calls:
     """Calls of the model.
@@ -234,30 +249,36 @@ class Calls:
     Attributes:
         fitted: those that set ranges.
         judged: those that ranges are judged on, the largest of all calibration's first.
-        weights: of each judged call, how many of calibration's calls it stands for.
+        unseen: those that the choice is confirmed on.
     """
 
     fitted: list[list[Any]]
-    judged: list[list[Any]]
-    weights: list[float]
+    judged: list[Weighted]
+    unseen: list[Weighted]
 
 
 def split_calls(kept: KeptCalls) -> Calls:
-    """The kept calls in two parts.
+    """The kept calls in three parts of about the same size.
 
-    Every second one of the largest calls is judged on, for itself and the next: a range that clips
+    The very largest call judges, others of the largest confirm, for all of them: a range that clips
     them may look best on a sample that lacks them. The others are a sample of the rest.
     """
-    used = min(len(kept.sample), max(ALWAYS_USED, kept.count // 2))
+    used = min(MOST_USED, len(kept.sample) * 2 // 3)
     by_size = sorted(range(len(kept.sizes)), key=lambda at: -kept.sizes[at][0])
     has_sizes = len({size for size, _ in kept.sizes}) > 1
-    large = by_size[: used // LARGEST_SHARE] if has_sizes else []
+    large = by_size[: 2 * (used // LARGEST_SHARE)] if has_sizes else []
     numbers = {kept.sizes[at][1] for at in large}
-    others = [at for at, number in enumerate(kept.places) if number not in numbers]
-    others = others[: used - len(large)]
-    judged, fitted = ([kept.largest[at] for at in large[first::2]] for first in (0, 1))
-    rest = [kept.sample[at] for at in others[1::2]]
-    share = (kept.count - len(large)) / max(1, len(rest))
-    weights = [len(large) / max(1, len(judged))] * len(judged) + [share] * len(rest)
-    fitted = [*fitted, *(kept.sample[at] for at in others[0::2])]
-    return Calls(fitted=fitted, judged=[*judged, *rest], weights=weights)
+    half = len(large) // 2
+    rest = [kept.sample[at] for at, number in enumerate(kept.places) if number not in numbers]
+    largest, others = [kept.largest[at] for at in large], rest[: used - half]
+
+    def weighted(largest: list[list[Any]], others: list[list[Any]]) -> list[Weighted]:
+        of_large = len(large) / max(1, len(largest))
+        of_others = (kept.count - len(large)) / max(1, len(others))
+        return [*((c, of_large) for c in largest), *((c, of_others) for c in others)]
+
+    return Calls(
+        fitted=[*largest[1:half:2], *others[0::2]],
+        judged=weighted(largest[0:half:2], others[1::2]),
+        unseen=weighted(largest[half:], rest[len(others) :]),
+    )

@@ -146,14 +146,17 @@ def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tu
     return tuple(sorted(chosen.values(), key=lambda algorithm: algorithm.stage))
 
 
-def with_effort(asked: Sequence[str | Algorithm], effort: Effort) -> tuple[str | Algorithm, ...]:
+def with_effort(
+    asked: Sequence[str | Algorithm], effort: Effort | None
+) -> tuple[str | Algorithm, ...]:
     """What was asked for, and what an effort adds to it.
 
     Args:
         asked: algorithms or their names.
-        effort: FAST adds nothing, BALANCED the choice of ranges, BEST a longer one.
+        effort: FAST adds nothing, BALANCED the choice of ranges, BEST a longer one; None what the
+            recipe brings.
     """
-    if effort is Effort.FAST:
+    if effort is None or effort is Effort.FAST:
         return tuple(asked)
     varies = MOST_VARIED if effort is Effort.BEST else 0
     return (*asked, ChooseRanges(varies=varies))

@@ -121,8 +121,9 @@ def quantize(
         str | None, typer.Option(help="How scales of weights are found: min_max, mse, hqq.")
     ] = None,
     effort: Annotated[
-        Effort, typer.Option(help="What to try out on calibration data for activations' ranges.")
-    ] = Effort.FAST,
+        Effort | None,
+        typer.Option(help="What to try out on calibration data for activations' ranges."),
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(

@@ -67,7 +67,7 @@ class QuantizeOptions:
         inputs: keys or indices of what the model takes of each batch that a function gives.
         algorithms: names of what is to be done to weights and ranges besides.
         search: how the scales of weights are found; the recipe's own by default.
-        effort: how much is tried out to choose the ranges of activations.
+        effort: how much is tried out to choose the ranges of activations; None as the recipe says.
         resume: a folder for the state of a calibration block by block.
         batch_size: of arrays whose first dimension is dynamic.
         max_batches: calibrate with so many at most.
@@ -92,7 +92,7 @@ class QuantizeOptions:
     inputs: Sequence[str] = ()
     algorithms: Sequence[str] = ()
     search: str | None = None
-    effort: Effort = Effort.FAST
+    effort: Effort | None = None
     resume: Path | None = None
     batch_size: int | None = None
     max_batches: int | None = None

@@ -16,12 +16,18 @@ MOST_LARGEST = 4
 """Calls that are kept beside them, because their inputs are the largest of all."""
 
 
+MOST_BYTES = 2**29
+"""What the sample may take; of larger calls fewer are kept."""
+
+
 class KeptCalls(nn.Module):
     """Calls that are kept, whole: one choice for all inputs of a graph."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self.room = MOST_CALLS
+        """How many calls of the size of the first one the sample has room for."""
         self.width = 0
         """How many inputs a call has."""
         self.sample: list[list[Any]] = []
@@ -46,15 +52,18 @@ class KeptCalls(nn.Module):
     def _keep(self, call: list[Any]) -> None:
         number, place = self.count, self.count
         self.count += 1
-        if place >= MOST_CALLS:  # algorithm R of Vitter 1985, by a generator of each call's own
+        if number == 0:
+            taken = sum(x.nbytes for x in call if isinstance(x, Tensor))
+            self.room = max(1, min(MOST_CALLS, MOST_BYTES // max(1, taken)))
+        if place >= self.room:  # algorithm R of Vitter 1985, by a generator of each call's own
             place = random.Random(number).randrange(number + 1)
-        if place < MOST_CALLS:
+        if place < self.room:
             self.places[place : place + 1] = [number]
             self.sample[place : place + 1] = [[_copied(x) for x in call]]
         size = max(map(_size, call), default=0.0)
         place = len(self.sizes)
-        if place == MOST_LARGEST:
-            place = min(range(MOST_LARGEST), key=self.sizes.__getitem__)
+        if place == -(-MOST_LARGEST * self.room // MOST_CALLS):
+            place = min(range(place), key=self.sizes.__getitem__)
             if size <= self.sizes[place][0]:
                 return
         self.sizes[place : place + 1] = [(size, number)]

@@ -2,6 +2,7 @@
 
 import torch
 
+from pt2e_quant.observers.statistics import kept_inputs
 from pt2e_quant.observers.statistics.kept_inputs import (
     MOST_CALLS,
     MOST_LARGEST,
@@ -34,6 +35,17 @@ def test_sample_when_a_call_is_larger_than_others_then_kept_with_all_its_inputs(
     assert sorted(found, reverse=True) == greatest
     assert [sizes[name] for name, _ in calls.largest] == found
     assert [float(x.abs().amax()) for _, x in calls.largest] == found
+
+
+def test_sample_when_calls_are_large_then_as_many_as_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(kept_inputs, "MOST_BYTES", 8 * 4 * 100)
+    calls = KeptCalls()
+    images = KeptInputs(calls)
+    for count in range(50):
+        images(torch.full((100,), float(count)))
+    assert (len(calls.sample), len(calls.largest)) == (8, 2)
+    assert [float(x[0]) for x in images.kept] == calls.places
+    assert {number for _, number in calls.sizes} == {48, 49}
 
 
 def test_sample_when_a_call_stops_halfway_then_the_next_is_whole():

@@ -9,10 +9,13 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.flow.prepare.prepared import prepared_state
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
 from pt2e_quant.passes.algorithms import choose_ranges
+from pt2e_quant.passes.algorithms.algorithm import take_statistics
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges, _Chooser
+from pt2e_quant.passes.algorithms.observed_run import ObservedRun
 from pt2e_quant.passes.algorithms.range_groups import AS_OBSERVED, Calls, range_groups
 
 CHANNELS, WIDE = 8, 3
@@ -116,9 +119,11 @@ def test_whole_model_when_calls_differ_widely_then_one_that_exceeds_them_counts(
     quantizer = pq.backends.get("onnx").quantizer("int8")
     program = torch.export.export(Reader(1.0).eval(), (data[0],))
     prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
-    groups = range_groups(pq.calibrate(prepared, data, progress=False))
-    judged = [[x] for x in data[1::2]]
-    calls = Calls(fitted=[[x] for x in data[0::2]], judged=judged, weights=[1.0] * len(judged))
+    pq.calibrate(prepared, data, progress=False)
+    take_statistics(prepared, prepared_state(prepared).algorithms)
+    groups = range_groups(prepared)
+    judged = [([x], 1.0) for x in data[1::2]]
+    calls = Calls(fitted=[[x] for x in data[0::2]], judged=judged, unseen=[])
     chooser = _Chooser(prepared, groups, calls, progress=False)
     with torch.no_grad():
         chooser.fit()
@@ -126,9 +131,10 @@ def test_whole_model_when_calls_differ_widely_then_one_that_exceeds_them_counts(
         chooser.judge()
         seen = group.qparams[AS_OBSERVED]
         group.qparams["judged calls"] = replace(seen, scale=seen.scale / contrast)
-        observed, tight = chooser._whole([{}, {id(group.observer): "judged calls"}])
+        choices = [{}, {id(group.observer): "judged calls"}]
+        observed, tight = chooser._whole(choices, chooser.compared)
     # A range of the judged calls alone has steps a fourth as large, and clips what exceeds them.
-    assert tight == observed if contrast == 1.0 else tight < observed - 3
+    assert tight.db == observed.db if contrast == 1.0 else tight.db < observed.db - 3
 
 
 def test_choose_ranges_when_run_twice_then_the_same_bits():
@@ -138,20 +144,46 @@ def test_choose_ranges_when_run_twice_then_the_same_bits():
 
 
 def test_choose_ranges_when_effort_is_fast_then_nothing_is_kept_or_changed():
-    model, data = Reader(0.0), images(8, seed=1)
+    data = images(8, seed=1)
+    program = torch.export.export(Reader(0.0), (data[0],))
     quantizer = pq.backends.get("onnx").quantizer("int8")
-    plain = pq.prepare_pt2e(torch.export.export(model, (data[0],)), quantizer)
-    fast = pq.prepare_pt2e(torch.export.export(model, (data[0],)), quantizer, effort="fast")
+    fast = pq.prepare_pt2e(program, quantizer, effort="fast")
+    plain = pq.prepare_pt2e(program, quantizer)
     assert [str(n) for n in plain.graph.nodes] == [str(n) for n in fast.graph.nodes]
+    assert not any(isinstance(m, KeptInputs) for m in fast.modules())
     made = [pq.convert_pt2e(pq.calibrate(p, data, progress=False)) for p in (plain, fast)]
     assert torch.equal(*(gm(data[0]) for gm in made))
 
 
+def test_choose_ranges_when_others_are_no_better_on_unseen_calls_then_as_observed_with_both():
+    # The calls that set and judge are alike; in those that confirm, the outliers count.
+    model, calm = Reader(1.0), images(16, seed=1, outlier=3.0)
+    program = torch.export.export(model.eval(), (calm[0],))
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
+    pq.calibrate(prepared, [*calm, 8 * calm[0]], progress=False)
+    take_statistics(prepared, prepared_state(prepared).algorithms)
+    groups = range_groups(prepared)
+    wide, parts = [([8 * x], 1.0) for x in calm[:4]], [[x] for x in calm]
+    calls = Calls(fitted=parts[:6], judged=[(c, 1.0) for c in parts[6:12]], unseen=wide)
+    with torch.no_grad():
+        for unseen in ([(c, 1.0) for c in parts[12:]], wide):
+            chooser = _Chooser(prepared, groups, replace(calls, unseen=unseen), progress=False)
+            chooser.fit()
+            chooser.judge()
+            decision = chooser.decide(0)
+            assert any(name != AS_OBSERVED for name in decision.choice.values())
+            choice, text = chooser.confirmed(decision)
+            changed = any(name != AS_OBSERVED for name in choice.values())
+            assert changed == (unseen is not wide)
+            assert text.startswith("ranges are as observed: on 4 calls") != changed
+
+
 def test_choose_ranges_when_there_are_few_calls_then_as_observed_with_the_reason():
-    model, data = Reader(0.0), images(3, seed=1)
+    model, data = Reader(0.0), images(5, seed=1)
     fast, gm = converted(model, data, "fast"), converted(model, data, "balanced")
     assert torch.equal(fast(data[0]), gm(data[0]))
-    assert any("needs 4 calls, found 3" in note for note in pq.provenance_of(gm).notes)
+    assert any("needs 6 calls, found 5" in note for note in pq.provenance_of(gm).notes)
 
 
 def test_choose_ranges_when_all_tensors_are_vectors_then_as_observed_with_the_reason():
@@ -256,21 +288,19 @@ def test_choose_ranges_when_named_as_algorithm_then_as_balanced():
     assert torch.equal(gm(data[0]), converted(model, data, "balanced")(data[0]))
 
 
-@pytest.mark.parametrize(("seen", "most"), [(32, 5 * 8), (16, 5 * 4), (8, 5 * 4)])
-def test_choose_ranges_when_there_are_many_calls_then_half_of_them_at_most_are_run(
-    seen, most, monkeypatch
-):
-    runs, call = [], choose_ranges._Run.call
+@pytest.mark.parametrize("seen", [6, 8, 16, 32, 64])
+def test_choose_ranges_when_balanced_then_at_most_three_runs_of_each_call(seen, monkeypatch):
+    runs, call = [], ObservedRun.call
     monkeypatch.setattr(
-        choose_ranges._Run, "call", lambda self, inputs: runs.append(1) or call(self, inputs)
+        ObservedRun, "call", lambda self, inputs: runs.append(1) or call(self, inputs)
     )
     converted(Reader(0.0), images(seen, seed=1), "balanced")
-    assert 0 < len(runs) <= most
+    assert 0 < len(runs) <= min(3 * seen, 60)
 
 
 def test_choose_ranges_when_a_layer_has_many_outputs_then_some_are_compared(monkeypatch):
-    sizes, energy = [], choose_ranges._energy
-    monkeypatch.setattr(choose_ranges, "_energy", lambda x: sizes.append(x.shape[1]) or energy(x))
+    sizes, energy = [], choose_ranges.energy
+    monkeypatch.setattr(choose_ranges, "energy", lambda x: sizes.append(x.shape[1]) or energy(x))
     model = Reader(0.0)
     model.conv, model.after = nn.Conv2d(CHANNELS, 100, 3), nn.Conv2d(100, 4, 1)
     gm = converted(model, images(8, seed=1), "balanced")
@@ -292,4 +322,5 @@ def test_choose_ranges_when_progress_is_asked_for_then_each_step_shows_it(monkey
     quantizer = pq.backends.get("onnx").quantizer("int8")
     prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
     pq.convert_pt2e(pq.calibrate(prepared, data, progress=False), progress=True)
-    assert shown == [(f"{step} ranges", True) for step in ("finding", "judging", "comparing")]
+    steps = "finding", "judging", "comparing", "confirming"
+    assert shown == [(f"{step} ranges", True) for step in steps]
