@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
+from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode, SpecKind, kind_of
 from pt2e_quant.flow.annotate.groups import Group
 from pt2e_quant.flow.annotate.write_annotations import RULE_KEY
 from pt2e_quant.flow.prepare.make_observer import spec_key
 from pt2e_quant.flow.prepare.prepared import HeldConstant, ObserverInfo, PreparedState
+from pt2e_quant.graph.alias import WrittenPlaces
+from pt2e_quant.graph.idioms.attention_masks import MaskInfo
 from pt2e_quant.graph.meta import attribute, copy_trace, source_constant
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
 
@@ -260,3 +263,34 @@ def _storage(gm: GraphModule, node: Node) -> list[int]:
     constant = source_constant(node)
     value = None if constant is None else attribute(gm, str(constant.target))
     return [value.untyped_storage().data_ptr()] if isinstance(value, Tensor) else []
+
+
+def drop_unobservable(
+    gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo, *, as_torchao: bool
+) -> None:
+    """Leave out places that hold no float data: integers, masks, destinations of writes.
+
+    A graph as torchao's keeps q/dq in front of writes of inputs, and a note says what that loses.
+    """
+    written = WrittenPlaces(gm.graph)
+    notes = provenance_of(gm).notes
+    for place in list(groups):
+        source = place if isinstance(place, Node) else place[0]
+        value = source.meta.get("val")
+        reason = ""
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            reason = "it is no floating-point tensor"
+        elif source in masks.masks or source in masks.masked_scores:
+            reason = "it carries an attention mask"
+        elif as_torchao and place in written.lost:
+            notes.append(
+                f"{source.name} is quantized as torchao does: the caller's input, which "
+                "this graph writes, stays as it was"
+            )
+        elif found := written.why_not(place):
+            reason = f"it {found}"
+        if reason:
+            group = groups.pop(place)
+            group.places.remove(place)
+            user = "output" if isinstance(place, Node) else f"input of {place[1].name}"
+            notes.append(f"{source.name} ({user}) left float: {reason}")

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -24,10 +24,15 @@ from pt2e_quant.flow.annotate.check_specs import (
     check_observers,
     watch_annotations,
 )
-from pt2e_quant.flow.annotate.groups import Group, collect_groups
+from pt2e_quant.flow.annotate.groups import collect_groups
 from pt2e_quant.flow.annotate.table_quantizer import MASKS_KEY, TableQuantizer
 from pt2e_quant.flow.prepare.input_check import install_input_check
-from pt2e_quant.flow.prepare.insert_observers import Inserter, hold_constants, may_hold
+from pt2e_quant.flow.prepare.insert_observers import (
+    Inserter,
+    drop_unobservable,
+    hold_constants,
+    may_hold,
+)
 from pt2e_quant.flow.prepare.make_observer import make_observer, make_observers
 from pt2e_quant.flow.prepare.prepared import (
     PREPARED_KEY,
@@ -38,9 +43,9 @@ from pt2e_quant.flow.prepare.prepared import (
 from pt2e_quant.flow.prepare.removed_training_ops import RemovedTrainingOps, remove_training_ops
 from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
 from pt2e_quant.flow.report.audit import refuse_left_float
-from pt2e_quant.graph.alias import WrittenPlaces, mutated_buffers
+from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
-from pt2e_quant.graph.idioms.attention_masks import MaskInfo, find_masks
+from pt2e_quant.graph.idioms.attention_masks import find_masks
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.pickling.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes
@@ -358,7 +363,7 @@ def _insert_observers(
     found = gm.meta.pop(MASKS_KEY, None)
     # Putting batch norms back for training changes the graph that annotate saw.
     masks = find_masks(gm) if found is None or state.is_qat else found
-    _drop_unobservable(gm, groups, masks, as_torchao=state.as_torchao)
+    drop_unobservable(gm, groups, masks, as_torchao=state.as_torchao)
     check_groups(groups)
     constants = constant_nodes(gm.graph)
     held: dict[int, nn.Module] = {}
@@ -377,34 +382,3 @@ def _insert_observers(
     inserter = Inserter(gm, by_place, groups, state, sources, constants)
     inserter.hold(held)
     inserter.run()
-
-
-def _drop_unobservable(
-    gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo, *, as_torchao: bool
-) -> None:
-    """Leave out places that hold no float data: integers, masks, destinations of writes.
-
-    A graph as torchao's keeps q/dq in front of writes of inputs, and a note says what that loses.
-    """
-    written = WrittenPlaces(gm.graph)
-    notes = provenance_of(gm).notes
-    for place in list(groups):
-        source = place if isinstance(place, Node) else place[0]
-        value = source.meta.get("val")
-        reason = ""
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            reason = "it is no floating-point tensor"
-        elif source in masks.masks or source in masks.masked_scores:
-            reason = "it carries an attention mask"
-        elif as_torchao and place in written.lost:
-            notes.append(
-                f"{source.name} is quantized as torchao does: the caller's input, which "
-                "this graph writes, stays as it was"
-            )
-        elif found := written.why_not(place):
-            reason = f"it {found}"
-        if reason:
-            group = groups.pop(place)
-            group.places.remove(place)
-            user = "output" if isinstance(place, Node) else f"input of {place[1].name}"
-            notes.append(f"{source.name} ({user}) left float: {reason}")
