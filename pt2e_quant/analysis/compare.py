@@ -60,7 +60,8 @@ def compare(
         batches: as `calibrate` takes them. Memory does not grow with their number.
         inputs: what of each batch the model takes, as `calibrate` has it.
         quantized: the graph of `convert` that an artifact was lowered from, where it was loaded
-            from a file.
+            from a file. Without it of a `.pte`, and of a program of `cpu` or `cuda`, only the
+            results are compared: a note says so.
         progress: show a progress bar on a terminal.
 
     Returns:
@@ -144,7 +145,7 @@ class _Comparing:
         # What a graph stands in for says nothing about a program that is held against a graph.
         hidden = left.unread if self.feeds else left.unread | right.unread
         self.names = [n for n in right.sites if n in left.sites and n not in hidden]
-        if not self.names:
+        if not self.names and left.sites and right.sites:
             raise ConfigError(
                 "no value of the one graph has a counterpart in the other",
                 fix="give two forms of one exported program: the names of its nodes join them",
@@ -219,7 +220,14 @@ class _Comparing:
         rows = [self._row(name) for name in self.names if self.figures[name].pair.elements]
         if self.unlike:
             notes.append(f"not compared, of other shapes: {', '.join(sorted(self.unlike))}")
-        if missing := [name for name in self.right.sites if name not in self.left.sites]:
+        for side in (self.left, self.right):
+            if not side.sites:
+                notes.append(
+                    f"{side.words} gives no values from inside, and its graph is not known: only "
+                    "results are compared; give the graph of convert, compare(…, quantized=graph)"
+                )
+        missing = [name for name in self.right.sites if name not in self.left.sites]
+        if self.left.sites and missing:
             notes.append(f"without a counterpart in the reference: {', '.join(missing)}")
         if unread := sorted(self.right.unread & self.figures.keys()):
             notes.append(f"as the graph has them, no values of the program: {', '.join(unread)}")

@@ -31,6 +31,7 @@ from pt2e_quant.command_line.result_file import check_writable
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.read_capture import rebuild_capture
+from pt2e_quant.flow.archive.program import load
 from pt2e_quant.flow.report.audit import audit as audit_of
 
 Program = Annotated[Path, typer.Argument(help="A .pt2 file of torch.export.save, in float.")]
@@ -89,6 +90,9 @@ def compare(
     file: File,
     against: Annotated[Path, typer.Option(help="The float model, a .pt2.")],
     inputs: Inputs,
+    quantized: Annotated[
+        Path | None, typer.Option(help="The graph that the file was made of, by pq.save.")
+    ] = None,
     batch_size: BatchSize = None,
     fail_under: FailUnder = None,
     as_json: Json = False,
@@ -96,12 +100,20 @@ def compare(
 ) -> None:
     """List what each tensor of a file loses against the float model; the worst first.
 
+    Without --quantized only the results of a .pte are compared.
+
     --fail-under is of the SQNR of the results, in dB.
     """
     opened = open_model(file)
     reference = load_program(against)
     batches = _batches(inputs, opened.capture, batch_size)
-    found = compare_models(reference, opened.program, batches, progress=not as_json)
+    found = compare_models(
+        reference,
+        opened.program,
+        batches,
+        quantized=None if quantized is None else load(quantized),
+        progress=not as_json,
+    )
     if as_json:
         print_json("compare", json.loads(found.to_json()))
     else:

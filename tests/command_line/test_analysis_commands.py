@@ -3,8 +3,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.export import export, save
 
+import pt2e_quant as pq
 from pt2e_quant.__main__ import main
 from pt2e_quant.backends.target.recipe_file import read_recipe
 from tests.analysis.outlier_transformer import POOR, batches, transformer
@@ -58,6 +60,26 @@ def test_commands_when_a_model_is_tuned_then_each_looks_at_it(folder, capsys):
     assert call("report", "mixed.onnx", "--inputs", "data.npz", "-o", "page.html") == 0
     assert "wrote page.html" in capsys.readouterr().out
     assert "Where the time goes" in (folder / "page.html").read_text()
+
+
+def test_compare_when_a_pte_is_given_then_results_alone_unless_its_graph_is_named(folder, capsys):
+    pytest.importorskip("executorch")
+    x = torch.randn(4, 16)
+    program = export(nn.Sequential(nn.Linear(16, 8), nn.ReLU()).eval(), (x,))
+    prepared = pq.prepare(program, pq.backends.get("xnnpack").quantizer("int8"))
+    graph = pq.convert(pq.calibrate(prepared, [x], progress=False))
+    save(program, folder / "linear.pt2")
+    np.savez(folder / "x.npz", x.numpy())
+    pq.backends.get("xnnpack").lower(graph, verify=False).save(folder / "linear.pte")
+    pq.save(graph, folder / "linear.ptq")
+    asked = ("compare", "linear.pte", "--against", "linear.pt2", "--inputs", "x.npz", "--json")
+    assert call(*asked, "--fail-under", "20") == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert not alone["nodes"]
+    assert call(*asked, "--quantized", "linear.ptq") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["nodes"]
+    assert found["sqnr_db"] == alone["sqnr_db"] > 20
 
 
 def test_sensitivity_when_asked_for_json_then_every_group(folder, capsys):
