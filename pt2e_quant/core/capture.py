@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import InputError
-from pt2e_quant.core.size_expression import evaluate_size
+from pt2e_quant.core.size_expression import evaluate_size, linear_form
 from pt2e_quant.core.tree_specs import dump_spec, load_result_spec, load_spec, plain_spec
 
 
@@ -296,9 +296,8 @@ class Capture:
             return torch.export.Dim.AUTO
         if info.kind is InputKind.LITERAL:
             return None
-        # A derived size (2*s0) is left to export, which finds the relation again.
         return {
-            at: dims.get(size, torch.export.Dim.AUTO)
+            at: dims[size] if size in dims else _derived_dim(size, dims)
             for at, size in enumerate(info.shape)
             if isinstance(size, str)
         } or None
@@ -344,6 +343,16 @@ class Capture:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the description of a captured call: {error}") from error
+
+
+def _derived_dim(size: str, dims: Mapping[str, Any]) -> Any:
+    """`2 * Dim + 1` of the size "2*s0 + 1"; torch is to find other relations again."""
+    form = linear_form(size)
+    if form is None or dims.get(form[0]) is None:
+        return torch.export.Dim.AUTO
+    symbol, factor, summand = form
+    multiple = factor * dims[symbol] if factor > 1 else dims[symbol]
+    return multiple + summand if summand else multiple
 
 
 class _Auto:

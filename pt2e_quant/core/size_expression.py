@@ -19,6 +19,9 @@ _CALLS: dict[str, Callable[[int, int], int]] = {
     "Min": min,
 }
 
+_PROBES = 65
+"""Sizes that a form is held against: torch divides by small numbers."""
+
 
 def evaluate_size(expression: str, sizes: Mapping[str, int]) -> int | None:
     """The value of a size expression; None if it cannot be told.
@@ -34,6 +37,26 @@ def evaluate_size(expression: str, sizes: Mapping[str, int]) -> int | None:
         return _walk(ast.parse(expression, mode="eval").body, sizes)
     except (SyntaxError, LookupError, ZeroDivisionError):
         return None
+
+
+def linear_form(expression: str) -> tuple[str, int, int] | None:
+    """The symbol, factor and summand of `factor * symbol + summand`; None for other expressions.
+
+    >>> linear_form("2*s0 + 1"), linear_form("FloorDiv(s0, 2)"), linear_form("s0 + s1")
+    (('s0', 2, 1), None, None)
+    """
+    names = {n.id for n in ast.walk(ast.parse(expression)) if isinstance(n, ast.Name)}
+    symbols = names - _CALLS.keys()
+    if len(symbols) != 1:
+        return None
+    (symbol,) = symbols
+    values = [evaluate_size(expression, {symbol: size}) for size in range(_PROBES)]
+    first, second = values[:2]
+    if first is None or second is None or second <= first:
+        return None
+    factor = second - first
+    is_linear = all(value == factor * size + first for size, value in enumerate(values))
+    return (symbol, factor, first) if is_linear else None
 
 
 def _walk(node: ast.expr, sizes: Mapping[str, int]) -> int:

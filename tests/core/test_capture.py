@@ -154,6 +154,20 @@ def test_capture_when_exported_again_then_ranges_stay(batch, low, span):
     assert set(again.dims.values()) == set(capture.dims.values())
 
 
+def test_capture_when_a_size_is_derived_then_its_relation_and_range_stay():
+    class Halved(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, ::2].sum() + x[1::2].sum()
+
+    half = Dim("half", min=3, max=8)
+    sizes = ({0: 2 * half, 1: 2 * half + 1},)
+    gm = export(Halved(), (torch.ones(8, 9),), dynamic_shapes=sizes).module()
+    capture = capture_of(export_again(gm).module())
+    ((symbol, limits),) = capture.dims.items()
+    assert capture.inputs[0].shape == (f"2*{symbol}", f"2*{symbol} + 1")
+    assert (limits.minimum, limits.maximum) == (3, 8)
+
+
 def test_capture_when_written_as_json_then_reads_back_equal():
     capture = _capture(x=Dim("b", min=2, max=64))
     assert Capture.from_json(capture.to_json()) == capture

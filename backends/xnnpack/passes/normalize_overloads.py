@@ -7,6 +7,7 @@ the reshape out where `-1` lets it in.
 
 import math
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +77,8 @@ _LIMITS = {"min": -math.inf, "max": math.inf}
 
 
 def _clamp(m: Match, editor: Editor) -> Node | Skip:
+    if not m.anchor.meta["val"].is_floating_point():
+        return Skip("the delegate takes floats only")
     name = str(m.anchor.target)
     if "relu6" in name:
         low, high = 0.0, 6.0
@@ -228,7 +231,10 @@ def _avg_pool(m: Match, editor: Editor) -> Node | Skip:
 def _pad(m: Match, editor: Editor) -> Node | Skip:
     """A pad that crops as slices and a pad: ExecuTorch's own takes no negative sizes."""
     pads = argument(m.anchor, "pad")
-    if arguments(m.anchor).get("mode", "constant") != "constant":
+    mode = arguments(m.anchor).get("mode", "constant")
+    if mode == "circular" and min(pads) >= 0:
+        return _circular_pad(m, editor, pads)
+    if mode != "constant":
         return Skip("it repeats values of its input")
     if not all(isinstance(p, int) for p in pads) or min(pads) >= 0:
         return Skip("it crops nothing, or its sizes are known only at run time")
@@ -244,6 +250,37 @@ def _pad(m: Match, editor: Editor) -> Node | Skip:
         return x
     value = argument(m.anchor, "value") or 0
     return editor.call(aten.constant_pad_nd.default, x, added, value, like=m.anchor)
+
+
+def _circular_pad(m: Match, editor: Editor, pads: list[int]) -> Node:
+    """The other end of each dimension joined to it: torch writes into a tensor of fixed sizes."""
+    x: Node = m["x"]
+    for index in range(0, len(pads), 2):
+        dim = x.meta["val"].dim() - 1 - index // 2
+        before, behind = pads[index : index + 2]
+        parts = [x]
+        if before:
+            end = editor.call(aten.slice.Tensor, x, dim, -before, sys.maxsize, like=m.anchor)
+            parts.insert(0, end)
+        if behind:
+            parts.append(editor.call(aten.slice.Tensor, x, dim, 0, behind, like=m.anchor))
+        if len(parts) > 1:
+            x = editor.call(aten.cat.default, parts, dim, like=m.anchor)
+    return x
+
+
+_ZEROS = {
+    aten.empty.memory_format: aten.zeros.default,
+    aten.empty_like.default: aten.zeros_like.default,
+    aten.new_empty.default: aten.new_zeros.default,
+}
+
+
+def _zeros(m: Match, editor: Editor) -> Node:
+    """Zeros for values that are open: ExecuTorch's `empty` has the example's sizes alone."""
+    kwargs: Any = {k: v for k, v in m.anchor.kwargs.items() if k != "memory_format"}
+    target: Any = _ZEROS[m.anchor.target]
+    return editor.call(target, *m.anchor.args, like=m.anchor, **kwargs)
 
 
 def _cat(m: Match, editor: Editor) -> Node | Skip:
@@ -278,5 +315,6 @@ RULES = (
     Rule("pad", find=Op(PAD, _X), build=_pad),
     Rule("matmul", find=Op(MATMUL, Var("a"), Var("b")), build=_matmul),
     Rule("cat", find=Op(CAT, Many("xs")), build=_cat),
+    *(Rule("empty", find=Op(overload), build=_zeros) for overload in _ZEROS),
     RRELU,
 )

@@ -240,6 +240,42 @@ class Pairs(nn.Module):
         return self.last(a + b), a * b
 
 
+class Opened(nn.Module):
+    """Tensors without values that are filled, a turn around the ends, every other column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=(1, 2), padding_mode="circular")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.conv(x[..., ::2] + x[..., 1::2])
+        filled = torch.empty(x.shape[0], 5)
+        filled[:, :4] = y.mean((2, 3))
+        filled[:, 4:] = x[:, :1, 0, 0]
+        other = torch.empty_like(filled)
+        other[:] = filled * 2
+        return y, filled, other, x.new_empty(x.shape[0], 2).fill_(3.0), (x * 9).long().clamp(max=5)
+
+
+def test_tensors_when_torch_leaves_their_values_open_then_every_size_runs():
+    torch.manual_seed(0)
+    sizes = {0: Dim("batch", max=4), 3: 2 * Dim("half", min=2, max=8)}
+    images = [torch.rand(batch, 3, 4, width) for batch, width in ((2, 8), (4, 16), (1, 4))]
+    model = Opened().eval()
+    artifact = pq.quantize(
+        model,
+        (images[0],),
+        dynamic_shapes=(sizes,),
+        calibration_data=[(image,) for image in images],
+        backend="xnnpack",
+        progress=False,
+    )
+    for image in images:
+        *floats, whole = zip(model(image), artifact.run(image), strict=True)
+        assert all(sqnr_db(wanted, found) > 25 for wanted, found in floats)
+        assert torch.equal(*whole)
+
+
 def test_sum_when_two_dynamic_sizes_broadcast_then_every_size_runs():
     batches = [(torch.randn(5, 8), torch.randn(6, 8)) for _ in range(3)]
     sizes = [Dim(name, min=1, max=16) for name in ("a", "b")]
