@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from onnxruntime.capi import onnxruntime_pybind11_state as stops
 from torch import Tensor
 
 from pt2e_quant.core.errors import ArtifactError
@@ -234,6 +235,24 @@ def _kind(node: onnx.NodeProto, types: Mapping[str, int]) -> OperatorKind:
     return OperatorKind.INDEX if result in _INDEX_TYPES else OperatorKind.FLOAT
 
 
+_STOPS = (
+    stops.EPFail,
+    stops.Fail,
+    stops.InvalidArgument,
+    stops.NotImplemented,
+    stops.RuntimeException,
+)
+"""What a call of ONNX Runtime raises."""
+
+
+def _stopped(error: Exception) -> ArtifactError:
+    return ArtifactError(
+        f"ONNX Runtime stopped: {error}",
+        fix="see the operator that it names, whose name is that of the graph's node, and give "
+        "sizes or values that it takes; torch.export.Dim(name, min=…, max=…) leaves sizes out",
+    )
+
+
 class SessionCall:
     """Runs a session on the inputs in order, with all that does not change from call to call ready.
 
@@ -251,12 +270,20 @@ class SessionCall:
         self._has_bfloat16 = any(d.type == _BFLOAT16 for side in borders for d in side)
 
     def run(self, leaves: Sequence[Tensor | int | float | bool]) -> list[Tensor]:
-        """The results of a call."""
+        """The results of a call.
+
+        Raises:
+            ArtifactError: the runtime stopped.
+        """
         if self._has_bfloat16:
             return self.run_with_state(leaves, ())[0]
         feeds = dict(zip(self.inputs, map(_to_numpy, leaves), strict=True))
+        try:
+            found = self.session.run(self.outputs, feeds)
+        except _STOPS as error:
+            raise _stopped(error) from error
         # A rank of zero comes as numpy's scalar.
-        return [torch.from_numpy(np.asarray(a)) for a in self.session.run(self.outputs, feeds)]
+        return [torch.from_numpy(np.asarray(array)) for array in found]
 
     def run_with_state(
         self,
@@ -269,7 +296,10 @@ class SessionCall:
         """
         values = [*(to_ort(leaf) for leaf in leaves), *state]
         feeds = dict(zip(self.inputs, values, strict=True))
-        found = self.session.run_with_ort_values(self.outputs, feeds)
+        try:
+            found = self.session.run_with_ort_values(self.outputs, feeds)
+        except _STOPS as error:
+            raise _stopped(error) from error
         results = found[: len(found) - len(state)]
         return [_to_torch(v) for v in results], found[len(results) :]
 

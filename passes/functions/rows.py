@@ -186,6 +186,23 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor]:
     return (x,)
 
 
+def sizes_at_one(
+    kernel: Sequence[int], pads: Sequence[int], steps: Sequence[int], extra: Sequence[int]
+) -> list[int]:
+    """The sizes that a transposed convolution gives where its input's are 1: 0 or less is nothing.
+
+    Args:
+        kernel: its sizes.
+        pads: the padding of each axis.
+        steps: the dilation.
+        extra: the output padding.
+    """
+    return [
+        step * (size - 1) + 1 + more - 2 * pad
+        for size, pad, step, more in zip(kernel, pads, steps, extra, strict=True)
+    ]
+
+
 def conv_transpose(
     x: Tensor,
     weight: Tensor,
@@ -196,18 +213,24 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sequence[int] = (1,),
 ) -> Tensor:
-    """With more output padding than ONNX Runtime takes: all of the result, cropped and padded."""
+    """What ONNX Runtime refuses: all of the result, cropped and padded.
+
+    It takes no output padding that is not below the stride, and no size without a result.
+    """
     dims = weight.dim() - 2
     strides, pads, extra, steps = (
         list(given) * (dims if len(given) == 1 else 1)
         for given in (stride, padding, output_padding, dilation)
     )
-    if all(more < step for more, step in zip(extra, strides, strict=True)):
-        raise NotImplementedError("less output padding than the stride, which runtimes take")
+    least = sizes_at_one(weight.shape[2:], pads, steps, extra)
+    ends = zip(x.shape[-dims:], least, strict=True)
+    is_taken = all(more < step for more, step in zip(extra, strides, strict=True))
+    if is_taken and all(isinstance(size, int) or one > 0 for size, one in ends):
+        raise NotImplementedError("runtimes take it")
     none = [0] * dims
     whole = torch.ops.aten.convolution(x, weight, None, strides, none, steps, True, none, groups)
-    ends = [(-pad, more - pad) for pad, more in zip(pads, extra, strict=True)]
-    made = torch.constant_pad_nd(whole, [end for pair in reversed(ends) for end in pair])
+    cuts = [(-pad, more - pad) for pad, more in zip(pads, extra, strict=True)]
+    made = torch.constant_pad_nd(whole, [cut for pair in reversed(cuts) for cut in pair])
     return made if bias is None else made + bias.reshape(-1, *[1] * dims)
 
 

@@ -17,7 +17,7 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.graph.subgraphs import named_graphs
-from pt2e_quant.passes.functions import elementwise, rows, sizes_of_run_time
+from pt2e_quant.passes.functions import elementwise, resize, rows, sizes_of_run_time
 
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__lshift__.Scalar": elementwise.shift_left,
@@ -26,6 +26,12 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.adaptive_avg_pool1d.default": sizes_of_run_time.adaptive_avg_pool,
     "aten.adaptive_avg_pool2d.default": sizes_of_run_time.adaptive_avg_pool,
     "aten.adaptive_avg_pool3d.default": sizes_of_run_time.adaptive_avg_pool,
+    "aten._upsample_bicubic2d_aa.default": resize.antialiased(resize.cubic, by_axis=True),
+    "aten._upsample_bicubic2d_aa.vec": resize.antialiased(resize.cubic),
+    "aten._upsample_bilinear2d_aa.default": resize.antialiased(resize.triangle, by_axis=True),
+    "aten._upsample_bilinear2d_aa.vec": resize.antialiased(resize.triangle),
+    "aten._upsample_lanczos2d_aa.default": resize.antialiased(resize.lanczos, by_axis=True),
+    "aten._upsample_lanczos2d_aa.vec": resize.antialiased(resize.lanczos),
     "aten.adaptive_max_pool2d.default": rows.adaptive_max_pool,
     "aten.adaptive_max_pool3d.default": rows.adaptive_max_pool,
     "aten.cdist.default": rows.cdist,

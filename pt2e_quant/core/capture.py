@@ -50,6 +50,12 @@ class InputInfo:
     value: bool | int | float | str | None = None
 
 
+_TRACED_FROM_2 = (
+    "export the model again with torch.export.Dim(…, min=1) there; if it was, a slice such as "
+    "x[:2] has a fixed size in the program, as torch.export traces sizes from 2 on: pad the input"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimRange:
     """The range of one dynamic dimension; `maximum` None is unbounded; `hint` is the sample's.
@@ -224,7 +230,9 @@ class Capture:
             if found < limits.minimum or (top is not None and found > top):
                 raise InputError(
                     f"{where}, the graph was captured for {limits.minimum} to {top or 'any'}",
-                    fix="export the model again with a wider torch.export.Dim range there",
+                    fix=_TRACED_FROM_2
+                    if found == 1 and limits.minimum == 2
+                    else "export the model again with a wider torch.export.Dim range there",
                 )
             if found % limits.multiple:
                 raise InputError(

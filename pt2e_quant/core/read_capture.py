@@ -1,6 +1,7 @@
 """Read the captured call off a graph module as `ExportedProgram.module()` gives it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def rebuild_capture(gm: GraphModule, mutated_buffers: Sequence[str] = ()) -> Cap
     paths = _paths(names, in_spec)
     dims: dict[str, DimRange] = {}
     inputs = tuple(_read_input(n, path, dims) for n, path in zip(placeholders, paths, strict=True))
+    _leave_out_cut_slices(gm, dims)
     held = dict(gm.named_buffers())
     return Capture(
         arg_names=tuple(names),
@@ -51,6 +53,37 @@ def rebuild_capture(gm: GraphModule, mutated_buffers: Sequence[str] = ()) -> Cap
         mutated_buffers=tuple(mutated_buffers),
         state_shapes={n: tuple(held[n].shape) for n in mutated_buffers if n in held},
     )
+
+
+def _leave_out_cut_slices(gm: GraphModule, dims: dict[str, DimRange]) -> None:
+    """Raise a least size of 1 to 2 where a slice then has fewer rows than torch gave it.
+
+    torch.export traces every dynamic size as 2 or more, whatever is declared: the two rows of
+    `x[:2]` are a fixed size to all operators behind it.
+    """
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or node.target is not torch.ops.aten.slice.Tensor:
+            continue
+        given: Any = (*node.args, *_SLICE_DEFAULTS[len(node.args) :])
+        of, dim, start, end, step = given
+        values = of.meta.get("val"), node.meta.get("val")
+        if not all(isinstance(value, Tensor) for value in values):
+            continue
+        whole, cut = (value.shape[dim] for value in values)
+        if isinstance(whole, int) or not isinstance(cut, int):
+            continue
+        if not all(end is None or isinstance(end, int) for end in (start, end, step)):
+            continue
+        expression = whole.node.expr
+        named = [str(symbol) for symbol in expression.free_symbols if str(symbol) in dims]
+        hints = {name: dims[name].hint for name in named}
+        for name in (name for name in named if dims[name].minimum < 2):
+            rows = evaluate_size(str(expression), {**hints, name: 1})
+            if rows is not None and len(range(*slice(start, end, step).indices(rows))) != cut:
+                dims[name] = replace(dims[name], minimum=2)
+
+
+_SLICE_DEFAULTS = (None, 0, None, None, 1)
 
 
 def _paths(names: Sequence[str], in_spec: pytree.TreeSpec) -> list[str]:

@@ -11,6 +11,9 @@ _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+_LARGEST_POWER = 16
+"""Shapes have fewer axes; a file's expression must not count for ever."""
+
 _CALLS: dict[str, Callable[[int, int], int]] = {
     "FloorDiv": operator.floordiv,
     "Mod": operator.mod,
@@ -29,6 +32,8 @@ def evaluate_size(expression: str, sizes: Mapping[str, int]) -> int | None:
     Files carry these expressions, so they are parsed, never run.
 
     >>> evaluate_size("2*s0 + FloorDiv(s1, 4)", {"s0": 3, "s1": 9})
+    8
+    >>> evaluate_size("s0**2 - 1", {"s0": 3})
     8
     >>> evaluate_size("2*s0", {}) is None
     True
@@ -67,6 +72,10 @@ def _walk(node: ast.expr, sizes: Mapping[str, int]) -> int:
             return sizes[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_walk(operand, sizes)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))) if (
+            0 <= power <= _LARGEST_POWER
+        ):
+            return int(_walk(left, sizes) ** power)
         case ast.BinOp(left=left, op=op, right=right):
             return _BINARY[type(op)](_walk(left, sizes), _walk(right, sizes))
         case ast.Call(func=ast.Name(id=name), args=[first, second], keywords=[]):

@@ -159,3 +159,28 @@ def test_cache_when_in_bfloat16_then_a_call_still_writes_it(backend):
         )
         assert found.dtype is torch.bfloat16
         assert sqnr_db(expected, found) > 30
+
+
+class Doubled(nn.Module):
+    """A float32 model whose middle is float64, as `float_power` makes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = torch.float_power(self.inner(x).abs() + 0.1, 2) + x
+        return torch.relu(y).float() + x
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
+def test_float64_value_when_the_model_is_float32_then_it_is_left_float_with_the_reason(backend):
+    get(backend).require_extra()
+    torch.manual_seed(0)
+    model, x = Doubled().eval(), torch.randn(4, 8)
+    ep = torch.export.export(model, (x,))
+    prepared = pq.prepare_pt2e(ep, get(backend).quantizer("int8"))
+    prepared(x)
+    gm = pq.convert_pt2e(prepared)
+    assert sqnr_db(model(x), gm(x)) > 25
+    assert any("is float64" in record.reason for record in provenance_of(gm).floats)

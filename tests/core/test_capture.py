@@ -229,3 +229,37 @@ def test_export_again_when_torch_took_only_multiples_then_all_of_them_stay():
     assert (limits.lower, limits.is_int) == (1, True)
     x = torch.randn(10, 3)
     assert torch.equal(program.module(check_guards=False)(x), _Halves()(x))
+
+
+class _Cut(nn.Module):
+    def forward(self, x):
+        return x.flatten()[:3], x[:1], x[-1:]
+
+
+class _Pair(nn.Module):
+    def forward(self, x):
+        return x[:2].sum(0)
+
+
+def _captured_with(model, minimum):
+    shapes = {"x": {0: torch.export.Dim("batch", min=minimum, max=9)}}
+    return capture_of(
+        torch.export.export(model, (torch.randn(4, 2),), dynamic_shapes=shapes).module()
+    )
+
+
+def test_capture_when_a_slice_has_fewer_rows_at_size_1_then_sizes_start_at_2():
+    for minimum in (1, 2):
+        capture = _captured_with(_Pair(), minimum)
+        assert shown_sizes(capture) == ["x: (2 to 9, 2) float32"]
+        with pytest.raises(InputError, match=r"captured for 2 to 9[^$]*such as x\[:2\]"):
+            capture.bind((torch.randn(1, 2),))
+    assert shown_sizes(_captured_with(_Cut(), 1)) == ["x: (2 to 9, 2) float32"]
+
+
+def test_capture_when_a_slice_has_its_rows_at_size_1_then_sizes_start_there():
+    class Row(nn.Module):
+        def forward(self, x):
+            return x[:1] + x[-1:] + x.flatten()[:2]
+
+    assert shown_sizes(_captured_with(Row(), 1)) == ["x: (1 to 9, 2) float32"]

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -158,6 +159,8 @@ class MatchReader:
                 continue
             if not isinstance(val, Tensor) or not val.is_floating_point():
                 raise ValueError(f'its {slot.role} "{value.name}" is no floating-point tensor')
+            if val.dtype is torch.float64:
+                raise ValueError(f'its {slot.role} "{value.name}" is float64, q/dq take float32')
 
     def refuse(self, match: Match, reason: str, fitting: int = 0, fix: str = "") -> None:
         """Keep a reason and its fix for each node of a match: of the row with most fitting tensors.

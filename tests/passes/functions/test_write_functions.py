@@ -20,6 +20,10 @@ EXACT = {
     "aten.pdist.default": (X, 2.0),
     "aten.angle.default": (X,),
     "aten.atan2.default": (X, Y),
+    "aten._upsample_bicubic2d_aa.default": (X.view(1, 2, 32, 9), [9, 20], True, None, None),
+    "aten._upsample_bicubic2d_aa.vec": (X.view(1, 2, 32, 9), [9, 20], False, None),
+    "aten._upsample_bilinear2d_aa.default": (X.view(1, 2, 32, 9), [16, 4], False, 0.5, 0.5),
+    "aten._upsample_bilinear2d_aa.vec": (X.view(1, 2, 32, 9), None, False, [0.3, 1.7]),
     "aten._trilinear.default": (
         WHOLE,
         WHOLE[:45].view(5, 9, 9),
