@@ -24,6 +24,7 @@ from benchmarks.kernels.bench.quantize_per_tensor import (
 from benchmarks.kernels.bench.quantize_per_token import BENCH as QUANTIZE_PER_TOKEN_BENCH
 from benchmarks.kernels.bench.quantize_per_token import E4M3_BENCH as QUANTIZE_PER_TOKEN_E4M3_BENCH
 from benchmarks.kernels.bench.softmax_quantize import BENCH as SOFTMAX_QUANTIZE_BENCH
+from benchmarks.kernels.bench.sparse_linear import BENCH as SPARSE_LINEAR_BENCH
 from benchmarks.kernels.bench_case import Bench
 from benchmarks.kernels.compile_case import CompileCase
 from benchmarks.kernels.compile_cases.a8w4_linear import CASES as A8W4_LINEAR
@@ -41,6 +42,7 @@ from benchmarks.kernels.compile_cases.quantize import CASES as QUANTIZE
 from benchmarks.kernels.compile_cases.quantize_per_tensor import CASES as QUANTIZE_PER_TENSOR
 from benchmarks.kernels.compile_cases.quantize_per_token import CASES as QUANTIZE_PER_TOKEN
 from benchmarks.kernels.compile_cases.softmax_quantize import CASES as SOFTMAX_QUANTIZE
+from benchmarks.kernels.compile_cases.sparse_linear import CASES as SPARSE_LINEAR
 
 __all__ = ["BENCHES", "COMPILE_CASES"]
 
@@ -51,6 +53,7 @@ COMPILE_CASES: tuple[CompileCase, ...] = (
     *INT4_LINEAR,
     *A8W4_LINEAR,
     *FP8_LINEAR,
+    *SPARSE_LINEAR,
     *QUANTIZE_PER_TOKEN,
     *QUANTIZE_PER_TENSOR,
     *QUANTIZE,
@@ -69,6 +72,7 @@ BENCHES: tuple[Bench[Any], ...] = (
     INT4_LINEAR_BENCH,
     A8W4_LINEAR_BENCH,
     FP8_LINEAR_BENCH,
+    SPARSE_LINEAR_BENCH,
     QUANTIZE_PER_TOKEN_BENCH,
     QUANTIZE_PER_TOKEN_E4M3_BENCH,
     QUANTIZE_PER_TENSOR_BENCH,

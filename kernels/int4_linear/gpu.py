@@ -22,6 +22,7 @@ from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
 from pt2e_quant.kernels.swapped_gemm.gpu import (
     add_splits_kernel,
     adding,
+    multiply_floats,
     tile_of_program,
     write_tile,
 )
@@ -81,29 +82,6 @@ def _weights(words, zeros, IS_HALF: tl.constexpr, EMULATE: tl.constexpr):
     return tl.reshape(tl.join(low, high), (ROWS, COLUMNS))
 
 
-@triton.jit
-def _upper_half(x):
-    """Float32 values without their lower 16 bits: each is a bfloat16."""
-    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _multiply(weights, x, EMULATE: tl.constexpr):
-    """The float32 sums of weights @ x."""
-    if EMULATE:
-        return tl.dot(weights, x.to(tl.float32))
-    elif x.dtype == tl.float32:
-        # 24 bits are three times 8, and each product of a part and a weight is exact.
-        first = _upper_half(x)
-        second = _upper_half(x - first)
-        third = x - first - second
-        sums = tl.dot(weights, third.to(tl.bfloat16))
-        sums = tl.dot(weights, second.to(tl.bfloat16), sums)
-        return tl.dot(weights, first.to(tl.bfloat16), sums)
-    else:
-        return tl.dot(weights, x)
-
-
 @triton.jit(do_not_specialize=["residual_zero_point", "out_zero_point", "out_min", "out_max"])
 def int4_linear_kernel(
     x, weight, scale, zero_point, bias, residual, out, M, N, K, group_blocks, residual_scale,
@@ -151,7 +129,7 @@ def int4_linear_kernel(
             if not EVEN_K:
                 inside = inside & (depth < K - block * BLOCK_K - DEPTH * part)[:, None]
             rows_of_x = tl.load(x_at + DEPTH * part, mask=inside, other=0.0)
-            sums = _multiply(weights, rows_of_x, EMULATE)
+            sums = multiply_floats(weights, rows_of_x, EMULATE)
             group_scale = tl.load(scale + group * N + columns, mask=has_group, other=0.0)
             total += group_scale.to(tl.float32)[:, None] * sums
         x_at += BLOCK_K

@@ -1,4 +1,4 @@
-"""The order of tiles, and the kernel that adds what splits of K left in memory."""
+"""The order of tiles, their products, and the kernel that adds what splits of K left."""
 
 from typing import Any
 
@@ -21,6 +21,29 @@ def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M:
     height = tl.minimum(tl.cdiv(M, BLOCK_M) - first_m, GROUP_M)
     within = program % (GROUP_M * tiles_n)
     return first_m + within % height, within // height
+
+
+@triton.jit
+def _upper_half(x):
+    """Float32 values without their lower 16 bits: each is a bfloat16."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def multiply_floats(weights, x, EMULATE: tl.constexpr):
+    """The float32 sums of weights @ x, whose float32 is three bfloat16 parts."""
+    if EMULATE:
+        return tl.dot(weights, x.to(tl.float32))
+    elif x.dtype == tl.float32:
+        # 24 bits are three times 8, and each product of a part and a weight is exact.
+        first = _upper_half(x)
+        second = _upper_half(x - first)
+        third = x - first - second
+        sums = tl.dot(weights, third.to(tl.bfloat16))
+        sums = tl.dot(weights, second.to(tl.bfloat16), sums)
+        return tl.dot(weights, first.to(tl.bfloat16), sums)
+    else:
+        return tl.dot(weights, x)
 
 
 @triton.jit

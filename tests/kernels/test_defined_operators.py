@@ -64,6 +64,10 @@ OPERATORS = {
     "int4_linear": lambda d, r: (
         ones(d, r, 64, dtype=torch.bfloat16), ones(d, 1, 3, 16, dtype=I32), ones(d, 2, 3), None, 32,
     ),
+    "sparse_linear": lambda d, r: (
+        ones(d, r, 64), ones(d, 3, 32, dtype=torch.int8), ones(d, 3, 6, dtype=torch.uint8),
+        ones(d, 3, 1),
+    ),
     "fp8_linear": lambda d, r: linear(d, r, F8, F8),
     "int8_add": lambda d, r: (ones(d, r, 4, dtype=torch.int8), ones(d, r, 4)),
     "int8_cat": lambda d, r: ([ones(d, r, 4), ones(d, r, 2)], 1, [1.0, 1.0], [0, 0]),

@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.formats.number_formats import FP8_E4M3
-from pt2e_quant.core.granularity import PerChannel, PerTensor, PerToken
+from pt2e_quant.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
 from pt2e_quant.kernels.a8w4_linear.op import A8w4Linear
 from pt2e_quant.kernels.fp8_linear.op import Fp8Linear
 from pt2e_quant.kernels.int4_linear.op import Int4Linear
 from pt2e_quant.kernels.int8_linear.op import Int8Linear
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE4m3
+from pt2e_quant.kernels.sparse_linear.op import SparseLinear, takes_groups
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.kernels.cpu_kernels import is_per_token
 from pt2e_quant.tensors.kernels.kernel import TensorKernel
@@ -57,6 +58,14 @@ def int8_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor
     return made
 
 
+def sparse_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+    """Float rows by 2:4 semi-sparse weights."""
+    p = weight.parts
+    of_rows = p["scale"].expand(weight.form.shape[0], -1)
+    made: Tensor = SparseLinear(x, p["values"], p["pairs"], of_rows, bias=bias)
+    return made
+
+
 def fp8_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """Rows quantized to float8_e4m3fn at run time by a weight of it."""
     p = weight.parts
@@ -84,7 +93,24 @@ def _is_int8(form: TensorForm) -> bool:
     return is_per_token(form) and form.scheme.symmetric and form.scheme.scales.is_plain
 
 
+def _is_sparse(form: TensorForm) -> bool:
+    K = form.shape[1]
+    is_kept_plain = form.scheme.scales.double_group is None
+    return is_kept_plain and takes_groups(K // group_of(form), K)
+
+
 GPU_KERNELS = (
+    TensorKernel(
+        name="sparse_linear",
+        op="linear",
+        layout="sparse_2_4",
+        formats=frozenset({"int8", "int4"}),
+        granularities=(PerChannel, PerGroup, PerTensor),
+        run=sparse_rows,
+        device="cuda",
+        dtypes=_DTYPES,
+        takes=_is_sparse,
+    ),
     TensorKernel(
         name="int4_linear",
         op="linear",

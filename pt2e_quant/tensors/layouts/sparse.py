@@ -2,22 +2,18 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.packing import pack, unpack
+from pt2e_quant.kernels.sparse_linear.pack import pack_sparse, unpack_sparse
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.layouts.layout import Layout, Parts, code_dtype
-
-_PAIRS = torch.tensor([[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
-"""The places of the two values that are kept of four: six ways, three bits."""
-_UINT3: torch.dtype = getattr(torch, "uint3")  # noqa: B009  # torch's stubs do not list it
 
 
 def prune_2_4(values: Tensor) -> Tensor:
     """Values with the two least magnitudes of each four neighbours along the last axis at 0.
 
+    >>> import torch
     >>> prune_2_4(torch.tensor([[1.0, -3.0, 2.0, 0.5]])).tolist()
     [[0.0, -3.0, 2.0, 0.0]]
 
@@ -58,30 +54,11 @@ class SemiSparse(Layout):
             ConfigError: four neighbours hold more than two values.
         """
         made = {name: part for name, part in parts.items() if name != "codes"}
-        rows, columns = form.shape
-        fours = parts["codes"].reshape(-1, 4)
-        held = (fours != 0).to(torch.int8)
-        if fours.numel() and int(held.sum(1).max()) > 2:
-            raise ConfigError(
-                "four neighbours hold more than two values",
-                fix="prune the weight before it is quantized: prune_2_4(weight)",
-            )
-        # The first two places in order of (holds a value, place): zeros fill up.
-        rank = held.to(torch.int64) * 4 + torch.arange(3, -1, -1)
-        places = rank.topk(2, dim=1).indices.sort(1).values
-        pairs = (_PAIRS[None] == places[:, None]).all(2).to(torch.uint8).argmax(1).to(torch.uint8)
-        values = fours.gather(1, places).reshape(rows, columns // 2)
-        return made | {
-            "values": pack(values, code_dtype(form)),
-            "pairs": pack(pairs.reshape(rows, columns // 4), _UINT3),
-        }
+        values, pairs = pack_sparse(parts["codes"], code_dtype(form))
+        return made | {"values": values, "pairs": pairs}
 
     def unpack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
         """`values` and `pairs` as `codes`."""
         made = {name: part for name, part in parts.items() if name not in ("values", "pairs")}
-        rows, columns = form.shape
-        values = unpack(parts["values"], code_dtype(form), (rows, columns // 2)).reshape(-1, 2)
-        pairs = unpack(parts["pairs"], _UINT3, (rows, columns // 4)).reshape(-1)
-        fours = values.new_zeros(len(values), 4)
-        fours.scatter_(1, _PAIRS[pairs.to(torch.int64)], values)
-        return {"codes": fours.reshape(rows, columns)} | made
+        values, pairs = parts["values"], parts["pairs"]
+        return {"codes": unpack_sparse(values, pairs, code_dtype(form), form.shape[1])} | made

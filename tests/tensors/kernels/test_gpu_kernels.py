@@ -5,6 +5,7 @@ from torch.nn import functional as F
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors.kernels.choose_layout import best_layout
 from pt2e_quant.tensors.kernels.dispatch import find_kernel
+from pt2e_quant.tensors.layouts.sparse import prune_2_4
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 CASES = (
@@ -13,6 +14,9 @@ CASES = (
     ("a8w4_g32", "a8w4_tiles"),
     ("int8_dynamic", "plain"),
     ("fp8_dynamic", "plain"),
+    ("w8", "sparse_2_4"),
+    ("w4", "sparse_2_4"),
+    ("w4_g32", "sparse_2_4"),
 )
 
 
@@ -24,6 +28,7 @@ def test_gpu_kernels_when_run_by_their_definitions_then_agree_with_real_weights(
     generator = torch.Generator().manual_seed(rows)
     values, x = torch.randn(16, 64, generator=generator), torch.randn(rows, 64, generator=generator)
     bias = torch.randn(16, generator=generator)
+    values = prune_2_4(values) if layout == "sparse_2_4" else values
     plain = QuantizedTensor.from_float(values, scheme.weight, input=scheme.input)
     weight = plain.to_layout(layout)
     kernel = find_kernel("linear", weight.form, "cuda", torch.float32)

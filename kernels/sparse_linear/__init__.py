@@ -1,0 +1,1 @@
+"""Float rows by 2:4 semi-sparse weights of 8 or 4 bits."""
