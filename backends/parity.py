@@ -13,6 +13,8 @@ from pt2e_quant.backends.cut_graph import cut_behind, values_to_compare
 from pt2e_quant.backends.registry import get, names
 from pt2e_quant.backends.sample_run import copied_leaves, run_graph
 from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.backends.target.leave_slower import IN_FLOAT
+from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.integer_ops.profiles import Profile
 from pt2e_quant.core.qdq import is_dequantize, read_qparams
@@ -20,7 +22,7 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.convert.integer_reference import integer_reference
-from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.op_table import ALLOWED_KEY, operator_name
 from pt2e_quant.graph.subgraphs import copy_graph
 
 
@@ -48,10 +50,13 @@ class Parity:
     Attributes:
         profile: whose rounding the reference has.
         nodes: in graph order; the last one is the last quantized tensor.
+        floats: operators that the artifact computes in float because that is faster. Their results
+            may be a step apart, and what reads them many.
     """
 
     profile: str
     nodes: tuple[NodeParity, ...]
+    floats: tuple[str, ...] = ()
 
     @property
     def share_equal(self) -> float:
@@ -70,6 +75,9 @@ class Parity:
             for n in self.nodes
         ]
         title = f"against the integer reference, profile {self.profile}"
+        if self.floats:
+            rows.append(f"in float, because that is faster: {', '.join(self.floats)}")
+            rows.append("lower(..., allow_slower=True) computes them in integers")
         return "\n".join([title, f"{'node':32} {'operator':24} {'equal':>8} {'steps':>6}", *rows])
 
 
@@ -123,15 +131,18 @@ def verify_parity(
             fix="give calibration batches, and a graph of a static recipe",
         )
     chosen = _spread(values, most_nodes)
+    floats = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
     returned = quantized.graph.output_node().all_input_nodes
     rows = []
     for value in chosen:
         part = cut_behind(quantized, value.name)
         whole = returned == [value]
+        if not floats:
+            part.meta[ALLOWED_KEY] = {*part.meta.get(ALLOWED_KEY, ()), SLOWER}
         lowered = artifact if whole else backend.lower(part, verify=False, strict=False)
         rows.append(_compare(value, part, lowered, calls, profile))
     name = profile if isinstance(profile, str) else profile.name
-    return Parity(profile=name, nodes=tuple(rows))
+    return Parity(profile=name, nodes=tuple(rows), floats=floats)
 
 
 def backend_of(artifact: Artifact) -> Backend:

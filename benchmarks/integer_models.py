@@ -54,10 +54,13 @@ def cpu_seconds(works: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def agreement(case: Case, gm: GraphModule, batches: int) -> dict[str, object]:
-    """Return how much of the last quantized tensor the runtimes and the reference share."""
+    """Return how much of the last quantized tensor the runtimes and the reference share.
+
+    Every operator that a runtime has integers for runs in integers, also where float is faster.
+    """
     rows: dict[str, object] = {}
     for backend, profile in RUNTIMES.items():
-        artifact = pq.backends.get(backend).lower(gm, verify=False, strict=False)
+        artifact = pq.backends.get(backend).lower(gm, verify=False, strict=False, allow_slower=True)
         found = pq.verify_parity(
             artifact, case.held_out[:batches], quantized=gm, profile=profile, most_nodes=1
         )

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from torch.fx import GraphModule
 from torch.nn import functional
 
 import pt2e_quant as pq
+from benchmarks.drawn_operators import Call, Part
 from benchmarks.results import write_results
-from pt2e_quant.core.qdq import read_qparams
+from pt2e_quant.core.qdq import QdqKind, kind_of_qdq, read_qparams
 from pt2e_quant.graph.subgraphs import copy_graph
 
 DRAWS = 20
@@ -42,30 +44,20 @@ REASONS = {
 """Why a runtime is not equal to the reference; any other row must be."""
 
 
-class Call(nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """What the function gives."""
-        return self.function(*inputs)
-
-
 class Branches(nn.Module):
     """Modules beside each other, each with inputs and a result of its own."""
 
-    def __init__(self, parts: Sequence[nn.Module], taken: int) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
-        self.taken = taken
+        self.parts = nn.ModuleList(module for module, _ in parts)
+        self.taken = [len(shapes) for _, shapes in parts]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The results in order."""
-        each = self.taken
-        return tuple(part(*inputs[i * each : (i + 1) * each]) for i, part in enumerate(self.parts))
+        given = iter(inputs)
+        return tuple(
+            part(*islice(given, count)) for part, count in zip(self.parts, self.taken, strict=True)
+        )
 
 
 class Residual(nn.Module):
@@ -124,29 +116,48 @@ def drawn(shape: Sequence[int]) -> Tensor:
     return spread * (torch.randn(tuple(shape)) + middle)
 
 
-def quantized_branches(case: Case, draws: int) -> tuple[GraphModule, list[Tensor]]:
+def quantized_branches(parts: Sequence[Part]) -> tuple[GraphModule, list[Tensor]]:
     """A canonical graph for all runtimes, and inputs of it."""
-    torch.manual_seed(0)
-    model = Branches([case.make() for _ in range(draws)], len(case.shapes)).eval()
-    inputs = [drawn(shape) for _ in range(draws) for shape in case.shapes]
+    model = Branches(parts).eval()
+    inputs = [drawn(shape) for _, shapes in parts for shape in shapes]
     program = torch.export.export(model, tuple(inputs))
     prepared = pq.prepare_pt2e(program, pq.IntegerQuantizer(), int_only=True)
     quantized = pq.convert_pt2e(pq.calibrate(prepared, [tuple(inputs)], progress=False))
     return quantized, inputs
 
 
-def steps_apart(found: Sequence[Tensor], expected: Sequence[Tensor], gm: GraphModule) -> Tensor:
-    """How many integers the results are apart, value by value."""
+def coarsen_scales(gm: GraphModule) -> None:
+    """Round the scales of a graph to 5 bits, in place: sums then lie on ties, often."""
+    for node in gm.graph.nodes:
+        args: Any = node.args
+        if kind_of_qdq(node) is QdqKind.PER_TENSOR:
+            node.args = (args[0], float(_rounded(torch.tensor(args[1]))), *args[2:])
+        elif kind_of_qdq(node) is QdqKind.PER_CHANNEL:
+            scales = gm.get_buffer(args[1].target)
+            scales.copy_(_rounded(scales))
+    gm.recompile()
+
+
+def _rounded(scales: Tensor) -> Tensor:
+    mantissa, exponent = torch.frexp(scales)
+    return torch.ldexp((32 * mantissa).round() / 32, exponent)
+
+
+def steps_apart(
+    found: Sequence[Tensor], expected: Sequence[Tensor], gm: GraphModule
+) -> list[Tensor]:
+    """How many integers each result is apart, value by value."""
     (results,) = gm.graph.output_node().args
     differences = []
     for value, left, right in zip(results, found, expected, strict=True):
         scale = read_qparams(gm, value).scale_float
         differences.append(((left.double() - right.double()) / scale).round().abs().flatten())
-    return torch.cat(differences)
+    return differences
 
 
-def differences(steps: Tensor) -> dict[str, int]:
+def differences(each: Sequence[Tensor]) -> dict[str, int]:
     """How many values are not equal, and the largest difference."""
+    steps = torch.cat([*each])
     return {"cases": steps.numel(), "differ": int((steps > 0).sum()), "steps": int(steps.max())}
 
 
@@ -162,7 +173,10 @@ def measure(name: str, backends: Sequence[str], draws: int = DRAWS) -> list[dict
         A row for each backend, with "float", what it computes in float; and one for the q/dq graph
         against the default profile.
     """
-    gm, inputs = quantized_branches(OPERATORS[name], 1 if name == "a CNN" else draws)
+    torch.manual_seed(0)
+    case = OPERATORS[name]
+    count = 1 if name == "a CNN" else draws
+    gm, inputs = quantized_branches([(case.make(), case.shapes) for _ in range(count)])
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         for backend in backends:
@@ -177,6 +191,29 @@ def measure(name: str, backends: Sequence[str], draws: int = DRAWS) -> list[dict
         found = differences(steps_apart(gm(*inputs), expected, gm))
         rows.append({"operator": name, "runtime": "qdq", **found, "float": []})
     return rows
+
+
+def measure_drawn(
+    parts: Sequence[Part], backend: str, *, has_ties: bool
+) -> list[tuple[nn.Module, dict[str, int]]]:
+    """Compare a runtime with the integer reference on operators of `benchmarks.drawn_operators`.
+
+    Args:
+        parts: the operators.
+        backend: a key of RUNTIMES.
+        has_ties: whether scales are coarse.
+
+    Returns:
+        Each operator with its differences.
+    """
+    gm, inputs = quantized_branches(parts)
+    if has_ties:
+        coarsen_scales(gm)
+    with torch.no_grad():
+        expected = pq.integer_reference(copy_graph(gm), RUNTIMES[backend])(*inputs)
+        artifact = pq.backends.get(backend).lower(gm, verify=False, strict=False, allow_slower=True)
+        steps = steps_apart(artifact.run(*inputs), expected, gm)
+    return [(part, differences([each])) for (part, _), each in zip(parts, steps, strict=True)]
 
 
 def unexplained(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -23,6 +23,8 @@ from pt2e_quant.kernels.shape_classes import expected_sizes
 
 _KEY = "pt2e_quant_slower"
 """In `meta["custom"]`: what a trial on this machine said of a node."""
+IN_FLOAT = "computes in float between its quantize and dequantize"
+"""What the report says of an operator that integers would make slower."""
 _BYTES = (torch.uint8, torch.int8)
 CLIPS = (*RELU, *RELU6, *HARDTANH, *CLAMP)
 
@@ -85,7 +87,7 @@ def slower_regions(notes: Iterable[Note]) -> list[FloatRegion]:
     return [
         FloatRegion(
             node=note.node,
-            what="computes in float between its quantize and dequantize",
+            what=IN_FLOAT,
             reason=f'{note.text}; quantizer.allowing("slower") or lower(..., allow_slower=True) '
             "(--allow-slower) computes it in integers",
             cost="a dequantize and a copy of what it reads, a quantize of its result",

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 import pt2e_quant as pq
 from pt2e_quant.backends.registry import get
+from pt2e_quant.backends.target.leave_slower import mark_slower
 from pt2e_quant.core.errors import ConfigError
 
 
@@ -65,6 +66,25 @@ def test_parity_when_the_graph_is_not_given_then_it_is_the_one_that_was_lowered(
         return
     with pytest.raises(ConfigError, match="quantized=graph"):
         pq.verify_parity(loaded, images)
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "onnx"])
+def test_parity_when_an_operator_is_float_for_speed_then_named_and_parts_are_lowered_alike(
+    backend,
+):
+    target = get(backend)
+    _, quantized, images = lowered(backend)
+    slow = next(n for n in quantized.graph.nodes if n.name == "conv2d_1")
+    mark_slower(slow, "measured in a test")
+    artifact = target.lower(quantized, verify=False)
+    found = pq.verify_parity(artifact, images, most_nodes=1)
+    assert found.floats == ("conv2d_1",)
+    assert "in float, because that is faster: conv2d_1\nlower(..., allow_slower=True)" in str(found)
+    # In integers throughout: so are the parts that nodes are compared by.
+    artifact = target.lower(quantized, verify=False, allow_slower=True)
+    found = pq.verify_parity(artifact, images, most_nodes=2)
+    assert found.floats == ()
+    assert {row.most_steps for row in found.nodes} == {0}
 
 
 def test_parity_when_the_profile_is_another_then_the_difference_is_told():
