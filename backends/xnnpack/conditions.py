@@ -7,14 +7,8 @@ from torch.fx import Node
 
 from pt2e_quant.graph.conditions import rank_of
 from pt2e_quant.graph.op_table import Constraint
-from pt2e_quant.graph.ops import argument
+from pt2e_quant.graph.ops import argument, each_axis
 from pt2e_quant.graph.pattern import Match
-
-
-def pairs(value: Any) -> list[int]:
-    """A size or its pair as a pair."""
-    values = [value] if isinstance(value, int) else list(value)
-    return values * 2 if len(values) == 1 else values
 
 
 def _is_dynamic(node: Node) -> bool:
@@ -30,13 +24,13 @@ def _no_ceil(m: Match) -> bool:
 
 
 def _stride_fits(m: Match) -> bool:
-    kernel = pairs(m.arg("op", "kernel_size"))
-    stride = pairs(m.arg("op", "stride") or kernel)
+    kernel = each_axis(m.arg("op", "kernel_size"), 2)
+    stride = each_axis(m.arg("op", "stride") or kernel, 2)
     return all(s <= k for s, k in zip(stride, kernel, strict=True)) and rank_of(m["x"]) == 4
 
 
 def _window_is_whole(m: Match) -> bool:
-    padded = any(pairs(m.arg("op", "padding")))
+    padded = any(each_axis(m.arg("op", "padding"), 2))
     return (
         rank_of(m["x"]) == 4
         and not m.arg("op", "ceil_mode")

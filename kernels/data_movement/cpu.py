@@ -10,7 +10,7 @@ from pt2e_quant.core.schemes import UINT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import NO_INDICES
 from pt2e_quant.graph.op_table import OUT, Constraint, OpKind, OpRow, Slot
-from pt2e_quant.graph.ops import Overloads, arguments
+from pt2e_quant.graph.ops import Overloads, arguments, each_axis
 from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
 from pt2e_quant.kernels.data_movement.entries import ONE_SCALE, build, node_cost
 from pt2e_quant.kernels.kernel import Device, Kernel
@@ -47,15 +47,10 @@ def build_max_pool(site: Site) -> Node:
     pool = site.match.anchor
     found = arguments(pool)
     ordered = channels_last(site, site.integers("x"))
-    sizes = [_pair(found[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
+    sizes = [each_axis(found[name], 2) for name in ("kernel_size", "stride", "padding", "dilation")]
     sizes[1] = sizes[1] or sizes[0]
     target: Any = torch.ops.quantized.max_pool2d.default
     return site.call(target, ordered, *sizes, found["ceil_mode"])
-
-
-def _pair(given: Any) -> list[int]:
-    sizes = [given] if isinstance(given, int) else list(given)
-    return sizes * 2 if len(sizes) == 1 else sizes
 
 
 _MOVES = (

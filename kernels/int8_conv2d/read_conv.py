@@ -7,7 +7,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pt2e_quant.graph.op_table import Constraint
-from pt2e_quant.graph.ops import argument
+from pt2e_quant.graph.ops import argument, each_axis, each_padding
 from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.sum_lengths import LONGEST_SUM
 
@@ -21,21 +21,14 @@ def weight_of(conv: Node) -> Tensor:
 
 def per_axis(conv: Node, name: str) -> list[int]:
     """Stride or dilation with a number for each spatial axis."""
-    given = argument(conv, name)
-    numbers = [given] if isinstance(given, int) else list(given)
-    return numbers * (weight_of(conv).dim() - 2) if len(numbers) == 1 else numbers
+    return each_axis(argument(conv, name), weight_of(conv).dim() - 2)
 
 
 def even_padding(conv: Node) -> list[int] | None:
     """Padding with a number for each spatial axis, None where "same" pads unevenly."""
-    padding = argument(conv, "padding")
-    if not isinstance(padding, str):
-        return per_axis(conv, "padding")
     kernel = weight_of(conv).shape[2:]
-    if padding == "valid":
-        return [0] * len(kernel)
-    spans = [d * (k - 1) for d, k in zip(per_axis(conv, "dilation"), kernel, strict=True)]
-    return None if any(span % 2 for span in spans) else [span // 2 for span in spans]
+    pads = each_padding(argument(conv, "padding"), kernel, per_axis(conv, "dilation"))
+    return None if any(before != behind for before, behind in pads) else [pad for pad, _ in pads]
 
 
 def _windows_meet_image(match: Match) -> bool:

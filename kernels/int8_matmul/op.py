@@ -9,6 +9,7 @@ from torch.fx import Node
 from pt2e_quant.core.integer import longest_inner_axis
 from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
+from pt2e_quant.graph.idioms.shared_heads import repeats_heads
 from pt2e_quant.graph.op_table import Constraint, OpRow, Slot
 from pt2e_quant.graph.ops import argument, aten, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var, one_of
@@ -38,26 +39,6 @@ def swaps_last_axes(node: Node) -> bool:
         order = [int(axis) % rank for axis in node.args[1]]  # type: ignore[union-attr,arg-type]  # by schema
         return rank >= 2 and order == [*range(rank - 2), rank - 1, rank - 2]
     return False
-
-
-def repeats_heads(node: Node) -> bool:
-    """Whether unsqueeze, expand and this reshape repeat each matrix of [N, G, S, D] for R heads.
-
-    Sizes are compared as expressions: asking a symbolic one would add a guard.
-    """
-    wide = node.args[0]
-    apart = wide.args[0] if isinstance(wide, Node) else None
-    source = apart.args[0] if isinstance(apart, Node) else None
-    if not isinstance(wide, Node) or not isinstance(apart, Node) or not isinstance(source, Node):
-        return False
-    joined, expanded, single, value = (n.meta["val"].shape for n in (node, wide, apart, source))
-    if (len(value), len(single), len(expanded), len(joined)) != (4, 5, 5, 4) or single[2] != 1:
-        return False
-    if not all(isinstance(size, int) for size in (expanded[2], value[1], joined[1])):
-        return False
-    same = [str(expanded[i]) for i in (0, 1, 3, 4)] == [str(size) for size in value]
-    kept = [str(joined[i]) for i in (0, 2, 3)] == [str(value[i]) for i in (0, 2, 3)]
-    return same and kept and joined[1] == expanded[2] * value[1]
 
 
 def _fake(

@@ -12,7 +12,7 @@ from pt2e_quant.core.schemes import INT8_ACTIVATION, Role
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import BATCHED_2D, GLOBAL_MEAN, NO_INDICES
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, Slot
-from pt2e_quant.graph.ops import Overloads, arguments, aten, is_call
+from pt2e_quant.graph.ops import Overloads, arguments, aten, each_axis, is_call
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.epilogue import OUTPUT_SCHEMA
@@ -81,11 +81,6 @@ class _Pool:
 _NONE = (0, 0)
 
 
-def _pair(value: Any) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, Sequence) else (value,)
-    return values * 2 if len(values) == 1 else values
-
-
 def _pool_of(match: Match) -> _Pool:
     call = match.nodes["op"]
     size = tuple(match.anchor.meta["val"].shape[2:])
@@ -94,9 +89,9 @@ def _pool_of(match: Match) -> _Pool:
     if is_call(call, ops.ADAPTIVE_AVG_POOL2D):
         return _Pool(PoolKind.ADAPTIVE, _NONE, _NONE, _NONE, size)
     found = arguments(call)
-    kernel = _pair(found["kernel_size"])
-    stride = _pair(found["stride"]) if found["stride"] else kernel
-    padding = _pair(found["padding"])
+    kernel = tuple(each_axis(found["kernel_size"], 2))
+    stride = tuple(each_axis(found["stride"], 2)) if found["stride"] else kernel
+    padding = tuple(each_axis(found["padding"], 2))
     if is_call(call, ops.MAX_POOL2D):
         return _Pool(PoolKind.MAX, kernel, stride, padding, size)
     counts, divisor = bool(found["count_include_pad"]), found["divisor_override"] or 0
@@ -140,7 +135,7 @@ def node_cost(node: Node) -> Cost:
 
 
 def _has_no_dilation(match: Match) -> bool:
-    return set(_pair(arguments(match.nodes["op"]).get("dilation", 1))) == {1}
+    return set(each_axis(arguments(match.nodes["op"]).get("dilation", 1), 2)) == {1}
 
 
 def _is_static(match: Match) -> bool:

@@ -1,7 +1,6 @@
 """A weight's rows in blocks that share a scale, judged by the error of what they compute."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch.fx import Node
 
 from pt2e_quant.core.formats.block_qparams import BlockQParams
 from pt2e_quant.core.qparams import QParams
-from pt2e_quant.graph.ops import LINEAR, arguments, is_call
+from pt2e_quant.graph.ops import LINEAR, arguments, each_axis, each_padding, is_call
 from pt2e_quant.observers.qschemes import SYMMETRIC
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.input_hessian import InputHessian, Window
@@ -177,18 +176,7 @@ def watch_rows(node: Node) -> InputHessian:
 
 def _window(conv: Node) -> Window:
     given, kernel = arguments(conv), arguments(conv)["weight"].meta["val"].shape[2:]
-    dims, padding = len(kernel), given["padding"]
-
-    def each(numbers: Any) -> tuple[int, ...]:
-        found = [numbers] if isinstance(numbers, int) else list(numbers)
-        return tuple(found * dims if len(found) == 1 else found)
-
-    dilation = each(given["dilation"])
-    if isinstance(padding, str):
-        total = [
-            d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
-        ]
-        pads = tuple((t // 2, t - t // 2) for t in total)
-    else:
-        pads = tuple((p, p) for p in each(padding))
-    return Window(tuple(kernel), each(given["stride"]), pads, dilation, given["groups"])
+    moved = (each_axis(given[name], len(kernel)) for name in ("stride", "dilation"))
+    stride, dilation = map(tuple, moved)
+    pads = tuple(each_padding(given["padding"], kernel, dilation))
+    return Window(tuple(kernel), stride, pads, dilation, given["groups"])

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from pt2e_quant.graph.ops import each_axis
+
 Results: TypeAlias = Tensor | tuple[Tensor, ...]
 """What a function gives: one tensor, or the first of several."""
 
@@ -219,8 +221,7 @@ def conv_transpose(
     """
     dims = weight.dim() - 2
     strides, pads, extra, steps = (
-        list(given) * (dims if len(given) == 1 else 1)
-        for given in (stride, padding, output_padding, dilation)
+        each_axis(given, dims) for given in (stride, padding, output_padding, dilation)
     )
     least = sizes_at_one(weight.shape[2:], pads, steps, extra)
     ends = zip(x.shape[-dims:], least, strict=True)

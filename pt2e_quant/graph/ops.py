@@ -5,7 +5,7 @@ one operation. Where only some arguments count an overload in (`hardtanh(0, 6)` 
 the entry is an `Overload`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import getitem
@@ -83,6 +83,33 @@ def arguments(node: Node) -> dict[str, Any]:
 def argument(node: Node, name: str) -> Any:
     """One argument of a node by its schema name, its default if not given."""
     return arguments(node)[name]
+
+
+def each_axis(given: Any, rank: int) -> list[int]:
+    """A number for each of so many axes, where one alone stands for all.
+
+    >>> each_axis(2, 3), each_axis([1], 2), each_axis((1, 2), 2)
+    ([2, 2, 2], [1, 1], [1, 2])
+    """
+    numbers = [given] if isinstance(given, int) else list(given)
+    return numbers * rank if len(numbers) == 1 else numbers
+
+
+def each_padding(
+    given: Any, kernel: Sequence[int], dilation: Sequence[int]
+) -> list[tuple[int, int]]:
+    """A convolution's padding before and behind each axis, which may be given by a name.
+
+    >>> each_padding("same", [3, 2], [1, 1]), each_padding("valid", [3], [1])
+    ([(1, 1), (0, 1)], [(0, 0)])
+    >>> each_padding([1], [3, 3], [1, 1])
+    [(1, 1), (1, 1)]
+    """
+    if not isinstance(given, str):
+        return [(pad, pad) for pad in each_axis(given, len(kernel))]
+    is_same = given == "same"
+    spans = [d * (k - 1) if is_same else 0 for d, k in zip(dilation, kernel, strict=True)]
+    return [(span // 2, span - span // 2) for span in spans]
 
 
 def is_getitem(node: Node) -> bool:

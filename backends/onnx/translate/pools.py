@@ -9,6 +9,8 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset21
 
+from pt2e_quant.graph.ops import each_axis
+
 op: Any = opset21
 
 
@@ -50,7 +52,7 @@ def _pool(
     With a divisor the sums are made of means of whole windows: zeros stand for what a window of
     `ceil_mode` has outside of the padded tensor, where AveragePool would divide by less.
     """
-    kernel, stride, padding = (_all(values, rank) for values in pool)
+    kernel, stride, padding = (each_axis(values, rank) for values in pool)
     stride = stride or kernel
     is_alone = x.shape is not None and len(x.shape) == rank + 1
     sizes = list(x.shape)[-rank:] if x.shape is not None else [None] * rank
@@ -74,10 +76,6 @@ def _pool(
         y = op.Mul(y, op.Constant(value=ir.tensor(factor)))
     found: ir.Value = op.Squeeze(y, op.Constant(value_ints=[0])) if is_alone else y
     return found
-
-
-def _all(values: Sequence[int], rank: int) -> list[int]:
-    return list(values) * rank if len(values) == 1 else list(values)
 
 
 def _end_padding(size: object, kernel: int, stride: int, padding: int) -> int:

@@ -144,10 +144,12 @@ def group_heads(gm: GraphModule) -> PassResult:
     for node in [n for n in gm.graph.nodes if is_call(n, MATMUL)]:
         left, right = node.args[:2]
         shared = read_shared_heads(right) if isinstance(right, Node) else None
-        if shared is None or not isinstance(left, Node):
+        if shared is None or not isinstance(left, Node) or not shared.has_reader(left):
             continue
         heads = math.prod(shared.source.meta["val"].shape[:2])
         rows, back = left.meta["val"].shape, view_shape(node.meta["val"])
+        if str(rows[0]) != str(shared.source.meta["val"].shape[0]):
+            continue  # one matrix for several samples
         depth = view_shape(shared.source.meta["val"])
         if back is None or depth is None or not all(isinstance(s, int) for s in (heads, rows[3])):
             continue

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.accelerate.recompile import recompile
-from pt2e_quant.backends.xnnpack.conditions import pairs
 from pt2e_quant.backends.xnnpack.passes.requantize_between import sole_quantize
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, is_dequantize
 from pt2e_quant.graph.editor import Editor
@@ -28,6 +27,8 @@ from pt2e_quant.graph.ops import (
     RELU,
     argument,
     aten,
+    each_axis,
+    each_padding,
     is_call,
 )
 from pt2e_quant.graph.pattern import Match, Op, Var
@@ -69,15 +70,12 @@ def _conv3d(
     if x.dim() == 4:
         made = _conv3d(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups)
         return made.squeeze(0)
-    taps, strides, dilations = weight.shape[2], _three(stride), _three(dilation)
+    taps, strides, dilations = weight.shape[2], each_axis(stride, 3), each_axis(dilation, 3)
     if isinstance(padding, str):
-        more = [
-            d * (k - 1) * (padding == "same")
-            for d, k in zip(dilations, weight.shape[2:], strict=True)
-        ]
-        x = F.pad(x, [side for m in reversed(more) for side in (m // 2, m - m // 2)])
+        sides = each_padding(padding, weight.shape[2:], dilations)
+        x = F.pad(x, [side for pair in reversed(sides) for side in pair])
         padding = (0,)
-    pads = _three(padding)
+    pads = each_axis(padding, 3)
     if pads[0]:
         x = F.pad(x, (0, 0, 0, 0, pads[0], pads[0]))
     depth = (x.shape[2] - dilations[0] * (taps - 1) - 1) // strides[0] + 1
@@ -102,7 +100,8 @@ def _conv_transpose3d(
     rest = (stride, padding, output_padding, groups, dilation)
     if x.dim() == 4:
         return _conv_transpose3d(x.unsqueeze(0), weight, bias, *rest).squeeze(0)
-    strides, pads, ends, steps = map(_three, (stride, padding, output_padding, dilation))
+    given = stride, padding, output_padding, dilation
+    strides, pads, ends, steps = (each_axis(value, 3) for value in given)
     taps, batch, depth = weight.shape[2], x.shape[0], x.shape[2]
     rows = x.transpose(1, 2).flatten(0, 1)
     flat = weight.flatten(1, 2)
@@ -155,7 +154,7 @@ def _max_pool3d(
     def pool(rows: Tensor, size: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
         return F.max_pool2d(rows, size, stride, padding, dilation, ceil_mode)
 
-    windows = [_three(v) for v in (kernel_size, stride or kernel_size, padding, dilation)]
+    windows = [each_axis(v, 3) for v in (kernel_size, stride or kernel_size, padding, dilation)]
     return _pooled(x, pool, windows, (1, 1, 0, 1))
 
 
@@ -174,7 +173,7 @@ def _avg_pool3d(
     def pool(rows: Tensor, size: Any, stride: Any, padding: Any) -> Tensor:
         return F.avg_pool2d(rows, size, stride, padding, ceil_mode, count_include_pad, divisor)
 
-    windows = [_three(v) for v in (kernel_size, stride or kernel_size, padding)]
+    windows = [each_axis(v, 3) for v in (kernel_size, stride or kernel_size, padding)]
     made = _pooled(x, pool, windows, (1, 1, 0))
     return made if divisor_override is None else made / divisor_override
 
@@ -185,10 +184,6 @@ def _adaptive_avg_pool3d(x: Tensor, output_size: Any) -> Tensor:
     sizes = rows.shape[-2:]
     rows = F.adaptive_avg_pool2d(rows.flatten(-2), (output_size[0], sizes.numel()))
     return torch.unflatten(torch.unflatten(rows, -1, sizes), 0, lead)
-
-
-def _three(value: Sequence[int]) -> list[int]:
-    return [*value] * 3 if len(value) == 1 else [*value]
 
 
 _VOLUMES: Mapping[str, Callable[..., Any]] = {
@@ -345,9 +340,9 @@ def _build(m: Match, editor: Editor) -> Node | Skip:
     if not is_dequantize(x) or sole_quantize(pool) is None:
         return Skip("it is float")
     channels = x.meta["val"].shape[1]
-    kernel = pairs(argument(pool, "kernel_size"))
-    stride = pairs(argument(pool, "stride") or kernel)
-    padding = pairs(argument(pool, "padding"))
+    kernel = each_axis(argument(pool, "kernel_size"), 2)
+    stride = each_axis(argument(pool, "stride") or kernel, 2)
+    padding = each_axis(argument(pool, "padding"), 2)
     counts_whole = argument(pool, "count_include_pad") or not any(padding)
     if not isinstance(channels, int) or argument(pool, "ceil_mode") or not counts_whole:
         return Skip("its windows count different numbers of elements")

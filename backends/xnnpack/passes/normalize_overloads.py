@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.backends.xnnpack.conditions import pairs
 from pt2e_quant.backends.xnnpack.passes.requantize_between import between
 from pt2e_quant.backends.xnnpack.passes.simplify import RRELU
 from pt2e_quant.core.qdq import is_qdq
@@ -36,6 +35,7 @@ from pt2e_quant.graph.ops import (
     argument,
     arguments,
     aten,
+    each_axis,
     is_call,
 )
 from pt2e_quant.graph.pattern import Many, Match, Op, Var, one_of
@@ -156,7 +156,7 @@ def _mean(m: Match, editor: Editor) -> Node | Skip:
 
 
 def _pool(m: Match, editor: Editor) -> Node | Skip:
-    if pairs(argument(m.anchor, "output_size")) != [1, 1] or m["x"].meta["val"].dim() != 4:
+    if each_axis(argument(m.anchor, "output_size"), 2) != [1, 1] or m["x"].meta["val"].dim() != 4:
         return Skip("it pools to more than one element")
     return editor.call(aten.mean.dim, m["x"], [2, 3], True, like=m.anchor)
 
@@ -207,7 +207,7 @@ def _flat(value: Tensor) -> list[int] | None:
 def _max_pool(m: Match, editor: Editor) -> Node | Skip:
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     kernel, stride, padding, dilation, ceil = (argument(m.anchor, n) for n in names)
-    full = [pairs(kernel), pairs(stride or kernel), pairs(padding), pairs(dilation)]
+    full = [each_axis(v, 2) for v in (kernel, stride or kernel, padding, dilation)]
     if list(m.anchor.args[1:]) == [*full, ceil]:
         return Skip("it has that form already")
     val = m.anchor.meta["val"]
@@ -217,7 +217,7 @@ def _max_pool(m: Match, editor: Editor) -> Node | Skip:
 def _avg_pool(m: Match, editor: Editor) -> Node | Skip:
     names = ("kernel_size", "stride", "padding")
     kernel, stride, padding = (argument(m.anchor, n) for n in names)
-    windows = [pairs(kernel), pairs(stride or kernel), pairs(padding)]
+    windows = [each_axis(v, 2) for v in (kernel, stride or kernel, padding)]
     if list(m.anchor.args[1:4]) == windows:
         return Skip("it has that form already")
     rest = [argument(m.anchor, n) for n in ("ceil_mode", "count_include_pad")]

@@ -21,6 +21,7 @@ from pt2e_quant.graph.ops import (
     MAX_POOL3D,
     MEAN,
     aten,
+    each_axis,
 )
 from pt2e_quant.graph.pattern import one_of
 from pt2e_quant.passes.reference.forms.moves import is_same_scale, rescaled
@@ -72,9 +73,9 @@ def _adaptive(site: Site[Any]) -> Any:
 def _windowed(site: Site[Any]) -> Any:
     x, given = site.operand("self"), site.arguments
     rank = len(given["kernel_size"]) if len(given["kernel_size"]) > 1 else site.like.dim() - 2
-    kernel = _each(given["kernel_size"], rank)
-    stride = _each(given["stride"] or kernel, rank)
-    padding = _each(given["padding"], rank)
+    kernel = each_axis(given["kernel_size"], rank)
+    stride = each_axis(given["stride"] or kernel, rank)
+    padding = each_axis(given["padding"], rank)
     found = [
         pool_windows(
             size,
@@ -92,10 +93,6 @@ def _spatial(x: Operand[Any], rank: int) -> list[int]:
     if not all(isinstance(size, int) for size in sizes):
         raise Declined("averages over windows of a dynamic dimension")
     return sizes
-
-
-def _each(given: Sequence[int], rank: int) -> list[int]:
-    return list(given) * rank if len(given) == 1 else list(given)
 
 
 def _over_windows(

@@ -1,6 +1,5 @@
 """Forms of products, and of the rows of an embedding."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,8 @@ from pt2e_quant.graph.ops import (
     MATMUL,
     MM,
     aten,
+    each_axis,
+    each_padding,
 )
 from pt2e_quant.graph.pattern import one_of
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Overflow, Site
@@ -45,11 +46,11 @@ def _transposed(site: Site[Any]) -> Any:
     if given["groups"] > 1 and weight.qparams.axis is not None:
         raise Declined("the channels of its groups share scales")
     window = Window(
-        stride=_each(given["stride"], rank),
-        padding=_each(given["padding"], rank),
-        dilation=_each(given["dilation"], rank),
+        stride=each_axis(given["stride"], rank),
+        padding=each_axis(given["padding"], rank),
+        dilation=each_axis(given["dilation"], rank),
         groups=given["groups"],
-        output_padding=_each(given["output_padding"], rank),
+        output_padding=each_axis(given["output_padding"], rank),
     )
     return _product(site, window)
 
@@ -325,25 +326,16 @@ def _window(site: Site[Any]) -> Window:
     rank = len(kernel)
     if site.like.dim() != rank + 2:
         raise Declined("input has no batch dimension")
-    dilation = _each(given["dilation"], rank)
-    padding = given["padding"]
-    if padding == "valid":
-        padding = [0] * rank
-    elif padding == "same":
-        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        if any(t % 2 for t in total):
-            raise Declined('padding "same" is uneven')
-        padding = [t // 2 for t in total]
+    dilation = each_axis(given["dilation"], rank)
+    pads = each_padding(given["padding"], kernel, dilation)
+    if any(before != behind for before, behind in pads):
+        raise Declined('padding "same" is uneven')
     return Window(
-        stride=_each(given["stride"], rank),
-        padding=_each(padding, rank),
+        stride=each_axis(given["stride"], rank),
+        padding=[pad for pad, _ in pads],
         dilation=dilation,
         groups=given["groups"],
     )
-
-
-def _each(given: Sequence[int], rank: int) -> list[int]:
-    return list(given) * rank if len(given) == 1 else list(given)
 
 
 PRODUCT_FORMS = (

@@ -28,35 +28,53 @@ class SharedHeads:
     is_turned: bool
     between: tuple[Node, ...]
 
+    @property
+    def heads(self) -> int:
+        """How many matrices there are for each of N."""
+        return int(self.source.meta["val"].shape[1])
+
+    def has_reader(self, left: Node) -> bool:
+        """Whether the left side of a product has a matrix for each head that reads one."""
+        shape = left.meta["val"].shape
+        return len(shape) == 4 and shape[1] == self.heads * self.repeats
+
 
 def read_shared_heads(node: Node) -> SharedHeads | None:
     """The matrices behind `repeat_kv`: unsqueeze, expand, reshape, and maybe a transpose."""
-    between = [node]
-    is_turned = False
-    if node.target is aten.transpose.int and {a % 4 for a in _axes(node)} == {2, 3}:
-        is_turned = True
-        node = _input(node)
-        between.append(node)
-    if not is_call(node, RESHAPE) or node.meta["val"].dim() != 4:
+    is_turned = node.target is aten.transpose.int and {a % 4 for a in _axes(node)} == {2, 3}
+    joined = _input(node) if is_turned else node
+    if not is_call(joined, RESHAPE) or not repeats_heads(joined):
         return None
-    wide = _input(node)
-    if not is_call(wide, EXPAND) or wide.meta["val"].dim() != 5:
-        return None
+    wide = _input(joined)
     apart = _input(wide)
-    if not is_call(apart, UNSQUEEZE) or apart.meta["val"].dim() != 5:
+    repeats = wide.meta["val"].shape[2]
+    if not is_call(wide, EXPAND) or not is_call(apart, UNSQUEEZE) or repeats < 2:
         return None
-    source = _input(apart)
-    value, expanded = source.meta["val"], wide.meta["val"].shape
-    if not isinstance(value, Tensor) or value.dim() != 4 or apart.meta["val"].shape[2] != 1:
-        return None
-    repeats, heads = expanded[2], value.shape[1]
-    if not isinstance(repeats, int) or not isinstance(heads, int):
-        return None
-    same = [str(expanded[i]) for i in (0, 1, 3, 4)] == [str(s) for s in value.shape]
-    joined = node.meta["val"].shape[1] == repeats * heads
-    if repeats < 2 or not same or not joined:
-        return None
-    return SharedHeads(source, repeats, is_turned, (*between, wide, apart))
+    between = (joined, wide, apart)
+    return SharedHeads(_input(apart), repeats, is_turned, (node, *between)[not is_turned :])
+
+
+def repeats_heads(node: Node) -> bool:
+    """Whether unsqueeze, expand and this reshape repeat each matrix of [N, H, T, D] for R heads.
+
+    Sizes are compared as expressions: asking a symbolic one would add a guard.
+    """
+    wide = node.args[0]
+    apart = wide.args[0] if isinstance(wide, Node) and wide.args else None
+    source = apart.args[0] if isinstance(apart, Node) and apart.args else None
+    if not isinstance(wide, Node) or not isinstance(apart, Node) or not isinstance(source, Node):
+        return False
+    values = [n.meta["val"] for n in (node, wide, apart, source)]
+    if not all(isinstance(value, Tensor) for value in values):
+        return False
+    joined, expanded, single, value = (value.shape for value in values)
+    if (len(value), len(single), len(expanded), len(joined)) != (4, 5, 5, 4) or single[2] != 1:
+        return False
+    if not all(isinstance(size, int) for size in (expanded[2], value[1], joined[1])):
+        return False
+    same = [str(expanded[i]) for i in (0, 1, 3, 4)] == [str(size) for size in value]
+    kept = [str(joined[i]) for i in (0, 2, 3)] == [str(value[i]) for i in (0, 2, 3)]
+    return same and kept and joined[1] == expanded[2] * value[1]
 
 
 def _axes(node: Node) -> tuple[int, int]:
@@ -89,15 +107,14 @@ def _build(m: Match, editor: Editor) -> Node | Skip:
     shared = read_shared_heads(right) if isinstance(right, Node) else None
     if shared is None:
         return Skip("it repeats no heads")
-    heads = shared.source.meta["val"].shape[1]
-    if left.meta["val"].dim() != 4 or left.meta["val"].shape[1] != heads * shared.repeats:
+    if not shared.has_reader(left):
         return Skip("its rows are not of as many heads")
-    rows = editor.call(RegroupHeads, left, heads, like=node)
+    rows = editor.call(RegroupHeads, left, shared.heads, like=node)
     matrix = editor.now(shared.source)
     if shared.is_turned:
         matrix = editor.call(aten.transpose.int, matrix, -2, -1, like=node)
     product = editor.call(aten.matmul.default, rows, matrix, like=node)
-    whole = editor.call(RegroupHeads, product, heads * shared.repeats, like=node)
+    whole = editor.call(RegroupHeads, product, shared.heads * shared.repeats, like=node)
     editor.discard(shared.between)
     return whole
 

@@ -138,6 +138,13 @@ def test_heads_when_they_share_keys_then_nothing_is_repeated(count):  # type: ig
     assert targets(gm).count("aten.bmm.default") == 2
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 5, 8), (3, 4, 5, 8)])
+def test_heads_when_the_left_side_has_other_heads_or_samples_then_kept(shape):  # type: ignore[no-untyped-def]
+    k = torch.randn(1, 2, 7, 8)
+    model = Body(lambda x: x @ repeated(k, 2).transpose(-2, -1))
+    assert not group_heads(captured(model, torch.randn(shape), dim=None)).changed
+
+
 def test_heads_when_none_is_shared_then_kept():  # type: ignore[no-untyped-def]
     gm = captured(Body(lambda x: x @ x.mT), torch.randn(1, 4, 5, 8), dim=None)
     assert not group_heads(gm).changed
