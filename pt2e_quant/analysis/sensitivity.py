@@ -103,7 +103,7 @@ def sensitivity(
             fix='give at least one batch, or choose method="weight"',
         )
     if chosen is Method.GRADIENT:
-        return weighing.result(chosen, name, weighing.by_gradients(calls(), loss))
+        return weighing.result(chosen, name, weighing.by_gradients(calls(), loss, cache))
     sign = 1 if higher_is_better else -1
     return weighing.by_running(calls(), metric, sign, name, cache)
 
@@ -182,14 +182,15 @@ class _Weighing:
             )
 
     def by_gradients(
-        self, calls: Iterable[Call], loss: Callable[[Any, Any], Tensor] | None
+        self,
+        calls: Iterable[Call],
+        loss: Callable[[Any, Any], Tensor] | None,
+        cache: str | Path | None,
     ) -> dict[str, float]:
         """The costs of all groups, one backward pass a batch."""
         gradients = GradientCosts(self.twin, self.build, loss)
-        for call in show_progress(calls, "one backward pass a batch", enabled=self.progress):
-            with preserve_buffers(self.side.gm, self.side.capture):
-                gradients.add(call)
-        self.batches = gradients.batches
+        shown = show_progress(calls, "one backward pass a batch", enabled=self.progress)
+        self._add_all(gradients, shown, lambda call, _: gradients.add(call), loss, cache)
         return gradients.costs()
 
     def by_running(
@@ -202,7 +203,13 @@ class _Weighing:
     ) -> Sensitivity:
         """The costs of all groups, one run of each a batch; sign is -1 of a metric to lower."""
         exact = ExactCosts(self.twin, self.build, metric)
-        self._run_all(exact, calls, cache)
+        shown = "batch {}: one run a group" if self.progress else ""
+
+        def add(call: Call, number: int) -> None:
+            with torch.no_grad():
+                exact.add(call, progress=shown.format(number))
+
+        self._add_all(exact, calls, add, metric, cache)
         found = {group: sums.value() for group, sums in exact.sums.items()}
         if metric is None:
             return self.result(Method.EXACT, name, found)
@@ -210,21 +217,27 @@ class _Weighing:
         costs = {group: sign * (reference - value) for group, value in found.items()}
         return self.result(Method.EXACT, name, costs, found, reference)
 
-    def _run_all(self, exact: ExactCosts, calls: Iterable[Call], cache: str | Path | None) -> None:
+    def _add_all(
+        self,
+        costs: ExactCosts | GradientCosts,
+        calls: Iterable[Call],
+        add: Callable[[Call, int], None],
+        measure: object,
+        cache: str | Path | None,
+    ) -> None:
         """Weigh all groups on each batch; batches that the cache knows are not run again."""
         kept = None if cache is None else _Cache(Path(cache))
         done = 0
-        for at, call in enumerate(calls):
-            if at == 0 and kept is not None:
-                done = kept.open(exact, _fingerprint(self.twin, exact, call))
-            self.batches = at + 1
-            if at < done:
+        for number, call in enumerate(calls, 1):
+            if number == 1 and kept is not None:
+                done = kept.open(costs, _fingerprint(self.twin, type(costs), measure, call))
+            self.batches = number
+            if number <= done:
                 continue
-            text = f"batch {at + 1}: one run a group" if self.progress else ""
-            with torch.no_grad(), preserve_buffers(self.side.gm, self.side.capture):
-                exact.add(call, progress=text)
+            with preserve_buffers(self.side.gm, self.side.capture):
+                add(call, number)
             if kept is not None:
-                kept.write(exact, at + 1)
+                kept.write(costs, number)
 
     def result(
         self,
@@ -269,13 +282,13 @@ def _float_weights(reference: GraphSide, side: GraphSide) -> dict[str, Tensor]:
 
 
 class _Cache:
-    """The sums of an exact weighing in a JSON file, written after each batch."""
+    """The sums of a weighing in a JSON file, written after each batch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.key = ""
 
-    def open(self, exact: ExactCosts, key: str) -> int:
+    def open(self, costs: ExactCosts | GradientCosts, key: str) -> int:
         """Restore the sums of the same weighing; returns how many batches are in them."""
         self.key = key
         try:
@@ -284,12 +297,12 @@ class _Cache:
             return 0
         if not isinstance(data, dict) or data.get("key") != key:
             return 0
-        exact.restore(data["sums"])
+        costs.restore(data["sums"])
         return int(data["batches"])
 
-    def write(self, exact: ExactCosts, batches: int) -> None:
+    def write(self, costs: ExactCosts | GradientCosts, batches: int) -> None:
         """Keep the sums after a batch; those of a metric with sums of its own are not numbers."""
-        state = exact.state()
+        state = costs.state()
         if state is None:
             return
         data = {"version": VERSION, "key": self.key, "batches": batches, "sums": state}
@@ -297,10 +310,11 @@ class _Cache:
             stream.write(json.dumps(data).encode())
 
 
-def _fingerprint(twin: FloatTwin, exact: ExactCosts, call: Call) -> str:
-    """Of the weights, the graph, the metric and the first batch: what the sums depend on."""
+def _fingerprint(twin: FloatTwin, way: type, measure: object, call: Call) -> str:
+    """Of the weights, the graph, the metric or loss and the first batch: what sums depend on."""
     found = hashlib.sha256(str(twin.gm.graph).encode())
-    found.update(getattr(exact.metric, "__qualname__", type(exact.metric).__name__).encode())
+    name = getattr(measure, "__qualname__", type(measure).__name__)
+    found.update(f"{way.__name__} {name}".encode())
     held = [*twin.gm.state_dict().values(), *twin.float_weights.values(), *call.leaves]
     for value in held:
         if isinstance(value, Tensor):

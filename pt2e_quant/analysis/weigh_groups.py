@@ -133,7 +133,6 @@ class GradientCosts:
         self.sums = {group.name: 0.0 for group in twin.groups}
         self.signal = 0.0
         self.batches = 0
-        self.generator = torch.Generator().manual_seed(0)
 
     def add(self, call: Call) -> None:
         """Weigh all groups on one batch."""
@@ -144,7 +143,8 @@ class GradientCosts:
             if isinstance(v, Tensor) and v.is_floating_point()
         ]
         if self.loss is None:
-            loss = sum((self._signs(v) * v).sum() for v in results)
+            generator = torch.Generator().manual_seed(self.batches)
+            loss = sum((_signs(v, generator) * v).sum() for v in results)
             self.signal += sum(float(v.detach().square().sum()) for v in results)
         else:
             loss = self.loss(self.build(pytree.tree_leaves(values[self._output()])), call.targets)
@@ -162,10 +162,6 @@ class GradientCosts:
 
     def _output(self) -> Any:
         return self.twin.gm.graph.output_node()
-
-    def _signs(self, like: Tensor) -> Tensor:
-        drawn = torch.randint(0, 2, like.shape, generator=self.generator)
-        return (2 * drawn - 1).to(like)
 
     def _values_with_gradients(self, leaves: Sequence[Any]) -> tuple[Values, dict[Any, Tensor]]:
         twin = self.twin
@@ -213,6 +209,21 @@ class GradientCosts:
     def costs(self) -> dict[str, float]:
         """The estimate for each group."""
         return {name: total / self.signal for name, total in self.sums.items()}
+
+    def state(self) -> list[list[float]]:
+        """The sums so far as numbers."""
+        return [[self.signal, self.batches], [*self.sums.values()]]
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        """Go on from an earlier `state`."""
+        (self.signal, batches), totals = state
+        self.batches = int(batches)
+        self.sums = dict(zip(self.sums, totals, strict=True))
+
+
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    drawn = torch.randint(0, 2, like.shape, generator=generator)
+    return (2 * drawn - 1).to(like)
 
 
 def weight_costs(twin: FloatTwin) -> dict[str, float]:

@@ -179,6 +179,28 @@ def test_sensitivity_when_a_run_was_stopped_then_it_goes_on_behind_the_last_batc
     assert [row.cost for row in fresh] != [row.cost for row in whole]
 
 
+def test_sensitivity_when_a_gradient_run_is_stopped_then_it_goes_on_behind_the_last_batch(
+    made, tmp_path, monkeypatch
+):
+    _, program, _, quantized, batches = made
+    options = {"method": "gradient", "progress": False}
+    whole = pq.sensitivity(program, quantized, batches, **options)
+    cache = tmp_path / "costs.json"
+    pq.sensitivity(program, quantized, batches[:1], cache=cache, **options)
+    add, runs = weigh_groups.GradientCosts.add, []
+
+    def counted(self, call):
+        runs.append(call)
+        add(self, call)
+
+    monkeypatch.setattr(weigh_groups.GradientCosts, "add", counted)
+    again = pq.sensitivity(program, quantized, batches, cache=cache, **options)
+    assert len(runs) == len(batches) - 1 > 0
+    assert [row.cost for row in again] == [row.cost for row in whole]
+    pq.sensitivity(program, quantized, batches[:1], cache=cache, progress=False)  # another method
+    assert json.loads(cache.read_text())["batches"] == 1
+
+
 def test_sensitivity_when_written_as_json_then_every_group_is_there(made):
     _, program, _, quantized, batches = made
     found = pq.sensitivity(program, quantized, batches[:1], progress=False)
