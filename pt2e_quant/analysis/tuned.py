@@ -146,7 +146,7 @@ class Tuned:
             Section(
                 title="Search",
                 facts=(
-                    ("metric", f"{self.metric:.5g} (float {self.float_metric:.5g})"),
+                    ("metric", f"{self.metric:.7g} (float {self.float_metric:.7g})"),
                     ("quantized linears", f"{100 * self.share_quantized:.0f} %"),
                 ),
                 figures={"front": self.figure},
@@ -165,7 +165,7 @@ class Tuned:
         stream = io.StringIO()
         console = Console(file=stream, width=140, no_color=True)
         console.print(
-            f"metric {self.metric:.5g} (float {self.float_metric:.5g}), "
+            f"metric {self.metric:.7g} (float {self.float_metric:.7g}), "
             f"{100 * self.share_quantized:.0f} % of the linear operations quantized",
             soft_wrap=True,
         )
@@ -173,7 +173,7 @@ class Tuned:
         for point in self.front:
             share = f"{100 * point.share_quantized:.0f} %"
             took = "" if point.latency_us is None else f"{point.latency_us:,.0f}"
-            table.add_row(point.label, f"{point.metric:.5g}", f"{point.size:,}", took, share)
+            table.add_row(point.label, f"{point.metric:.7g}", f"{point.size:,}", took, share)
         console.print(table)
         console.print(self._changes())
         for note in self.notes:
