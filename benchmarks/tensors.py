@@ -1,6 +1,6 @@
 """Eager modules quantized in place, beside torchao: error, memory, latency, time to quantize.
 
-    python -m benchmarks.tensors [--compiled] [--seeds 8]
+    python -m benchmarks.tensors [--compiled] [--seeds 8] [--quantize 9]
 
 One thread. Both libraries quantize equal copies of a model; calls are timed in turn, so that a busy
 moment hits both. SQNR is of the logits or features against the float model; memory is that of the
@@ -209,6 +209,36 @@ def measure(
     }
 
 
+def quantize_in_turn(name: str, label: str, model: nn.Module, rounds: int) -> dict[str, object]:
+    """Median processor milliseconds of both `quantize_`, called in turn on copies of a model."""
+    from torchao.quantization import quantize_ as their_quantize_
+
+    ways: tuple[Callable[[nn.Module], Any], ...] = (
+        lambda m: quantize_(m, our_scheme(name), layout="plain"),
+        lambda m: their_quantize_(m, their_config(name)),
+    )
+    times: list[list[float]] = [[], []]
+    for round_ in range(rounds + 1):
+        for own, how in zip(times, ways, strict=True):
+            made = copy.deepcopy(model)
+            start = time.thread_time()
+            how(made)
+            if round_:  # the first is to warm up
+                own.append(time.thread_time() - start)
+    ours, theirs = (median(own) * 1e3 for own in times)
+    row: dict[str, object] = {
+        "model": label,
+        "config": f"{name}, quantize_",
+        "rounds": rounds,
+        "ours_cpu_ms": round(ours, 2),
+        "torchao_cpu_ms": round(theirs, 2),
+        "ratio": round(ours / theirs, 3),
+    }
+    print(row, flush=True)
+    write_results("tensors", [row], keys=("model", "config"))
+    return row
+
+
 def sqnr_over_seeds(name: str, labels: Sequence[str], count: int) -> list[dict[str, object]]:
     """By how many dB we are nearer to float than torchao, over weights and inputs of each seed."""
     from torchao.quantization import quantize_ as their_quantize_
@@ -239,8 +269,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--configs", nargs="*", default=NAMES)
     parser.add_argument("--seeds", type=int, default=0, help="compare SQNR alone, over so many")
+    parser.add_argument("--quantize", type=int, default=0, help="time quantize_ alone, so often")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.quantize:
+        chosen = asked.models or ["llama", "minilm", "vit"]
+        for label, (model, _) in models().items():
+            for name in asked.configs if label in chosen else ():
+                quantize_in_turn(name, label, model, asked.quantize)
+        return
     if asked.seeds:
         labels = asked.models or ["llama", "llama_1_token", "minilm", "vit"]
         with torch.no_grad():

@@ -19,7 +19,7 @@ DEFAULT_EPS = float(torch.finfo(torch.float32).eps)
 
 _MAX_SCALE = float(torch.finfo(torch.float32).max)
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 18
 """Elements of a tensor that are worked on at a time where several passes go over them."""
 
 

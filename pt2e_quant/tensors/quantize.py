@@ -4,6 +4,7 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from pt2e_quant.tensors.graphs.graph import SchemeQuantizer, quantized_weights, 
 from pt2e_quant.tensors.graphs.load_graph import load_graph
 from pt2e_quant.tensors.kernels.choose_layout import best_layout
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
-from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, as_parameter
 from pt2e_quant.tensors.report import EagerReport, Row
 
 
@@ -180,7 +181,7 @@ def put_in_place(
         layout = best_layout(tensor, gathers=gathers)
     made = tensor if tensor.is_meta else tensor.to_layout(layout)
     # Codes are not trained; `training.quantize_parameters` makes parameters that are.
-    new = nn.Parameter(made, requires_grad=False)
+    new = as_parameter(made, requires_grad=False)
     for owner, leaf in holders:
         owner._parameters[leaf] = new
     return row_of(place.name, old, made)
@@ -212,11 +213,16 @@ def row_of(name: str, old: Tensor, new: QuantizedTensor) -> Row:
     """The row of a weight that is quantized now."""
     return Row(
         name=name,
-        scheme=str(new.form.scheme),
+        scheme=_text_of(new.form.scheme),
         layout=new.form.layout,
         bytes_before=old.numel() * old.element_size(),
         bytes_after=new.nbytes,
     )
+
+
+@lru_cache(maxsize=64)
+def _text_of(scheme: TensorScheme) -> str:
+    return str(scheme)
 
 
 def _left(place: Place, reason: str, *, strict: bool) -> Row:

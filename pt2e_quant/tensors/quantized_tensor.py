@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from pt2e_quant.core.errors import ConfigError
@@ -169,7 +169,7 @@ class QuantizedTensor(torch.Tensor):
             raise ConfigError(f'layout "{layout}" does not take {self.form.scheme}: {reason}')
         packed = wanted.pack(self.plain_parts(), plain)
         made = self.like(packed, self.form.with_layout(layout))
-        return _as_parameter(made, self)
+        return _like_parameter(made, self)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]  # a property of torch.Tensor too
@@ -275,13 +275,13 @@ class QuantizedTensor(torch.Tensor):
         memo[id(self)] = made
         if self.grad is not None:
             made.grad = self.grad.clone()
-        return _as_parameter(made, self)
+        return _like_parameter(made, self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # In a form that any machine can read: what is packed for this one is unpacked.
         portable = portable_form(self)
         text = form_to_text(portable.form)
-        is_parameter = isinstance(self, torch.nn.Parameter)
+        is_parameter = isinstance(self, nn.Parameter)
         parts = dict(portable.parts)
         return rebuild_quantized_tensor, (parts, text, self.requires_grad, is_parameter)
 
@@ -305,9 +305,16 @@ def rebuild_quantized_tensor(
 torch.serialization.add_safe_globals([rebuild_quantized_tensor])
 
 
-def _as_parameter(made: QuantizedTensor, like: QuantizedTensor) -> QuantizedTensor:
+def as_parameter(tensor: QuantizedTensor, *, requires_grad: bool) -> nn.Parameter:
+    """Mark a tensor as a parameter, as `nn.Parameter` marks what it wraps, without a copy of it."""
+    tensor.requires_grad_(requires_grad)
+    tensor._is_param = True
+    return cast(nn.Parameter, tensor)
+
+
+def _like_parameter(made: QuantizedTensor, like: QuantizedTensor) -> QuantizedTensor:
     made.requires_grad_(like.requires_grad)
-    if isinstance(like, torch.nn.Parameter):
+    if isinstance(like, nn.Parameter):
         made._is_param = True
     return made
 

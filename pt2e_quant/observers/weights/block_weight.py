@@ -1,5 +1,7 @@
 """The observer of a constant weight whose qparams are in blocks, or whose codes are no integers."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -51,8 +53,8 @@ class BlockWeightObserver(ObserverBase):
         if (self.observes_constant and self.seen) or x.numel() == 0:
             return x
         value = x.detach()
-        low, high = (end.to(torch.float32) for end in torch.aminmax(value))
-        if not bool(low.isfinite() & high.isfinite()):
+        low, high = (end.to(torch.float32) for end in (value.amin(), value.amax()))
+        if not (math.isfinite(low.item()) and math.isfinite(high.item())):
             raise NonFinite("NaN or infinity in a weight", fix="find what made it")
         self.min_val, self.max_val = low, high
         self.found = find_block_qparams(value, self.scheme, self.search)

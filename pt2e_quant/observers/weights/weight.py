@@ -68,16 +68,18 @@ class WeightObserver(UniformQuantizationObserverBase):
         if x is None:
             return x_orig
         rows = self._rows(x)
-        self.min_val, self.max_val = (end.to(torch.float32) for end in (rows.amin(1), rows.amax(1)))
+        low, high = (end.to(torch.float32) for end in (rows.amin(1), rows.amax(1)))
+        # Assignment by attribute takes as long as finding the range of a small weight.
+        self._buffers.update(min_val=low, max_val=high)
         self.check_finite()
         how = {"quant_min": self.quant_min, "quant_max": self.quant_max}
         if self.search is WeightSearch.MIN_MAX:  # the range is known
-            found = qparams_of_range(self.min_val, self.max_val, symmetric=self.is_symmetric, **how)
+            found = qparams_of_range(low, high, symmetric=self.is_symmetric, **how)
         else:
             found = search_qparams(rows, self.search, symmetric=self.is_symmetric, **how)
         scale, zero_point = found
         shape = (x.shape[0], -1) if self.group_size is not None else (-1,)
-        self.scale, self.zero_point = scale.reshape(shape), zero_point.reshape(shape)
+        self._buffers.update(scale=scale.reshape(shape), zero_point=zero_point.reshape(shape))
         return x_orig
 
     def _rows(self, x: Tensor) -> Tensor:
