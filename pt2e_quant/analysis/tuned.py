@@ -126,10 +126,12 @@ class Tuned:
         """The mixes that were measured, and the front: a plotly figure."""
         chosen = [point for point in self.measured if point.recipe == self.recipe]
         by_time = self.latency_us is not None
+        is_curve = not any(point.given_up for point in self.front)
+        mode = "lines+markers" if is_curve else "markers"
         made = figure(
             [
                 _dots("measured", self.measured, COLOURS["quiet"], mode="markers"),
-                _dots("front", self.front, COLOURS["good"], mode="lines+markers"),
+                _dots("front", self.front, COLOURS["good"], mode=mode),
                 _dots("chosen", chosen, COLOURS["bad"], mode="markers", symbol="star", size=16),
             ],
             title={"text": f"{'Time' if by_time else 'Size'} and accuracy"},
