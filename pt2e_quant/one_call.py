@@ -19,6 +19,7 @@ from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.provenance import record_named
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.calibrate_by_block import run_calibration
@@ -224,7 +225,7 @@ def _measure(
     program: ExportedProgram, converted: GraphModule, args: Sequence[Any], artifact: Artifact
 ) -> None:
     """Compare the quantized graph with the float model on the example inputs."""
-    model = program.module()
+    model = graph_module_of(program)
     copies = pytree.tree_map_only(Tensor, Tensor.clone, tuple(args))
     with torch.no_grad(), preserve_buffers(model, capture_of(converted)):
         expected = pytree.tree_leaves(model(*copies))

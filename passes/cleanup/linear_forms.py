@@ -1,7 +1,10 @@
 """Linears as backends have kernels for: of products with a constant, padded to whole groups."""
 
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Sequence
+from math import prod
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
@@ -43,6 +46,90 @@ def products_as_linears(gm: GraphModule) -> PassResult:
         Rule("addmm", find=Op(ADDMM, Var("b"), Var("x"), Var("w")), build=as_linear),
     )
     return rewrite(gm, rules)
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def einsums_as_linears(gm: GraphModule) -> PassResult:
+    """Write einsum of a value and a constant, whose axes are summed or new, as a linear.
+
+    Before:  einsum("btd,hde->bhte", x, w)                    w: [H, D, E], constant
+    After:   linear(x, w').unflatten(-1, [H, E]).permute(…)   w': [H * E, D]
+    """
+    editor = Editor(gm)
+    notes = []
+    for node in [n for n in gm.graph.nodes if n.target is aten.einsum.default]:
+        made = _einsum_as_linear(node, editor)
+        if isinstance(made, Node):
+            editor.replace(node, made)
+        text = made.reason if isinstance(made, Skip) else "written as a linear"
+        notes.append(Note(node.name, text, skipped=isinstance(made, Skip)))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+def _einsum_as_linear(node: Node, editor: Editor) -> Node | Skip:
+    operands: Sequence[Node] = argument(node, "tensors")
+    held = [constant_of(editor.gm, n) for n in operands]
+    if len(operands) != 2 or sum(value is None for value in held) != 1:
+        return Skip("it has another number of operands than a value and a constant")
+    at = 0 if held[0] is None else 1
+    x, weight = operands[at], held[1 - at]
+    assert weight is not None
+    if x.meta["val"].dtype != weight.dtype or not weight.is_floating_point():
+        return Skip("its operands have different dtypes, or are integers")
+    terms = _terms(argument(node, "equation"), [n.meta["val"].dim() for n in operands])
+    if terms is None:
+        return Skip("its equation repeats an axis of an operand, or names no result")
+    left, right, result = terms[at], terms[1 - at], terms[2]
+    summed = [axis for axis in left if axis in right and axis not in result]
+    kept, new = ([a for a in term if a not in summed] for term in (left, right))
+    if not (summed and kept and new) or sorted(kept + new) != sorted(result):
+        return Skip("an axis of its constant is neither summed nor new")
+    if any(x.meta["val"].shape[left.index(a)] != weight.shape[right.index(a)] for a in summed):
+        return Skip("an axis of size 1 is expanded")
+    rows = weight.permute([right.index(axis) for axis in new + summed])
+    return _linear_of_axes(node, editor, x, rows, (left, kept, summed, new, result))
+
+
+def _linear_of_axes(
+    node: Node, editor: Editor, x: Node, rows: Tensor, axes: tuple[Sequence[str], ...]
+) -> Node:
+    """The linear between a permutation of its input's axes and one of its result's."""
+    left, kept, summed, new, result = axes
+    sizes = list(rows.shape[: len(new)])
+    flat = rows.reshape(prod(sizes), -1).contiguous()
+    weight = editor.constant(f"{node.name}_rows", flat, like=node)
+    y = _permuted(x, [left.index(axis) for axis in (*kept, *summed)], editor, node)
+    if len(summed) > 1:
+        y = editor.call(aten.flatten.using_ints, y, len(kept), -1, like=node)
+    y = editor.call(aten.linear.default, y, weight, like=node)
+    if len(new) > 1:
+        y = editor.call(aten.unflatten.int, y, -1, sizes, like=node)
+    made = [*kept, *new]
+    return _permuted(y, [made.index(axis) for axis in result], editor, node)
+
+
+def _permuted(x: Node, order: list[int], editor: Editor, like: Node) -> Node:
+    if order == sorted(order):
+        return x
+    return editor.call(aten.permute.default, x, order, like=like)
+
+
+def _terms(equation: str, ranks: Sequence[int]) -> list[str] | None:
+    """The axes of each operand and of the result, a letter each, those of an ellipsis too."""
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    terms = [*inputs.split(","), result]
+    if not arrow or len(terms) != len(ranks) + 1:
+        return None
+    named = [len(term.replace("...", "")) for term in terms]
+    spare = [letter for letter in string.ascii_letters if letter not in equation]
+    hidden = [
+        rank - count for rank, count, t in zip(ranks, named, terms, strict=False) if "..." in t
+    ]
+    if len(set(hidden)) > 1:
+        return None
+    stands = "".join(spare[: hidden[0]]) if hidden else ""
+    terms = [term.replace("...", stands) for term in terms]
+    return terms if all(len(set(term)) == len(term) for term in terms) else None
 
 
 def _is_plain_bias(m: Match) -> bool:

@@ -11,9 +11,15 @@ _NEUTRAL = {"amax": -math.inf, "amin": math.inf, "prod": 1.0}
 
 
 def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
-    """Means of a dynamic number of windows, as one product with a matrix for each dimension."""
-    if all(isinstance(count, int) for count in output_size):
-        raise NotImplementedError("a fixed number of windows, which runtimes take")
+    """Means of windows, as one product with a matrix for each dimension.
+
+    For a dynamic number of windows, windows of dynamic sizes, and those of volumes: ONNX has the
+    mean over the whole volume alone.
+    """
+    sizes = [*output_size, *x.shape[-len(output_size) :]]
+    is_static = all(isinstance(size, int) for size in sizes) and len(output_size) < 3
+    if is_static or all(isinstance(n, int) and n == 1 for n in output_size):
+        raise NotImplementedError("windows that runtimes take")
     for dim, count in enumerate(output_size, start=-len(output_size)):
         size = x.shape[dim]
         window, place = torch.arange(count), torch.arange(size).unsqueeze(-1)

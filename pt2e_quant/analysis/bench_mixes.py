@@ -20,6 +20,7 @@ from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe_file import FLOAT, RecipeFile
 from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of, rebuild_capture
+from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
@@ -99,7 +100,7 @@ class Bench:
         self.picked = picked
         self.metric = metric
         self.progress = progress
-        module: Any = program.module()
+        module: Any = graph_module_of(program)
         self.expected = [self._outputs(module, batch) for batch in held]
         if not self.expected:
             raise ConfigError("there is no batch to measure on", fix="give at least one batch")

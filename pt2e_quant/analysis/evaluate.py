@@ -16,6 +16,7 @@ from pt2e_quant.backends.artifact import Artifact, result_builder
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, suggest_pick
 from pt2e_quant.flow.calibrate.sample import copied
@@ -83,7 +84,7 @@ def _runner(model: object) -> Run:
 
         return run
     if isinstance(model, ExportedProgram):
-        model = model.module()
+        model = graph_module_of(model)
     if isinstance(model, GraphModule):
         return _graph_runner(model)
     if isinstance(model, nn.Module):

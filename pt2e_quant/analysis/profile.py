@@ -12,6 +12,7 @@ from pt2e_quant.backends.profile import Profile
 from pt2e_quant.backends.profile_module import profile_module
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
 
@@ -45,7 +46,7 @@ def profile(
     if isinstance(artifact, Artifact):
         return artifact.profile(*args, **kwargs)
     if isinstance(artifact, ExportedProgram):
-        artifact = _module_of(artifact)
+        artifact = graph_module_of(artifact)
     if not isinstance(artifact, GraphModule):
         raise InputError(
             f"profile takes an artifact or a program of torch.export, found a "
@@ -59,9 +60,3 @@ def profile(
     with torch.no_grad(), preserve_buffers(artifact, capture):
         artifact(*leaves)
         return profile_module(artifact, leaves, runtime="torch")
-
-
-def _module_of(program: ExportedProgram) -> GraphModule:
-    module = program.module()
-    assert isinstance(module, GraphModule)
-    return module

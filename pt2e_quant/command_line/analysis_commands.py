@@ -31,6 +31,7 @@ from pt2e_quant.command_line.result_file import check_writable
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.read_capture import rebuild_capture
+from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.archive.program import load
 from pt2e_quant.flow.report.audit import audit as audit_of
 
@@ -212,7 +213,7 @@ def _budget(**given: float | None) -> dict[str, float] | None:
 
 
 def _capture(program: Any) -> Capture:
-    return rebuild_capture(program.module())
+    return rebuild_capture(graph_module_of(program))
 
 
 @app.command()

@@ -24,6 +24,7 @@ from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.max_sizes import limit_graph
 from pt2e_quant.core.provenance import RecordKind
 from pt2e_quant.core.read_capture import rebuild_capture
+from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.calibrate.calibrate_by_block import run_calibration
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.flow.calibrate.sample import sample_of
@@ -210,7 +211,7 @@ def _read_batches(
     if options.calibration_data is None:
         return None
     data = read_data(options.calibration_data)
-    capture = rebuild_capture(program.module())
+    capture = rebuild_capture(graph_module_of(program))
     found = make_batches(
         data, capture, batch_size=options.batch_size, max_batches=options.max_batches
     )

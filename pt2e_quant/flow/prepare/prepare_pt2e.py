@@ -18,6 +18,7 @@ from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarnin
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.core.specs import EdgeOrNode
+from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.annotate.check_specs import (
     check_annotations,
     check_groups,
@@ -59,6 +60,7 @@ from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import fold_constants, fold_layer_constants
 from pt2e_quant.passes.cleanup.inline_regions import inline_regions
+from pt2e_quant.passes.cleanup.linear_forms import einsums_as_linears
 from pt2e_quant.passes.cleanup.remove_dropout import remove_dropout
 from pt2e_quant.passes.cleanup.remove_identities import remove_identities
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
@@ -73,6 +75,7 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     remove_dropout,
     remove_identities,
     fold_constants,
+    einsums_as_linears,
     fold_batch_norm,
     fold_affines,
     drop_dead_constants,
@@ -294,7 +297,7 @@ def _passes(options: _Options) -> tuple[GraphPass, ...]:
     if not options.as_torchao:
         return PREPARE_PASSES
     # Other constants than those of layers stay as the model computes them, and where it does.
-    passes = (p for p in PREPARE_PASSES if p is not fold_affines)
+    passes = (p for p in PREPARE_PASSES if p not in (fold_affines, einsums_as_linears))
     return tuple(fold_layer_constants if p is fold_constants else p for p in passes)
 
 
@@ -315,7 +318,7 @@ def captured(model: ExportedProgram | GraphModule) -> GraphModule:
         ConfigError: it is something else.
     """
     if isinstance(model, ExportedProgram):
-        gm = model.module()
+        gm = graph_module_of(model)
         copy_bodies(gm)
         return gm
     if isinstance(model, GraphModule):

@@ -1,8 +1,10 @@
+import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import einsums_as_linears, products_as_linears
 
 X = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
 
@@ -36,3 +38,52 @@ def test_product_when_operands_are_computed_or_bias_scaled_then_stays(program):
     assert targets.count("aten.addmm.default") == 1
     assert targets.count("aten.matmul.default") >= 2
     p.matches()
+
+
+class Einsum(nn.Module):
+    def __init__(self, equation, *shape, first=False):
+        super().__init__()
+        self.equation, self.first = equation, first
+        self.w = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, x):
+        operands = (self.w, x) if self.first else (x, self.w)
+        return torch.einsum(self.equation, *operands)
+
+
+STEPS = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Einsum("bthd,hde->bte", 4, 6, 5),
+        Einsum("b t h d, k d e -> b k t h e", 2, 6, 3),
+        Einsum("...d,od->...o", 5, 6),
+        Einsum("od,b...d->bo...", 5, 6, first=True),
+        Einsum("bthd,te->bhde", 3, 5),
+    ],
+)
+def test_einsum_when_axes_of_its_constant_are_summed_or_new_then_a_linear(program, model):
+    p = program(model, (STEPS,), ({0: Dim("batch", max=8)},)).apply(einsums_as_linears)
+    targets = [str(n.target) for n in p.gm.graph.nodes if n.op == "call_function"]
+    assert "aten.linear.default" in targets
+    assert "aten.einsum.default" not in targets
+    p.matches().leaves_model_alone().is_idempotent(einsums_as_linears)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Einsum("bthd,hde->bthe", 4, 6, 5), "neither summed nor new"),
+        (Einsum("bthd,d->bth", 6), "neither summed nor new"),
+        (Einsum("bthd,dd->bth", 6, 6), "repeats an axis"),
+        (Einsum("bthd,de", 6, 5), "names no result"),
+        (Einsum("bthd,de->bthe", 1, 5), "of size 1 is expanded"),
+    ],
+)
+def test_einsum_when_it_is_no_linear_then_stays_with_the_reason(program, model, reason):
+    gm = program(model, (STEPS,)).gm
+    result = einsums_as_linears(gm)
+    assert not result.changed
+    assert reason in result.notes[0].text

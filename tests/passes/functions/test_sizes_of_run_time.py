@@ -20,6 +20,15 @@ def halved(x: Tensor) -> Tensor:
     return F.adaptive_avg_pool2d(x.unsqueeze(1), (3, x.shape[1] // 2))
 
 
+def of_any_width(x: Tensor) -> Tensor:
+    return F.adaptive_avg_pool1d(x.unsqueeze(1), 3)
+
+
+def of_volumes(x: Tensor) -> Tensor:
+    volume = x[:, None, :4, None, None] * x[:, None, None, :4, None] * x[:, None, None, None, :4]
+    return F.adaptive_avg_pool3d(volume, (3, 2, 1))
+
+
 def filtered(x: Tensor) -> Tensor:
     """Each row of a batch through a filter of its own."""
     filters = x[:, None, :3].expand(-1, 2, 3).reshape(-1, 1, 3)
@@ -41,6 +50,8 @@ def pooled(x: Tensor) -> Tensor:
 
 FUNCTIONS = {
     "windows": (halved, "aten.adaptive_avg_pool2d.default"),
+    "any width": (of_any_width, "aten.adaptive_avg_pool1d.default"),
+    "volumes": (of_volumes, "aten.adaptive_avg_pool3d.default"),
     "groups": (filtered, "aten.conv1d.default"),
     "groups of images": (filtered_images, "aten.conv2d.default"),
     "places": (pooled, "aten.scatter_reduce.two"),
