@@ -291,3 +291,39 @@ def pdist(x: Tensor, p: float = 2.0) -> Tensor:
         raise NotImplementedError(f"a distance of 2 to {_MOST_ROWS} rows")
     parts = [(x.narrow(0, at, 1), x.narrow(0, at + 1, count - at - 1)) for at in range(count - 1)]
     return torch.cat([cdist(row, rest, p).squeeze(0) for row, rest in parts])
+
+
+def cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The cross-entropy of logits and classes, with smoothed labels: ONNX's ignores those.
+
+    Args:
+        x: logits [N, C, ...], or [C].
+        target: classes [N, ...], or one.
+        weight: of each class.
+        reduction: ATen's number for none (0), the mean (1) or the sum (2).
+        ignore_index: a class that does not count.
+        label_smoothing: what of each label goes to all classes.
+    """
+    if label_smoothing == 0 or target.is_floating_point():
+        raise NotImplementedError("which runtimes take")
+    dim = 0 if x.dim() == 1 else 1
+    log = torch.log_softmax(x, dim)
+    counts = target != ignore_index
+    picked = torch.where(counts, target, 0)
+    ones = torch.ones_like(log)
+    each = ones if weight is None else ones * weight.reshape([-1] + [1] * (x.dim() - 1 - dim))
+    at = picked.unsqueeze(dim)
+    share = torch.where(counts, each.gather(dim, at).squeeze(dim), 0.0)
+    hard = -log.gather(dim, at).squeeze(dim) * share
+    smooth = -torch.where(counts, (log * each).sum(dim), 0.0)
+    loss = (1 - label_smoothing) * hard + label_smoothing / x.shape[dim] * smooth
+    if reduction == 0:
+        return loss
+    return loss.sum() / share.sum() if reduction == 1 else loss.sum()

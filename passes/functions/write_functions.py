@@ -46,6 +46,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.conv_transpose2d.input": rows.conv_transpose,
     "aten.conv_transpose3d.input": rows.conv_transpose,
     "aten.copysign.Tensor": elementwise.copysign,
+    "aten.cross_entropy_loss.default": rows.cross_entropy,
     "aten.cummax.default": rows.cummax,
     "aten.cummin.default": rows.cummin,
     "aten.cumprod.default": rows.cumprod,

@@ -47,6 +47,9 @@ FUNCTIONS = {
     "transposed convolution": lambda x, y: F.conv_transpose1d(
         x.unsqueeze(0), y.unsqueeze(-1), y[0], output_padding=1, dilation=2
     ),
+    "smoothed cross-entropy": lambda x, y: F.cross_entropy(
+        x, y.argmax(-1), label_smoothing=0.3, reduction="none"
+    ),
     "cdist": lambda x, y: torch.cdist(x, y.clamp(-10, 10)),
     "cdist of 1": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=1.0),
     "cdist of 3": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=3.0),
