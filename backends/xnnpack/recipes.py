@@ -10,6 +10,7 @@ from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.graph.tied_tables import is_embedding
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
@@ -45,7 +46,7 @@ RECIPES = Recipes(
             scheme=INT8,
             observers=ObserverChoice(activation=PredictedRangeObserver),
             transforms=(affines_as_convs,),
-            algorithms=(SmoothQuant(), ScaleOutputs()),
+            algorithms=(SmoothQuant(), ScaleOutputs(), ChooseRanges(any_observer=False)),
         ),
         Recipe(
             name="int8_minmax",

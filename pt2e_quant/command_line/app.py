@@ -122,7 +122,10 @@ def quantize(
     ] = None,
     effort: Annotated[
         Effort | None,
-        typer.Option(help="What to try out on calibration data for activations' ranges."),
+        typer.Option(
+            help="What to try out on calibration data for activations' ranges; balanced for static "
+            "recipes."
+        ),
     ] = None,
     resume: Annotated[
         Path | None,

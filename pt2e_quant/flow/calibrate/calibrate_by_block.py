@@ -34,6 +34,7 @@ from pt2e_quant.observers.rounding import rounded
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, take_statistics
 from pt2e_quant.passes.algorithms.algorithm_graph import has_value
+from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.paired_run import blocks, fixed_nodes
 
 
@@ -75,6 +76,7 @@ def calibrate_by_block(
         ConfigError: an algorithm asks for whole calls and has to run before one that does not.
         ArtifactError: the folder holds the state of another run.
     """
+    _drop_unasked(prepared)
     streamed = _streamed(prepared_state(prepared).algorithms)
     capture, calls = capture_of(prepared), _calls(prepared, batches, inputs)
     prepared.meta[SAMPLE_KEY] = _sample(prepared, capture, calls[0])
@@ -145,6 +147,17 @@ def _calls(gm: GraphModule, batches: Iterable[Any], inputs: InputPick | None) ->
     for call in calls:
         note_ranges(gm, call)
     return calls
+
+
+def _drop_unasked(gm: GraphModule) -> None:
+    """Leave out a recipe's own choice of ranges: it runs whole models."""
+    state, name = prepared_state(gm), ChooseRanges.name
+    if name not in state.asked_algorithms and any(a.name == name for a in state.algorithms):
+        state.algorithms = tuple(a for a in state.algorithms if a.name != name)
+        provenance_of(gm).notes.append(
+            "ranges are as observed: block by block, others are compared only where an effort is "
+            "asked for"
+        )
 
 
 def _streamed(algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:

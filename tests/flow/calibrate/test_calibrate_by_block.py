@@ -228,3 +228,13 @@ def test_algorithms_when_one_of_whole_calls_comes_first_then_refused():
     gm = prepared(stack(), "w4", Early(), Late())
     with pytest.raises(ConfigError, match="early runs on whole calls, and has to run before late"):
         pq.calibrate_by_block(gm, samples())
+
+
+def test_ranges_when_no_effort_is_asked_for_then_as_observed_and_said():
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    program = torch.export.export(stack(), (samples()[0],))
+    gm = pq.prepare_pt2e(program, quantizer, algorithms=["gptq"])
+    found = pq.convert_pt2e(pq.calibrate_by_block(gm, samples(), progress=False))
+    notes = pq.provenance_of(found).notes
+    assert any("ranges are as observed: block by block" in note for note in notes)
+    assert any("gptq" in step for r in pq.provenance_of(found).tensors for step in r.steps)

@@ -148,11 +148,31 @@ def test_choose_ranges_when_effort_is_fast_then_nothing_is_kept_or_changed():
     program = torch.export.export(Reader(0.0), (data[0],))
     quantizer = pq.backends.get("onnx").quantizer("int8")
     fast = pq.prepare_pt2e(program, quantizer, effort="fast")
-    plain = pq.prepare_pt2e(program, quantizer)
+    plain = pq.prepare_pt2e(program, quantizer.remove_algorithm("choose_ranges"))
     assert [str(n) for n in plain.graph.nodes] == [str(n) for n in fast.graph.nodes]
     assert not any(isinstance(m, KeptInputs) for m in fast.modules())
     made = [pq.convert_pt2e(pq.calibrate(p, data, progress=False)) for p in (plain, fast)]
     assert torch.equal(*(gm(data[0]) for gm in made))
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack", "cpu"])
+def test_choose_ranges_when_no_effort_is_named_then_a_static_recipe_is_balanced(backend):
+    model, data = Reader(0.0), images(8, seed=1)
+    default, gm = (converted(model, data, effort, backend) for effort in (None, "balanced"))
+    assert torch.equal(default(data[0]), gm(data[0]))
+    assert input_record(default).evidence == input_record(gm).evidence != ""
+
+
+def test_choose_ranges_when_no_effort_is_named_then_observers_of_the_user_stay():
+    model, data = Reader(0.0), images(8, seed=1)
+    default = converted(model, data, None, activation=MinMaxObserver)
+    fast = converted(model, data, "fast", activation=MinMaxObserver)
+    assert torch.equal(default(data[0]), fast(data[0]))
+
+
+def test_choose_ranges_when_no_effort_is_named_then_other_recipes_and_no_data_are_no_error():
+    data = [torch.randn(4, 32)]
+    assert isinstance(converted(nn.Linear(32, 32), data, None, recipe="w8")(data[0]), torch.Tensor)
 
 
 def test_choose_ranges_when_others_are_no_better_on_unseen_calls_then_as_observed_with_both():
