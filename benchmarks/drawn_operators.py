@@ -148,8 +148,12 @@ _REASONS = {
 }
 
 
-def reason_of(part: nn.Module, backend: str) -> str | None:
+def reason_of(drawn: Part, backend: str) -> str | None:
     """Why a runtime may be a step from the integers of an operator; None where it is equal."""
+    part, shapes = drawn
+    if isinstance(part, nn.Linear) and backend == "onnx":
+        has_rows = len(shapes[0]) == 2 or part.bias is None
+        return None if has_rows else "the bias is added in float where rows have two dimensions"
     if isinstance(part, nn.AvgPool2d) and backend == "xnnpack":
         is_whole = not part.ceil_mode and (part.count_include_pad or part.padding == (0, 0))
         return None if is_whole else _FLOAT

@@ -195,7 +195,7 @@ def measure(name: str, backends: Sequence[str], draws: int = DRAWS) -> list[dict
 
 def measure_drawn(
     parts: Sequence[Part], backend: str, *, has_ties: bool
-) -> list[tuple[nn.Module, dict[str, int]]]:
+) -> list[tuple[Part, dict[str, int]]]:
     """Compare a runtime with the integer reference on operators of `benchmarks.drawn_operators`.
 
     Args:
@@ -213,7 +213,7 @@ def measure_drawn(
         expected = pq.integer_reference(copy_graph(gm), RUNTIMES[backend])(*inputs)
         artifact = pq.backends.get(backend).lower(gm, verify=False, strict=False, allow_slower=True)
         steps = steps_apart(artifact.run(*inputs), expected, gm)
-    return [(part, differences([each])) for (part, _), each in zip(parts, steps, strict=True)]
+    return [(part, differences([each])) for part, each in zip(parts, steps, strict=True)]
 
 
 def unexplained(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from pt2e_quant.pt2e import disable_observer, freeze_bn_stats
 
 console = Console(width=120)
 COARSE = replace(PROFILES["tflite"], name="tflite, multipliers of 1 bit", multiplier_bits=1)
+SCHEMES = {"a8w8": (8, 8), "a8w4": (8, 4), "a4w4": (4, 4)}
 # points of accuracy above fake-quantize; integer step / float step
 GOALS = {"digits": 0.0, "target": 1.0, "step": 4.0}
 
@@ -128,7 +129,7 @@ def compare_arms(
 
 
 def compare_digits(
-    epochs: tuple[int, int, int], seeds: int, orders: int
+    schemes: list[str], epochs: tuple[int, int, int], seeds: int, orders: int
 ) -> list[dict[str, object]]:
     """Return both arms where fake-quantize and the target agree but for rounding.
 
@@ -140,7 +141,8 @@ def compare_digits(
             **compare_arms(bits, DEFAULT, epochs, seeds, 1e-4, orders),
             "goal": GOALS["digits"],
         }
-        for bits in ((8, 8), (8, 4), (4, 4))
+        for name, bits in SCHEMES.items()
+        if name in schemes
     ]
 
 
@@ -200,6 +202,7 @@ def main() -> None:
     """Run the chosen questions, print and record their rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=["digits", "target", "step"])
+    parser.add_argument("--schemes", nargs="*", default=[*SCHEMES], help="of digits")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--orders", type=int, default=4, help="of the data, in digits")
     parser.add_argument("--repeats", type=int, default=5)
@@ -210,7 +213,7 @@ def main() -> None:
     torch.set_num_threads(1)
     epochs = tuple(options.epochs)
     questions: dict[str, Callable[[], list[dict[str, object]]]] = {
-        "digits": partial(compare_digits, epochs, options.seeds, options.orders),
+        "digits": partial(compare_digits, options.schemes, epochs, options.seeds, options.orders),
         "target": partial(compare_target, epochs, options.seeds),
         "step": partial(compare_steps, options.repeats),
     }

@@ -1,6 +1,8 @@
 """The quantizer of chips that compute in integers alone: whatever has an integer form."""
 
+import copy
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from pt2e_quant.core.specs import (
     SharedQuantizationSpec,
 )
 from pt2e_quant.flow.annotate.quantizer import Quantizer
+from pt2e_quant.flow.qat.train_ranges import QAT_OBSERVERS, makes_fake_quantize
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, arguments, is_call, is_getitem
@@ -76,6 +79,17 @@ class IntegerQuantizer(Quantizer):
         self.weight_max = (1 << (weight_bits - 1)) - 1
         self.activation = _activation_spec(activation_bits, observer)
         self.residual = _activation_spec(residual_bits, observer)
+        self.weights: tuple[Any, Any] = MinMaxObserver, PerChannelMinMaxObserver
+
+    def for_qat(self) -> "IntegerQuantizer":
+        """The same for training: fake-quantizes in the places of observers."""
+        made = copy.copy(self)
+        if not makes_fake_quantize(self.activation.observer_or_fake_quant_ctr):
+            ranges = QAT_OBSERVERS.activation
+            made.activation = replace(self.activation, observer_or_fake_quant_ctr=ranges)
+            made.residual = replace(self.residual, observer_or_fake_quant_ctr=ranges)
+        made.weights = QAT_OBSERVERS.weight, QAT_OBSERVERS.weight_per_channel
+        return made
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Write attention out as products and a softmax, splits as slices, unbinds as selects."""
@@ -135,7 +149,7 @@ class IntegerQuantizer(Quantizer):
             axis = 1
         return QuantizationSpec(
             dtype=torch.int8,
-            observer_or_fake_quant_ctr=MinMaxObserver if axis is None else PerChannelMinMaxObserver,
+            observer_or_fake_quant_ctr=self.weights[axis is not None],
             qscheme=torch.per_tensor_symmetric if axis is None else torch.per_channel_symmetric,
             ch_axis=axis,
             quant_min=-self.weight_max,

@@ -320,6 +320,23 @@ def test_transformer_when_trained_in_integers_then_the_reference_is_equal():
     assert torch.equal(reference(x), expected)
 
 
+def test_integer_quantizer_when_trained_then_the_reference_is_equal():
+    torch.manual_seed(0)
+    x = torch.randn(16, 16, 8)
+    ep = torch.export.export(Block().train(), (x,))
+    prepared = pq.prepare_qat_pt2e(ep, pq.IntegerQuantizer(), numerics="integer")
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.05)
+    for _ in range(2):
+        optimizer.zero_grad()
+        prepared(x).square().mean().backward()
+        optimizer.step()
+    prepared.eval().apply(disable_observer)
+    expected = prepared(x)
+    quantized = pq.convert_pt2e(prepared)
+    assert pq.audit(quantized).is_integer_only
+    assert torch.equal(pq.integer_reference(quantized)(x), expected)
+
+
 def test_sum_when_it_may_overflow_then_the_operator_and_the_fix_are_named():
     class Long(nn.Module):
         def __init__(self):
