@@ -171,6 +171,18 @@ def run_tensor_parallel(mesh, convert, optimizer_class):
     return {"expected": expected, "found": found, "stored": kinds(model)}
 
 
+def run_both(mesh, convert, optimizer_class):
+    """FSDP2 on two groups of ranks, which share the heads of tensor parallelism."""
+    square = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("data", "tensor"))
+    data = square["data"]
+    expected, _ = train(make(convert), [[batch] for batch in batches()], optimizer_class)
+    model = shard(parallelize(make(convert), square["tensor"]), data)
+    own = [[batch.chunk(2)[data.get_local_rank()]] for batch in batches()]
+    found, _ = train(model, own, optimizer_class)
+    dist.all_reduce(found)
+    return {"expected": expected, "found": found / mesh.size(), "stored": kinds(model)}
+
+
 def whole(state):
     """A nested state with full tensors, the same on all ranks."""
     if isinstance(state, dict):
@@ -225,6 +237,7 @@ CELLS = {
     "fsdp stored": (run_parts, stored("w8"), with_masters),
     "fsdp stored w4": (run_parts, stored(four_bits(), ("up", "head")), with_masters),
     "fsdp stored fp8": (run_parts, stored("fp8_weight_only"), with_masters),
+    "fsdp tp stored": (run_both, stored("w8"), with_masters),
     "fsdp stored per tensor": (run_parts, stored(per_tensor()), with_masters),
     "fsdp stored grad_dtype": (run_parts, stored("w8", grad_dtype=torch.bfloat16), with_masters),
     "ddp stored": (run_parts, stored("w8"), with_masters, replicate),
