@@ -301,24 +301,28 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The cross-entropy of logits and classes, with smoothed labels: ONNX's ignores those.
+    """The cross-entropy with smoothed labels or probabilities: ONNX's has neither.
 
     Args:
         x: logits [N, C, ...], or [C].
-        target: classes [N, ...], or one.
+        target: classes [N, ...] or one; or a probability of each, as `x`.
         weight: of each class.
         reduction: ATen's number for none (0), the mean (1) or the sum (2).
         ignore_index: a class that does not count.
         label_smoothing: what of each label goes to all classes.
     """
-    if label_smoothing == 0 or target.is_floating_point():
+    if label_smoothing == 0 and not target.is_floating_point():
         raise NotImplementedError("which runtimes take")
     dim = 0 if x.dim() == 1 else 1
     log = torch.log_softmax(x, dim)
-    counts = target != ignore_index
-    picked = torch.where(counts, target, 0)
     ones = torch.ones_like(log)
     each = ones if weight is None else ones * weight.reshape([-1] + [1] * (x.dim() - 1 - dim))
+    if target.is_floating_point():
+        shares = target * (1 - label_smoothing) + label_smoothing / x.shape[dim]
+        loss = -(log * each * shares).sum(dim)
+        return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+    counts = target != ignore_index
+    picked = torch.where(counts, target, 0)
     at = picked.unsqueeze(dim)
     share = torch.where(counts, each.gather(dim, at).squeeze(dim), 0.0)
     hard = -log.gather(dim, at).squeeze(dim) * share

@@ -115,14 +115,16 @@ def test_mode_when_written_out_then_the_least_of_the_most_frequent(values):
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 @pytest.mark.parametrize("weight", [None, X[1].abs()])
 @pytest.mark.parametrize("shape", [(64, 9), (9,), (8, 9, 2, 4)])
-def test_cross_entropy_when_labels_are_smoothed_then_as_aten(shape, weight, reduction):
+def test_cross_entropy_when_labels_are_smoothed_or_shares_then_as_aten(shape, weight, reduction):
     x = X.view(-1)[: math.prod(shape)].view(shape)
     target = (
         torch.arange(math.prod(shape) // 9).view(shape[:1] + shape[2:] if shape[1:] else ()) % 9
     )
-    args = x, target, weight, reduction, 3, 0.1
-    found = FUNCTIONS["aten.cross_entropy_loss.default"](*args)
-    torch.testing.assert_close(found, torch.ops.aten.cross_entropy_loss(*args))
+    shares = x.roll(1, 0).softmax(min(len(shape) - 1, 1))
+    for given, smoothing in ((target, 0.1), (shares, 0.1), (shares, 0.0)):
+        args = x, given, weight, reduction, 3 if given is target else -100, smoothing
+        found = FUNCTIONS["aten.cross_entropy_loss.default"](*args)
+        torch.testing.assert_close(found, torch.ops.aten.cross_entropy_loss(*args))
 
 
 def _graph(forward):
