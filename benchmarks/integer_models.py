@@ -64,7 +64,7 @@ def agreement(case: Case, gm: GraphModule, batches: int) -> dict[str, object]:
         found = pq.verify_parity(
             artifact, case.held_out[:batches], quantized=gm, profile=profile, most_nodes=1
         )
-        floats = sorted({operator.operator for operator in pq.audit(artifact).float_operators})
+        floats = sorted({operator.operator for operator in pq.audit(artifact).islands})
         rows[backend] = {
             "share_equal": round(found.share_equal, 6),
             "steps": found.most_steps,
@@ -96,7 +96,7 @@ def measure(case: Case, batches: int) -> dict[str, object]:
     return {
         "model": case.name,
         "integer_operators": audited.integer_operators,
-        "float_operators": sorted({operator.operator for operator in audited.float_operators}),
+        "float_operators": sorted({operator.operator for operator in audited.islands}),
         "qdq_db": round(qdq_db, 2),
         "integer_db": round(integer_db, 2),
         "lost_db": round(qdq_db - integer_db, 2),

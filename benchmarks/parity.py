@@ -184,7 +184,7 @@ def measure(name: str, backends: Sequence[str], draws: int = DRAWS) -> list[dict
             lower = pq.backends.get(backend).lower
             artifact = lower(gm, verify=False, strict=False, **OPTIONS.get(backend, {}))
             found = differences(steps_apart(artifact.run(*inputs), expected, gm))
-            floats = pq.audit(artifact).float_operators
+            floats = pq.audit(artifact).islands
             names = sorted({re.sub(r"^\d+ ", "", each.operator) for each in floats})
             rows.append({"operator": name, "runtime": backend, **found, "float": names})
         expected = pq.integer_reference(copy_graph(gm))(*inputs)

@@ -60,6 +60,7 @@ from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
     refuse_loops,
     refuse_missing_kernels,
     resizing_loops,
+    roots_of_sizes,
     write_functions,
 )
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import normalize_overloads
@@ -73,6 +74,7 @@ from pt2e_quant.backends.xnnpack.passes.refloat import (
     choose_per_row,
     has_per_tensor,
     leave_slower,
+    own_biases,
     refloat_leftovers,
     refloat_products,
     split_biases,
@@ -127,6 +129,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     """The pipeline from canonical graph to the graph that is exported for ExecuTorch."""
     return (
         unpack_weights,
+        roots_of_sizes,
         widen_scales,
         decompose_caches(has_casts=False),
         refuse_codes,
@@ -151,6 +154,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         conv1d_as_conv2d,
         move_integers,
         unfold_biases,
+        own_biases,
         refloat_products,
         refloat_leftovers,
         split_biases,
@@ -167,6 +171,13 @@ def _start(gm: GraphModule, options: Options) -> GraphModule:
         gm = copy_graph(gm)
         run_passes(gm, (unroll_loops,))
     refuse_loops(gm)
+    result = gm.graph.output_node()
+    if not result.all_input_nodes:
+        raise UnsupportedError(
+            "the model returns no tensor, and a .pte has at least one result",
+            node=result,
+            fix="return a tensor from forward",
+        )
     return gm
 
 

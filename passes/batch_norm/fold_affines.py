@@ -59,7 +59,8 @@ def channel_operands(
         x, y = y, x
     held = constant_of(gm, y) if y in constants and x not in constants else None
     value = x.meta["val"]
-    if held is None or value.dtype != held.dtype:
+    # The computed operand of `tensor * x.shape[0]` is a size.
+    if held is None or not isinstance(value, Tensor) or value.dtype != held.dtype:
         return None
     if held.dim() > value.dim() or value.dim() <= dim:
         return None

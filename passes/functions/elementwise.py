@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -252,3 +253,17 @@ def shift_left(x: Tensor, places: int) -> Tensor:
 def shift_right(x: Tensor, places: int) -> Tensor:
     """X over a power of 2, rounded down."""
     return torch.div(x, 2**places, rounding_mode="floor")
+
+
+def power(x: Tensor, exponent: Any) -> Tensor:
+    """A power with a dynamic size; runtimes take those with numbers."""
+    if isinstance(exponent, (int, float)):
+        raise NotImplementedError("a number, which runtimes take")
+    return torch.pow(x, torch.scalar_tensor(exponent, dtype=x.dtype))
+
+
+def add_product(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
+    """Addcmul by a dynamic size; runtimes take it by a number."""
+    if isinstance(value, (int, float)):
+        raise NotImplementedError("a number, which runtimes take")
+    return x + y * z * torch.scalar_tensor(value, dtype=x.dtype)

@@ -9,7 +9,7 @@ from torch.export import Dim, export
 from typer.testing import CliRunner
 
 import pt2e_quant as pq
-from pt2e_quant.command_line.app import app
+from pt2e_quant.command_line.analysis_commands import COMMANDS
 from pt2e_quant.command_line.open_model import open_model
 from pt2e_quant.core.errors import ArtifactError
 
@@ -27,11 +27,11 @@ def test_inspect_when_converted_then_the_table_and_the_ledger(prepared, tmp_path
     path = tmp_path / "model.ptq"
     gm = pq.convert_pt2e(pq.calibrate(prepared, [torch.randn(2, 16)], progress=False))
     pq.save(gm, path)
-    shown = CliRunner().invoke(app, ["inspect", str(path)])
+    shown = CliRunner().invoke(COMMANDS, ["inspect", str(path)])
     assert shown.exit_code == 0
     assert "converted program" in shown.output
     assert re.search(r"0\.weight .*int8.* 4,096 -> 1,024", shown.output)
-    as_json = json.loads(CliRunner().invoke(app, ["inspect", "--json", str(path)]).output)
+    as_json = json.loads(CliRunner().invoke(COMMANDS, ["inspect", "--json", str(path)]).output)
     records = [asdict(record) for record in pq.provenance_of(gm).tensors]
     assert as_json["provenance"]["tensors"] == json.loads(json.dumps(records))
     assert as_json["size_bytes"] == path.stat().st_size
@@ -52,17 +52,17 @@ def test_audit_when_converted_then_the_float_operators(plain_backend, tmp_path):
     path = tmp_path / "model.ptq"
     gm = pq.convert_pt2e(pq.calibrate(prepared, [torch.randn(2, 16)], progress=False))
     pq.save(gm, path)
-    shown = CliRunner().invoke(app, ["audit", str(path)])
+    shown = CliRunner().invoke(COMMANDS, ["audit", str(path)])
     assert shown.exit_code == 0
     assert "aten.cumsum has no integer form" in shown.output
-    found = json.loads(CliRunner().invoke(app, ["audit", "--json", str(path)]).output)
-    assert [operator["operator"] for operator in found["float_operators"]] == ["aten.cumsum"]
+    found = json.loads(CliRunner().invoke(COMMANDS, ["audit", "--json", str(path)]).output)
+    assert [operator["operator"] for operator in found["islands"]] == ["aten.cumsum"]
 
 
 def test_inspect_when_prepared_then_its_observers(prepared, tmp_path):
     path = tmp_path / "half.ptq"
     pq.save(prepared, path)
-    shown = CliRunner().invoke(app, ["inspect", str(path)])
+    shown = CliRunner().invoke(COMMANDS, ["inspect", str(path)])
     assert "prepared program" in shown.output
     assert re.search(r"note: \d+ observers, \d of them have seen data", shown.output)
 

@@ -5,6 +5,7 @@ strides of a constant for its layout.
 """
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ from torch.fx.passes.infra.pass_base import PassResult as EdgeResult
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, constant_nodes
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.ops import aten
+from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.functions.rows import Results
@@ -99,6 +101,52 @@ def _no_kernel(gm: GraphModule, name: str) -> UnsupportedError:
 def _name(node: Node) -> str:
     """The operator that a node calls, as "namespace::name"; empty for other nodes."""
     return str(node.target._schema.name) if isinstance(node.target, OpOverload) else ""
+
+
+_OF_TENSORS: Mapping[Any, Any] = {
+    pow: aten.pow.Tensor_Scalar,
+    operator.pow: aten.pow.Tensor_Scalar,
+    operator.truediv: aten.div.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+}
+"""What computes with tensors as a program does with numbers."""
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def roots_of_sizes(gm: GraphModule) -> PassResult:
+    """Compute roots of dynamic sizes with tensors: ExecuTorch's programs have none of numbers.
+
+    Before:  mul(x, size ** 0.5 + 1)
+    After:   mul(x, add(pow(scalar_tensor(size), 0.5), 1))
+    """
+    editor = Editor(gm)
+    tensors: dict[Node, Node] = {}
+    for node in list(gm.graph.nodes):
+        read = [source for source in node.all_input_nodes if source in tensors]
+        if isinstance(node.meta.get("val"), Tensor):
+            for source in read:
+                node.replace_input_with(source, tensors[source])
+        elif node.target in _OF_TENSORS and (read or _is_root(node)):
+            left, right = (tensors.get(value, value) for value in node.args)
+            if left not in tensors.values():
+                left = _scalar_tensor(editor, left, node)
+            if isinstance(right, Node) and right not in tensors.values():
+                right = _scalar_tensor(editor, right, node)
+            target = _OF_TENSORS[node.target]
+            tensors[node] = editor.call(target, left, right, like=node, before=node)
+    return PassResult(changed=editor.finish())
+
+
+def _is_root(node: Node) -> bool:
+    return node.target in (pow, operator.pow) and isinstance(node.args[1], float)
+
+
+def _scalar_tensor(editor: Editor, number: Any, node: Node) -> Node:
+    return editor.call(
+        aten.scalar_tensor.default, number, like=node, before=node, dtype=torch.float32
+    )
 
 
 def write_functions(gm: GraphModule) -> EdgeResult:

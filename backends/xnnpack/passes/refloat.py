@@ -81,6 +81,31 @@ def unfold_biases(gm: GraphModule) -> PassResult:
     return PassResult(editor.finish(), tuple(notes))
 
 
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def own_biases(gm: GraphModule) -> PassResult:
+    """Give each convolution or linear a bias of its own where layers run several times.
+
+    ExecuTorch's serializer (1.4) makes the integers of a constant once: on the step of the first
+    operator that reads it, whatever the scales of the others.
+
+    Before:  conv(x, w, b), conv(y, w, b)
+    After:   conv(x, w, b), conv(y, w, b_1)
+    """
+    editor = Editor(gm)
+    notes, seen = [], set()
+    for node in [n for n in gm.graph.nodes if is_call(n, GEMMS)]:
+        bias = _bias_of(node)
+        value = constant_of(gm, bias) if isinstance(bias, Node) and bias.op == "get_attr" else None
+        if value is None:
+            continue
+        if bias.target in seen:
+            held = editor.constant(str(bias.target), value.detach().clone(), like=bias)
+            node.replace_input_with(bias, held)
+            notes.append(Note(node.name, "its bias is a copy"))
+        seen.add(bias.target)
+    return PassResult(editor.finish(), tuple(notes))
+
+
 def _bias_of(node: Node) -> Any:
     return argument(node, "self" if is_call(node, ADDMM) else "bias")
 

@@ -56,30 +56,30 @@ class Audit:
     """What a chip of integers alone could run of a program.
 
     Attributes:
-        float_operators: those that compute in float between the first quantize and the last
+        islands: those that compute in float between the first quantize and the last
             dequantize, in graph order.
         integer_operators: how many operators have an integer form.
     """
 
-    float_operators: tuple[FloatOperator, ...]
+    islands: tuple[FloatOperator, ...]
     integer_operators: int
 
     @property
     def is_integer_only(self) -> bool:
         """Whether nothing computes in float."""
-        return not self.float_operators
+        return not self.islands
 
     @property
     def share_in_integers(self) -> float:
         """Of the operators listed and counted, from 0 to 1; 1 where nothing computes in float."""
-        listed = self.integer_operators + len(self.float_operators)
+        listed = self.integer_operators + len(self.islands)
         return self.integer_operators / max(listed, 1)
 
     def __str__(self) -> str:
         """The operators in float, one paragraph each."""
-        count, found = self.integer_operators, len(self.float_operators)
+        count, found = self.integer_operators, len(self.islands)
         lines = [f"{count} operators in integers, {found} in float"]
-        for operator in self.float_operators:
+        for operator in self.islands:
             across = (
                 "" if operator.bytes_across is None else f", {operator.bytes_across:,} bytes across"
             )
@@ -106,7 +106,7 @@ def audit(program: Any) -> Audit:
         written = _Written(named.gm)
         found += written.float_operators(named.prefix)
         count += written.count
-    return Audit(float_operators=tuple(found), integer_operators=count)
+    return Audit(islands=tuple(found), integer_operators=count)
 
 
 def refuse_float_operators(gm: GraphModule) -> None:
@@ -116,10 +116,10 @@ def refuse_float_operators(gm: GraphModule) -> None:
         UnsupportedError: naming the first such operator and its remedy.
     """
     found = audit(gm)
-    if found.float_operators:
-        first = found.float_operators[0]
+    if found.islands:
+        first = found.islands[0]
         nodes = {node.name: node for node in gm.graph.nodes}
-        others = len(found.float_operators) - 1
+        others = len(found.islands) - 1
         more = f"; {others} more, see audit" if others else ""
         raise UnsupportedError(
             f"int_only: {first.node} computes in float: {first.reason}{more}",
@@ -167,7 +167,7 @@ def _of_artifact(artifact: Any) -> Audit:
             for name, count in report.float_ops.items()
             if "quantize" not in name.lower()
         ]
-    return Audit(float_operators=tuple(found), integer_operators=sum(report.integer_ops.values()))
+    return Audit(islands=tuple(found), integer_operators=sum(report.integer_ops.values()))
 
 
 def _left_float(node: str, operator: str, module: str, reason: str, fix: str = "") -> FloatOperator:

@@ -50,6 +50,9 @@ FUNCTIONS = {
     "smoothed cross-entropy": lambda x, y: F.cross_entropy(
         x, y.argmax(-1), label_smoothing=0.3, reduction="none"
     ),
+    "power of a size": lambda x, y: (x * 0.1).tanh().abs() ** x.shape[0] + y,
+    "product with a size": lambda x, y: torch.addcmul(y, x, x, value=x.shape[0]),
+    "greater than a size": lambda x, y: torch.maximum(x, torch.tensor(0.1) * x.shape[0]) + y,
     "cdist": lambda x, y: torch.cdist(x, y.clamp(-10, 10)),
     "cdist of 1": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=1.0),
     "cdist of 3": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=3.0),

@@ -104,7 +104,7 @@ def test_average_pool_when_quantized_windows_count_less_at_the_border_then_avera
     prepared = pq.prepare_pt2e(torch.export.export(model, (x,)), pq.IntegerQuantizer())
     quantized = pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False))
     artifact = pq.backends.get("xnnpack").lower(quantized)  # XNNPACK refused to load integers
-    assert [each.operator for each in pq.audit(artifact).float_operators] == ["1 AvgPooling2d"]
+    assert [each.operator for each in pq.audit(artifact).islands] == ["1 AvgPooling2d"]
     # A mean on a tie may go to the next step.
     found, expected = artifact.run(x)[0], quantized(x)[0]
     assert float((found == expected).float().mean()) > 0.99
@@ -217,3 +217,28 @@ def test_conv_transpose_when_a_size_gives_no_element_then_the_process_goes_on():
         check=False,
     )
     assert (made.returncode, made.stdout.split()[-1:]) == (0, ["right"]), made.stderr[-2000:]
+
+
+class Repeated(nn.Module):
+    """One layer at two scales, as a detection head is; a bias of more digits than int32's steps."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.layer(x), self.layer(x * 0.25)])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Conv2d(4, 6, 3, padding=1), (2, 4, 8, 8)), (nn.Linear(8, 6), (2, 8))],
+    ids=["conv", "linear"],
+)
+def test_layer_when_it_runs_at_two_scales_then_each_has_its_own_bias(layer, shape, make_noise):
+    with torch.no_grad():
+        layer.bias.fill_(0.0675)
+    x = make_noise(shape) * 1e-5
+    model = Repeated(layer).eval()
+    artifact = pq.quantize(model, args=(x,), calibration_data=[(x,)], backend="xnnpack")
+    assert sqnr_db(model(x), artifact.run(x)) > 35

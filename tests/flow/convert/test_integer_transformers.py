@@ -132,7 +132,7 @@ def test_masked_attention_when_in_integers_then_softmax_is_of_what_is_seen():
     batches = [(torch.randn(2, 6, 16), seen) for _ in range(4)]
     prepared = pq.prepare_pt2e(export(net, batches[0]), pq.IntegerQuantizer())
     quantized = pq.convert_pt2e(pq.calibrate(prepared, batches, progress=False))
-    left = {operator.operator for operator in pq.audit(quantized).float_operators}
+    left = {operator.operator for operator in pq.audit(quantized).islands}
     assert not left & {"aten.softmax", "aten.add", "aten.sub"}  # the gate of blank rows stays
     reference = pq.integer_reference(copy.deepcopy(quantized))
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_softmax_when_what_is_added_may_be_no_mask_then_stays_float(kind):
     batch = torch.randn(2, 5, 8), torch.zeros(5)
     prepared = pq.prepare_pt2e(export(Biased().eval(), batch), pq.IntegerQuantizer())
     quantized = pq.convert_pt2e(pq.calibrate(prepared, [batch], progress=False))
-    softmax = [i for i in pq.audit(quantized).float_operators if i.operator == "aten.softmax"]
+    softmax = [i for i in pq.audit(quantized).islands if i.operator == "aten.softmax"]
     assert [i.reason for i in softmax] == [
         "it adds a constant that is no mask"
         if kind == "bias"

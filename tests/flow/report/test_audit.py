@@ -89,7 +89,7 @@ def test_audit_when_a_cnn_is_integer_only_then_no_float_operator_is_found(model)
     torch.manual_seed(0)
     quantized = converted(model(), IMAGE, int_only=True)
     found = audit(quantized)
-    assert found.float_operators == ()
+    assert found.islands == ()
     assert found.is_integer_only
     assert found.integer_operators >= 5
     expected = quantized(IMAGE)
@@ -99,7 +99,7 @@ def test_audit_when_a_cnn_is_integer_only_then_no_float_operator_is_found(model)
 
 def test_audit_when_an_operator_is_float_then_says_place_bytes_reason_remedy():
     found = audit(converted(Cumulative(), torch.randn(4, 6)))
-    (operator,) = found.float_operators
+    (operator,) = found.islands
     assert operator.operator == "aten.cumsum"
     assert "test_audit.py" in operator.source
     assert operator.bytes_across == 2 * 4 * 6 * 4  # float32 in, float32 out

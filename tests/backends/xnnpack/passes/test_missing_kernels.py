@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import refuse_missing_kernels
-from pt2e_quant.core.errors import ArtifactError, UnsupportedError
+from pt2e_quant.core.errors import ArtifactError, Pt2eQuantWarning, UnsupportedError
+from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 
 class Behind(nn.Module):
@@ -67,3 +68,31 @@ def test_run_when_the_runtime_stops_then_said_so(make_noise):
     artifact = lowered(Behind(F.relu), x)
     with pytest.raises(ArtifactError, match="ExecuTorch's runtime stopped"):
         artifact.run_leaves([torch.zeros(3, 8)])
+
+
+def test_lower_when_a_root_of_a_dynamic_size_is_a_number_then_a_tensor_computes_it(make_noise):
+    def scaled(x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        return x / rows**0.5 + x * (2.0 / (rows**0.5 + 1.0)) - x * rows**-0.5
+
+    model, x = Behind(scaled).eval(), make_noise((6, 8))
+    rows = torch.export.Dim("rows", min=1, max=16)
+    artifact = pq.quantize(
+        model,
+        args=(x,),
+        dynamic_shapes=({0: rows},),
+        calibration_data=[(x,), (x[:1],)],
+        backend="xnnpack",
+    )
+    for given in (x, x[:1], x[:3], x):
+        assert sqnr_db(model(given), artifact.run(given)) > 25
+
+
+def test_lower_when_the_model_returns_no_tensor_then_refused(make_noise):
+    model, x = Behind(lambda x: list(x[:, :0].unbind(1))), make_noise((2, 8))
+    backend = pq.backends.get("xnnpack")
+    program = torch.export.export(model.eval(), (x,))
+    with pytest.warns(Pt2eQuantWarning, match="no tensor of this graph"):
+        prepared = pq.prepare_pt2e(program, backend.quantizer(), strict=False)
+    with pytest.raises(UnsupportedError, match="returns no tensor"):
+        backend.lower(pq.convert_pt2e(prepared), (x,))
