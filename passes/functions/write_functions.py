@@ -33,6 +33,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten._upsample_bilinear2d_aa.vec": resize.antialiased(resize.triangle),
     "aten._upsample_lanczos2d_aa.default": resize.antialiased(resize.lanczos, by_axis=True),
     "aten._upsample_lanczos2d_aa.vec": resize.antialiased(resize.lanczos),
+    "aten.adaptive_max_pool1d.default": rows.adaptive_max_pool,
     "aten.adaptive_max_pool2d.default": rows.adaptive_max_pool,
     "aten.adaptive_max_pool3d.default": rows.adaptive_max_pool,
     "aten.cdist.default": rows.cdist,

@@ -193,10 +193,12 @@ def apply_rewrites(
     for rewrite in PORTABLE_REWRITES if portable else REWRITES:
         fired = sum([rewrite(graph) for graph in graphs])
         if validation is not None and fired:
+            common.NameFixPass()(model)
             validation.after(rewrite.__name__, model)
     common.RemoveUnusedNodesPass()(model)
     common.DeduplicateInitializersPass()(model)
     common.TopologicalSortPass()(model)
+    common.NameFixPass()(model)
     model.opset_imports.pop(MARKS, None)
     if any(node.domain == MICROSOFT for graph in graphs for node in graph):
         model.opset_imports[MICROSOFT] = 1

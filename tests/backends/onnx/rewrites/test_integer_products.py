@@ -55,3 +55,25 @@ def test_linears_when_rows_are_dynamic_then_each_row_has_its_own_scale():
     for given in (x[:1], rows):
         for expected, found in zip(gm(given), artifact.run(given), strict=True):
             assert pq.sqnr_db(expected, found) > 60
+
+
+@pytest.mark.parametrize("portable", [False, True], ids=["kernels", "portable"])
+def test_linear_when_its_result_is_returned_and_read_then_all_names_differ(portable):
+    class Adapter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 24), nn.Linear(24, 8)
+
+        def forward(self, x):
+            y = self.first(x)
+            return self.last(y), y
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 16)
+    prepared = pq.prepare(
+        torch.export.export(Adapter().eval(), (x,)), ONNX.quantizer("int8_dynamic")
+    )
+    gm = pq.convert(prepared, progress=False)
+    artifact = ONNX.lower(gm, portable=portable, validate=True)
+    for expected, found in zip(gm(x), artifact.run(x), strict=True):
+        assert pq.sqnr_db(expected, found) > 60
