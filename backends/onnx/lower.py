@@ -144,6 +144,7 @@ _PROTOBUF_LIMIT = 2**31 - 1
 _HAS = (
     *("aten.__lshift__.Scalar", "aten.__rshift__.Scalar", "aten.angle.default"),
     *("aten.erfc.default", "aten.exp2.default", "aten.ldexp.Tensor"),
+    *("aten.remainder.Scalar", "aten.remainder.Tensor"),
     *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),
 )
 """Of the functions that can be written out, those that torch's exporter has ONNX for."""

@@ -267,3 +267,12 @@ def add_product(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
     if isinstance(value, (int, float)):
         raise NotImplementedError("a number, which runtimes take")
     return x + y * z * torch.scalar_tensor(value, dtype=x.dtype)
+
+
+def remainder(x: Any, y: Any) -> Tensor:
+    """Of integers, with the divisor's sign: ExecuTorch's has the dividend's."""
+    tensor = x if isinstance(x, Tensor) else y
+    if torch.result_type(x, y).is_floating_point or tensor.dtype == torch.bool:
+        raise NotImplementedError("not of integers")
+    found: Tensor = x - torch.div(x, y, rounding_mode="floor") * y
+    return found

@@ -75,6 +75,8 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.mode.default": rows.mode,
     "aten.pow.Tensor_Scalar": elementwise.power,
     "aten.put.default": rows.put,
+    "aten.remainder.Scalar": elementwise.remainder,
+    "aten.remainder.Tensor": elementwise.remainder,
     "aten.round.decimals": elementwise.round_decimals,
     "aten.rrelu.default": elementwise.rrelu,
     "aten.scatter_reduce.two": sizes_of_run_time.scatter_reduce,

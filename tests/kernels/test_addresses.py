@@ -25,6 +25,8 @@ BOUNDED = {
     "rows % queries * mask_query",
     # Within the rows of one tile.
     "within[None, :] * K",
+    # Within the scales of one weight, of which a group of elements has one.
+    "columns * groups",
     # Rows have 64 bits where this is called.
     "rows[:, None] * width",
 }

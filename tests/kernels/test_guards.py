@@ -49,7 +49,7 @@ def test_unit_when_listed_then_a_lowering_reaches_it(op):
     own = {KERNELS / op / name for name in ("op.py", "gpu.py", "reference.py")}
     readers = [
         path
-        for folder in (KERNELS, ROOT / "backends" / "cuda")
+        for folder in (KERNELS, ROOT / "backends" / "cuda", ROOT / "pt2e_quant" / "tensors")
         for path in folder.rglob("*.py")
         if path not in own and wanted in path.read_text()
     ]

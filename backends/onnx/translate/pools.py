@@ -50,19 +50,26 @@ def _pool(
     """The pool of a tensor with or without a batch dimension.
 
     With a divisor the sums are made of means of whole windows: zeros stand for what a window of
-    `ceil_mode` has outside of the padded tensor, where AveragePool would divide by less.
+    `ceil_mode` has outside of the padded tensor, where AveragePool would divide by less. A last
+    window that would start in the padding behind the tensor is left out by torch and ONNX, not by
+    ONNX Runtime (1.31): where there may be one, the tensor ends with the window before.
     """
     kernel, stride, padding = (each_axis(values, rank) for values in pool)
     stride = stride or kernel
     is_alone = x.shape is not None and len(x.shape) == rank + 1
     sizes = list(x.shape)[-rank:] if x.shape is not None else [None] * rank
     y: Any = op.Unsqueeze(x, op.Constant(value_ints=[0])) if is_alone else x
-    ends = padding
+    windows = list(zip(sizes, kernel, stride, padding, strict=True))
+    ends, crops = padding, [0] * rank
     if divisor is not None and ceil_mode:
-        every = zip(sizes, kernel, stride, padding, strict=True)
-        ends = [_end_padding(*each) for each in every]
+        ends = [_end_padding(*each) for each in windows]
         y = op.Pad(y, op.Constant(value_ints=[0, 0, *padding, 0, 0, *ends]))
         padding = ends = [0] * rank
+    elif ceil_mode:
+        dropped = [_end_padding(*each) if _may_drop(*each) else each[-1] for each in windows]
+        ends, crops = [max(end, 0) for end in dropped], [min(end, 0) for end in dropped]
+    if any(crops):
+        y = op.Pad(y, op.Constant(value_ints=[0] * (rank + 4) + crops))
     y = op.AveragePool(
         y,
         kernel_shape=kernel,
@@ -78,6 +85,15 @@ def _pool(
     return found
 
 
+def _may_drop(size: object, kernel: int, stride: int, padding: int) -> bool:
+    """Whether `ceil_mode` has a last window that would start in the padding behind the tensor."""
+    if stride - 1 < kernel - padding:
+        return False
+    if not isinstance(size, int):
+        return True
+    return -(-(size + 2 * padding - kernel) // stride) * stride >= size + padding
+
+
 def _end_padding(size: object, kernel: int, stride: int, padding: int) -> int:
     """How many zeros behind a tensor complete its last window in `ceil_mode`; may be negative.
 
@@ -86,7 +102,8 @@ def _end_padding(size: object, kernel: int, stride: int, padding: int) -> int:
     """
     if not isinstance(size, int):
         raise NotImplementedError(
-            "an average pool with divisor_override and ceil_mode over a dynamic dimension"
+            "an average pool with ceil_mode over a dynamic dimension, with a divisor_override or "
+            "with windows that may start behind the tensor"
         )
     windows = -(-(size + 2 * padding - kernel) // stride) + 1
     if (windows - 1) * stride >= size + padding:

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from pt2e_quant.backends.xnnpack.passes.requantize_between import between
 from pt2e_quant.backends.xnnpack.passes.simplify import RRELU
-from pt2e_quant.core.qdq import is_qdq
+from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL2D,
     AVG_POOL2D,
@@ -259,14 +259,20 @@ def _circular_pad(m: Match, editor: Editor, pads: list[int]) -> Node:
         dim = x.meta["val"].dim() - 1 - index // 2
         before, behind = pads[index : index + 2]
         parts = [x]
-        if before:
-            end = editor.call(aten.slice.Tensor, x, dim, -before, sys.maxsize, like=m.anchor)
-            parts.insert(0, end)
-        if behind:
-            parts.append(editor.call(aten.slice.Tensor, x, dim, 0, behind, like=m.anchor))
+        for count, start, stop in ((before, -before, sys.maxsize), (behind, 0, behind)):
+            if count:
+                own = _own_dequantize(editor, x)
+                part = editor.call(aten.slice.Tensor, own, dim, start, stop, like=m.anchor)
+                parts.insert(0 if start else len(parts), part)
         if len(parts) > 1:
             x = editor.call(aten.cat.default, parts, dim, like=m.anchor)
     return x
+
+
+def _own_dequantize(editor: Editor, x: Node) -> Node:
+    """A copy of a dequantize, which has one reader; any other node itself."""
+    kwargs: Any = x.kwargs
+    return editor.call(x.target, *x.args, like=x, **kwargs) if is_dequantize(x) else x
 
 
 _ZEROS = {

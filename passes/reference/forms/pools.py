@@ -28,6 +28,8 @@ from pt2e_quant.passes.reference.forms.moves import is_same_scale, rescaled
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Overflow, Site
 
 _INT32 = (1 << 31) - 1
+_WEIGHT = 127
+"""The weight of 1 of a pool that is a convolution in int8."""
 
 
 def _max_pool(site: Site[Any]) -> Any:
@@ -113,6 +115,11 @@ def _over_windows(
     total = widen(site.call, x.value, x.qparams.zero_point_int, x.storage)
     for dim, window in enumerate(windows):
         total = site.call(WindowSum, total, dim - rank, window.starts, window.ends)
+    is_weighted = site.arithmetic.profile.averaging is Averaging.WEIGHTED
+    if is_weighted and counts.numel() == 1 and int(counts) * _WEIGHT * x.reach <= _INT32:
+        weighted = site.call(aten.mul.Tensor, total, _WEIGHT)
+        scale = 1.0 / (_WEIGHT * counts.double())
+        return site.requantized(weighted, (x.qparams.scale, scale.float()))
     return _averaged(site, x, total, counts)
 
 

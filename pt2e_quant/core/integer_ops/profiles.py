@@ -84,6 +84,8 @@ class Averaging(StrEnum):
 
     REQUANTIZED = "requantized"
     """Requantized by scale / (output scale * count)."""
+    WEIGHTED = "weighted"
+    """As REQUANTIZED; windows of equal count are products with weights of 127 / (127 * count)."""
     DIVIDED = "divided"
     """Integers divided by count, ties away from zero; input and output have one scale."""
     RECIPROCAL = "reciprocal"
@@ -158,7 +160,7 @@ _ALL = (
         name="xnnpack",
         requantization=Requantization.FLOAT32,
         addition=Addition.MULTIPLIERS_OF_21_BITS,
-        averaging=Averaging.REQUANTIZED,
+        averaging=Averaging.WEIGHTED,
         source="XNNPACK src/microparams-init.c (xnn_init_qs8_qc8w_conv_minmax_fp32_scalar_params, "
         "xnn_init_qs8_add_minmax_scalar_params), src/qs8-requantization/fp32-scalar-lrintf.c and "
         "fp32-scalar-fmagic.c; "

@@ -77,5 +77,46 @@ def test_pool_when_it_has_a_divisor_then_its_sums_are_divided_by_that(rank: int,
 def test_pool_when_divisor_and_ceil_mode_meet_a_dynamic_size_then_error_says_so() -> None:
     sizes = {"image": {2: 2 * torch.export.Dim("half", min=4, max=16)}}
     model = Pools(2, [{"ceil_mode": True, "divisor_override": 5}])
-    with pytest.raises(UnsupportedError, match="divisor_override and ceil_mode"):
+    with pytest.raises(UnsupportedError, match="ceil_mode over a dynamic dimension"):
         check(model, torch.randn(2, 3, 12, 12), sizes)
+
+
+class Windows(nn.Module):
+    """Pools whose last window would start in the padding behind the tensor, and others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        h = self.conv(image)
+        drawn = itertools.product(((2, 1), (1, 2), (2, 2), (3, 3)), (2, 3), (False, True))
+        return [
+            nn.functional.avg_pool2d(h, kernel, stride, [k // 2 for k in kernel], True, counts)
+            for kernel, stride, counts in drawn
+        ]
+
+
+@pytest.mark.parametrize("sizes", [(6, 7), (8, 9), (7, 6)], ids=str)
+def test_pool_when_a_window_would_start_behind_the_tensor_then_left_out(
+    sizes: tuple[int, int],
+) -> None:
+    image = torch.randn(1, 3, *sizes)
+    model = Windows().eval()
+    artifact = check(model, image)
+    for expected, found in zip(model(image), artifact.run(image), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.06)
+
+
+def test_pool_when_a_dynamic_size_may_leave_a_window_out_then_error_says_so() -> None:
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, image: Tensor) -> Tensor:
+            return nn.functional.avg_pool2d(self.conv(image), 2, 3, 1, ceil_mode=True)
+
+    sizes = {"image": {2: 3 * torch.export.Dim("third", min=2, max=16)}}
+    with pytest.raises(UnsupportedError, match="windows that may start behind the tensor"):
+        check(Pool(), torch.randn(2, 3, 12, 12), sizes)

@@ -89,7 +89,7 @@ def prepared(model, data, backend: str, recipe: str, *algorithms):
     SEEN.clear()
     quantizer = pq.backends.get(backend).quantizer(recipe)
     program = torch.export.export(model.eval(), (data[0],))
-    gm = pq.prepare_pt2e(program, quantizer, algorithms=algorithms)
+    gm = pq.prepare_pt2e(program, quantizer, algorithms=algorithms, effort="fast")
     return pq.calibrate(gm, data, progress=False) if data else gm
 
 

@@ -87,6 +87,8 @@ EXACT = {
     "aten.median.default": (torch.where(X > 5, math.nan, X),),
     "aten.median.dim": (X, 1),
     "aten.put.default": (X, torch.tensor([3, 7]), torch.tensor([1.0, 2.0]), True),
+    "aten.remainder.Scalar": (WHOLE.long(), -5),
+    "aten.remainder.Tensor": (WHOLE.int(), WHOLE.abs().int() + 2),
     "aten.rrelu.default": (X, 0.1, 0.5),
     "aten.signbit.default": (X,),
     "aten.special_erfcx.default": (torch.linspace(-3, 12, 500),),

@@ -96,3 +96,20 @@ def test_lower_when_the_model_returns_no_tensor_then_refused(make_noise):
         prepared = pq.prepare_pt2e(program, backend.quantizer(), strict=False)
     with pytest.raises(UnsupportedError, match="returns no tensor"):
         backend.lower(pq.convert_pt2e(prepared), (x,))
+
+
+def test_remainder_when_of_negative_integers_then_it_has_the_divisors_sign(make_noise):
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
+            return self.linear(x), at % 11, at % -5, torch.remainder(at, at.abs() + 1)
+
+    model, x, at = Places().eval(), make_noise((2, 8)), torch.arange(-20, 20)
+    artifact = pq.quantize(
+        model, args=(x, at), calibration_data=[(x, at)], backend="xnnpack", recipe="int8"
+    )
+    for expected, found in zip(model(x, at)[1:], artifact.run(x, at)[1:], strict=True):
+        assert torch.equal(expected, found)
