@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.graph.alias import state_writers
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
@@ -35,7 +36,8 @@ def fuse_kernels(registry: Registry, decide: Decide, *, output: torch.dtype) -> 
     Before:  q(relu(linear(dq(x), dq(w), b)))
     After:   pt2e_quant.int8_linear(x, …, w, …, bias=b, activation="relu", out_dtype=int8, …)
 
-    A result that something reads in float stays float.
+    A result that something reads in float stays float. An operator that writes a buffer or an
+    input is never taken: kernels give new tensors.
 
     Args:
         registry: the kernels.
@@ -47,7 +49,12 @@ def fuse_kernels(registry: Registry, decide: Decide, *, output: torch.dtype) -> 
     def edit(gm: GraphModule) -> PassResult:
         refused: dict[str, str] = {}
         patterns = [(kernel, op) for kernel in registry for op in kernel.row.find]
-        matches = find_matches(gm.graph, patterns, decide(gm, refused))
+        takes, writers = decide(gm, refused), state_writers(gm.graph)
+
+        def takes_whole(kernel: Kernel, match: Match) -> bool:
+            return writers.isdisjoint(match.covered) and takes(kernel, match)
+
+        matches = find_matches(gm.graph, patterns, takes_whole)
         editor = Editor(gm)
         for kernel, match in matches:
             _replace(editor, kernel, match, output)

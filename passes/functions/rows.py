@@ -224,9 +224,11 @@ def conv_transpose(
         each_axis(given, dims) for given in (stride, padding, output_padding, dilation)
     )
     least = sizes_at_one(weight.shape[2:], pads, steps, extra)
-    ends = zip(x.shape[-dims:], least, strict=True)
-    is_taken = all(more < step for more, step in zip(extra, strides, strict=True))
-    if is_taken and all(isinstance(size, int) or one > 0 for size, one in ends):
+    ends = [
+        one if not isinstance(size, int) else one + (size - 1) * step
+        for size, one, step in zip(x.shape[-dims:], least, strides, strict=True)
+    ]
+    if min(ends) > 0 and all(more < step for more, step in zip(extra, strides, strict=True)):
         raise NotImplementedError("runtimes take it")
     none = [0] * dims
     whole = torch.ops.aten.convolution(x, weight, None, strides, none, steps, True, none, groups)

@@ -177,6 +177,15 @@ def mutated_roots(graph: Graph) -> frozenset[Node]:
     return frozenset(root[value] for value in written)
 
 
+def state_writers(graph: Graph) -> frozenset[Node]:
+    """The nodes that write a buffer, a constant or an input, whatever view of it they are given."""
+    pairs = [(node, value) for node in graph.nodes for value in writes(node)]
+    if not pairs:
+        return frozenset()
+    root = roots(graph)
+    return frozenset(node for node, value in pairs if root[value].op != "call_function")
+
+
 def mutated_buffers(gm: GraphModule) -> tuple[str, ...]:
     """The dotted names of the buffers and constants that a run of the graph writes, sorted."""
     return tuple(sorted({str(n.target) for n in mutated_roots(gm.graph) if n.op == "get_attr"}))

@@ -2,7 +2,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pt2e_quant.graph.alias import mutated_buffers, mutated_roots, roots
+from pt2e_quant.graph.alias import mutated_buffers, mutated_roots, roots, state_writers
 
 
 class State(nn.Module):
@@ -86,3 +86,15 @@ def test_mutated_buffers_when_a_list_is_written_in_place_then_found():
 
     gm = export(Lists(), torch.ones(2, 3))
     assert mutated_buffers(gm) == ("cache", "count")
+
+
+def test_state_writers_when_a_view_of_a_buffer_or_an_input_is_written_then_found():
+    class Writes(State):
+        def forward(self, x):
+            fresh = (x * 2).relu_()
+            self.cache[:2].add_(1.0)
+            x.mul_(2.0)
+            return fresh + self.cache.sum()
+
+    graph = export(Writes(), torch.ones(3)).graph
+    assert {node.name for node in state_writers(graph)} == {"add_", "mul_"}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import pt2e_quant as pq
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu import describe, policy
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
@@ -200,3 +201,29 @@ def test_weights_whose_sums_float32_lacks_when_lowered_then_of_a_class_of_their_
     assert artifact.report.integer_ops["pt2e_quant.int8_linear"] == 1
     wanted = f"int8_linear, x per token, by torch._int_mm (1 call): not measured on {cpu_slug()}"
     assert wanted in artifact.report.notes
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int8_dynamic", "w8"])
+def test_sum_when_it_is_written_into_a_buffer_then_the_next_call_reads_it(recipe):
+    class Totals(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+            self.register_buffer("total", torch.zeros(4, 16))
+            self.register_buffer("unread", torch.zeros(4, 16))
+
+        def forward(self, x):
+            y = self.first(x)
+            self.unread.add_(self.first(x * 0.5))
+            return self.last(self.total.add_(y)), y
+
+    torch.manual_seed(0)
+    model, x = Totals().eval(), torch.randn(4, 16)
+    start = {name: value.clone() for name, value in model.named_buffers()}
+    artifact = pq.quantize(
+        model, (x,), calibration_data=[(x,)], backend="cpu", recipe=recipe, progress=False
+    )
+    model.load_state_dict(start, strict=False)
+    for call in (x, x.flip(0), x * 0.5):
+        for expected, found in zip(model(call), artifact.run(call), strict=True):
+            assert sqnr_db(expected, found) > 25
