@@ -62,6 +62,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.fmin.default": elementwise.fmin,
     "aten.hypot.default": elementwise.hypot,
     "aten.i0.default": lambda x: elementwise.scaled_bessel(x, 0) * torch.exp(x.abs()),
+    "aten.index_put.default": rows.index_put,
     "aten.kthvalue.default": rows.kthvalue,
     "aten.ldexp.Tensor": lambda x, y: x * torch.pow(2.0, y),
     "aten.lgamma.default": elementwise.lgamma,

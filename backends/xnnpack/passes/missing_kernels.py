@@ -36,7 +36,10 @@ _WRITTEN: Mapping[str, Callable[..., Results]] = {
     **FUNCTIONS,
     "aten.scatter_reduce.two": functools.partial(scatter_reduce, has_extremes=False),
 }
-_KERNELS = ("aten.atan2.default", "aten.expm1.default", "aten.log1p.default")
+_KERNELS = (
+    *("aten.atan2.default", "aten.expm1.default", "aten.log1p.default"),
+    "aten.index_put.default",
+)
 """Of the functions that can be written out, those that ExecuTorch has kernels for."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")
 _FIX = "write it with other operators, or compute it outside of the model"

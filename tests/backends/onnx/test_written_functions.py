@@ -54,6 +54,9 @@ FUNCTIONS = {
     "power of a size": lambda x, y: (x * 0.1).tanh().abs() ** x.shape[0] + y,
     "product with a size": lambda x, y: torch.addcmul(y, x, x, value=x.shape[0]),
     "greater than a size": lambda x, y: torch.maximum(x, torch.tensor(0.1) * x.shape[0]) + y,
+    "sum into all rows": lambda x, y: (
+        x[:1, None].index_put((torch.tensor([0]),), torch.tensor(0.5), accumulate=True)[0] + y
+    ),
     "cdist": lambda x, y: torch.cdist(x, y.clamp(-10, 10)),
     "cdist of 1": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=1.0),
     "cdist of 3": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=3.0),
@@ -106,6 +109,9 @@ IMAGES = {
     ),
     "a resize by a factor": lambda x, w: F.interpolate(
         x, scale_factor=1.5, mode="bicubic", antialias=True
+    ),
+    "a sum into places": lambda x, w: x.index_put(
+        (torch.tensor([0, 0]),), w[0, 0, 0, 0], accumulate=True
     ),
     "nothing at size 1": lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1),
 }
