@@ -37,6 +37,7 @@ from torch.fx import Node
 
 from pt2e_quant.backends.target.float_retries import Leave, leave_of
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_beyond_scales
+from pt2e_quant.graph.ops import each_axis
 from pt2e_quant.passes.functions.rows import sizes_at_one
 
 __all__ = []
@@ -297,7 +298,7 @@ def _has_results_at_every_size(node: Node) -> bool:
     args: Any = node.args
     x, weight, is_transposed = args[0].meta["val"], args[1].meta["val"], args[6]
     dims = weight.dim() - 2
-    pads, steps, extra = (list(args[at]) * (dims // len(args[at])) for at in (4, 5, 7))
+    pads, steps, extra = (each_axis(args[at], dims) for at in (4, 5, 7))
     sizes = zip(x.shape[2:], sizes_at_one(weight.shape[2:], pads, steps, extra), strict=True)
     return not is_transposed or all(isinstance(size, int) or one > 0 for size, one in sizes)
 

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pt2e_quant.graph.ops import each_axis
+
 _NEUTRAL = {"amax": -math.inf, "amin": math.inf, "prod": 1.0}
 
 
@@ -59,9 +61,7 @@ def conv_of_groups(
         )
         return one.squeeze(-2)
     batch, _, *spatial = x.shape
-    stride, padding, dilation = (
-        list(given) * (dims if len(given) == 1 else 1) for given in (stride, padding, dilation)
-    )
+    stride, padding, dilation = (each_axis(given, dims) for given in (stride, padding, dilation))
     inner, kernel = weight.shape[1], weight.shape[2:]
     windows = F.unfold(
         x.reshape(batch * groups, inner, *spatial), kernel, dilation, padding, stride

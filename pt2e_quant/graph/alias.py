@@ -170,20 +170,21 @@ def _region_writes(node: Node) -> Iterator[Node]:
 
 def mutated_roots(graph: Graph) -> frozenset[Node]:
     """The values (inputs, buffers, fresh results) whose storage some node writes."""
-    written = [value for node in graph.nodes for value in writes(node)]
-    if not written:
-        return frozenset()  # most graphs, and finding the roots is the longer walk
+    return frozenset(root for _, root in _writers(graph))
+
+
+def _writers(graph: Graph) -> list[tuple[Node, Node]]:
+    """The nodes that write, each with a value whose storage it writes."""
+    pairs = [(node, value) for node in graph.nodes for value in writes(node)]
+    if not pairs:
+        return []  # most graphs, and finding the roots is the longer walk
     root = roots(graph)
-    return frozenset(root[value] for value in written)
+    return [(node, root[value]) for node, value in pairs]
 
 
 def state_writers(graph: Graph) -> frozenset[Node]:
     """The nodes that write a buffer, a constant or an input, whatever view of it they are given."""
-    pairs = [(node, value) for node in graph.nodes for value in writes(node)]
-    if not pairs:
-        return frozenset()
-    root = roots(graph)
-    return frozenset(node for node, value in pairs if root[value].op != "call_function")
+    return frozenset(node for node, root in _writers(graph) if root.op != "call_function")
 
 
 def mutated_buffers(gm: GraphModule) -> tuple[str, ...]:

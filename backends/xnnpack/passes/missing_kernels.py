@@ -132,11 +132,10 @@ def roots_of_sizes(gm: GraphModule) -> PassResult:
             for source in read:
                 node.replace_input_with(source, tensors[source])
         elif node.target in _OF_TENSORS and (read or _is_root(node)):
-            left, right = (tensors.get(value, value) for value in node.args)
-            if left not in tensors.values():
-                left = _scalar_tensor(editor, left, node)
-            if isinstance(right, Node) and right not in tensors.values():
-                right = _scalar_tensor(editor, right, node)
+            left, right = node.args
+            left = tensors.get(left) or _scalar_tensor(editor, left, node)
+            if isinstance(right, Node):
+                right = tensors.get(right) or _scalar_tensor(editor, right, node)
             target = _OF_TENSORS[node.target]
             tensors[node] = editor.call(target, left, right, like=node, before=node)
     return PassResult(changed=editor.finish())
