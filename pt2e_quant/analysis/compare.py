@@ -32,7 +32,7 @@ from pt2e_quant.flow.report.worst_tensors import by_channel
 from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.graph.op_table import operator_name
 
-Model = nn.Module | ExportedProgram | Artifact | str | Path
+Model = nn.Module | ExportedProgram | Artifact | Program | str | Path
 """A form of a model that `compare` takes."""
 
 Side = GraphSide | ArtifactSide
@@ -111,6 +111,8 @@ def _open_both(
 
 
 def _program(model: object, quantized: GraphModule | None) -> Program | None:
+    if isinstance(model, Program):
+        return model
     if isinstance(model, Artifact):
         return artifact_program(model, quantized)
     return reference_program(model) if isinstance(model, GraphModule) else None

@@ -3,14 +3,16 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from pt2e_quant.analysis.float_twin import FloatTwin
 from pt2e_quant.analysis.graph_side import GraphSide
@@ -72,8 +74,9 @@ def sensitivity(
             function. By default, with a metric or a loss, the second of a pair, and "labels" of
             a dict; without either there are no targets, and all of a batch is the model's.
         calibration_data: what to calibrate on; `batches` by default.
-        cache: a JSON file that takes the sums after each batch: the same call later goes on
-            behind the last batch that is in it.
+        cache: a JSON file that takes the sums after each batch. A later call of the same model,
+            recipe and metric goes on behind the batches that are in it, if its own begin with
+            these.
         progress: show progress bars on a terminal.
 
     Returns:
@@ -103,9 +106,9 @@ def sensitivity(
             fix='give at least one batch, or choose method="weight"',
         )
     if chosen is Method.GRADIENT:
-        return weighing.result(chosen, name, weighing.by_gradients(calls(), loss, cache))
+        return weighing.result(chosen, name, weighing.by_gradients(calls, loss, cache))
     sign = 1 if higher_is_better else -1
-    return weighing.by_running(calls(), metric, sign, name, cache)
+    return weighing.by_running(calls, metric, sign, name, cache)
 
 
 def _method(method: str | Method) -> Method:
@@ -183,19 +186,22 @@ class _Weighing:
 
     def by_gradients(
         self,
-        calls: Iterable[Call],
+        calls: Callable[[], Iterable[Call]],
         loss: Callable[[Any, Any], Tensor] | None,
         cache: str | Path | None,
     ) -> dict[str, float]:
         """The costs of all groups, one backward pass a batch."""
         gradients = GradientCosts(self.twin, self.build, loss)
-        shown = show_progress(calls, "one backward pass a batch", enabled=self.progress)
+
+        def shown() -> Iterable[Call]:
+            return show_progress(calls(), "one backward pass a batch", enabled=self.progress)
+
         self._add_all(gradients, shown, lambda call, _: gradients.add(call), loss, cache)
         return gradients.costs()
 
     def by_running(
         self,
-        calls: Iterable[Call],
+        calls: Callable[[], Iterable[Call]],
         metric: Metric | None,
         sign: int,
         name: str,
@@ -220,24 +226,24 @@ class _Weighing:
     def _add_all(
         self,
         costs: ExactCosts | GradientCosts,
-        calls: Iterable[Call],
+        calls: Callable[[], Iterable[Call]],
         add: Callable[[Call, int], None],
         measure: object,
         cache: str | Path | None,
     ) -> None:
         """Weigh all groups on each batch; batches that the cache knows are not run again."""
-        kept = None if cache is None else _Cache(Path(cache))
         done = 0
-        for number, call in enumerate(calls, 1):
-            if number == 1 and kept is not None:
-                done = kept.open(costs, _fingerprint(self.twin, type(costs), measure, call))
+        if cache is not None:
+            kept = _Cache(Path(cache), _fingerprint(self.twin, type(costs), measure))
+            done = kept.restore(costs, calls)
+        for number, call in enumerate(calls(), 1):
             self.batches = number
             if number <= done:
                 continue
             with preserve_buffers(self.side.gm, self.side.capture):
                 add(call, number)
-            if kept is not None:
-                kept.write(costs, number)
+            if cache is not None:
+                kept.write(costs, call)
 
     def result(
         self,
@@ -282,44 +288,76 @@ def _float_weights(reference: GraphSide, side: GraphSide) -> dict[str, Tensor]:
 
 
 class _Cache:
-    """The sums of a weighing in a JSON file, written after each batch."""
+    """The sums of a weighing in a JSON file, written after each batch.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        key: of what is weighed.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
         self.path = path
-        self.key = ""
-
-    def open(self, costs: ExactCosts | GradientCosts, key: str) -> int:
-        """Restore the sums of the same weighing; returns how many batches are in them."""
         self.key = key
+        self.batches: list[str] = []
+        """Digests of the batches that are in the sums."""
+
+    def restore(
+        self, costs: ExactCosts | GradientCosts, calls: Callable[[], Iterable[Call]]
+    ) -> int:
+        """Restore the sums over the first batches; returns how many these are."""
         try:
             data = json.loads(self.path.read_text())
         except (OSError, ValueError):
             return 0
-        if not isinstance(data, dict) or data.get("key") != key:
+        if not isinstance(data, dict) or data.get("key") != self.key:
+            return 0
+        held = data["batches"]
+        if held != [_digest(call) for call in islice(calls(), len(held))]:
             return 0
         costs.restore(data["sums"])
-        return int(data["batches"])
+        self.batches = held
+        return len(held)
 
-    def write(self, costs: ExactCosts | GradientCosts, batches: int) -> None:
+    def write(self, costs: ExactCosts | GradientCosts, call: Call) -> None:
         """Keep the sums after a batch; those of a metric with sums of its own are not numbers."""
         state = costs.state()
         if state is None:
             return
-        data = {"version": VERSION, "key": self.key, "batches": batches, "sums": state}
+        self.batches.append(_digest(call))
+        data = {"version": VERSION, "key": self.key, "batches": self.batches, "sums": state}
         with whole_file(self.path) as stream:
             stream.write(json.dumps(data).encode())
 
 
-def _fingerprint(twin: FloatTwin, way: type, measure: object, call: Call) -> str:
-    """Of the weights, the graph, the metric or loss and the first batch: what sums depend on."""
+def _fingerprint(twin: FloatTwin, way: type, measure: object) -> str:
+    """Of what sums depend on but for the batches: weights, graph, and the metric or loss."""
     found = hashlib.sha256(str(twin.gm.graph).encode())
+    found.update(f"{way.__name__} {_words(measure)}".encode())
+    _hash_values(found, [*twin.gm.state_dict().values(), *twin.float_weights.values()])
+    return found.hexdigest()
+
+
+def _words(measure: object) -> str:
+    """The name of a metric or loss, and of a Python function what it computes."""
     name = getattr(measure, "__qualname__", type(measure).__name__)
-    found.update(f"{way.__name__} {name}".encode())
-    held = [*twin.gm.state_dict().values(), *twin.float_weights.values(), *call.leaves]
-    for value in held:
+    code = getattr(measure, "__code__", None)
+    if not isinstance(code, CodeType):
+        return name
+    constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
+    return f"{name} {code.co_code.hex()} {constants} {code.co_names}"
+
+
+def _digest(call: Call) -> str:
+    found = hashlib.sha256()
+    _hash_values(found, [*call.leaves, *pytree.tree_leaves(call.targets)])
+    return found.hexdigest()
+
+
+def _hash_values(into: Any, values: Iterable[Any]) -> None:
+    for value in values:
         if isinstance(value, Tensor):
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            found.update(data.numpy().tobytes())
+            into.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            into.update(data.numpy().tobytes())
         else:
-            found.update(repr(value).encode())
-    return found.hexdigest()
+            into.update(value.tobytes() if hasattr(value, "tobytes") else repr(value).encode())

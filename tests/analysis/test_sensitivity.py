@@ -170,7 +170,7 @@ def test_sensitivity_when_a_run_was_stopped_then_it_goes_on_behind_the_last_batc
     monkeypatch.setattr(weigh_groups.ExactCosts, "add", stops)
     with pytest.raises(KeyboardInterrupt):
         pq.sensitivity(program, quantized, batches, cache=cache, progress=False)
-    assert json.loads(cache.read_text())["batches"] == 1
+    assert len(json.loads(cache.read_text())["batches"]) == 1
     monkeypatch.setattr(weigh_groups.ExactCosts, "add", add)
     again = pq.sensitivity(program, quantized, batches, cache=cache, progress=False)
     assert [row.cost for row in again] == [row.cost for row in whole]
@@ -198,7 +198,38 @@ def test_sensitivity_when_a_gradient_run_is_stopped_then_it_goes_on_behind_the_l
     assert len(runs) == len(batches) - 1 > 0
     assert [row.cost for row in again] == [row.cost for row in whole]
     pq.sensitivity(program, quantized, batches[:1], cache=cache, progress=False)  # another method
-    assert json.loads(cache.read_text())["batches"] == 1
+    assert len(json.loads(cache.read_text())["batches"]) == 1
+
+
+def test_sensitivity_when_another_batch_than_the_first_differs_then_the_cache_is_not_used(
+    made, tmp_path
+):
+    _, program, _, quantized, batches = made
+    options = {"method": "gradient", "progress": False}
+    cache = tmp_path / "costs.json"
+    pq.sensitivity(program, quantized, batches, cache=cache, **options)
+    for others in ([batches[0], batches[1] + 1], batches[:1]):
+        whole = pq.sensitivity(program, quantized, others, **options)
+        again = pq.sensitivity(program, quantized, others, cache=cache, **options)
+        assert [row.cost for row in again] == [row.cost for row in whole]
+        assert again.batches == len(others)
+
+
+def test_sensitivity_when_targets_or_the_metric_change_then_the_cache_is_not_used(made, tmp_path):
+    _, program, _, quantized, batches = made
+    cache = tmp_path / "costs.json"
+
+    def found(factor, metric):
+        pairs = [(batch, factor * quantized(batch)) for batch in batches[:1]]
+        result = pq.sensitivity(
+            program, quantized, pairs, metric=metric, cache=cache, progress=False
+        )
+        return result.metric
+
+    first = found(1, lambda outputs, targets: float((outputs - targets).abs().mean()))
+    assert found(2, lambda outputs, targets: float((outputs - targets).abs().mean())) > first
+    doubled = found(1, lambda outputs, targets: float(2 * (outputs - targets).abs().mean()))
+    assert doubled == pytest.approx(2 * first)
 
 
 def test_sensitivity_when_written_as_json_then_every_group_is_there(made):

@@ -32,9 +32,12 @@ def test_compare_when_faults_are_planted_then_their_nodes_are_named_first(models
     assert sum(row["is_first"] for row in rows) >= GOAL * len(rows), rows
 
 
-def test_compare_when_an_onnx_model_has_a_planted_fault_then_its_node_is_named_first(models):
-    pytest.importorskip("onnxruntime")
-    assert trial(models[0], 0, "onnx")["is_first"]
+@pytest.mark.parametrize(("form", "runtime"), [("onnx", "onnxruntime"), ("xnnpack", "executorch")])
+def test_compare_when_a_lowered_model_has_a_planted_fault_then_its_node_is_named_first(
+    models, form, runtime
+):
+    pytest.importorskip(runtime)
+    assert trial(models[0], 0, form)["is_first"]
 
 
 @pytest.mark.parametrize("fault", ["wrong zero point", "transposed scale"])
