@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `benchmarks` is 
 
 from architecture_picture import picture
 from kernel_page import kernels_page
-from parity_tables import parity_tables
+from parity_tables import forms_table, parity_tables
 
 from pt2e_quant.backends import get
 from pt2e_quant.backends.cpu.table import REGISTRY
@@ -42,6 +42,7 @@ SCHEMES_BEGIN, SCHEMES_END = (
     "<!-- end of schemes -->",
 )
 PARITY = ROOT / "docs" / "integer_reference.md"
+FORMS_BEGIN, FORMS_END = "<!-- forms: python docs/generate.py -->", "<!-- end of forms -->"
 PARITY_BEGIN, PARITY_END = (
     "<!-- parity: python docs/generate.py -->",
     "<!-- end of parity -->",
@@ -239,9 +240,9 @@ def algorithms_table() -> str:
     return "\n".join(lines)
 
 
-def _filled(path: Path, begin: str, end: str, table: str) -> str:
+def _filled(text: str, begin: str, end: str, table: str) -> str:
     """A page's text with the part between two marks replaced."""
-    head, _, rest = path.read_text().partition(begin)
+    head, _, rest = text.partition(begin)
     return f"{head}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
 
 
@@ -250,12 +251,15 @@ def pages() -> dict[Path, str]:
     found = {ROOT / "docs" / "backends" / f"{name}.md": backend_page(get(name)) for name in OWN}
     found[ROOT / "docs" / "backends" / "cpu.md"] += "\n" + cpu_speeds()
     readme = ROOT / "README.md"
-    found[readme] = _filled(readme, BEGIN, END, results_table())
+    found[readme] = _filled(readme.read_text(), BEGIN, END, results_table())
     found[ROOT / "docs" / "development" / "architecture.svg"] = picture()
     found[ROOT / "docs" / "kernels.md"] = kernels_page(RESULTS.parent)
-    found[PARITY] = _filled(PARITY, PARITY_BEGIN, PARITY_END, parity_tables(RESULTS.parent))
-    found[SCHEMES] = _filled(SCHEMES, SCHEMES_BEGIN, SCHEMES_END, schemes_table())
-    found[ALGORITHMS] = _filled(ALGORITHMS, ALGORITHMS_BEGIN, ALGORITHMS_END, algorithms_table())
+    text = _filled(PARITY.read_text(), FORMS_BEGIN, FORMS_END, forms_table())
+    found[PARITY] = _filled(text, PARITY_BEGIN, PARITY_END, parity_tables(RESULTS.parent))
+    found[SCHEMES] = _filled(SCHEMES.read_text(), SCHEMES_BEGIN, SCHEMES_END, schemes_table())
+    found[ALGORITHMS] = _filled(
+        ALGORITHMS.read_text(), ALGORITHMS_BEGIN, ALGORITHMS_END, algorithms_table()
+    )
     return found
 
 

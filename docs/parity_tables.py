@@ -1,13 +1,16 @@
-"""The tables of docs/integer_reference.md: runtimes against exact integers, and whole models."""
+"""The tables of docs/integer_reference.md: forms, runtimes against exact integers, models."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.parity import REASONS
+from pt2e_quant.graph.ops import Overload
+from pt2e_quant.passes.reference.forms.functions import TABLE
+from pt2e_quant.passes.reference.forms.registry import FORMS, WITHOUT_FORM
 
-__all__ = ["parity_tables"]
+__all__ = ["forms_table", "parity_tables"]
 
 RUNTIMES = {
     "xnnpack": "XNNPACK",
@@ -24,6 +27,30 @@ def parity_tables(folder: Path) -> str:
     operators: list[Row] = json.loads((folder / "parity.json").read_text())["rows"]
     models: list[Row] = json.loads((folder / "integer_models.json").read_text())["rows"]
     return "\n".join([*_operators(operators), "", *_models(models)])
+
+
+def forms_table() -> str:
+    """The operators of each integer form, and those of op tables that have none."""
+    lines = ["| form | operators |", "| --- | --- |"]
+    for form in FORMS:
+        if form is TABLE:
+            lines.append("| table | every other pointwise function of one tensor and of numbers |")
+            continue
+        targets = (m.target if isinstance(m, Overload) else m for m in form.operators)
+        lines.append(f"| {form.name} | {_names(targets)} |")
+    lines += ["", "Without a form:", "", "| operators | why |", "| --- | --- |"]
+    for reason in dict.fromkeys(WITHOUT_FORM.values()):
+        targets = (target for target, why in WITHOUT_FORM.items() if why == reason)
+        lines.append(f"| {_names(targets)} | {reason} |")
+    return "\n".join(lines)
+
+
+def _names(targets: Iterable[Any]) -> str:
+    """The operators by name, the forms of one in place and of one with other arguments once."""
+    found = dict.fromkeys(target._schema.name.replace("::", ".") for target in targets)
+    return ", ".join(
+        f"`{name}`" for name in found if name.removesuffix("_") not in {*found} - {name}
+    )
 
 
 def _operators(rows: Sequence[Row]) -> list[str]:

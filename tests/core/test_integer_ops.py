@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pt2e_quant.core.integer import Multiplier, Rounding, requantize_fixed, shift_right
 from pt2e_quant.core.integer_ops.calls import compute, widen
-from pt2e_quant.core.integer_ops.products import Window, convolve, multiply_rows
+from pt2e_quant.core.integer_ops.products import Quotient, Window, convolve, multiply_rows
 from pt2e_quant.core.integer_ops.profiles import PROFILES, Requantization
 from pt2e_quant.core.integer_ops.quantize import dequantize, quantize
 from pt2e_quant.core.integer_ops.requantize import (
@@ -224,6 +224,23 @@ def test_add_up_when_there_is_a_zero_point_then_the_sum_of_differences(data, dty
     found = add_up(compute, x, [-2, 3], keepdim=keepdim, zero_point=zero, storage=dtype)
     assert found.dtype == torch.int32
     assert torch.equal(found.long(), (x.long() - zero).sum([-2, -1], keepdim=keepdim))
+
+
+@settings(max_examples=50)
+@given(st.data(), STORAGES, SEEDS, st.integers(1, 2**31 - 1), st.integers(1, 61))
+def test_quotient_when_computed_then_the_fraction_rounded_once(
+    data, dtype, seed, multiplier, shift
+):
+    zero = zero_point(data.draw, torch.int8)
+    x, y = integers(seed, (40,), dtype), integers(seed + 1, (40,), torch.int8)
+    left, right = x.int() - 3, y.short() * data.draw(st.sampled_from([0, 1, 257]))
+    found = Quotient(left, right, multiplier, shift, zero, -128, 127, torch.int8)
+    for a, b, made in zip(left.tolist(), right.tolist(), found.tolist(), strict=True):
+        if b == 0:
+            expected = zero if a == 0 else 127 if a > 0 else -128
+        else:
+            expected = math.floor(Fraction(a * multiplier, b << shift) + Fraction(1, 2)) + zero
+        assert made == min(max(expected, -128), 127)
 
 
 @settings(max_examples=50)

@@ -1,21 +1,34 @@
-"""Forms of sums and products of two tensors."""
+"""Forms of sums, products and quotients of two tensors."""
 
 import math
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from pt2e_quant.core.integer_ops.calls import cast, out_dtype, widen
+from pt2e_quant.core.integer_ops.products import Quotient
 from pt2e_quant.core.integer_ops.profiles import Addition, Quantization
 from pt2e_quant.core.integer_ops.quantize import dequantize, quantize
-from pt2e_quant.core.integer_ops.requantize import OutputRange, factor_of, requantize
+from pt2e_quant.core.integer_ops.requantize import (
+    OutputRange,
+    factor_of,
+    output_range,
+    requantize,
+)
 from pt2e_quant.core.integer_ops.sums import add, add_by_ratios, common_shift
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.qparams import quantize as quantize_values
-from pt2e_quant.graph.ops import ADD, MUL, SUB, aten
-from pt2e_quant.passes.reference.forms.functions import table
-from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
+from pt2e_quant.graph.ops import ADD, DIV, MUL, SUB, aten
+from pt2e_quant.passes.reference.forms.functions import looked_up, sigmoid_of, table
+from pt2e_quant.passes.reference.forms.site import (
+    Declined,
+    IntegerForm,
+    Operand,
+    Output,
+    Site,
+)
 
 _INT32 = (1 << 31) - 1
 
@@ -137,7 +150,10 @@ def _multiply(site: Site[Any]) -> Any:
     """The product of both differences, then one factor of both scales."""
     if _is_of_one_tensor(site):
         return table(site)
-    x, y = _pair(site)
+    return _product(site, *_pair(site))
+
+
+def _product(site: Site[Any], x: Operand[Any], y: Operand[Any]) -> Any:
     site.required_output()
     is_narrow = x.storage.itemsize + y.storage.itemsize <= 3  # 9 and 17 bits, or fewer
     dtype = torch.int32 if is_narrow else torch.int64
@@ -149,6 +165,46 @@ def _multiply(site: Site[Any]) -> Any:
     scales = x.qparams.scale, y.qparams.scale
     kind = site.arithmetic.profile.multiplication
     return site.requantized(total, scales, reach=x.reach * y.reach, kind=kind)
+
+
+def _gate(site: Site[Any]) -> Any:
+    """glu: the first half times the sigmoid of the second, which a table gives in 16 bits."""
+    x, dim = site.operand("self"), site.arguments["dim"]
+    half = site.like.shape[dim]
+    if not isinstance(half, int):
+        raise Declined("it splits a dynamic dimension")
+    first, second = (
+        replace(
+            x,
+            value=site.call(aten.slice.Tensor, x.value, dim, start, start + half),
+            like=x.like.narrow(dim, start, half),
+        )
+        for start in (0, half)
+    )
+    low, high = -(1 << 15), (1 << 15) - 1
+    qparams = QParams.per_tensor(1.0 / (high - low), low, low, high, torch.int16)
+    gate = Output(qparams=qparams, range=output_range(qparams, torch.int16))
+    steps = looked_up(site, second, sigmoid_of(site), gate)
+    like = first.like.to(torch.int16)
+    return _product(site, first, Operand(value=steps, like=like, qparams=qparams))
+
+
+def _divide(site: Site[Any]) -> Any:
+    """The quotient of both differences, times one factor of the scales, rounded once."""
+    if _is_of_one_tensor(site):
+        return table(site)
+    x, y = _pair(site)
+    if max(x.storage.itemsize, y.storage.itemsize) > 2:
+        raise Declined("its operands are wider than 16 bits")
+    output = site.required_output()
+    ratio = x.qparams.scale_float / (y.qparams.scale_float * output.qparams.scale_float)
+    factor = common_shift(ratio, 0.0)
+    if factor is None:
+        raise Declined("its input's scale is far above those of its divisor and output")
+    left, right = (widen(site.call, v.value, v.qparams.zero_point_int, v.storage) for v in (x, y))
+    out = output.range
+    limits = out.zero_point, out.low, out.high, out.storage
+    return site.call(Quotient, left, right, factor.first, factor.shift, *limits)
 
 
 def _is_of_one_tensor(site: Site[Any]) -> bool:
@@ -180,5 +236,7 @@ ARITHMETIC_FORMS = (
     IntegerForm(name="add", operators=ADD, write=_add),
     IntegerForm(name="sub", operators=SUB, write=_subtract),
     IntegerForm(name="mul", operators=MUL, write=_multiply),
+    IntegerForm(name="div", operators=DIV, write=_divide),
+    IntegerForm(name="glu", operators=(aten.glu.default,), write=_gate),
 )
-"""Sums and products of two tensors."""
+"""Sums, products and quotients of two tensors."""

@@ -38,7 +38,13 @@ from pt2e_quant.graph.ops import (
     aten,
     parameters,
 )
-from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Site
+from pt2e_quant.passes.reference.forms.site import (
+    Declined,
+    IntegerForm,
+    Operand,
+    Output,
+    Site,
+)
 
 _MLAS: dict[Any, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(SIGMOID, logistic),
@@ -65,10 +71,15 @@ def table(site: Site[Any]) -> Any:
     if len(names) != 1 or not all(_is_number(value) for value in others):
         raise Declined("it is a function of more than one tensor")
     x, output = site.operand(names[0]), site.required_output()
+    return looked_up(site, x, _function(site, names[0]), output)
+
+
+def looked_up(
+    site: Site[Any], x: Operand[Any], function: Callable[[Tensor], Tensor], output: Output
+) -> Any:
+    """A function of each value of x by a table, in integers of an output's scale."""
     if x.storage.itemsize > 2:
         raise Declined("its input is wider than 16 bits")
-
-    function = _function(site, names[0])
     out, low = output.range, torch.iinfo(x.storage).min
     if x.storage.itemsize == 1:
         by = site.arithmetic.profile.quantization
@@ -76,8 +87,13 @@ def table(site: Site[Any]) -> Any:
         return site.call(LookUp, x.value, site.hold(entries, "table"), low)
     entries = interpolated_table(function, x.qparams, output.qparams)
     limits = out.zero_point, out.low, out.high, out.storage
-    _state_error(site, function, x, entries)
+    _state_error(site, function, x, entries, output)
     return site.call(Interpolate, x.value, site.hold(entries, "table"), low, *limits)
+
+
+def sigmoid_of(site: Site[Any]) -> Callable[[Tensor], Tensor]:
+    """The sigmoid as the profile computes it."""
+    return logistic if site.arithmetic.profile.functions is Functions.MLAS else torch.sigmoid
 
 
 def _function(site: Site[Any], name: str) -> Callable[[Tensor], Tensor]:
@@ -101,8 +117,9 @@ def _by_schema(target: OpOverload, arguments: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in arguments.items() if name in given}
 
 
-def _state_error(site: Site[Any], function: Any, x: Operand[Any], entries: Tensor) -> None:
-    output = site.required_output()
+def _state_error(
+    site: Site[Any], function: Any, x: Operand[Any], entries: Tensor, output: Output
+) -> None:
     limits = torch.iinfo(x.storage)
     every = torch.arange(limits.min, limits.max + 1).to(x.storage)
     out = output.range

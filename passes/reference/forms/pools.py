@@ -1,7 +1,8 @@
-"""Forms of pools: averages over windows, maxima."""
+"""Forms of sums, averages and maxima over dimensions or windows, and of resizes."""
 
 import math
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -25,7 +26,14 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pattern import one_of
 from pt2e_quant.passes.reference.forms.moves import is_same_scale, rescaled
-from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Overflow, Site
+from pt2e_quant.passes.reference.forms.site import (
+    UNKNOWN_LENGTH,
+    Declined,
+    IntegerForm,
+    Operand,
+    Overflow,
+    Site,
+)
 
 _INT32 = (1 << 31) - 1
 _WEIGHT = 127
@@ -52,11 +60,25 @@ def _flat_max_pool(site: Site[Any]) -> Any:
     return rescaled(site, x, site.call(aten.squeeze.dim, pooled, -2), output)
 
 
+def _sum(site: Site[Any]) -> Any:
+    dims, keepdim = _reduced(site)
+    x = site.operand("self")
+    total, reach = _total(site, x, dims, keepdim=keepdim)
+    return site.requantized(total, (x.qparams.scale,), reach=reach)
+
+
 def _mean(site: Site[Any]) -> Any:
-    dims = site.arguments["dim"]
-    if site.arguments["dtype"] is not None or not dims:
-        raise Declined("mean over no named dimension, or in another dtype")
-    return _average(site, dims, keepdim=bool(site.arguments["keepdim"]))
+    dims, keepdim = _reduced(site)
+    return _average(site, dims, keepdim=keepdim)
+
+
+def _reduced(site: Site[Any]) -> tuple[list[int], bool]:
+    """The dimensions that a sum or mean goes over, all if none is named, and keepdim."""
+    given = site.arguments
+    if not site.like.dtype.is_floating_point:
+        raise Declined("its result is in another dtype")
+    dims = given.get("dim") or range(site.operand("self").like.dim())
+    return list(dims), bool(given.get("keepdim"))
 
 
 def _adaptive(site: Site[Any]) -> Any:
@@ -108,7 +130,8 @@ def _over_windows(
         counts = counts * torch.tensor(window.counts).reshape(shape)
     if divisor is not None:
         counts = torch.full_like(counts, divisor)
-    if int(counts.max()) * x.reach > _INT32 and site.arithmetic.accumulator_bits == 32:
+    reach = int(counts.max()) * x.reach
+    if reach > _INT32 and site.arithmetic.accumulator_bits == 32:
         raise Overflow("the sum over a window may not fit in int32")
     if bool((counts == counts.flatten()[0]).all()):
         counts = counts.flatten()[:1]
@@ -120,23 +143,48 @@ def _over_windows(
         weighted = site.call(aten.mul.Tensor, total, _WEIGHT)
         scale = 1.0 / (_WEIGHT * counts.double())
         return site.requantized(weighted, (x.qparams.scale, scale.float()))
-    return _averaged(site, x, total, counts)
+    return _averaged(site, x, total, counts, reach)
 
 
 def _average(site: Site[Any], dims: Sequence[int], *, keepdim: bool) -> Any:
     x = site.operand("self")
-    sizes = [x.like.shape[d] for d in dims]
-    if not all(isinstance(size, int) for size in sizes):
+    count = _terms(x, dims)
+    if count is None:
         raise Declined("averages over a dynamic dimension")
-    count = math.prod(sizes)
-    if count * x.reach > _INT32:
-        raise Overflow("the sum of an average may not fit in int32")
-    zero = x.qparams.zero_point_int
-    total = add_up(site.call, x.value, dims, keepdim=keepdim, zero_point=zero, storage=x.storage)
-    return _averaged(site, x, total, torch.tensor([count]))
+    total, reach = _total(site, x, dims, keepdim=keepdim)
+    return _averaged(site, x, total, torch.tensor(count), reach)
 
 
-def _averaged(site: Site[Any], x: Operand[Any], total: Any, counts: torch.Tensor) -> Any:
+def _terms(x: Operand[Any], dims: Sequence[int]) -> int | None:
+    """How many values a sum over dimensions has, None if one is dynamic."""
+    sizes = [x.like.shape[d] for d in dims]
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
+
+
+def _total(
+    site: Site[Any], x: Operand[Any], dims: Sequence[int], *, keepdim: bool
+) -> tuple[Any, int]:
+    """The sum of (x - zero_point) over dimensions, and its reach."""
+    terms = _terms(x, dims)
+    reach = (UNKNOWN_LENGTH if terms is None else terms) * x.reach
+    is_long = terms is None or site.arithmetic.accumulator_bits == 64
+    if reach > _INT32 and not is_long:
+        raise Overflow(f"a sum may not fit in int32: {terms} terms reach {reach}")
+    total = add_up(
+        site.call,
+        x.value,
+        dims,
+        keepdim=keepdim,
+        zero_point=x.qparams.zero_point_int,
+        storage=x.storage,
+        accumulator=torch.int64 if is_long else torch.int32,
+    )
+    return total, reach
+
+
+def _averaged(
+    site: Site[Any], x: Operand[Any], total: Any, counts: torch.Tensor, reach: int
+) -> Any:
     """A sum of (x - zero_point) divided by how many terms count."""
     output, call = site.required_output(), site.call
     averaging = site.arithmetic.profile.averaging
@@ -146,7 +194,7 @@ def _averaged(site: Site[Any], x: Operand[Any], total: Any, counts: torch.Tensor
     if averaging is Averaging.DIVIDED and is_same_scale(x, output):
         stored = call(aten.add.Tensor, cast(call, total, torch.int64), _held(site, counts, x))
         return divided(call, stored, site.hold(counts, "count"), output.range)
-    return site.requantized(total, (x.qparams.scale,), divisor=counts.float())
+    return site.requantized(total, (x.qparams.scale,), divisor=counts.float(), reach=reach)
 
 
 def _held(site: Site[Any], counts: torch.Tensor, x: Operand[Any]) -> Any:
@@ -154,10 +202,72 @@ def _held(site: Site[Any], counts: torch.Tensor, x: Operand[Any]) -> Any:
     return site.literal(counts * x.qparams.zero_point_int, "zero_sum")
 
 
+_BYTE_WEIGHT_BITS = 11
+"""Of the weights of neighbours, as XNNPACK has them (s8-ibilinear); two axes fit in int32."""
+
+
+def _resize(site: Site[Any]) -> Any:
+    """Sums of neighbours with weights in fixed point, axis by axis, rounded once."""
+    x, output = site.operand("input"), site.required_output()
+    rank = site.like.dim() - 2
+    sizes = (*x.like.shape[2:], *site.like.shape[2:])
+    if not all(isinstance(size, int) for size in sizes):
+        raise Declined("it resizes a dynamic dimension")
+    is_narrow = x.storage.itemsize == 1 and rank < 3
+    bits = _BYTE_WEIGHT_BITS if is_narrow else 60 // (rank + 1)
+    taps = [_taps(site, axis, rank, bits) for axis in range(rank)]
+    reach = x.reach * math.prod(int(weights.abs().sum(0).max()) for _, weights in taps)
+    dtype = torch.int32 if reach <= _INT32 else torch.int64
+    call = site.call
+    total = cast(call, widen(call, x.value, x.qparams.zero_point_int, x.storage), dtype)
+    for axis, (places, weights) in enumerate(taps):
+        shape = [-1, *[1] * (rank - 1 - axis)]
+        parts = []
+        for number, (place, weight) in enumerate(zip(places, weights, strict=True)):
+            index = site.hold(place, f"places_{axis}_{number}")
+            factor = site.hold(weight.to(dtype).reshape(shape), f"weights_{axis}_{number}")
+            values = call(aten.index_select.default, total, axis + 2, index)
+            parts.append(call(aten.mul.Tensor, values, factor))
+        total = reduce(partial(call, aten.add.Tensor), parts)
+    scale = torch.tensor([2.0 ** -(bits * rank)])
+    return site.requantized(total, (x.qparams.scale, scale), reach=reach, output=output)
+
+
+def _taps(site: Site[Any], axis: int, rank: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a resize reads along one axis: places and integer weights, each [taps, size].
+
+    The weights are what the float operator makes of unit vectors; those of a place add up to
+    2**bits.
+    """
+    given = dict(site.arguments)
+    size, wanted = site.operand("input").like.shape[axis + 2], site.like.shape[axis + 2]
+    shape = [1] * rank
+    if given["scale_factors"] is None:
+        given["output_size"] = [*shape[:axis], wanted, *shape[axis + 1 :]]
+    else:
+        factor = given["scale_factors"][axis]
+        given["scale_factors"] = [*shape[:axis], factor, *shape[axis + 1 :]]
+    shape[axis] = size
+    given["input"] = torch.eye(size, dtype=torch.float64).reshape(size, 1, *shape)
+    matrix = site.target(**given).reshape(size, wanted)
+    places = matrix.abs().topk(int((matrix != 0).sum(0).max()), 0).indices
+    weights = (matrix.gather(0, places) * 2**bits).round().to(torch.int64)
+    weights[0] += 2**bits - weights.sum(0)
+    return places, weights
+
+
+_RESIZES = (
+    aten.upsample_linear1d.vec,
+    aten.upsample_bilinear2d.vec,
+    aten.upsample_bicubic2d.vec,
+    aten.upsample_trilinear3d.vec,
+)
+
 POOL_FORMS = (
     IntegerForm(name="max_pool", operators=one_of(MAX_POOL2D, MAX_POOL3D), write=_max_pool),
     IntegerForm(name="max_pool1d", operators=MAX_POOL1D, write=_flat_max_pool),
-    IntegerForm(name="average", operators=MEAN, write=_mean),
+    IntegerForm(name="sum", operators=(aten.sum.default, aten.sum.dim_IntList), write=_sum),
+    IntegerForm(name="average", operators=one_of(MEAN, (aten.mean.default,)), write=_mean),
     IntegerForm(
         name="adaptive average",
         operators=one_of(
@@ -170,5 +280,6 @@ POOL_FORMS = (
         operators=one_of(AVG_POOL1D, AVG_POOL2D, (aten.avg_pool3d.default,)),
         write=_windowed,
     ),
+    IntegerForm(name="resize", operators=_RESIZES, write=_resize),
 )
-"""Pools and averages."""
+"""Pools, sums and averages, resizes."""

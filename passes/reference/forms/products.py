@@ -23,11 +23,16 @@ from pt2e_quant.graph.ops import (
     each_padding,
 )
 from pt2e_quant.graph.pattern import one_of
-from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Overflow, Site
+from pt2e_quant.passes.reference.forms.site import (
+    UNKNOWN_LENGTH,
+    Declined,
+    IntegerForm,
+    Operand,
+    Overflow,
+    Site,
+)
 
 _INT32 = (1 << 31) - 1
-_LONGEST = 1 << 16
-"""Terms that are reckoned with in a sum of unknown length."""
 
 
 def _linear(site: Site[Any]) -> Any:
@@ -84,7 +89,7 @@ def _matmul(site: Site[Any]) -> Any:
     if site.output is None:
         return _as_float(site, total, scale)
     scales = x.qparams.scale, y.qparams.scale
-    reach = (terms if isinstance(terms, int) else _LONGEST) * x.reach * y.reach
+    reach = (terms if isinstance(terms, int) else UNKNOWN_LENGTH) * x.reach * y.reach
     return site.requantized(total, scales, reach=reach)
 
 

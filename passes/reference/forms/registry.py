@@ -36,7 +36,6 @@ WITHOUT_FORM: Mapping[Callable[..., Any], str] = {
     aten.to.dtype: _CAST,
     aten.to.dtype_layout: _CAST,
     aten.type_as.default: _CAST,
-    aten.upsample_bilinear2d.vec: "its weights of neighbours are real numbers of each place",
     RecurrentLayer: "its states are float from step to step",
 }
 """What a backend's op table has and no form, with the reason."""

@@ -51,6 +51,9 @@ class Arithmetic:
 
 DEFAULT_ARITHMETIC = Arithmetic()
 
+UNKNOWN_LENGTH = 1 << 16
+"""Terms that are reckoned with in a sum of unknown length."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand(Generic[Value]):

@@ -1,12 +1,14 @@
-"""Sums of products in int32: linear and convolutions."""
+"""Sums of products in int32: linear and convolutions; quotients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pt2e_quant.core.integer_ops.calls import Call, Value, out_dtype, widen
+from pt2e_quant.core.integer_ops.define import define_integer_op
 from pt2e_quant.core.integer_ops.windows import Convolution, Matmul
 
 _aten: Any = torch.ops.aten
@@ -109,3 +111,36 @@ def convolve(
         rest = (*moved, is_transposed, padded, window.groups, bits)
         total = call(Convolution, left, right, *rest)
     return total if bias is None else call(_aten.add_.Tensor, total, bias)
+
+
+def _quotient(
+    x: Tensor,
+    y: Tensor,
+    multiplier: int,
+    shift: int,
+    zero_point: int,
+    low: int,
+    high: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    left, right = x.long() * multiplier, y.long()
+    whole = torch.div(left, torch.where(right == 0, 1, right), rounding_mode="floor")
+    # Exact: floor((floor(a) + h) / 2**k) is floor((a + h) / 2**k) for an integer h.
+    steps = ((whole + (1 << (shift - 1))) >> shift) + zero_point
+    saturated = torch.where(left > 0, high, torch.where(left < 0, low, zero_point))
+    return torch.where(right == 0, saturated, steps).clamp(low, high).to(dtype)
+
+
+def _fake_quotient(x: Tensor, y: Tensor, *rest: object) -> Tensor:
+    dtype = rest[-1]
+    assert isinstance(dtype, torch.dtype)
+    return (x + y).to(dtype)
+
+
+Quotient = define_integer_op(
+    "integer_quotient(Tensor x, Tensor y, int multiplier, int shift, int zero_point, int low, "
+    "int high, ScalarType dtype) -> Tensor",
+    _quotient,
+    _fake_quotient,
+)
+"""x * multiplier / (y * 2**shift) + zero_point, ties up; x / 0 is a limit, 0 / 0 the zero_point."""

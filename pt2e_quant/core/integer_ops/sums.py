@@ -152,10 +152,11 @@ def add_up(
     keepdim: bool,
     zero_point: int,
     storage: torch.dtype,
+    accumulator: torch.dtype = torch.int32,
 ) -> Value:
-    """The sum of (x - zero_point) over dims in int32, which a requantize makes an average."""
-    wide = cast(call, widen(call, x, zero_point, storage), torch.int32)
-    return call(_aten.sum.dim_IntList, wide, list(dims), keepdim, dtype=torch.int32)
+    """The sum of (x - zero_point) over dims, which a requantize makes a sum or an average."""
+    wide = cast(call, widen(call, x, zero_point, storage), accumulator)
+    return call(_aten.sum.dim_IntList, wide, list(dims), keepdim, dtype=accumulator)
 
 
 def _divide(total: Tensor, count: Tensor) -> Tensor:

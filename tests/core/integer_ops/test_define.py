@@ -27,6 +27,7 @@ ARGUMENTS = {
     "integer_convolution": (X, X[:, :, :2].reshape(2, 3, 2), [2], [1], [1], True, [1], 1, 64),
     "integer_group_linear": (X, WEIGHT, torch.arange(1, 11).reshape(5, 2)),
     "integer_window_sum": (X, 1, [0, 1], [2, 3]),
+    "integer_quotient": (X.int(), X[:1], 3 << 20, 21, *LIMITS),
 }  # fmt: skip
 
 

@@ -3,77 +3,33 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import export
 from torch.nn import functional
 
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.core.integer_ops.profiles import DEFAULT, PROFILES
+from pt2e_quant.core.integer_ops.profiles import PROFILES
 from pt2e_quant.core.qdq import (
     DequantizePerChannel,
     DequantizePerGroup,
     DequantizePerTensor,
     DequantizePerToken,
     QuantizePerTensor,
-    is_dequantize,
-    is_quantize,
 )
 from pt2e_quant.graph.idioms.rms_norm import RmsNorm
-from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.cleanup.strip_guards import strip_guards
-from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.reference.forms.site import Arithmetic
-from pt2e_quant.passes.reference.write_integers import write_integers
+from tests.passes.reference.forms.between import (
+    IMAGE,
+    LIMITS,
+    A,
+    B,
+    Between,
+    Y,
+    integers,
+    qp,
+    steps_apart,
+    written,
+)
 
 aten = torch.ops.aten
-LIMITS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-32768, 32767)}
 
-
-def qp(scale, zero_point, dtype=torch.int8):
-    return (scale, zero_point, *LIMITS[dtype], dtype)
-
-
-A, B, Y = qp(0.031, 5), qp(0.017, -9), qp(0.05, 3)
-
-
-class Between(nn.Module):
-    def __init__(self, operator, inputs, output) -> None:
-        super().__init__()
-        self.operator, self.inputs, self.output = operator, inputs, output
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        reals = [DequantizePerTensor(x, *qp) for x, qp in zip(xs, self.inputs, strict=False)]
-        y = self.operator(*reals, *xs[len(self.inputs) :])
-        return y if self.output is None else QuantizePerTensor(y, *self.output)
-
-
-def integers(shape, parameters, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randint(parameters[2], parameters[3] + 1, shape, generator=generator)
-    return values.to(parameters[4])
-
-
-def written(model, *inputs, profile=DEFAULT, bits=32, shapes=None):
-    program = export(model.eval(), inputs, dynamic_shapes=shapes)
-    before, after = program.module(), program.module()
-    arithmetic = Arithmetic(profile, bits)
-    records = run_passes(after, (strip_guards, duplicate_dequantize, write_integers(arithmetic)))
-    notes = [note for record in records for note in record.notes]
-    return before, after, notes
-
-
-def steps_apart(model, *inputs, **options):
-    """The greatest difference in output steps; the graph has no q/dq left."""
-    before, after, notes = written(model, *inputs, **options)
-    assert [n.text for n in notes if n.skipped] == []
-    assert not [n for n in after.graph.nodes if is_quantize(n) or is_dequantize(n)]
-    with torch.no_grad():
-        expected, found = before(*inputs), after(*inputs)
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    return (found.double() - expected.double()).abs().max().item()
-
-
-IMAGE = (2, 4, 9, 7)
 ONE = {
     "avg_pool2d": lambda x: functional.avg_pool2d(x, 3, 2, 1),
     "avg_pool2d_valid": lambda x: functional.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
@@ -83,6 +39,12 @@ ONE = {
     "adaptive": lambda x: functional.adaptive_avg_pool2d(x, (4, 3)),
     "adaptive_one": lambda x: functional.adaptive_avg_pool2d(x, 1),
     "mean": lambda x: x.mean((-1, -2)),
+    "mean_all": lambda x: x.mean(),
+    "sum": lambda x: x.sum((1, -1)),
+    "sum_kept": lambda x: x.sum(2, keepdim=True, dtype=torch.float32),
+    "sum_all": lambda x: x.sum() / 64.0,
+    "glu": lambda x: functional.glu(x, 1),
+    "linear": lambda x: functional.interpolate(x.flatten(2), 20, mode="linear"),
 }
 EXACT = {
     "sigmoid": torch.sigmoid,
@@ -127,6 +89,7 @@ MOVES = {
 }
 TWO = {
     "mul": torch.mul,
+    "div": torch.div,
     "matmul": lambda a, b: a @ b.transpose(-1, -2),
     "bmm": lambda a, b: torch.bmm(a.flatten(0, 1), b.flatten(0, 1).mT),
     "maximum": torch.maximum,
@@ -143,6 +106,10 @@ def test_averages_when_written_then_within_one_step(name, profile):
         x = integers(IMAGE, A)
         if name == "avg_pool1d":
             x, operator = x.flatten(2), lambda y: functional.avg_pool1d(y, 4, 3, 1)
+        if name == "linear":
+            x, operator = x.flatten(2), lambda y: functional.interpolate(y, 20, mode="linear")
+        if name == "sum_all":
+            operator, output = torch.sum, qp(3.0, -5)
         model = Between(operator, [A], output)
         assert steps_apart(model, x, profile=PROFILES[profile]) <= 1
 

@@ -1,0 +1,104 @@
+"""Sums, gates, quotients and resizes against the float operator, and against Python's integers."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pt2e_quant.core.integer_ops.profiles import PROFILES
+from tests.passes.reference.forms.between import (
+    IMAGE,
+    A,
+    B,
+    Between,
+    Y,
+    integers,
+    qp,
+    steps_apart,
+    written,
+)
+
+RESIZES = {
+    "twice": {"scale_factor": 2, "mode": "bilinear"},
+    "corners": {"size": (5, 16), "mode": "bilinear", "align_corners": True},
+    "factors": {"scale_factor": (0.7, 1.3), "mode": "bilinear"},
+    "bicubic": {"scale_factor": 1.5, "mode": "bicubic"},
+}
+
+
+@pytest.mark.parametrize("name", list(RESIZES))
+def test_resizes_when_written_then_within_one_step(name):
+    model = Between(lambda x: functional.interpolate(x, **RESIZES[name]), [A], A)
+    assert steps_apart(model, integers(IMAGE, A)) <= 1
+    wide = qp(1e-4, 77, torch.int16)
+    model = Between(model.operator, [wide], wide)
+    for profile in ("default", "tosa"):
+        assert steps_apart(model, integers(IMAGE, wide), profile=PROFILES[profile]) <= 1
+
+
+def test_trilinear_when_written_then_within_one_step():
+    grow = lambda x: functional.interpolate(x, scale_factor=2, mode="trilinear")  # noqa: E731
+    for kind in (A, qp(1e-4, 77, torch.int16)):
+        assert steps_apart(Between(grow, [kind], kind), integers((1, 2, 3, 4, 3), kind)) <= 1
+
+
+def rescaled(total, real, output):
+    """An accumulator times a real factor as TOSA has it, in Python's integers."""
+    fraction, exponent = math.frexp(real)
+    multiplier, shift = round(fraction * 2**31), 31 - exponent
+    steps = (total * multiplier + (1 << (shift - 1)) >> shift) + output[1]
+    return min(max(steps, output[2]), output[3])
+
+
+def test_sum_when_tosa_then_equal_to_python_integers():
+    x = integers((5, 6, 7), A)
+    model = Between(lambda v: v.sum((0, 2)), [A], Y)
+    _, after, _ = written(model, x, profile=PROFILES["tosa"])
+    real = torch.tensor(A[0]).double() / torch.tensor(Y[0]).double()
+    expected = [
+        rescaled(sum(v - A[1] for v in x[:, at].flatten().tolist()), real.item(), Y)
+        for at in range(6)
+    ]
+    assert after(x).tolist() == expected
+
+
+def test_glu_when_tosa_then_equal_to_python_integers():
+    x = integers((1, 12), A)
+    _, after, _ = written(Between(functional.glu, [A], B), x, profile=PROFILES["tosa"])
+    first, second = x[0].tolist()[:6], x[0].tolist()[6:]
+    gates = [round(65535 / (1 + math.exp(-(v - A[1]) * A[0]))) for v in second]
+    real = (torch.tensor(A[0]).double() / 65535 / torch.tensor(B[0]).double()).item()
+    pairs = zip(first, gates, strict=True)
+    assert after(x)[0].tolist() == [rescaled((v - A[1]) * gate, real, B) for v, gate in pairs]
+
+
+def test_glu_when_16_bits_then_within_one_step():
+    wide = qp(2e-4, 77, torch.int16)
+    model = Between(lambda x: functional.glu(x, 2), [wide], wide)
+    assert steps_apart(model, integers((2, 3, 4, 50), wide)) <= 1
+
+
+def test_division_when_by_zero_then_the_limits():
+    x, y = integers((4, 64), A), torch.full((4, 64), B[1], dtype=torch.int8)
+    _, after, _ = written(Between(torch.div, [A, B], Y), x, y)
+    steps = x.int() - A[1]
+    expected = torch.where(steps > 0, 127, torch.where(steps < 0, -128, Y[1]))
+    assert torch.equal(after(x, y).int(), expected)
+
+
+def test_sum_when_a_dimension_is_dynamic_then_within_one_step():
+    dynamic = {"xs": ({0: torch.export.Dim("n")},)}
+    x = integers((9, 4), A)
+    for profile in ("default", "tosa"):
+        model = Between(lambda v: v.sum(0), [A], Y)
+        assert steps_apart(model, x, profile=PROFILES[profile], shapes=dynamic) <= 1
+
+
+def test_sum_when_beyond_int32_and_64_bits_then_within_one_step():
+    wide = (1e-4, -32768, -32768, 32767, torch.int16)
+    x = torch.full((1, 40_000), 32767, dtype=torch.int16)
+    for operator in (lambda v: v.sum(1), lambda v: v.mean(1)):
+        model = Between(operator, [wide], qp(3000.0, 0))
+        for profile in ("default", "tosa"):
+            assert steps_apart(model, x, profile=PROFILES[profile], bits=64) <= 1
