@@ -1,12 +1,16 @@
 """Lowering: one walk from a canonical graph to an ONNX artifact that was run once."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import onnx_ir as ir
 import onnxruntime
 import torch
 from onnx_ir.passes import common
+from onnxscript.rewriter import _DEFAULT_REWRITE_RULES
+from onnxscript.rewriter._pattern_ir import Constant
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -57,6 +61,9 @@ from pt2e_quant.passes.qdq.widen_scales import widen_scales
 OPSET = 21
 """The first with 4- and 16-bit integers in QuantizeLinear and DequantizeLinear."""
 
+_LOCK = threading.RLock()
+"""onnxscript's rules are the whole process's: one thread at a time."""
+
 
 def export_model(
     ep: ExportedProgram,
@@ -79,7 +86,7 @@ def export_model(
     Raises:
         UnsupportedError: the exporter has no ONNX for an operator.
     """
-    with without_remarks("torch.onnx"):
+    with without_remarks("torch.onnx"), exact_identities():
         try:
             program = torch.onnx.export(
                 ep,
@@ -103,6 +110,27 @@ def export_model(
     _name_outputs(model.graph, output_names)
     model.producer_name = "pt2e_quant"
     return model, origins
+
+
+@contextmanager
+def exact_identities() -> Iterator[None]:
+    """Let onnxscript drop additions of 0 and products with 1, and none of about 0 and 1.
+
+    onnxscript 0.7 compares with tolerances of 1e-8 and 1e-5, and so drops that in x / (y + 1e-8).
+    """
+    constants = [
+        operand
+        for rule in _DEFAULT_REWRITE_RULES
+        for pattern in getattr(rule, "_target_pattern", ())
+        for operand in pattern.inputs
+        if isinstance(operand, Constant)
+    ]
+    with _LOCK, ExitStack() as restore:
+        for constant in constants:
+            for name in ("_abs_tol", "_rel_tol"):
+                restore.callback(setattr, constant, name, getattr(constant, name))
+                setattr(constant, name, 0.0)
+        yield
 
 
 def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:

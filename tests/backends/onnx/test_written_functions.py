@@ -57,6 +57,8 @@ FUNCTIONS = {
     "sum into all rows": lambda x, y: (
         x[:1, None].index_put((torch.tensor([0]),), torch.tensor(0.5), accumulate=True)[0] + y
     ),
+    "quotient of zeros": lambda x, y: (x * 0.0) / ((x * 0.0).sum(-1, keepdim=True) + 1e-8) + x + y,
+    "norm of zeros": lambda x, y: F.rms_norm(x * 0.0, (6,), eps=1e-9) + x + y,
     "cdist": lambda x, y: torch.cdist(x, y.clamp(-10, 10)),
     "cdist of 1": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=1.0),
     "cdist of 3": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=3.0),
