@@ -14,7 +14,7 @@ from pt2e_quant.core.qparams import QParams, choose_qparams
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.observers.qschemes import SYMMETRIC
 from pt2e_quant.observers.static.minmax import MinMaxObserver
-from pt2e_quant.observers.static.mse import squared_errors
+from pt2e_quant.observers.static.mse import cheapest_ranges, ranges_within, squared_errors
 from pt2e_quant.observers.static.percentile import PercentileObserver
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.statistics.kept_inputs import KeptCalls
@@ -25,6 +25,8 @@ SQUARED = "squared error"
 PERCENTILES = (99.999, 99.99, 99.9)
 _SHARES = torch.exp2(-torch.arange(10, dtype=torch.float64) / 6)
 """Of an end of the observed range, down to a third."""
+_FINALISTS = 12
+"""Of all pairs of ends, how many are compared exactly."""
 
 
 class RangeCandidates(PercentileObserver):
@@ -44,16 +46,15 @@ class RangeCandidates(PercentileObserver):
         Each candidate is judged by what it costs its readers: the last percent of this error, for
         which `MSEObserver` takes ten times as long, decides nothing.
         """
-        whole = torch.stack([self.min_val.clamp(max=0.0), self.max_val.clamp(min=0.0)]).double()
+        data = self.binned_data()
+        whole = torch.stack([self.min_val.clamp(max=0.0), self.max_val.clamp(min=0.0)])
+        whole = whole.double().cpu()
         if self.is_symmetric:
-            reach = whole.abs().max()
-            low, high = -reach * _SHARES, reach * _SHARES
-        else:
-            low, high = torch.cartesian_prod(*(end * _SHARES for end in whole.cpu())).T
+            whole = whole.abs().max() * torch.tensor([-1.0, 1.0])
+        ranges = ranges_within(whole, _SHARES.expand(2, -1), self.is_symmetric)
+        low, high = cheapest_ranges(data, ranges, self.quant_max - self.quant_min, _FINALISTS)
         scale, zero_point = self._choose(low.float(), high.float())
-        errors = squared_errors(
-            self.binned_data(), scale, zero_point, self.quant_min, self.quant_max
-        )
+        errors = squared_errors(data, scale, zero_point, self.quant_min, self.quant_max)
         best = int(errors.argmin())
         return low[best], high[best]
 

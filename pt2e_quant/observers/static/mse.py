@@ -122,7 +122,7 @@ def _model_of(data: BinnedData, steps: int) -> _Model:
     )
 
 
-def _ranges(whole: Tensor, shares: Tensor, symmetric: bool) -> Tensor:
+def ranges_within(whole: Tensor, shares: Tensor, symmetric: bool) -> Tensor:
     """Candidate ranges [2, K]: shares of each end of the whole range, [2, S], in all pairs.
 
     A symmetric range has one share for both ends.
@@ -132,6 +132,21 @@ def _ranges(whole: Tensor, shares: Tensor, symmetric: bool) -> Tensor:
         return ends
     low, high = (torch.unique(end) for end in ends)
     return torch.cartesian_prod(low, high).T.contiguous()
+
+
+def cheapest_ranges(data: BinnedData, ranges: Tensor, steps: int, count: int) -> Tensor:
+    """Those of some ranges [2, K] that a model takes for the cheapest, [2, count at most].
+
+    The model is within a few percent of `squared_errors`, in a tenth of its time.
+
+    Args:
+        data: what is quantized.
+        ranges: low and high ends.
+        steps: quant_max - quant_min.
+        count: how many to return, the cheapest first.
+    """
+    errors = _model_of(data, steps).errors(*ranges)
+    return ranges[:, errors.topk(min(count, ranges.shape[1]), largest=False).indices]
 
 
 def mse_optimal_range(
@@ -158,11 +173,9 @@ def mse_optimal_range(
     if symmetric:
         reach = whole.abs().max()
         whole = torch.stack([-reach, reach])
-    model = _model_of(data, quant_max - quant_min)
     depth = torch.arange(_OCTAVES * _PER_OCTAVE + 1, dtype=torch.float64) / _PER_OCTAVE
-    coarse = _ranges(whole, torch.exp2(-depth).expand(2, -1), symmetric)
-    count = min(_FINALISTS, coarse.shape[1])
-    finalists = coarse[:, model.errors(*coarse).topk(count, largest=False).indices]
+    coarse = ranges_within(whole, torch.exp2(-depth).expand(2, -1), symmetric)
+    finalists = cheapest_ranges(data, coarse, quant_max - quant_min, _FINALISTS)
 
     def cheapest(ranges: Tensor) -> tuple[Tensor, float]:
         scale, zero_point = choose(*ranges.to(torch.float32))
@@ -177,7 +190,7 @@ def mse_optimal_range(
         around = torch.exp2(torch.linspace(-2, 2, 5, dtype=torch.float64) * octaves)
         for _ in range(_ROUNDS):
             shares = ((best / reach)[:, None] * around).clamp(max=1.0)
-            found, error = cheapest(_ranges(whole, shares, symmetric))
+            found, error = cheapest(ranges_within(whole, shares, symmetric))
             if error >= least:
                 break
             best, least = found, error

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pt2e_quant.core.qparams import QParams
-from pt2e_quant.passes.algorithms.observed_run import OutputError, rounded_by
+from pt2e_quant.passes.algorithms.observed_run import ObservedRun, OutputError, rounded_by
 
 
 @pytest.mark.parametrize(("scale", "zero_point"), [(0.013, 3), (0.5, -128), (1e-9, 127)])
@@ -50,3 +50,44 @@ def test_sure_gain_when_one_call_makes_the_gain_then_none():
     before, after = _error([1.0, 1.0, 1.0, 10.0]), _error([1.2, 1.2, 1.2, 5.0])
     assert after.db > before.db + 1
     assert after.sure_gain(before) < 0
+
+
+def _returned(gm):
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    return output.all_input_nodes
+
+
+class Counter(torch.nn.Module):
+    """Adds a weight, twice the input and the number of calls before."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x, scale):
+        self.count += 1
+        return {"sum": (x * scale + self.weight, self.count.clone())}
+
+
+def test_observed_run_when_called_again_then_from_the_models_state_and_nothing_is_left():
+    x = torch.ones(2)
+    gm = torch.export.export(Counter(), (x, 2.0)).module()
+    run = ObservedRun(gm, lambda node, value: value)
+    for _ in range(2):
+        summed, count = run.call([x, 2.0])
+        assert summed.tolist() == [3.0, 4.0]
+        assert count.item() == 1
+    assert [node for node in run.env if node.op == "call_function"] == [*_returned(gm)]
+    assert next(gm.buffers()).item() == 0
+
+
+def test_observed_run_when_a_graph_has_observers_then_each_is_asked():
+    gm = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)).module()
+    (linear,) = (n for n in gm.graph.nodes if n.op == "call_function" and n.users)
+    gm.add_submodule("observer", torch.nn.Identity())
+    with gm.graph.inserting_after(linear):
+        observed = gm.graph.call_module("observer", (linear,))
+    linear.replace_all_uses_with(observed, lambda user: user is not observed)
+    (found,) = ObservedRun(gm, lambda node, value: value * 0).call([torch.ones(1, 2)])
+    assert torch.equal(found, torch.zeros(1, 2))
