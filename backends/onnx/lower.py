@@ -12,7 +12,7 @@ from onnx_ir.passes import common
 from onnxscript.rewriter import _DEFAULT_REWRITE_RULES
 from onnxscript.rewriter._pattern_ir import Constant
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
@@ -69,6 +69,7 @@ def export_model(
     ep: ExportedProgram,
     output_names: Sequence[str],
     *,
+    named: Graph | None = None,
     portable: bool = False,
     validation: RewriteValidation | None = None,
 ) -> tuple[ir.Model, dict[str, str]]:
@@ -77,6 +78,7 @@ def export_model(
     Args:
         ep: in canonical form, nothing packed.
         output_names: a name for each of its outputs.
+        named: what the program was exported from: values get the names of its nodes.
         portable: use operators of the ONNX standard only.
         validation: is shown the model after the translation and after each rewrite.
 
@@ -102,9 +104,12 @@ def export_model(
             ) from error
     assert program is not None
     model = program.model
+    exported = program.exported_program
+    if named is not None and exported is not None:
+        _name_values(model, _names_before(exported.graph, named))
     if validation is not None:
-        assert program.exported_program is not None
-        validation.start(program.exported_program.graph, model)
+        assert exported is not None
+        validation.start(exported.graph, model)
     origins = apply_rewrites(model, portable=portable, validation=validation)
     common.OutputFixPass()(model)
     _name_outputs(model.graph, output_names)
@@ -131,6 +136,44 @@ def exact_identities() -> Iterator[None]:
                 restore.callback(setattr, constant, name, getattr(constant, name))
                 setattr(constant, name, 0.0)
         yield
+
+
+def _names_before(exported: Graph, named: Graph) -> dict[str, str]:
+    """The names of nodes in a graph before it was exported, by their names afterwards.
+
+    torch numbers the nodes of an operator anew. Of several that one node was made into, the last
+    has its value.
+    """
+    last = {}
+    for node in exported.nodes:
+        sources = node.meta.get("from_node") if node.op == "call_function" else None
+        while sources:
+            if sources[-1].graph_id == id(named):
+                last[sources[-1].name] = node.name
+                break
+            sources = sources[-1].from_node
+    return {after: before for before, after in last.items()}
+
+
+def _name_values(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Give the values of a model, and the nodes that make them, other names.
+
+    A value that has a name which another one gets has a number behind it afterwards.
+    """
+    graph = model.graph
+    made = [value for node in graph for value in node.outputs]
+    inner = [v for part in graph.subgraphs() for node in part for v in node.outputs]
+    fixed = {value.name for value in (*graph.inputs, *inner)} | set(graph.initializers)
+    wanted = {v: name for v in made if (name := names.get(v.name or "")) and name not in fixed}
+    taken = {*fixed, *wanted.values()}
+    for value in made:
+        name = wanted.get(value)
+        if name is None and value.name is not None:
+            name = _unique(value.name, taken)
+        node = value.producer()
+        if node is not None and name != value.name:
+            value.name = name
+            node.name = f"node_{name}"
 
 
 def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
@@ -300,7 +343,7 @@ def _export(
 
     try:
         ep = export_again(flat)
-        return export_model(ep, names, portable=portable, validation=validation)
+        return export_model(ep, names, named=flat.graph, portable=portable, validation=validation)
     except UnsupportedError as error:
         if error.node_name:
             raise

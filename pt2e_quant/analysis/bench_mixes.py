@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,21 +87,22 @@ class Bench:
         self,
         program: ExportedProgram,
         backend: Backend,
-        data: Sequence[Any],
-        held: Sequence[Any],
+        data: Iterable[Any],
+        held: Iterable[Any],
         picked: Callable[[Any], tuple[Any, Any]],
         metric: Metric | None,
         progress: bool,
     ) -> None:
         self.program = program
         self.backend = backend
-        self.data = data
-        self.held = held
+        # A loader that shuffles or augments gives other batches each time.
+        self.held = list(held)
+        self.data = self.held if data is held else data
         self.picked = picked
         self.metric = metric
         self.progress = progress
         module: Any = graph_module_of(program)
-        self.expected = [self._outputs(module, batch) for batch in held]
+        self.expected = [self._outputs(module, batch) for batch in self.held]
         if not self.expected:
             raise ConfigError("there is no batch to measure on", fix="give at least one batch")
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -142,6 +142,11 @@ def _only(batch: Any, targets: InputPick) -> Any:
     return found[0] if isinstance(targets, (str, int)) else found
 
 
-def batches_of(batches: Any) -> Sequence[Any]:
+def batches_of(batches: Iterable[Any]) -> Iterable[Any]:
     """Batches that can be gone through more than once: an iterator is read into a list."""
     return list(batches) if iter(batches) is batches else batches
+
+
+def first_of(batches: Iterable[Any]) -> Any:
+    """The first batch, None if there is none; a DataLoader has no other way to it."""
+    return next(iter(batches), None)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from types import CodeType
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.analysis.float_twin import FloatTwin
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.group_costs import VERSION, GroupCost, Method, Sensitivity
-from pt2e_quant.analysis.metric import Metric, batches_of, picker
+from pt2e_quant.analysis.metric import Metric, batches_of, first_of, picker
 from pt2e_quant.analysis.open_side import is_quantized, open_graph
 from pt2e_quant.analysis.weigh_groups import Call, ExactCosts, GradientCosts, weight_costs
 from pt2e_quant.backends.artifact import result_builder
@@ -100,7 +100,7 @@ def sensitivity(
 
     if chosen is Method.WEIGHT:
         return weighing.result(chosen, name, weight_costs(weighing.twin))
-    if not held:
+    if first_of(held) is None:
         raise ConfigError(
             "there is no batch to weigh groups on",
             fix='give at least one batch, or choose method="weight"',
@@ -121,16 +121,17 @@ def _method(method: str | Method) -> Method:
 
 
 def _captured(
-    program: nn.Module | ExportedProgram, held: Sequence[Any], picked: Callable[[Any], Any]
+    program: nn.Module | ExportedProgram, held: Iterable[Any], picked: Callable[[Any], Any]
 ) -> ExportedProgram | GraphModule:
     if isinstance(program, (ExportedProgram, GraphModule)):
         return program
-    if not held:
+    first = first_of(held)
+    if first is None:
         raise ConfigError(
             "a module needs a batch to be captured with",
             fix="give batches, or a program of torch.export",
         )
-    return capture_model(program, *as_call(picked(held[0])[0]), None)
+    return capture_model(program, *as_call(picked(first)[0]), None)
 
 
 def _quantized(

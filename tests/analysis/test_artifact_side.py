@@ -4,6 +4,8 @@ import copy
 import math
 
 import pytest
+import torch
+from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
@@ -32,6 +34,28 @@ def test_compare_when_a_program_has_a_bad_range_then_its_node_is_the_worst(made,
     of_graph = pq.compare(program, wrong, batches, progress=False)
     for row in found.activations:
         assert row.sqnr_db == pytest.approx(of_graph.node(row.node).sqnr_db, abs=0.2)
+
+
+def test_compare_when_a_pass_adds_a_convolution_then_values_keep_their_names():
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 8, 2, 2))
+    model += nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    images = torch.randn(2, 3, 8, 8)
+    artifact = pq.quantize(
+        *(model.eval(), (images,)),
+        calibration_data=[images],
+        backend="onnx",
+        effort="fast",
+        progress=False,
+    )
+    found = pq.compare(model, artifact, [images], progress=False)
+    of_graph = pq.compare(model, artifact.quantized, [images], progress=False)
+    for row in found.activations:
+        assert row.sqnr_db == pytest.approx(of_graph.node(row.node).sqnr_db, abs=0.5)
+    assert not any("other shapes" in note for note in found.notes)
+    timed = {row.node: row.module for row in artifact.profile(images).nodes}
+    assert (timed["conv2d_1"], timed["conv2d_2"]) == ("3", "5")
 
 
 @pytest.mark.parametrize("backend", ["onnx", "xnnpack"])

@@ -3,7 +3,19 @@ import math
 import pytest
 import torch
 
-from pt2e_quant.analysis.bench_mixes import Goal, mean_cosine
+import pt2e_quant as pq
+from pt2e_quant.analysis.bench_mixes import Bench, Goal, mean_cosine
+from pt2e_quant.backends.target.recipe_file import RecipeFile
+
+
+def test_bench_when_a_loader_shuffles_then_results_are_held_against_their_own_batch():
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(6, 4))
+    program = torch.export.export(torch.nn.Linear(4, 3), (torch.randn(1, 4),))
+    loader = torch.utils.data.DataLoader(data, batch_size=1, shuffle=True)
+    onnx = pq.backends.get("onnx")
+    bench = Bench(program, onnx, loader, loader, lambda batch: (batch, None), None, False)
+    assert bench.measure(bench.build(RecipeFile(backend="onnx", recipe="int8"))) > 0.99
 
 
 def test_mean_cosine_when_samples_differ_then_the_mean_over_them():

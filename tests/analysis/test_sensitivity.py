@@ -144,6 +144,18 @@ def test_sensitivity_when_a_model_takes_a_pair_then_targets_are_only_the_measure
     assert graded.group("linear").cost > 0
 
 
+def test_sensitivity_when_a_module_has_a_data_loader_then_as_with_a_list(made):
+    module, _, _, quantized, batches = made
+    every = torch.utils.data.TensorDataset(torch.cat(batches))
+    loader = torch.utils.data.DataLoader(every, batch_size=len(batches[0]))
+    found = pq.sensitivity(module, quantized, loader, method="gradient", progress=False)
+    listed = pq.sensitivity(module, quantized, batches, method="gradient", progress=False)
+    assert [row.cost for row in found] == [row.cost for row in listed]
+    empty = torch.utils.data.DataLoader(every, sampler=[])
+    with pytest.raises(ConfigError, match="needs a batch"):
+        pq.sensitivity(module, quantized, empty, progress=False)
+
+
 def test_sensitivity_when_labels_are_left_in_then_the_error_names_the_argument(made):
     _, program, _, _, batches = made
     labelled = [(batch, torch.zeros(len(batch))) for batch in batches]
