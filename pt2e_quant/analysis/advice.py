@@ -1,7 +1,7 @@
 """advise: what to do about the tensors that lose accuracy, with the line to add."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -47,7 +47,7 @@ class Advice:
         node: the node, by its name in the float program.
         module: its module, "" at the root.
         evidence: what was found, with the figures.
-        line: of Python, to add or to change.
+        line: of Python, to add or to change; `quantizer` is what `prepare` gets.
     """
 
     rule: str
@@ -109,10 +109,28 @@ def advise(quantized: GraphModule, comparison: Comparison | None = None) -> Advi
     return AdviceList(found)
 
 
-def _keep_float(module: str, node: str) -> str:
-    if module:
-        return f'quantizer.set_module_name("{module}", None)'
-    return f"# leave {node} float: give it a module of its own, then set_module_name(…, None)"
+def _keep_float(nodes: Iterable[Node]) -> str:
+    names = [*dict.fromkeys(node.name for node in nodes)]
+    pattern = names[0] if len(names) == 1 else f"re:{'|'.join(names)}"
+    return f'quantizer.set_node("{pattern}", None)'
+
+
+def _quantizing(side: GraphSide, site: Site) -> Iterator[Node]:
+    """The operators for which a value is quantized: what makes it, and what reads its integers."""
+    node = site.node
+    yield node
+    while not any(map(is_dequantize, node.all_input_nodes)):  # a relu behind its convolution
+        before = [n for n in node.all_input_nodes if n not in side.constants]
+        if len(before) != 1 or before[0].op != "call_function":
+            break
+        yield (node := before[0])
+    moved = {s.node: s for s in side.sites.values() if s.moved_from is not None}
+    todo = [site]
+    while todo:
+        for reader in _readers(todo.pop()):
+            yield reader
+            if reader in moved:
+                todo.append(moved[reader])
 
 
 def _mask_in_range(side: GraphSide, site: Site, row: NodeError) -> Advice | None:
@@ -127,7 +145,7 @@ def _mask_in_range(side: GraphSide, site: Site, row: NodeError) -> Advice | None
         module=row.module,
         evidence=f"its range starts at {row.range_kept[0]:.3g}, which is a mask's constant: one "
         f"step is {(row.range_kept[1] - row.range_kept[0]) / 255:.3g} wide",
-        line=_keep_float(row.module, row.node),
+        line=_keep_float(_quantizing(side, site)),
     )
 
 
@@ -142,7 +160,7 @@ def _outlier_channels(side: GraphSide, site: Site, row: NodeError) -> Advice | N
     if readers and all(is_call(node, LINEAR) for node in readers):
         line = 'pq.prepare(program, quantizer, algorithms=["smooth_quant"])'
     else:
-        line = _keep_float(row.module, row.node)
+        line = _keep_float(_quantizing(side, site))
     return Advice(
         rule="outlier channels",
         node=row.node,
@@ -205,14 +223,13 @@ def _bias_overflow(side: GraphSide) -> Iterator[Advice]:
             continue
         steps = float((bias.abs().double() / scale).max())
         if steps >= 2**31:
-            module = module_path(weight.reader)
             yield Advice(
                 rule="bias overflow",
                 node=origin_name(weight.reader),
-                module=module,
+                module=module_path(weight.reader),
                 evidence=f"its bias takes {steps:.3g} steps of the input's scale times the "
                 "weight's, more than int32 holds",
-                line=_keep_float(module, weight.reader.name),
+                line=_keep_float([weight.reader]),
             )
 
 
@@ -243,14 +260,13 @@ def _denormal_scale(side: GraphSide) -> Iterator[Advice]:
         scales += [] if product is None else [product]
         least = min((float(scale.min()) for scale in scales), default=math.inf)
         if least < _TINY:
-            module = module_path(weight.reader)
             yield Advice(
                 rule="denormal scale",
                 node=origin_name(weight.reader),
-                module=module,
+                module=module_path(weight.reader),
                 evidence=f"a scale of {weight.name}, or its product with the input's, is "
                 f"{least:.3g}: runtimes may round it to zero",
-                line=_keep_float(module, weight.reader.name),
+                line=_keep_float([weight.reader]),
             )
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
@@ -49,6 +49,47 @@ def test_advise_when_channels_stand_out_then_smooth_quant_mends_it():
     prepared = pq.prepare(program, quantizer, algorithms=["smooth_quant"])
     mended = pq.convert(pq.calibrate(prepared, batches, progress=False))
     assert "outlier channels" not in advice_on(program, mended, batches)
+
+
+class Wide(nn.Module):
+    """A channel that is wide between an activation that is not linear, a view and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3)
+        self.wide = nn.Conv2d(8, 8, 3)
+        self.narrow = nn.Conv2d(8, 8, 1)
+        self.head = nn.Linear(8 * 16, 4)
+        with torch.no_grad():
+            self.wide.weight[2] *= 300
+            self.narrow.weight[:, 2] /= 300
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.narrow(nn.functional.hardswish(self.wide(torch.relu(self.stem(x)))))
+        return self.head(torch.relu(y).flatten(1))
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+def test_advise_when_its_lines_are_added_then_the_values_are_float(backend):
+    torch.manual_seed(0)
+    batches = [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    program = torch.export.export(Wide().eval(), (batches[0],))
+
+    def compared(lines):
+        quantizer = pq.backends.get(backend).quantizer("int8")
+        for line in lines:
+            exec(line, {"quantizer": quantizer})
+        prepared = pq.prepare(program, quantizer, effort="fast")
+        gm = pq.convert(pq.calibrate(prepared, batches, progress=False))
+        return gm, pq.compare(program, gm, batches, progress=False)
+
+    gm, before = compared([])
+    advice = pq.advise(gm, before)
+    assert {a.node for a in advice} == {"conv2d_1", "hardswish"}
+    gm, after = compared([a.line for a in advice])
+    assert pq.advise(gm, after) == ()
+    assert after.sqnr_db > before.sqnr_db + 10
+    assert after.node("relu").dtype == after.node("linear").dtype != ""
 
 
 def test_advise_when_evaluation_has_larger_values_then_calibration_is_named():
@@ -120,7 +161,7 @@ def test_advise_when_a_scale_is_far_too_small_then_its_operator_is_named(made, s
     gm.head.weight_scale = torch.full_like(gm.head.weight_scale, scale)
     found = {a.rule: a for a in pq.advise(gm)}
     assert found[rule].node == "linear"
-    assert found[rule].line == 'quantizer.set_module_name("head", None)'
+    assert found[rule].line == 'quantizer.set_node("linear", None)'
     assert "linear (head)" in str(found[rule])
 
 
