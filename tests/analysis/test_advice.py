@@ -89,7 +89,8 @@ def test_advise_when_its_lines_are_added_then_the_values_are_float(backend):
     gm, after = compared([a.line for a in advice])
     assert pq.advise(gm, after) == ()
     assert after.sqnr_db > before.sqnr_db + 10
-    assert after.node("relu").dtype == after.node("linear").dtype != ""
+    assert after.node("relu").dtype != ""
+    assert len([row for row in after.activations if row.dtype]) >= 3
 
 
 def test_advise_when_evaluation_has_larger_values_then_calibration_is_named():
