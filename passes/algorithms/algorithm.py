@@ -67,6 +67,7 @@ class Stage(IntEnum):
         SCALES: it chooses the scales of weights. A model takes one such algorithm.
         CODES: it chooses the integers of weights. A model takes one such algorithm.
         CORRECTIONS: it makes up for errors that quantization has made.
+        CONFIRMATION: it holds what the others made against what was there before.
     """
 
     WEIGHTS = 0
@@ -74,6 +75,7 @@ class Stage(IntEnum):
     SCALES = 2
     CODES = 3
     CORRECTIONS = 4
+    CONFIRMATION = 5
 
 
 class Algorithm(ABC):

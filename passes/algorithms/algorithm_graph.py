@@ -49,11 +49,13 @@ class Gathered:
         statistics: by the name of the algorithm, the operator and the slot.
         floats: what constants were before an algorithm made them fit their quantization, by the
             `get_attr` node; only while something is to be compared with the float model.
+        observers: what observed a constant before an algorithm fixed its scales, by observer node.
         progress: show progress bars of what takes long on a terminal.
     """
 
     statistics: dict[tuple[str, Node, str], Statistics] = field(default_factory=dict)
     floats: dict[Node, Tensor] = field(default_factory=dict)
+    observers: dict[Node, nn.Module] = field(default_factory=dict)
     progress: bool = False
 
     @property
@@ -347,6 +349,7 @@ class Constant:
                 ch_axis=found.axis or 0,
                 group_size=found.group_size,
             )
+        graph.gathered.observers.setdefault(observed, self.observer)
         graph.put_observer(observed, fixed)
 
 

@@ -46,8 +46,6 @@ LEAST_GAIN_DB = 0.25
 """By how much the whole model must gain over the observed ranges, on the calls judged on."""
 CONFIRMED_DB = 0.1
 """By how much it must gain on calls that nothing was chosen by."""
-LEAST_STEP_DB = 0.05
-"""By how much it must gain by another range of one group."""
 
 BEYOND = 0.05
 """How often a call is taken to exceed what calibration saw."""
@@ -90,7 +88,6 @@ class ChooseRanges(Algorithm):
     calibration, whatever their number, 60 at most.
 
     Args:
-        varies: how many groups, those that cost most, are varied one by one in the whole model.
         any_observer: also where somebody chose the observer; False for ranges that a recipe left
             open (`PredictedRangeObserver`).
     """
@@ -104,7 +101,6 @@ class ChooseRanges(Algorithm):
     stage: ClassVar[Stage] = Stage.RANGES
     needs_calls: ClassVar[bool] = True
 
-    varies: int = 0
     any_observer: bool = True
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
@@ -131,7 +127,7 @@ class ChooseRanges(Algorithm):
             chooser.judge()
             if not any(group.errors for group in groups.values()):
                 raise Declined("ranges are as observed: no other range differs from them")
-            choice, text = chooser.confirmed(chooser.decide(self.varies))
+            choice, text = chooser.confirmed(chooser.decide())
         for key, name in choice.items():
             group = groups[key]
             made = group.observer if name == AS_OBSERVED else group.chosen(name)
@@ -231,7 +227,7 @@ class _Chooser:
             found = rounded if again is None else again(reader, source, rounded)
             self.noise[source, reader, name] += weight * energy(found - expected)
 
-    def decide(self, varies: int) -> Decision:
+    def decide(self) -> Decision:
         """The choice that is best in the whole model, on the calls that judge."""
         judged = {key: group for key, group in self.groups.items() if group.errors}
         tried: list[Choice] = [dict.fromkeys(judged, AS_OBSERVED)]
@@ -242,7 +238,7 @@ class _Chooser:
         errors = self._whole(tried, self.compared)
         best = max(range(len(tried)), key=lambda at: errors[at].db)
         best = best if errors[best].db > errors[0].db + LEAST_GAIN_DB else 0
-        return self._vary(Decision(tried[best], errors[0], errors[best]), varies)
+        return Decision(tried[best], errors[0], errors[best])
 
     def confirmed(self, decision: Decision) -> tuple[Choice, str]:
         """The choice if it holds on calls that had no part in it; and a line that says so."""
@@ -321,21 +317,6 @@ class _Chooser:
         if not is_float(value) or hasattr(observer, "derive_qparams_fn"):
             return value
         return rounded(observer, value)
-
-    def _vary(self, found: Decision, groups: int) -> Decision:
-        """Try other ranges of the groups that cost most, one by one, in the whole model.
-
-        Those that are worse for the readers than the observed one are not tried.
-        """
-        costly = sorted(found.choice, key=lambda k: -self.groups[k].errors[found.choice[k]])
-        for key in costly[:groups]:
-            errors, there = self.groups[key].errors, found.choice[key]
-            others = [n for n in errors if n != there and errors[n] <= errors[AS_OBSERVED]]
-            varied = [found.choice | {key: name} for name in others]
-            for choice, error in zip(varied, self._whole(varied, self.compared), strict=True):
-                if error.db > found.chosen.db + LEAST_STEP_DB:
-                    found = Decision(choice, found.observed, error)
-        return found
 
 
 def _is_pure(node: Node) -> bool:

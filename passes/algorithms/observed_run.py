@@ -40,7 +40,8 @@ class ObservedRun:
         written = frozenset(mutated_buffers(gm))
         nodes = list(gm.graph.nodes)
         constants = [n for n in nodes if n.op == "get_attr"]
-        self._constants = {n: attribute(gm, str(n.target)) for n in constants}
+        self.constants = {n: attribute(gm, str(n.target)) for n in constants}
+        """What each constant is in the runs."""
         self._written = [n for n in constants if str(n.target) in written]
         self._inputs = [n for n in nodes if n.op == "placeholder"]
         self._steps = [(n, *_how_called(n)) for n in nodes if n.op.startswith("call_")]
@@ -54,7 +55,7 @@ class ObservedRun:
 
     def call(self, inputs: Sequence[Any]) -> list[Any]:
         """The flat outputs of one call, which starts from the state that the model has."""
-        env = self.env = dict(self._constants)
+        env = self.env = dict(self.constants)
         env.update((node, env[node].clone()) for node in self._written)
         given = pytree.tree_map_only(Tensor, Tensor.clone, tuple(inputs))
         env.update(zip(self._inputs, given, strict=True))

@@ -14,6 +14,7 @@ from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.batch_norm_reestimation import BatchNormReestimation
 from pt2e_quant.passes.algorithms.bias_correction import AnalyticBiasCorrection, BiasCorrection
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.confirm_weights import ConfirmWeights
 from pt2e_quant.passes.algorithms.cross_layer_equalization import CrossLayerEqualization
 from pt2e_quant.passes.algorithms.gptq import Gptq
 from pt2e_quant.passes.algorithms.hqq import Hqq
@@ -38,6 +39,7 @@ _OWN: dict[str, type[Algorithm]] = {
         BiasCorrection,
         CrossLayerEqualization,
         ChooseRanges,
+        ConfirmWeights,
         Gptq,
         Hqq,
         LowRank,
@@ -51,8 +53,8 @@ _OWN: dict[str, type[Algorithm]] = {
 }
 OWN_NAMES = tuple(sorted(_OWN))
 """Those of this package."""
-MOST_VARIED = 24
-"""How many groups the most effort varies one by one."""
+_BEST: tuple[Algorithm, ...] = (Gptq(), BatchNormReestimation(), ConfirmWeights())
+"""What the most effort does to weights."""
 _CHOSEN_ONCE = {Stage.SCALES: "scales", Stage.CODES: "integers"}
 
 
@@ -147,16 +149,22 @@ def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tu
 
 
 def with_effort(
-    asked: Sequence[str | Algorithm], effort: Effort | None
-) -> tuple[str | Algorithm, ...]:
-    """What was asked for, and what an effort adds to it.
+    own: Sequence[Algorithm], asked: Sequence[str | Algorithm], effort: Effort | None
+) -> tuple[tuple[Algorithm, ...], tuple[str | Algorithm, ...]]:
+    """What a quantizer brings, and what was asked for, with what an effort adds or leaves out.
 
     Args:
+        own: what the quantizer brings.
         asked: algorithms or their names.
-        effort: FAST adds nothing, BALANCED the choice of ranges, BEST a longer one; None what the
-            recipe brings.
+        effort: FAST leaves out the choice of ranges, BALANCED asks for it, BEST also brings what
+            chooses integers of weights and corrects errors, where nothing else that does was
+            asked for, and has the change confirmed; None changes nothing.
     """
-    if effort is None or effort is Effort.FAST:
-        return tuple(asked)
-    varies = MOST_VARIED if effort is Effort.BEST else 0
-    return (*asked, ChooseRanges(varies=varies))
+    if effort is None:
+        return tuple(own), tuple(asked)
+    kept = tuple(algorithm for algorithm in own if algorithm.name != ChooseRanges.name)
+    if effort is Effort.FAST:
+        return kept, tuple(asked)
+    taken = {algorithm_named(given).stage for given in asked}
+    added = _BEST if effort is Effort.BEST else ()
+    return (*kept, *(a for a in added if a.stage not in taken)), (*asked, ChooseRanges())

@@ -1,4 +1,4 @@
-"""How much is tried out on calibration data to choose the ranges of activations."""
+"""How much is tried out on calibration data to choose ranges and weights."""
 
 from enum import StrEnum
 
@@ -11,7 +11,8 @@ class Effort(StrEnum):
     Attributes:
         FAST: each range is what its observer says.
         BALANCED: several ranges are compared for each tensor, in a few runs of the model.
-        BEST: afterwards the ranges are also varied one by one, each time by a run of the model.
+        BEST: weights are also rounded by the output error of their layers and errors corrected,
+            which stays where the whole model gains by it.
     """
 
     FAST = "fast"

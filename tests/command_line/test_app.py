@@ -85,7 +85,7 @@ def test_quantize_when_an_effort_is_asked_for_then_the_algorithms_get_it(
     given = []
     monkeypatch.setattr(
         "pt2e_quant.flow.prepare.prepare_pt2e.with_effort",
-        lambda asked, effort: given.append(effort) or asked,
+        lambda own, asked, effort: given.append(effort) or (own, asked),
     )
     assert call(*QUANTIZE, "-q", "--effort", "most") == 2
     assert call(*QUANTIZE, "-q", "--effort", "best") == 0

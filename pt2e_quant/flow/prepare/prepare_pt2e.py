@@ -52,7 +52,6 @@ from pt2e_quant.graph.pickling.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, copy_bodies, direct_bodies
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, insert_statistics
-from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.registry import algorithm_named, combined, with_effort
 from pt2e_quant.passes.batch_norm.fold_affines import fold_affines
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_batch_norm
@@ -109,8 +108,9 @@ def prepare_pt2e(
         algorithms: what is to be done to weights and ranges besides, by name or with settings:
             `["gptq"]`, `[Gptq(block_size=64)]`; added to those that the quantizer brings.
         effort: "fast" takes ranges of activations as they were observed; "balanced" and "best"
-            compare others in convert, on calls that calibration keeps. None is "balanced" for
-            recipes with static ranges where nobody chose the observers, else "fast".
+            compare others in convert, on calls that calibration keeps. "best" also rounds weights
+            by GPTQ and re-estimates batch norms, if the whole model gains by it. None is
+            "balanced" for recipes with static ranges where nobody chose the observers, else "fast".
         strict: refuse when nothing was annotated; otherwise warn, here and in convert.
         int_only: refuse operators that compute in float between the first quantize and the last
             dequantize: here those that the quantizer leaves float or that have no integer form, in
@@ -125,13 +125,12 @@ def prepare_pt2e(
         AnnotationError: an annotation cannot be carried out, or there is none.
         UnsupportedError: int_only, and an operator computes in float.
     """
-    chosen = None if effort is None else effort_named(effort)
     prepared = prepare_captured(
         captured(model),
         quantizer,
         strict=strict,
-        algorithms=with_effort(algorithms, chosen),
-        left_out=ChooseRanges.name if chosen is Effort.FAST else "",
+        algorithms=algorithms,
+        effort=None if effort is None else effort_named(effort),
     )
     if int_only:
         for graph in prepared_graphs(prepared):
@@ -146,16 +145,16 @@ def prepare_captured(
     *,
     strict: bool,
     algorithms: Sequence[str | Algorithm] = (),
-    left_out: str = "",
+    effort: Effort | None = None,
     is_qat: bool = False,
     observe_constants: bool = False,
     as_torchao: bool = False,
 ) -> GraphModule:
     """Prepare a graph in place for calibration, or with is_qat for training.
 
-    `left_out` names an algorithm of the quantizer that is not to run. With observe_constants the
-    graph observes constants too, as that of torchao's PT2E does; with as_torchao the quantizer sees
-    batch norms in training, which become operators as there, and convert gives graphs of that form.
+    With observe_constants the graph observes constants too, as that of torchao's PT2E does. With
+    as_torchao the quantizer sees batch norms in training, which become operators as there, and
+    convert gives graphs of that form.
     """
     if not callable(getattr(quantizer, "annotate", None)):
         raise ConfigError(
@@ -164,7 +163,7 @@ def prepare_captured(
         )
     with pause_gc():
         brought = () if is_qat else getattr(quantizer, "algorithms", ())
-        own = [algorithm for algorithm in brought if algorithm.name != left_out]
+        own, algorithms = with_effort(brought, algorithms, effort)
         asked = {algorithm_named(given).name for given in algorithms}
         options = _Options(
             strict=strict,

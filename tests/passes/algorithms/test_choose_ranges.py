@@ -191,7 +191,7 @@ def test_choose_ranges_when_others_are_no_better_on_unseen_calls_then_as_observe
             chooser = _Chooser(prepared, groups, replace(calls, unseen=unseen), progress=False)
             chooser.fit()
             chooser.judge()
-            decision = chooser.decide(0)
+            decision = chooser.decide()
             assert any(name != AS_OBSERVED for name in decision.choice.values())
             choice, text = chooser.confirmed(decision)
             changed = any(name != AS_OBSERVED for name in choice.values())

@@ -1,0 +1,110 @@
+"""Hold what algorithms made of weights against plain rounding, in the whole model."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from pt2e_quant.core.progress import show_progress
+from pt2e_quant.graph.meta import attribute
+from pt2e_quant.observers.rounding import rounded
+from pt2e_quant.observers.statistics.base import Statistics
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
+from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY, AlgorithmGraph
+from pt2e_quant.passes.algorithms.bias_correction import LAYERS
+from pt2e_quant.passes.algorithms.grid import Declined
+from pt2e_quant.passes.algorithms.observed_run import ObservedRun, OutputError, floats, is_float
+from pt2e_quant.passes.algorithms.paired_run import fixed_nodes
+
+LEAST_GAIN_DB = 0.1
+"""By how much the model must gain. The algorithms lower the error of each layer, so that a gain
+is likely before it is measured: one within its standard error counts too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmWeights(Algorithm):
+    """Take back what algorithms made of weights and biases unless the whole model gains by it.
+
+    Algorithms of integers and corrections choose layer by layer. What is best for each layer need
+    not be for the model. The kept calls of calibration are run in float, with all rounded plainly,
+    and with all rounded as the algorithms left it. Their change stays where the outputs come
+    nearer to the float ones.
+    """
+
+    name: ClassVar[str] = "confirm_weights"
+    paper: ClassVar[str] = "none: a check of what the algorithms before it did"
+    fits: ClassVar[str] = "models with weights in integers that other algorithms have changed"
+    stage: ClassVar[Stage] = Stage.CONFIRMATION
+    needs_calls: ClassVar[bool] = True
+
+    def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
+        """One for the whole graph, at its first layer."""
+        return [Site(graph, node, "weights") for node in graph.quantized(LAYERS)[:1]]
+
+    def apply(self, site: Site, statistics: Statistics | None) -> str:
+        """Compare, and take back what does not help."""
+        graph, gathered = site.graph, site.graph.gathered
+        if not gathered.floats:
+            raise Declined("no weight or bias differs from the float model's")
+        if gathered.kept is None or not gathered.kept.sample:
+            raise Declined("no calibration data reached it")
+        calls, gm = gathered.kept.sample, graph.gm
+        exact = _run(gm, lambda node, value: value, gathered.floats)
+        plain = _run(gm, _rounding(gm, gathered.observers), gathered.floats)
+        changed = _run(gm, _rounding(gm, {}), {})
+        before, after = OutputError(), OutputError()
+        with torch.no_grad():
+            text = "confirming weights"
+            for call in show_progress(calls, text, enabled=gathered.progress):
+                expected = floats(exact.call(call))
+                before.add(expected, floats(plain.call(call)), 1.0)
+                after.add(expected, floats(changed.call(call)), 1.0)
+        told = (
+            f"on {len(calls)} calls the quantized model is at {after.db:.1f} dB with the weights "
+            f"and biases that algorithms chose, and at {before.db:.1f} dB with plain rounding"
+        )
+        if after.db >= before.db + LEAST_GAIN_DB:
+            return f"weights are as chosen: {told}"
+        _take_back(graph)
+        raise Declined(f"weights are rounded plainly: {told}")
+
+
+def _run(
+    gm: GraphModule, observe: Callable[[Node, Any], Any], constants: Mapping[Node, Tensor]
+) -> ObservedRun:
+    run = ObservedRun(gm, observe)
+    run.constants.update(constants)
+    return run
+
+
+def _rounding(gm: GraphModule, observers: Mapping[Node, nn.Module]) -> Callable[[Node, Any], Any]:
+    """Rounds as observers do, some of them others than the graph has; constants once."""
+    fixed, known = fixed_nodes(gm.graph), dict[Node, Any]()
+
+    def observe(node: Node, value: Any) -> Any:
+        if node in known:
+            return known[node]
+        observer = observers.get(node) or attribute(gm, str(node.target))
+        if not is_float(value) or hasattr(observer, "derive_qparams_fn"):
+            return value  # biases are as good as exact
+        made = rounded(observer, value)
+        if node in fixed:
+            known[node] = made
+        return made
+
+    return observe
+
+
+def _take_back(graph: AlgorithmGraph) -> None:
+    """Give constants and their observers back what they were, and say so in their records."""
+    for node, value in graph.gathered.floats.items():
+        (reader,) = node.users
+        reader.replace_input_with(node, graph.editor.rebind(node, value, reader=reader))
+        if STEPS_KEY in reader.meta:
+            reader.meta[STEPS_KEY].append(f"{ConfirmWeights.name}: rounded plainly again")
+    for observed, observer in graph.gathered.observers.items():
+        graph.put_observer(observed, observer)
+    graph.gathered.floats.clear()
