@@ -9,6 +9,7 @@ from executorch.runtime import Program
 from torch import Tensor
 
 from pt2e_quant.backends.artifact import Artifact, ShownNode, read_file, write_artifact
+from pt2e_quant.backends.profile import Profile
 from pt2e_quant.backends.write_back import write_back
 from pt2e_quant.backends.xnnpack.contents import (
     ProgramContents,
@@ -120,6 +121,19 @@ class XnnpackArtifact(Artifact):
         nodes = () if self.quantized is None else self.quantized.graph.nodes
         last = {origin_name(node): node.name for node in nodes if not is_qdq(node)}
         return {name: ids[origin] for origin, name in last.items() if origin in ids} | ids
+
+    def time_operators(self, leaves: Sequence[Any]) -> Profile:
+        """Refuse: the wheel's runtime keeps no times.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "ExecuTorch's wheel is built without its event tracer: it does not tell how long the "
+            "operators of a .pte take",
+            fix='profile the same recipe on ONNX Runtime (quantize(…, backend="onnx")), or time '
+            "whole calls: pt2e-quant bench model.pte",
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the `.pte`: a temporary file beside it first, then renamed.

@@ -177,17 +177,14 @@ class Tuned:
             took = "" if point.latency_us is None else f"{point.latency_us:,.0f}"
             table.add_row(point.label, f"{point.metric:.7g}", f"{point.size:,}", took, share)
         console.print(table)
-        console.print(self._changes())
+        if changed := [c for c in self.choices if c.scheme != self.recipe.recipe]:
+            table = Table("group", "scheme", "why", title=f"what is not {self.recipe.recipe}")
+            for choice in changed:
+                table.add_row(choice.group, choice.scheme, choice.why)
+            console.print(table)
         for note in self.notes:
             console.print(f"note: {note}", soft_wrap=True)
         return stream.getvalue()
-
-    def _changes(self) -> Table:
-        changed = [c for c in self.choices if c.scheme != self.recipe.recipe]
-        table = Table("group", "scheme", "why", title=f"what is not {self.recipe.recipe}")
-        for choice in changed:
-            table.add_row(choice.group, choice.scheme, choice.why)
-        return table
 
 
 def _dots(name: str, points: Sequence[Point], colour: str, *, mode: str, **marker: Any) -> Any:

@@ -43,6 +43,16 @@ def test_metric_sum_when_an_object_is_given_then_it_is_not_changed():
     assert metric.all == 0
 
 
+def test_metric_sum_when_a_metric_of_torchmetrics_is_given_then_as_it_computes():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    metric = torchmetrics.classification.MulticlassAccuracy(num_classes=3, average="micro")
+    sums = MetricSum(metric)
+    sums.add(torch.eye(3), torch.tensor([0, 1, 2]))
+    sums.add(torch.eye(3)[:1], torch.tensor([2]))
+    assert sums.value() == 0.75
+    assert not metric.update_called
+
+
 def test_metric_sum_when_the_metric_gives_no_number_then_the_error_says_so():
     with pytest.raises(ConfigError, match="one number"):
         MetricSum(lambda outputs, targets: outputs).add(torch.eye(3), None)

@@ -34,6 +34,18 @@ def test_profile_when_the_runtime_has_no_tracer_then_says_so(model, plain_backen
         pq.profile(artifact, x)
 
 
+def test_profile_when_given_a_pte_then_says_why_not_and_what_else_does(model):
+    pytest.importorskip("executorch")
+    x = torch.randn(2, 8)
+    artifact = pq.quantize(
+        model, (x,), calibration_data=[x], backend="xnnpack", verify=False, progress=False
+    )
+    with pytest.raises(UnsupportedError, match="event tracer") as told:
+        pq.profile(artifact, x)
+    assert "pt2e-quant bench" in str(told.value)
+    assert 'backend="onnx"' in str(told.value)
+
+
 def test_profile_when_given_a_plain_module_then_names_the_fix(model):
     with pytest.raises(InputError, match=r"torch\.export\.export"):
         pq.profile(model, torch.randn(2, 8))
