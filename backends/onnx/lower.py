@@ -88,7 +88,7 @@ def export_model(
     Raises:
         UnsupportedError: the exporter has no ONNX for an operator.
     """
-    with without_remarks("torch.onnx"), exact_identities():
+    with without_remarks("torch.onnx", "onnxscript", "onnx_ir"), exact_identities():
         try:
             program = torch.onnx.export(
                 ep,

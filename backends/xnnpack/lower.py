@@ -55,6 +55,7 @@ from pt2e_quant.backends.xnnpack.passes.images import (
 )
 from pt2e_quant.backends.xnnpack.passes.lookup_chains import separate_functions
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
+    has_complex_kernel,
     no_out_variant_refused,
     plain_strides,
     refuse_loops,
@@ -105,6 +106,7 @@ from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.unroll_loops import has_loops, unroll_loops
+from pt2e_quant.passes.functions.write_complex import write_complex
 from pt2e_quant.passes.mutation.functionalize_state import functionalize_state
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
@@ -129,6 +131,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     """The pipeline from canonical graph to the graph that is exported for ExecuTorch."""
     return (
         unpack_weights,
+        write_complex(has_complex_kernel),
         roots_of_sizes,
         widen_scales,
         decompose_caches(has_casts=False),

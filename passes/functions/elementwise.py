@@ -49,6 +49,13 @@ def rrelu(
     return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
 
 
+def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """With limits of one type: torch's exporter makes a tensor of a whole one beside another."""
+    if {type(min), type(max)} != {int, float} or not x.is_floating_point():
+        raise NotImplementedError("limits that are alike")
+    return torch.clamp(x, float(min), float(max))
+
+
 def hypot(x: Tensor, y: Tensor) -> Tensor:
     """Scaled by the larger side, so that no square overflows."""
     a, b = x.abs(), y.abs()

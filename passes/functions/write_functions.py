@@ -1,7 +1,7 @@
 """Write functions that a runtime lacks with operators that it has."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from pt2e_quant.passes.functions import elementwise, resize, rows, sizes_of_run_
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__lshift__.Scalar": elementwise.shift_left,
     "aten.__rshift__.Scalar": elementwise.shift_right,
+    "aten._embedding_bag.default": rows.embedding_bag,
+    "aten._embedding_bag_forward_only.default": rows.embedding_bag,
     "aten._trilinear.default": rows.trilinear,
     "aten.addcmul.default": elementwise.add_product,
     "aten.adaptive_avg_pool1d.default": sizes_of_run_time.adaptive_avg_pool,
@@ -47,6 +49,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.conv_transpose1d.default": rows.conv_transpose,
     "aten.conv_transpose2d.input": rows.conv_transpose,
     "aten.conv_transpose3d.input": rows.conv_transpose,
+    "aten.clamp.default": elementwise.clamp,
     "aten.copysign.Tensor": elementwise.copysign,
     "aten.cross_entropy_loss.default": rows.cross_entropy,
     "aten.cummax.default": rows.cummax,
@@ -54,6 +57,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.cumprod.default": rows.cumprod,
     "aten.digamma.default": elementwise.digamma,
     "aten.dist.default": elementwise.dist,
+    "aten.embedding_bag.padding_idx": rows.embedding_bag,
     "aten.erfc.default": elementwise.erfc,
     "aten.erfinv.default": elementwise.erfinv,
     "aten.exp2.default": lambda x: torch.exp(x * math.log(2.0)),
@@ -160,6 +164,47 @@ def write_out(
         kwargs: Any = map_arg(node.kwargs, lambda n: held[n])
         return function(*args, **kwargs)
 
+    results = trace_before(
+        gm,
+        node,
+        call,
+        inputs,
+        operator,
+        is_canonical=is_canonical,
+        fits=lambda results: _gives_all(node, results),
+    )
+    if results is None:
+        return False
+    _replace(node, results)
+    gm.graph.eliminate_dead_code()
+    return True
+
+
+def trace_before(
+    gm: GraphModule,
+    node: Node,
+    call: Callable[..., Any],
+    inputs: Sequence[Node],
+    operator: Callable[[Any], Any] = lambda target: target,
+    *,
+    is_canonical: bool,
+    fits: Callable[[Any], bool] = lambda results: True,
+) -> Any:
+    """Insert in front of a node what a function traces to; its inputs and results are flat.
+
+    Args:
+        gm: the node's graph module, to be recompiled.
+        node: what is inserted takes its place in the source.
+        call: the function.
+        inputs: what it is called with.
+        operator: what to call in place of an ATen overload.
+        is_canonical: trace to the operators of exported programs, and fold those of constants;
+            to what these are decomposed into otherwise.
+        fits: whether results will do, in the form of `call`'s, with nodes for tensors.
+
+    Returns:
+        The results; None where the function cannot be written, or they do not fit.
+    """
     table: Any = {} if is_canonical else torch.export.default_decompositions()
     values = [n.meta["val"] for n in inputs]
     try:
@@ -170,9 +215,9 @@ def write_out(
                 call, dict(table.items()), pre_dispatch=is_canonical, tracing_mode="symbolic"
             )(*own)
     except NotImplementedError:
-        return False
-    if not _gives_all(node, traced.graph.output_node().args[0]):
-        return False
+        return None
+    if not fits(traced.graph.output_node().args[0]):
+        return None
     made: dict[Node, Any] = {}
     given = iter(inputs)
     for inner in traced.graph.nodes:
@@ -186,9 +231,7 @@ def write_out(
             made[inner].meta = {**node.meta, "val": inner.meta["val"]}
             if is_canonical:
                 made[inner] = _folded(gm, made[inner])
-    _replace(node, map_arg(traced.graph.output_node().args[0], lambda n: made[n]))
-    gm.graph.eliminate_dead_code()
-    return True
+    return map_arg(traced.graph.output_node().args[0], lambda n: made[n])
 
 
 def _folded(gm: GraphModule, node: Node) -> Node:

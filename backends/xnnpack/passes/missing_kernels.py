@@ -30,6 +30,7 @@ from pt2e_quant.graph.strides import has_plain_strides
 from pt2e_quant.graph.subgraphs import bodies
 from pt2e_quant.passes.functions.rows import Results
 from pt2e_quant.passes.functions.sizes_of_run_time import scatter_reduce
+from pt2e_quant.passes.functions.write_complex import operator_of
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
 
 _WRITTEN: Mapping[str, Callable[..., Results]] = {
@@ -37,7 +38,7 @@ _WRITTEN: Mapping[str, Callable[..., Results]] = {
     "aten.scatter_reduce.two": functools.partial(scatter_reduce, has_extremes=False),
 }
 _KERNELS = (
-    *("aten.atan2.default", "aten.expm1.default", "aten.log1p.default"),
+    *("aten.atan2.default", "aten.clamp.default", "aten.expm1.default", "aten.log1p.default"),
     "aten.index_put.default",
 )
 """Of the functions that can be written out, those that ExecuTorch has kernels for."""
@@ -115,6 +116,18 @@ _OF_TENSORS: Mapping[Any, Any] = {
     operator.sub: aten.sub.Tensor,
 }
 """What computes with tensors as a program does with numbers."""
+
+
+def has_complex_kernel(node: Node) -> bool:
+    """Whether ExecuTorch computes a call that reads or gives complex numbers.
+
+    Its transforms keep the layout that torch gives their results for the last dimension only.
+    """
+    name = operator_of(node)
+    if name in ("fft_rfft", "fft_irfft"):
+        axis = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", -1)
+        return axis in (-1, node.meta["val"].dim() - 1)
+    return name in ("abs", "istft", "mul", "stft")
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

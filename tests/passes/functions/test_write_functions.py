@@ -63,6 +63,7 @@ EXACT = {
         1,
         [2],
     ),
+    "aten.clamp.default": (X, 0, 1.5),
     "aten.copysign.Tensor": (X, Y.double()),
     "aten.cummax.default": (X, 1),
     "aten.cummin.default": (X, 1),
@@ -112,6 +113,16 @@ def test_function_when_written_out_then_as_near_as_float32_is(name):
         torch.testing.assert_close(
             left.double(), right.double(), rtol=2e-6, atol=BOUND, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("mode", "weights"), [(0, None), (1, None), (0, X[0])])
+def test_embedding_bag_when_written_out_then_as_aten(mode, weights, last):
+    offsets = torch.tensor([0, 2, 2, 9] if last else [0, 2, 2])
+    places = torch.tensor([5, 1, 7, 7, 0, 63, 5, 2, 3])
+    args = X, places, offsets, False, mode, False, weights, last, 7
+    (found,) = FUNCTIONS["aten.embedding_bag.padding_idx"](*args)
+    torch.testing.assert_close(found, torch.ops.aten.embedding_bag(*args)[0])
 
 
 @pytest.mark.parametrize("values", [X.round(), X.round().int()], ids=["floats", "integers"])
