@@ -103,6 +103,17 @@ class Artifact(ABC):
         finally:
             self.reset()
 
+    def float_operators(self, gm: GraphModule) -> frozenset[str]:
+        """The nodes of the graph that was lowered which the program computes in float.
+
+        Of a file that says nothing of its operators they are those that the report names.
+
+        Args:
+            gm: that graph.
+        """
+        told = {region.node for region in self.report.float_regions}
+        return frozenset(node.name for node in gm.graph.nodes if node.name in told)
+
     def node_ids(self, file: str) -> Mapping[str, ShownNode]:
         """Where Model Explorer shows the node of a file that makes a value, by the value's name.
 

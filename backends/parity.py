@@ -50,13 +50,16 @@ class Parity:
     Attributes:
         profile: whose rounding the reference has.
         nodes: in graph order; the last one is the last quantized tensor.
-        floats: operators that the artifact computes in float because that is faster. Their results
-            may be a step apart, and what reads them many.
+        floats: operators that the artifact computes in float, and so does the reference: both
+            round the same graph. Sums of floats depend on their order, so that a result near a tie
+            may be a step apart, and what reads it more.
+        slower: those of them that are float because that is faster.
     """
 
     profile: str
     nodes: tuple[NodeParity, ...]
     floats: tuple[str, ...] = ()
+    slower: tuple[str, ...] = ()
 
     @property
     def share_equal(self) -> float:
@@ -75,8 +78,11 @@ class Parity:
             for n in self.nodes
         ]
         title = f"against the integer reference, profile {self.profile}"
-        if self.floats:
-            rows.append(f"in float, because that is faster: {', '.join(self.floats)}")
+        others = [name for name in self.floats if name not in self.slower]
+        if others:
+            rows.append(f"in float, in the reference too: {', '.join(others)}")
+        if self.slower:
+            rows.append(f"likewise, because that is faster: {', '.join(self.slower)}")
             rows.append("lower(..., allow_slower=True) computes them in integers")
         return "\n".join([title, f"{'node':32} {'operator':24} {'equal':>8} {'steps':>6}", *rows])
 
@@ -95,8 +101,9 @@ def verify_parity(
 ) -> Parity:
     """Compare an artifact with the integer reference of the graph that it was lowered from.
 
-    What stands in front of a quantized tensor is lowered by itself and run; the last one is read
-    off the artifact where the program returns it.
+    Operators that the artifact computes in float are float in the reference. What stands in front
+    of a quantized tensor is lowered by itself and run; the last one is read off the artifact where
+    the program returns it.
 
     Args:
         artifact: of a backend's `lower`.
@@ -131,18 +138,27 @@ def verify_parity(
             fix="give calibration batches, and a graph of a static recipe",
         )
     chosen = _spread(values, most_nodes)
-    floats = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
+    slower = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
+    floats = artifact.float_operators(quantized)
     returned = quantized.graph.output_node().all_input_nodes
     rows = []
     for value in chosen:
         part = cut_behind(quantized, value.name)
         whole = returned == [value]
-        if not floats:
+        if not slower:
             part.meta[ALLOWED_KEY] = {*part.meta.get(ALLOWED_KEY, ()), SLOWER}
         lowered = artifact if whole else backend.lower(part, verify=False, strict=False)
         rows.append(_compare(value, part, lowered, calls, profile))
     name = profile if isinstance(profile, str) else profile.name
-    return Parity(profile=name, nodes=tuple(rows), floats=floats)
+    between = (n for n in quantized.graph.nodes if n.name in floats and _is_between(n))
+    return Parity(
+        profile=name, nodes=tuple(rows), floats=tuple(n.name for n in between), slower=slower
+    )
+
+
+def _is_between(node: Node) -> bool:
+    """Whether an operator reads what was dequantized: an integer form may define it."""
+    return any(is_dequantize(source) for source in node.all_input_nodes)
 
 
 def backend_of(artifact: Artifact) -> Backend:
@@ -172,7 +188,8 @@ def _compare(
     profile: Profile | str,
 ) -> NodeParity:
     scale = read_qparams(part, value).scale_float
-    reference = integer_reference(copy_graph(part), profile)
+    floats = lowered.float_operators(part)
+    reference = integer_reference(copy_graph(part), profile, floats=floats)
     reference.meta = dict(part.meta)
     differences = []
     for sample in calls:

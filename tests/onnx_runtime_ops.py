@@ -8,6 +8,9 @@ import torch
 LIMITS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-32768, 32767)}
 
 
+_OPTIONS = {"QLinearGlobalAveragePool": {"channels_last": 0}, "QLinearSoftmax": {"opset": 13}}
+
+
 @functools.cache
 def quantized_session(operator, shapes, dtype):
     """A session of one operator; a float one has one input and no qparams."""
@@ -33,7 +36,7 @@ def quantized_session(operator, shapes, dtype):
         take("scale", kinds.FLOAT, [])
         take("zero", kind, [])
     contributed = operator.startswith("QLinear")
-    options = {"channels_last": 0} if operator == "QLinearGlobalAveragePool" else {}
+    options = _OPTIONS.get(operator, {})
     node = make.make_node(
         operator, names, ["y"], domain="com.microsoft" if contributed else "", **options
     )

@@ -18,7 +18,7 @@ import onnxruntime
 import torch
 from onnx import numpy_helper
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact, ShownNode, read_file, write_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
@@ -27,6 +27,7 @@ from pt2e_quant.backends.onnx.runtime import (
     OperatorKind,
     SessionCall,
     open_session,
+    optimize,
     read_operators,
     to_ort,
 )
@@ -82,6 +83,12 @@ class OnnxArtifact(Artifact):
     def size_bytes(self) -> int:
         """Bytes of the file."""
         return len(self.model)
+
+    def float_operators(self, gm: GraphModule) -> frozenset[str]:
+        """The nodes whose values ONNX Runtime computes in float, integer products rescaled too."""
+        optimized, _ = optimize(self.model)
+        made = {o.output.removeprefix("node_") for o in optimized.operators if o.gives_real}
+        return frozenset(node.name for node in gm.graph.nodes if node.name in made)
 
     def node_ids(self, file: str) -> Mapping[str, ShownNode]:
         """The names of the nodes, by the values that they make; inputs as they are shown."""

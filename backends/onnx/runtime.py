@@ -43,6 +43,8 @@ class Operator:
         is_constant: it dequantizes a constant, in every call.
         is_wide: it dequantizes integers of 16 bits, or a constant that is multiplied with them.
         reads_wide: it computes with what was dequantized from 16 bits.
+        gives_real: its result is float: computed from activations that were dequantized, or from
+            the integers of a product.
     """
 
     op_type: str
@@ -54,6 +56,7 @@ class Operator:
     is_constant: bool = False
     is_wide: bool = False
     reads_wide: bool = False
+    gives_real: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,7 @@ def read_operators(
             readers.setdefault(name, []).append(node.op_type)
     wide = _wide_dequantized(graph, types)
     operators: list[Operator] = []
+    real: set[str] = set()
     for node in graph.node:
         result = _result_type(node, types)
         types.update(dict.fromkeys(node.output, result))
@@ -168,17 +172,24 @@ def read_operators(
         border = (node.op_type == "QuantizeLinear" and node.input[0] in inputs) or (
             node.op_type == "DequantizeLinear" and node.output[0] in outputs
         )
+        kind = _kind(node, types)
+        is_constant = node.op_type == "DequantizeLinear" and node.input[0] in constants
+        is_real = kind is OperatorKind.FLOAT and not real.isdisjoint(node.input)
+        is_real |= kind is OperatorKind.INTEGER and result == onnx.TensorProto.FLOAT
+        if is_real or (node.op_type == "DequantizeLinear" and not is_constant):
+            real.update(node.output)
         operators.append(
             Operator(
                 op_type=node.op_type,
-                kind=_kind(node, types),
+                kind=kind,
                 output=node.output[0],
                 name=node.name,
                 at_border=border,
                 readers=tuple(readers.get(node.output[0], ())),
-                is_constant=node.op_type == "DequantizeLinear" and node.input[0] in constants,
+                is_constant=is_constant,
                 is_wide=node.output[0] in wide,
                 reads_wide=any(name in wide for name in node.input),
+                gives_real=is_real,
             )
         )
     return operators

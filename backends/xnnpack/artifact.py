@@ -7,6 +7,7 @@ from typing import Any
 
 from executorch.runtime import Program
 from torch import Tensor
+from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, ShownNode, read_file, write_artifact
 from pt2e_quant.backends.profile import Profile
@@ -104,6 +105,14 @@ class XnnpackArtifact(Artifact):
     def contents(self) -> ProgramContents:
         """What the file runs, read from the file itself."""
         return read_contents(self.pte)
+
+    def float_operators(self, gm: GraphModule) -> frozenset[str]:
+        """The nodes that the delegates compute on floats, and those outside of them."""
+        if self.handles is None:
+            return super().float_operators(gm)
+        origins = self.handles.floats(self.contents())
+        nodes = (n for n in gm.graph.nodes if n.op == "call_function" and not is_qdq(n))
+        return frozenset(node.name for node in nodes if origin_name(node) in origins)
 
     def node_ids(self, file: str) -> Mapping[str, ShownNode]:
         """Where the nodes of the program are among the numbered ones of the file."""

@@ -45,6 +45,16 @@ class Handles:
         found = {(0, at): handle for at, handle in instructions.items() if isinstance(handle, int)}
         return replace(self, kernels=found)
 
+    def floats(self, contents: ProgramContents) -> set[str]:
+        """The float program's nodes that a file computes in float, or outside of its delegates."""
+        found = {
+            op.handle
+            for op in contents.ops()
+            if op.name not in DATA_MOVEMENT and not op.multiplies_integers
+        }
+        found.update(self.kernels.values())
+        return {name for handle, name in self.nodes.items() if handle in found}
+
 
 def read_handles(program: Any, inputs: Sequence[str]) -> Handles:
     """The handles of an edge program and of its delegates, before it is emitted.

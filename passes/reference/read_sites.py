@@ -60,6 +60,11 @@ class FoundSite:
         return self.quantize or self.op
 
     @property
+    def names(self) -> set[str]:
+        """Those of the operator and of its clamp."""
+        return {node.name for node in (self.op, self.activation) if node is not None}
+
+    @property
     def covered(self) -> list[Node]:
         """The nodes that may be left without a reader."""
         nodes = [n for n in (self.activation, self.op) if n is not None]

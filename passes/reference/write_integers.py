@@ -1,5 +1,7 @@
 """Write a q/dq graph in exact integer arithmetic, the reference for every lowering."""
 
+from collections.abc import Set
+
 from torch.fx import GraphModule
 
 from pt2e_quant.graph.editor import Editor
@@ -13,7 +15,9 @@ from pt2e_quant.passes.reference.forms.site import (
 from pt2e_quant.passes.reference.read_sites import FoundSite, Reader, find_sites
 
 
-def write_integers(arithmetic: Arithmetic = DEFAULT_ARITHMETIC) -> GraphPass:
+def write_integers(
+    arithmetic: Arithmetic = DEFAULT_ARITHMETIC, floats: Set[str] = frozenset()
+) -> GraphPass:
     """The pass that computes in integers what stands between dequantizes and a quantize.
 
     Before:  quantize(relu(conv2d(dequantize(x), dequantize(w), b)))
@@ -21,10 +25,14 @@ def write_integers(arithmetic: Arithmetic = DEFAULT_ARITHMETIC) -> GraphPass:
              (clamp(round(total.to(float32) * factor), 0, …) + zero).to(int8)
 
     The definitions are the forms of `passes.reference.forms`. Where one declines, the q/dq stay.
+
+    Args:
+        arithmetic: how the target rounds.
+        floats: names of operators that stay float.
     """
 
     def edit(gm: GraphModule) -> PassResult:
-        sites = find_sites(gm)
+        sites = [site for site in find_sites(gm) if floats.isdisjoint(site.names)]
         if not sites:
             return PassResult(changed=False)
         editor = Editor(gm)

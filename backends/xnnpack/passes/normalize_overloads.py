@@ -16,6 +16,7 @@ from torch.fx import Node
 from pt2e_quant.backends.xnnpack.passes.requantize_between import between
 from pt2e_quant.backends.xnnpack.passes.simplify import RRELU
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
+from pt2e_quant.graph.meta import fake_value
 from pt2e_quant.graph.ops import (
     ADAPTIVE_AVG_POOL2D,
     AVG_POOL2D,
@@ -118,7 +119,8 @@ def view(editor: Editor, x: Node, shape: list[int], like: Node) -> Node:
     """
     if not _gives_contiguous(x):
         x = editor.call(aten.clone.default, x, memory_format=torch.contiguous_format, like=like)
-    return editor.call(aten.view.default, x, shape, like=like)
+    val = fake_value(editor.mode, aten.reshape.default, (editor.now(x), shape), {})
+    return editor.call(aten.view.default, x, shape, like=like, val=val)
 
 
 def _gives_contiguous(x: Node) -> bool:

@@ -134,8 +134,7 @@ def _state_error(
 def _softmax(site: Site[Any]) -> Any:
     name = "self" if "self" in site.arguments else "input"
     x, output = site.operand(name), site.required_output()
-    scales = x.qparams.scale_float, output.qparams.scale_float
-    factors = softmax_factors(*scales)
+    factors = softmax_factors(x.qparams.scale_float, _softmax_scale(site, x, output))
     is_far = factors[2] > 1 << MOST_OUT_BITS or factors[3] > 30
     if is_far or factors[0] * (x.reach * 2) >= 1 << 62:
         raise Declined("the scales of its input and output are too far apart")
@@ -144,6 +143,15 @@ def _softmax(site: Site[Any]) -> Any:
     mask = site.arguments.get("mask")
     seen = () if mask is None else (_seen(site, x, mask),)
     return site.call(Softmax, x.value, site.arguments["dim"], *factors, *limits, *seen)
+
+
+def _softmax_scale(site: Site[Any], x: Operand[Any], output: Output) -> float:
+    """The output's scale; ONNX Runtime has the inverse of a whole number (qlinear_softmax.cc)."""
+    scale = output.qparams.scale_float
+    is_byte = max(x.storage.itemsize, output.range.storage.itemsize) == 1 and scale <= 1.0
+    if is_byte and site.arithmetic.profile.functions is Functions.MLAS:
+        return 1.0 / math.floor(float(1.0 / output.qparams.scale))
+    return scale
 
 
 def _seen(site: Site[Any], x: Operand[Any], mask: Any) -> Any:

@@ -60,7 +60,8 @@ class Functions(StrEnum):
     TORCH = "torch"
     """PyTorch."""
     MLAS = "mlas"
-    """PyTorch, but sigmoid, silu and tanh as `core.integer_ops.tables` has them."""
+    """PyTorch, but sigmoid, silu and tanh as `core.integer_ops.tables` has them; softmax of 8 bits
+    has the output scale 1 / floor(1 / scale)."""
 
 
 class Addition(StrEnum):
@@ -175,7 +176,7 @@ _ALL = (
         source="ONNX Runtime onnxruntime/core/mlas/lib/quantize.cpp (MlasRequantizeOutput, "
         "MlasQuantizeLinear), qlmul.cpp (MlasQLinearMulVectorS16), "
         "intrinsics/avx2/qladd_avx2.cpp (MlasQLinearAddKernelAvx2Helper), logistic.cpp, "
-        "tanh.cpp; that its compiler fuses "
+        "tanh.cpp; contrib_ops/cpu/quantization/qlinear_softmax.cc; that its compiler fuses "
         "the first product of the add's constant was measured",
         multiplication=Requantization.FLOAT32_WITH_ZERO,
         quantization=Quantization.DIVIDED,

@@ -1,5 +1,6 @@
 """A converted graph in exact integer arithmetic: the `reference` form."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,7 @@ def integer_reference(
     *,
     accumulator_bits: int = 32,
     form: Form = Form.CANONICAL,
+    floats: Set[str] = frozenset(),
 ) -> GraphModule:
     """Write a canonical graph in integers, in place.
 
@@ -56,6 +58,8 @@ def integer_reference(
         profile: how the target rounds, or its name in `core.integer_ops.profiles`.
         accumulator_bits: 32, or 64 where sums of products may be longer than int32 holds.
         form: what the graph is in.
+        floats: names of operators that the target computes in float, between a dequantize and a
+            quantize: `artifact.float_operators(gm)`.
 
     Returns:
         The same module, in reference form, verified, and in `eval()`. Integers have no gradient:
@@ -66,7 +70,7 @@ def integer_reference(
         ConfigError: no profile has that name, or accumulators have other bits.
     """
     arithmetic = Arithmetic(profile_named(profile), accumulator_bits)
-    passes = _passes(arithmetic)
+    passes = _passes(arithmetic, floats)
     verify_canonical(gm, form=form)
     gm.meta[REFERENCE_OF_KEY] = ReferenceOf(graph=copy_graph(gm), arithmetic=arithmetic)
     graphs = [gm, *(body.gm for body in bodies(gm))]
@@ -83,9 +87,9 @@ def integer_reference(
     return gm
 
 
-def _passes(arithmetic: Arithmetic) -> tuple[GraphPass, ...]:
+def _passes(arithmetic: Arithmetic, floats: Set[str]) -> tuple[GraphPass, ...]:
     """From canonical form to reference form, in this order."""
-    integers = write_integers(arithmetic)
+    integers = write_integers(arithmetic, floats)
     written = decompose_qdq(arithmetic.profile.quantization)
     return duplicate_dequantize, integers, written, drop_dead_constants
 

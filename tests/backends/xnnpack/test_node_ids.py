@@ -27,3 +27,13 @@ def test_node_ids_when_operators_are_fused_split_and_converted_then_each_value_h
         "atan": ShownNode(graph="forward", node="forward_0_1"),
         "silu": ShownNode(graph="a.pte::forward_0_2", node="2"),
     }
+
+
+def test_floats_when_an_operator_is_outside_or_reads_floats_then_named():
+    real = DelegateOp(name="Gelu", inputs=("fp32",), output="fp32", handle=3)
+    cast = DelegateOp(name="Convert", inputs=("fp32",), output="qint8", handle=1)
+    contents = ProgramContents(
+        delegates=((cast, operator("Conv2d", 2), real),), kernels=Counter(), places=((0, 0),)
+    )
+    handles = Handles(nodes={1: "x", 2: "conv2d", 3: "gelu", 4: "atan"}, clamped={})
+    assert handles.emitted({0: [1, 2, 3], 1: 4}).floats(contents) == {"gelu", "atan"}

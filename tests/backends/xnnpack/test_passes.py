@@ -104,6 +104,20 @@ def test_normalize_overloads_when_it_declines_then_says_why(body, reason, make_n
     assert any(reason in text for text in notes) or reason == "has that form already"
 
 
+def test_normalize_overloads_when_packed_heads_are_quantized_then_views(make_noise):  # type: ignore[no-untyped-def]
+    limits = (0.05, 0, -128, 127, torch.int8)
+
+    def products(x: torch.Tensor) -> torch.Tensor:
+        heads = x.permute(1, 0, 3, 2, 4)[0]  # its strides are not those of the view it becomes
+        q = torch.ops.quantized_decomposed.quantize_per_tensor(heads, *limits)
+        y = torch.ops.quantized_decomposed.dequantize_per_tensor(q, *limits)
+        return y @ y.transpose(-1, -2)
+
+    gm = captured(products, make_noise((2, 3, 4, 6, 6)))
+    assert applied(gm, normalize_overloads, make_noise((2, 3, 4, 6, 6), 1)).changed
+    assert "aten.bmm.default" in calls(gm)
+
+
 def test_simplify_when_silu_then_rows_of_the_table(make_noise):  # type: ignore[no-untyped-def]
     gm = captured(F.silu, make_noise((2, 6)))
     assert applied(gm, simplify_for_table, make_noise((3, 6), 1)).changed

@@ -125,6 +125,17 @@ def test_sigmoid_when_10_000_entries_then_as_onnx_runtime():
         assert apart("QLinearSigmoid", aten.sigmoid.default, {"self": x}, output) == 0
 
 
+def test_softmax_when_10_000_values_then_as_onnx_runtime():
+    draw = Draw(4, torch.int8)
+    for _ in range(20):
+        x = draw.operand((20, 25), 2.0 ** draw.generator.uniform(-8, -3))
+        scale = float(np.float32(2.0 ** draw.generator.uniform(-10, -6)))
+        qparams = QParams.per_tensor(scale, -128, -128, 127, torch.int8)
+        output = Output(qparams=qparams, range=output_range(qparams, torch.int8))
+        arguments = {"self": x, "dim": -1}
+        assert apart("QLinearSoftmax", aten.softmax.int, arguments, output) == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
 def test_quantize_when_10_000_values_lie_near_ties_then_as_onnx_runtime(dtype):
     draw = Draw(3, dtype)
