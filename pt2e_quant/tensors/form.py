@@ -51,6 +51,14 @@ class TensorForm:
         if not self.axes:
             object.__setattr__(self, "axes", tuple(range(len(self.shape))))
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Kept, because each product looks its kernel up.
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
     @cached_property
     def block(self) -> tuple[int, ...]:
         """The lengths of a block that shares a scale, by axis of `shape`."""

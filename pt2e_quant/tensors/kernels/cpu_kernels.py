@@ -8,14 +8,13 @@ from torch import Tensor
 from pt2e_quant.core.granularity import PerToken
 from pt2e_quant.kernels.int4_linear.few_rows_op import LinearOfInt4
 from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
-from pt2e_quant.kernels.onednn.limbs_op import limb_shifts, linear_of_limbs
+from pt2e_quant.kernels.onednn.limbs_op import linear_of_limbs_at_once
 from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.kernels.kernel import TensorKernel
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
-_shifts = cache(limb_shifts)
 
 
 @cache
@@ -24,9 +23,7 @@ def _zeros(count: int) -> Tensor:
 
 
 def _product(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    zeros, shifts = _zeros(scale.shape[0]), _shifts(x.dim())
-    made: Tensor = linear_of_limbs(x, packed, scale, zeros, shifts, None, None, bias)
-    return made
+    return linear_of_limbs_at_once(x, packed, scale, _zeros(scale.shape[0]), bias)
 
 
 def _fake_product(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -39,14 +36,13 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 # Explicit: Inductor's own form of oneDNN's product takes constant weights alone.
 torch.library.impl(_LIBRARY, "tensor_linear_of_limbs", "CompositeExplicitAutograd")(_product)
 torch.library.register_fake("pt2e_quant::tensor_linear_of_limbs", lib=_LIBRARY)(_fake_product)
+_LinearOfLimbs = torch.ops.pt2e_quant.tensor_linear_of_limbs.default
 
 
 def float_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """Float rows by an int8 weight, as two limbs of 8 bits."""
     p = weight.parts
-    made: Tensor = torch.ops.pt2e_quant.tensor_linear_of_limbs.default(
-        x, p["packed"], p["row_scale"], bias
-    )
+    made: Tensor = _LinearOfLimbs(x, p["packed"], p["row_scale"], bias)
     return made
 
 

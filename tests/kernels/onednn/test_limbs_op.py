@@ -13,6 +13,7 @@ from pt2e_quant.kernels.onednn.limbs_op import (
     LinearOfLimbs,
     error_bound,
     limb_shifts,
+    linear_of_limbs_at_once,
     weight_limbs,
 )
 from pt2e_quant.kernels.onednn.limbs_site import class_of
@@ -57,6 +58,21 @@ def test_int8_weights_when_multiplied_then_within_the_bound(data, M, N, K, has_b
     real = (weight.double() * scale.double().unsqueeze(1)).float()
     assert made.shape == (M, N)
     assert holds(made, x, real, bias, low=False)
+
+
+@needs_vnni
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64), (200, 64), (0, 64)], ids=str)
+@pytest.mark.parametrize("is_turned", [False, True], ids=["contiguous", "turned"])
+def test_int8_weights_when_multiplied_at_once_then_equal_to_the_bit(shape, is_turned):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator) * 1e3
+    if is_turned:
+        x = x.flip(-1).t().contiguous().t() if len(shape) == 2 else x.flip(-1)
+    weight = torch.randint(-127, 128, (5, 64), generator=generator).to(torch.int8)
+    scale, zeros = torch.rand(5, generator=generator), torch.zeros(5, dtype=torch.int32)
+    for bias in (None, torch.randn(5, generator=generator)):
+        made = linear_of_limbs_at_once(x, PackLinear(weight, None), scale, zeros, bias)
+        assert torch.equal(made, of_int8(x, weight, scale, bias))
 
 
 @needs_vnni
