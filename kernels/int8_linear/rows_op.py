@@ -57,7 +57,7 @@ def written_out(
 
     Each step rounds as the operator's does. It is not checked that oneDNN is exact here.
     """
-    unsigned = x.reshape(-1, x.shape[-1]).bitwise_xor(-128).view(torch.uint8)
+    unsigned = _unsigned(x.reshape(-1, x.shape[-1]))
     one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)  # a tracer takes no tensor in
     shift = x_zero_point.reshape(-1, 1).float() + 128.0
     real = _product(unsigned, packed, one, zero) - shift * weight_sum
@@ -67,15 +67,24 @@ def written_out(
 
 
 def _scaled(
-    unsigned: Tensor,
+    rows: Tensor,
     packed: Tensor,
     x_scale: Tensor,
     x_zero_point: Tensor,
     weight_scale: Tensor,
-    weight_sum: Tensor,
+    weight_sum: Tensor | None,
 ) -> Tensor:
     """The product of rows that have a scale and a zero point each, in memory of one result."""
-    real = _product(unsigned, packed)
+    if weight_sum is not None:
+        real = _product(_unsigned(rows), packed)
+    else:
+        # One row more, of ones, gives the sums of the weight's rows.
+        M, K = rows.shape
+        padded = rows.new_empty((M + 1, K))
+        torch.bitwise_xor(rows, -128, out=padded[:M])
+        padded[M].fill_(1)
+        sums = _product(padded.view(torch.uint8), packed)
+        real, weight_sum = sums[:M], sums[M]
     # Both terms are integers that float32 has, so the difference is rounded once, as the
     # definition rounds the int32 sum.
     scale = x_zero_point.reshape(-1, 1).float().add_(128.0) * weight_sum
@@ -84,13 +93,17 @@ def _scaled(
     return real.mul_(scale)
 
 
+def _unsigned(rows: Tensor) -> Tensor:
+    return rows.bitwise_xor(-128).view(torch.uint8)
+
+
 def _run(
     x: Tensor,
     x_scale: Tensor,
     x_zero_point: Tensor,
     packed: Tensor,
     weight_scale: Tensor,
-    weight_sum: Tensor,
+    weight_sum: Tensor | None,
     *,
     label: str = "",
     **epilogue: Any,
@@ -111,13 +124,14 @@ def _run(
         )
     # Called in grad mode, steps into buffers would ask autograd for what they have no gradient of.
     with torch.no_grad(), profiler_range("int8_linear_rows", label):
-        unsigned = x.reshape(-1, x.shape[-1]).bitwise_xor(-128).view(torch.uint8)
+        rows = x.reshape(-1, x.shape[-1])
         if x_scale.numel() == 1:
             # oneDNN does the same steps itself: one row by a small weight waits for little else.
             scale = x_scale.reshape(1) * weight_scale
-            real = _product(unsigned, packed, scale, zero_point=int(x_zero_point) + 128)
+            zero_point = int(x_zero_point) + 128
+            real = _product(_unsigned(rows), packed, scale, zero_point=zero_point)
         else:
-            real = _scaled(unsigned, packed, x_scale, x_zero_point, weight_scale, weight_sum)
+            real = _scaled(rows, packed, x_scale, x_zero_point, weight_scale, weight_sum)
         bias = epilogue.pop("bias", None)
         if bias is not None:  # here rather than in the epilogue, which would allocate the sum
             real.add_(bias)
@@ -137,7 +151,7 @@ Int8LinearRows = torch.ops.pt2e_quant.int8_linear_rows.default
 """`int8_linear` on oneDNN's packed weight, equal to the definition to the last bit.
 
     packed: `pack_onednn_linear(weight, None)` of an int8[N, K] that `sums_fit_float` holds for.
-    weight_sum: float32[N], the sum of each row of weight.
+    weight_sum: float32[N], the sum of each row of weight; None multiplies by one row more instead.
 
 The other arguments are those of `op.Int8Linear`.
 """

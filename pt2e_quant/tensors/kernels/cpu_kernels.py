@@ -51,13 +51,13 @@ def linear_of_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> T
     p = weight.parts
     codes, scale, zero = QuantizeRows(x)
     made: Tensor = Int8LinearRows(
-        codes, scale, zero, p["packed"], p["row_scale"], p["row_sum"], bias=bias
+        codes, scale, zero, p["packed"], p["row_scale"], None, bias=bias
     )
     return made
 
 
 def is_per_token(form: TensorForm) -> bool:
-    """Whether activations are what `QuantizeRows` gives, and no sum leaves float32's integers."""
+    """Whether activations are what `QuantizeRows` gives."""
     scheme = form.input
     return (
         scheme is not None

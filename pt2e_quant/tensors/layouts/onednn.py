@@ -69,13 +69,11 @@ class OneDnn(Layout):
         integers = codes if zero is None else (codes.to(torch.int16) - zero).to(torch.int8)
         packed = {"packed": PackLinear(integers.contiguous(), None)}
         packed["row_scale"] = parts["scale"].reshape(-1).expand(form.shape[0]).contiguous()
-        if form.input is not None:
-            packed["row_sum"] = integers.float().sum(1)  # exact: below 2^24
         return packed | made
 
     def unpack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
         """`packed` as `codes`."""
-        own = ("packed", "row_scale", "row_sum")
+        own = ("packed", "row_scale")
         kept = {name: part for name, part in parts.items() if name not in own}
         if "scale" not in kept:
             kept["scale"] = parts["row_scale"].reshape(-1, 1)

@@ -44,6 +44,7 @@ def test_implementations_when_inputs_are_drawn_then_equal_the_definition_to_the_
     assert equal(multiply_cpu.written_out(*operands, **named), expected)
     *ahead, weight, weight_scale, weight_sum = operands
     packed = PackLinear(weight, None), weight_scale, weight_sum.float()
+    assert equal(Int8LinearRows(*ahead, *packed[:2], None, **named), expected)
     assert equal(rows_op.written_out(*ahead, *packed, **named), expected)
 
 

@@ -80,3 +80,8 @@ def test_kernels_of_onednn_when_held_to_the_reference_then_agree(name):
         expected, found = F.linear(x, plain), F.linear(x, packed)
         # 16 bits of a row's largest, see `limbs_op.error_bound`
         torch.testing.assert_close(found, expected, rtol=0, atol=64 * 3e-5 * float(x.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
+def test_weights_when_packed_for_onednn_then_take_a_byte_a_code_and_a_scale_a_row(name):
+    assert quantized(name, "onednn").nbytes == 16 * 64 + 16 * 4
