@@ -18,7 +18,7 @@ def quantize_per_token(
     scale is computed in Python: a dozen of torch's calls take longer than all the rest of it.
     """
     if x.dtype is torch.float32 and x.numel() == x.shape[-1]:
-        qparams = _qparams_of_one(x)
+        qparams = qparams_of_one(x)
         if qparams is not None:
             steps = x.double().mul_(1.0 / qparams[0]).add_(qparams[1])
             integers = steps.round_().clamp_(quant_min, quant_max).to(torch.int8)
@@ -43,7 +43,7 @@ def _row_qparams(x: Tensor) -> tuple[Tensor, Tensor]:
     return scale, zero_point.clamp_(-128, 127).round_()
 
 
-def _qparams_of_one(x: Tensor) -> tuple[float, int] | None:
+def qparams_of_one(x: Tensor) -> tuple[float, int] | None:
     """`reference.row_qparams` of one row of float32; None where they are not finite.
 
     A sum, difference or quotient of float32 numbers that is rounded to float64 and then to float32

@@ -101,7 +101,7 @@ class Gptq(Algorithm):
         order = torch.arange(rows.shape[1])
         if self.act_order:
             order = hessian.diagonal().argsort(descending=True, stable=True)
-        factor = _inverse_factor(hessian[order][:, order], self.damping)
+        factor = inverse_factor(hessian[order][:, order], self.damping)
         # Columns are rows here: each is read and written whole.
         left, grid = rows.T[order], grid.change(lambda q: q.T[order])
         done = torch.empty_like(left)
@@ -159,7 +159,7 @@ class _Refit:
         )
 
 
-def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
+def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     """The upper Cholesky factor of the inverse of a damped Hessian."""
     mean = hessian.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
     while True:

@@ -11,8 +11,8 @@ from pt2e_quant.tensors.kernels.choose_fastest import AutoReport, auto_quantize
 from pt2e_quant.tensors.kernels.dispatch import register_kernel, unregister_kernel
 from pt2e_quant.tensors.kernels.fallbacks import fallbacks, forget_fallbacks, strict
 from pt2e_quant.tensors.layouts.layout import Layout
-from pt2e_quant.tensors.layouts.sparse import prune_2_4
 from pt2e_quant.tensors.layouts.table import register_layout
+from pt2e_quant.tensors.prune import prune_2_4, prune_2_4_
 from pt2e_quant.tensors.quantize import pack_, quantize_
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport
@@ -30,6 +30,7 @@ __all__ = [
     "load_module",
     "pack_",
     "prune_2_4",
+    "prune_2_4_",
     "quantize_",
     "register_hugging_face",
     "register_kernel",

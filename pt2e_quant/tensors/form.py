@@ -54,6 +54,9 @@ class TensorForm:
     def __hash__(self) -> int:
         return self._hash
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TensorForm":
+        return self  # frozen; compiled code compares each call's forms with copies of them
+
     @cached_property
     def _hash(self) -> int:
         # Kept, because each product looks its kernel up.

@@ -1,15 +1,16 @@
 """Kernels for quantized tensors on CPUs: entries of the dispatch table."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pt2e_quant.core.granularity import PerToken
 from pt2e_quant.kernels.int4_linear.few_rows_op import LinearOfInt4
-from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows
+from pt2e_quant.kernels.int8_linear.rows_op import linear_of_quantized_rows
 from pt2e_quant.kernels.onednn.limbs_op import linear_of_limbs_at_once
-from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.kernels.kernel import TensorKernel
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
@@ -22,7 +23,7 @@ def _zeros(count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.int32)
 
 
-def _product(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+def _of_limbs(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     return linear_of_limbs_at_once(x, packed, scale, _zeros(scale.shape[0]), bias)
 
 
@@ -30,13 +31,20 @@ def _fake_product(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None 
     return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "tensor_linear_of_limbs(Tensor x, Tensor packed, Tensor scale, Tensor? bias=None) -> Tensor"
-)
-# Explicit: Inductor's own form of oneDNN's product takes constant weights alone.
-torch.library.impl(_LIBRARY, "tensor_linear_of_limbs", "CompositeExplicitAutograd")(_product)
-torch.library.register_fake("pt2e_quant::tensor_linear_of_limbs", lib=_LIBRARY)(_fake_product)
-_LinearOfLimbs = torch.ops.pt2e_quant.tensor_linear_of_limbs.default
+def _define(name: str, run: Callable[..., Tensor]) -> Any:
+    """An operator of (x, packed, scale, bias): compilers call it as it is.
+
+    Explicit, because Inductor's own form of oneDNN's product takes constant weights alone.
+    """
+    schema = f"{name}(Tensor x, Tensor packed, Tensor scale, Tensor? bias=None) -> Tensor"
+    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+    torch.library.impl(_LIBRARY, name, "CompositeExplicitAutograd")(run)
+    torch.library.register_fake(f"pt2e_quant::{name}", lib=_LIBRARY)(_fake_product)
+    return getattr(torch.ops.pt2e_quant, name).default
+
+
+_LinearOfLimbs = _define("tensor_linear_of_limbs", _of_limbs)
+_LinearOfRows = _define("tensor_linear_of_rows", linear_of_quantized_rows)
 
 
 def float_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
@@ -49,10 +57,7 @@ def float_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tenso
 def linear_of_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """Rows quantized to int8 at run time by an int8 weight."""
     p = weight.parts
-    codes, scale, zero = QuantizeRows(x)
-    made: Tensor = Int8LinearRows(
-        codes, scale, zero, p["packed"], p["row_scale"], None, bias=bias
-    )
+    made: Tensor = _LinearOfRows(x, p["packed"], p["row_scale"], bias)
     return made
 
 

@@ -4,27 +4,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.kernels.sparse_linear.pack import pack_sparse, unpack_sparse
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.layouts.layout import Layout, Parts, code_dtype
-
-
-def prune_2_4(values: Tensor) -> Tensor:
-    """Values with the two least magnitudes of each four neighbours along the last axis at 0.
-
-    >>> import torch
-    >>> prune_2_4(torch.tensor([[1.0, -3.0, 2.0, 0.5]])).tolist()
-    [[0.0, -3.0, 2.0, 0.0]]
-
-    Raises:
-        ConfigError: rows are no multiple of four.
-    """
-    if values.shape[-1] % 4:
-        raise ConfigError(f"rows of {values.shape[-1]} are no fours of neighbours")
-    fours = values.reshape(-1, 4)
-    least = fours.abs().topk(2, dim=1, largest=False).indices
-    return fours.scatter(1, least, 0.0).reshape(values.shape)
 
 
 class SemiSparse(Layout):

@@ -9,9 +9,14 @@ from torch._subclasses import FakeTensorMode
 from pt2e_quant.kernels.int8_linear import multiply_cpu, rows_op
 from pt2e_quant.kernels.int8_linear.multiply_cpu import int8_linear as multiplied
 from pt2e_quant.kernels.int8_linear.reference import int8_linear as defined
-from pt2e_quant.kernels.int8_linear.rows_op import Int8LinearRows, sums_fit_float
+from pt2e_quant.kernels.int8_linear.rows_op import (
+    Int8LinearRows,
+    linear_of_quantized_rows,
+    sums_fit_float,
+)
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.onednn.operators import PackLinear
+from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows
 from tests.kernels.operands import epilogues, linear_operands
 
 SIZES = st.sampled_from([1, 2, 7, 16, 33])
@@ -46,6 +51,20 @@ def test_implementations_when_inputs_are_drawn_then_equal_the_definition_to_the_
     packed = PackLinear(weight, None), weight_scale, weight_sum.float()
     assert equal(Int8LinearRows(*ahead, *packed[:2], None, **named), expected)
     assert equal(rows_op.written_out(*ahead, *packed, **named), expected)
+
+
+@needs_vnni
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (1, 1, 64), (5, 64), (0, 64)], ids=str)
+@pytest.mark.parametrize("kind", ["normal", "positive", "zero", "infinite"])
+def test_float_rows_when_multiplied_at_once_then_equal_to_both_operators(shape, kind):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator) * 7
+    x = {"normal": x, "positive": x.abs() + 3, "zero": 0 * x, "infinite": x / 0.0}[kind]
+    weight = torch.randint(-127, 128, (5, 64), generator=generator).to(torch.int8)
+    packed, scale = PackLinear(weight, None), torch.rand(5, generator=generator)
+    for bias in (None, torch.randn(5, generator=generator)):
+        expected = Int8LinearRows(*QuantizeRows(x), packed, scale, None, bias=bias)
+        assert equal(linear_of_quantized_rows(x, packed, scale, bias), expected)
 
 
 @needs_vnni

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors.kernels.choose_layout import best_layout
 from pt2e_quant.tensors.kernels.dispatch import find_kernel
-from pt2e_quant.tensors.layouts.sparse import prune_2_4
+from pt2e_quant.tensors.prune import prune_2_4
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 CASES = (

@@ -10,7 +10,7 @@ from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors.layouts.layout import Plain
-from pt2e_quant.tensors.layouts.sparse import prune_2_4
+from pt2e_quant.tensors.prune import prune_2_4
 from pt2e_quant.tensors.layouts.table import LAYOUTS, layout_named, register_layout
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 

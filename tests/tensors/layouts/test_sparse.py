@@ -4,7 +4,7 @@ from torch import nn
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.scheme_names import scheme_named
-from pt2e_quant.tensors.layouts.sparse import prune_2_4
+from pt2e_quant.tensors.prune import prune_2_4
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 
@@ -34,5 +34,3 @@ def test_sparse_when_a_weight_is_dense_then_refused():
     dense = QuantizedTensor.from_float(torch.ones(2, 8), scheme_named("w8").weight)
     with pytest.raises(ConfigError, match="more than two values"):
         dense.to_layout("sparse_2_4")
-    with pytest.raises(ConfigError, match="no fours"):
-        prune_2_4(torch.ones(2, 6))
