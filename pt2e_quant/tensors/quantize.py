@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -94,8 +94,12 @@ def quantize_(
         return _by_graph(module, places, algorithms, batches, layout, search)
     found = _calibrated(module, places, chosen, batches, inputs, functions=functions)
     report, how = EagerReport(), _How(module, found, layout, search, strict=strict)
-    for place in places:
-        report.rows.append(how.quantize(place))
+    try:
+        for place in places:
+            report.rows.append(how.quantize(place))
+    except BaseException:
+        how.undo()  # a module that is quantized in part is of no use
+        raise
     if isinstance(chosen, Scheme) and functions:
         install_functions(module, found.functions)
     return report
@@ -150,6 +154,12 @@ class _How:
         self.done[id(place.weight)] = row
         return row
 
+    def undo(self) -> None:
+        """Put all parameters back."""
+        for old, holders in self.holders.items():
+            for owner, leaf in holders:
+                owner._parameters[leaf] = cast(nn.Parameter, old)
+
 
 Holders = list[tuple[nn.Module, str]]
 
@@ -179,7 +189,10 @@ def put_in_place(
     if layout == "auto":
         gathers = any(isinstance(owner, nn.Embedding) for owner, _ in holders)
         layout = best_layout(tensor, gathers=gathers)
-    made = tensor if tensor.is_meta else tensor.to_layout(layout)
+    try:
+        made = tensor if tensor.is_meta else tensor.to_layout(layout)
+    except ConfigError as error:
+        raise ConfigError(f'"{place.name}": {error}') from error
     # Codes are not trained; `training.quantize_parameters` makes parameters that are.
     new = as_parameter(made, requires_grad=False)
     for owner, leaf in holders:

@@ -5,7 +5,7 @@ Between steps there are codes and scales and nothing else. The optimizer of
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.errors import ConfigError, UnsupportedError, near
+from pt2e_quant.core.errors import ConfigError, Pt2eQuantError, UnsupportedError, near
 from pt2e_quant.core.formats.blocks import spread
 from pt2e_quant.core.formats.float_codes import decode_float
 from pt2e_quant.core.formats.number_formats import CodeBook, FloatFormat
@@ -233,6 +233,7 @@ def quantize_parameters(
     if every < 1:
         raise ConfigError(f"every is at least 1, found {every}")
     made: dict[nn.Parameter, nn.Parameter] = {}
+    owners: list[nn.Module] = []
     names = []
     for name, owner in module.named_modules(remove_duplicate=False):
         names.append(name)
@@ -242,12 +243,20 @@ def quantize_parameters(
         assert isinstance(weight, nn.Parameter)
         if isinstance(weight, QuantizedTensor):
             raise ConfigError(f'the weight of "{name}" is quantized already')
+        owners.append(owner)
         if weight not in made:
             own = _weight_of(aligned(wanted, owner))
-            made[weight] = _stored(weight, own, grad_dtype, chosen, every)
-        owner.weight = made[weight]
+            try:
+                made[weight] = _stored(weight, own, grad_dtype, chosen, every)
+            except Pt2eQuantError as error:
+                raise ConfigError(
+                    f'the weight of "{name}" cannot be stored as {own}: {error}',
+                    fix="leave it out by the filter",
+                ) from error
     if not made:
         raise ConfigError("no weight is meant", fix=f"modules: {near('', names)}")
+    for owner in dict.fromkeys(owners):  # all or none
+        owner.weight = made[cast(nn.Parameter, owner.weight)]
     return module
 
 

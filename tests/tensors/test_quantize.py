@@ -86,12 +86,25 @@ def test_module_when_a_rule_fits_nothing_then_refused(rule, text):
 
 def test_module_when_a_group_does_not_divide_then_named_or_left_float():
     model = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4))
+    before = dict(model.named_parameters())
     with pytest.raises(ConfigError, match=r'"1.weight" cannot be quantized'):
-        quantize_(copy.deepcopy(model), "w4_g32")
+        quantize_(model, "w4_g32")
+    assert all(value is before[name] for name, value in model.named_parameters())
     with pytest.warns(pq.errors.Pt2eQuantWarning, match=r'"1.weight" cannot be quantized'):
         report = quantize_(model, "w4_g32", strict=False)
     assert [row.name for row in report.floats] == ["1.weight"]
     assert "groups of 32" in str(report)
+
+
+def test_module_when_a_weight_does_not_go_into_a_layout_then_named_and_left_as_it_was():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    with torch.no_grad():
+        model[0].weight[:, 2:] = 0  # the second is dense
+        model[0].weight[:, 4:6] = 1
+    before = dict(model.named_parameters())
+    with pytest.raises(ConfigError, match=r'"1.weight": four neighbours hold more than two'):
+        quantize_(model, "w8", layout="sparse_2_4")
+    assert all(value is before[name] for name, value in model.named_parameters())
 
 
 def test_module_when_quantized_twice_then_refused():

@@ -21,7 +21,7 @@ from pt2e_quant.training import (
     state_bytes,
     with_master_weights,
 )
-from pt2e_quant.training.stored_parameters import encode_stochastically
+from pt2e_quant.training.stored_parameters import encode_stochastically, stored_parameters
 
 LEVELS = tuple((i / 127) ** 2 for i in range(1, 128))
 OWN = code_book_scheme(
@@ -241,6 +241,21 @@ def test_quantize_parameters_when_arguments_are_wrong_then_it_refuses():
         quantize_parameters(net(), "w8", filter=lambda module, name: False)
     with pytest.raises(ConfigError, match='"0" is quantized already'):
         quantize_parameters(quantize_parameters(net(), "w8"), "w8")
+
+
+def test_quantize_parameters_when_one_weight_does_not_fit_then_it_is_named_and_none_is_stored():
+    model = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4))
+    before = dict(model.named_parameters())
+    with pytest.raises(ConfigError, match='the weight of "1" cannot be stored as int4'):
+        quantize_parameters(model, "w4_g32")
+    assert all(value is before[name] for name, value in model.named_parameters())
+
+
+def test_quantize_parameters_when_a_module_is_in_two_places_then_it_stays_one():
+    layer = nn.Linear(8, 8)
+    model = quantize_parameters(nn.Sequential(layer, nn.ReLU(), layer), "w8")
+    assert model[0].weight is model[2].weight
+    assert [name for name, _ in stored_parameters(model)] == ["0.weight"]
 
 
 def test_stored_parameter_when_a_shard_is_to_be_made_of_it_then_it_refuses():
