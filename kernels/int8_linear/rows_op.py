@@ -1,5 +1,6 @@
 """The operator `pt2e_quant::int8_linear_rows`: oneDNN's product, scaled row by row."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,19 +71,30 @@ def written_out(
     x_zero_point: Tensor,
     packed: Tensor,
     weight_scale: Tensor,
-    weight_sum: Tensor,
+    weight_sum: Tensor | None,
     *,
+    product: Callable[..., Tensor] | None = None,
     label: str = "",
     **epilogue: Any,
 ) -> Tensor:
     """`Int8LinearRows` in torch's operators, for tracers: around the product a compiler fuses it.
 
-    Each step rounds as the operator's does. It is not checked that oneDNN is exact here.
+    Each step rounds as the operator's does. It is not checked that oneDNN is exact here. `product`
+    takes the place of oneDNN's where a compiler is not to see that: of uint8[M, K] and packed, it
+    gives the integer sums as float32[M, N].
     """
     unsigned = _unsigned(x.reshape(-1, x.shape[-1]))
-    one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)  # a tracer takes no tensor in
+    if weight_sum is None:
+        unsigned = torch.cat([unsigned, unsigned.new_ones(1, x.shape[-1])])
+    if product is None:
+        one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)  # a tracer takes no tensor in
+        real = _product(unsigned, packed, one, zero)
+    else:
+        real = product(unsigned, packed)
+    if weight_sum is None:
+        real, weight_sum = real[:-1], real[-1]
     shift = x_zero_point.reshape(-1, 1).float() + 128.0
-    real = _product(unsigned, packed, one, zero) - shift * weight_sum
+    real = real - shift * weight_sum
     real = real * (x_scale.reshape(-1, 1) * weight_scale)
     shape = (*x.shape[:-1], weight_scale.shape[0])
     return finish(real.reshape(shape), Epilogue(**epilogue))

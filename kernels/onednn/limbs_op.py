@@ -101,6 +101,40 @@ def check_float32(op: str, x: Tensor) -> None:
         )
 
 
+def limbs_of_rows(x: Tensor, shifts: Tensor) -> tuple[Tensor, Tensor]:
+    """The limbs of float32 rows, uint8[2, ..., K] 128 above what they stand for, and their steps.
+
+    Args:
+        x: float32[..., K].
+        shifts: `limb_shifts` of x's dimensions.
+    """
+    x = aten.detach.default(x)  # or half a gradient would go by way of the scale
+    # Plain calls, each of which oneDNN or Inductor does in one pass; `abs` and `amax` apart are
+    # ten times as fast as the norm that gives both.
+    step = aten.amax.default(aten.abs.default(x), [-1], True)
+    step = aten.mul.Tensor(aten.clamp_min.default(step, _LEAST), 1.0 / LIMB_LIMIT)
+    bits = aten.view.dtype(aten.add.Tensor(aten.div.Tensor(x, step), _MAGIC), torch.int32)
+    limbs = aten.bitwise_right_shift.Tensor(bits, shifts)
+    limbs = aten.to.dtype(limbs, torch.uint8)
+    return limbs, step
+
+
+def join_limbs(sums: Tensor, step: Tensor, bias: Tensor | None) -> Tensor:
+    """The result of both limbs' products.
+
+    Args:
+        sums: float32[2, ..., N].
+        step: of `limbs_of_rows`.
+        bias: float32[N] or None.
+    """
+    low, high = aten.select.int(sums, 0, 0), aten.select.int(sums, 0, 1)
+    total = aten.add.Tensor(low, high, alpha=256)
+    made: Tensor = (
+        aten.mul.Tensor(total, step) if bias is None else aten.addcmul.default(bias, total, step)
+    )
+    return made
+
+
 def linear_of_limbs(
     x: Tensor,
     packed: Tensor,
@@ -119,23 +153,11 @@ def linear_of_limbs(
     check_float32("linear_of_limbs", x)
     if all(type(size) is int for size in x.shape) and x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], scale.shape[0]))
-    x = aten.detach.default(x)  # or half a gradient would go by way of the scale
-    # Plain calls, each of which oneDNN or Inductor does in one pass; `abs` and `amax` apart are
-    # ten times as fast as the norm that gives both.
-    step = aten.amax.default(aten.abs.default(x), [-1], True)
-    step = aten.mul.Tensor(aten.clamp_min.default(step, _LEAST), 1.0 / LIMB_LIMIT)
-    bits = aten.view.dtype(aten.add.Tensor(aten.div.Tensor(x, step), _MAGIC), torch.int32)
-    limbs = aten.bitwise_right_shift.Tensor(bits, shifts)
-    limbs = aten.to.dtype(limbs, torch.uint8)
+    limbs, step = limbs_of_rows(x, shifts)
     sums = _product(limbs, packed, scale, zeros)
     if packed_low is not None and scale_low is not None:
         sums = aten.add.Tensor(sums, _product(limbs, packed_low, scale_low, zeros))
-    low, high = aten.select.int(sums, 0, 0), aten.select.int(sums, 0, 1)
-    total = aten.add.Tensor(low, high, alpha=256)
-    made: Tensor = (
-        aten.mul.Tensor(total, step) if bias is None else aten.addcmul.default(bias, total, step)
-    )
-    return made
+    return join_limbs(sums, step, bias)
 
 
 def linear_of_limbs_at_once(

@@ -32,6 +32,11 @@ FUNCTIONS: dict[Any, Handler] = {}
 ATEN: dict[Any, Handler] = {}
 """ATen operators that keep a tensor quantized, by overload; `tensors.aten_ops` fills it."""
 
+KERNEL_NAMES: list[str] = []
+"""Of the kernels there are, which `tensors.kernels.dispatch` fills: compiled code depends on it."""
+_TRACED = 2
+"""Raised when compilers see other operators of a tensor: what they have kept is out of date."""
+
 
 class QuantizedTensor(torch.Tensor):
     """A tensor that is stored as codes and scales. Code sees its real values' shape and dtype.
@@ -233,7 +238,7 @@ class QuantizedTensor(torch.Tensor):
 
     def _stable_hash_for_caching(self) -> str:
         """What compiled graphs are kept under, besides the parts."""
-        return form_to_text(self.form)
+        return f"{form_to_text(self.form)} {','.join(KERNEL_NAMES)} {_TRACED}"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

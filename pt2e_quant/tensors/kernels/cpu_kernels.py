@@ -1,16 +1,21 @@
 """Kernels for quantized tensors on CPUs: entries of the dispatch table."""
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pt2e_quant.core.granularity import PerToken
 from pt2e_quant.kernels.int4_linear.few_rows_op import LinearOfInt4
-from pt2e_quant.kernels.int8_linear.rows_op import linear_of_quantized_rows
-from pt2e_quant.kernels.onednn.limbs_op import linear_of_limbs_at_once
+from pt2e_quant.kernels.int8_linear.rows_op import linear_of_quantized_rows, written_out
+from pt2e_quant.kernels.onednn.limbs_op import (
+    join_limbs,
+    limb_shifts,
+    limbs_of_rows,
+    linear_of_limbs_at_once,
+)
+from pt2e_quant.kernels.onednn.operators import QLinear
+from pt2e_quant.kernels.quantize_per_token.reference import quantize_per_token
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.kernels.kernel import TensorKernel
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
@@ -23,42 +28,56 @@ def _zeros(count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.int32)
 
 
-def _of_limbs(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    return linear_of_limbs_at_once(x, packed, scale, _zeros(scale.shape[0]), bias)
+def _product(x: Tensor, packed: Tensor, scale: Tensor, zero_point: int) -> Tensor:
+    if x.numel() == 0:
+        return torch.zeros((*x.shape[:-1], scale.shape[0]))
+    made: Tensor = QLinear(
+        x, 1.0, zero_point, packed, scale, _zeros(scale.shape[0]),
+        None, 1.0, 0, torch.float32, "none", [0.0], "",
+    )  # fmt: skip
+    return made
 
 
-def _fake_product(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    return x.new_empty((*x.shape[:-1], scale.shape[0]))
+def _fake_product(x: Tensor, packed: Tensor, scale: Tensor, zero_point: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], packed.shape[-1]), dtype=torch.float32)
 
 
-def _define(name: str, run: Callable[..., Tensor]) -> Any:
-    """An operator of (x, packed, scale, bias): compilers call it as it is.
-
-    Explicit, because Inductor's own form of oneDNN's product takes constant weights alone.
-    """
-    schema = f"{name}(Tensor x, Tensor packed, Tensor scale, Tensor? bias=None) -> Tensor"
-    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
-    torch.library.impl(_LIBRARY, name, "CompositeExplicitAutograd")(run)
-    torch.library.register_fake(f"pt2e_quant::{name}", lib=_LIBRARY)(_fake_product)
-    return getattr(torch.ops.pt2e_quant, name).default
+# Explicit: Inductor's own form of oneDNN's product takes constant weights alone.
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "tensor_product(Tensor x, Tensor packed, Tensor scale, int zero_point) -> Tensor"
+)
+torch.library.impl(_LIBRARY, "tensor_product", "CompositeExplicitAutograd")(_product)
+torch.library.register_fake("pt2e_quant::tensor_product", lib=_LIBRARY)(_fake_product)
+_Product = torch.ops.pt2e_quant.tensor_product.default
 
 
-_LinearOfLimbs = _define("tensor_linear_of_limbs", _of_limbs)
-_LinearOfRows = _define("tensor_linear_of_rows", linear_of_quantized_rows)
+def _is_traced(x: Tensor) -> bool:
+    """Whether a compiler follows the calls: it fuses those around the product."""
+    return type(x) not in (Tensor, nn.Parameter) or torch.compiler.is_compiling()
 
 
 def float_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """Float rows by an int8 weight, as two limbs of 8 bits."""
     p = weight.parts
-    made: Tensor = _LinearOfLimbs(x, p["packed"], p["row_scale"], bias)
-    return made
+    packed, scale = p["packed"], p["row_scale"]
+    if not _is_traced(x):
+        return linear_of_limbs_at_once(x, packed, scale, _zeros(scale.shape[0]), bias)
+    limbs, step = limbs_of_rows(x, limb_shifts(x.dim()))
+    return join_limbs(_Product(limbs, packed, scale, 128), step, bias)
 
 
 def linear_of_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     """Rows quantized to int8 at run time by an int8 weight."""
     p = weight.parts
-    made: Tensor = _LinearOfRows(x, p["packed"], p["row_scale"], bias)
-    return made
+    packed, scale = p["packed"], p["row_scale"]
+    if not _is_traced(x):
+        return linear_of_quantized_rows(x, packed, scale, bias)
+
+    def product(rows: Tensor, packed: Tensor) -> Tensor:
+        made: Tensor = _Product(rows, packed, torch.ones_like(scale), 0)
+        return made
+
+    return written_out(*quantize_per_token(x), packed, scale, None, product=product, bias=bias)
 
 
 def is_per_token(form: TensorForm) -> bool:

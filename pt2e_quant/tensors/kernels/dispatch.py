@@ -15,6 +15,7 @@ from pt2e_quant.tensors.kernels.cpu_kernels import CPU_KERNELS
 from pt2e_quant.tensors.kernels.gpu_kernels import GPU_KERNELS
 from pt2e_quant.tensors.kernels.kernel import TensorKernel, takes_all
 from pt2e_quant.tensors.layouts.table import layout_named
+from pt2e_quant.tensors.quantized_tensor import KERNEL_NAMES
 
 KERNELS: list[TensorKernel] = [*CPU_KERNELS, *GPU_KERNELS]
 """The table. A later row is asked before an earlier one, so that a user's own comes first."""
@@ -71,7 +72,7 @@ def register_kernel(
         takes=takes,
     )
     KERNELS.append(kernel)
-    find_kernel.cache_clear()
+    _forget()
     return kernel
 
 
@@ -85,7 +86,13 @@ def unregister_kernel(name: str) -> None:
     if not found:
         raise ConfigError(f'there is no kernel "{name}"')
     KERNELS.remove(found[0])
+    _forget()
+
+
+def _forget() -> None:
+    """Look kernels up anew, in code that is compiled from now on too."""
     find_kernel.cache_clear()
+    KERNEL_NAMES[:] = [kernel.name for kernel in KERNELS]
 
 
 @lru_cache(maxsize=4096)
@@ -93,6 +100,9 @@ def find_kernel(op: str, form: TensorForm, device: str, dtype: torch.dtype) -> T
     """The kernel of an operation; None where the reference runs."""
     fitting = (k for k in reversed(KERNELS) if k.fits(op, form, device, dtype))
     return next(fitting, None)
+
+
+_forget()
 
 
 def dispatch_range(op: str, form: TensorForm, kernel: str) -> AbstractContextManager[object]:

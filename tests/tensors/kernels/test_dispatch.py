@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 from torch.profiler import profile
 
@@ -38,7 +39,7 @@ def test_dispatch_when_profiled_then_range_says_format_layout_and_kernel(name, l
 
 def test_kernel_when_a_user_registers_one_then_it_runs_and_is_seen():
     weight, x = quantized("w4_g32", "packed"), torch.randn(3, 64)
-    calls = []
+    calls, kept_under = [], weight._stable_hash_for_caching()
 
     def mine(x, weight, bias):
         calls.append(weight.form.format_name)
@@ -52,6 +53,7 @@ def test_kernel_when_a_user_registers_one_then_it_runs_and_is_seen():
         assert calls == ["int4"]
         F.linear(x, quantized("w8", "plain"))
         assert calls == ["int4"]
+        assert weight._stable_hash_for_caching() != kept_under
     finally:
         unregister_kernel("test_mine")
     with pytest.raises(ConfigError, match='no kernel "test_mine"'):
@@ -85,3 +87,24 @@ def test_kernels_of_onednn_when_held_to_the_reference_then_agree(name):
 @pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
 def test_weights_when_packed_for_onednn_then_take_a_byte_a_code_and_a_scale_a_row(name):
     assert quantized(name, "onednn").nbytes == 16 * 64 + 16 * 4
+
+
+@pytest.mark.parametrize("name", ["w8", "int8_dynamic"])
+def test_kernels_of_onednn_when_a_compiler_follows_them_then_are_equal_to_the_bit(name):
+    weight, bias = quantized_rows(name), torch.randn(64, generator=torch.Generator().manual_seed(2))
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    def linear(x):
+        return F.linear(x, weight, bias)
+
+    compiled = torch.compile(linear, fullgraph=True, backend=aot_autograd(fw_compiler=backend))
+    with torch.no_grad():
+        for shape in ((1, 64), (2, 3, 64), (0, 64)):
+            torch._dynamo.reset()
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+            assert torch.equal(compiled(x), linear(x))
+    assert seen.count("pt2e_quant.tensor_product.default") == 3
