@@ -3,9 +3,10 @@
     python -m benchmarks.tensors [--compiled] [--seeds 8] [--quantize 9]
 
 One thread. Both libraries quantize equal copies of a model; calls are timed in turn, in processor
-time, so that a busy moment hits both, each after a call that is not timed. SQNR is of the logits or features against the float model; memory is that of the
-quantized weights with all that they hold. Packing for this machine, a step of its own here, is
-timed apart from quantizing. What torchao refuses here is a row with its reason.
+time, so that a busy moment hits both, each after a call that is not timed. SQNR is of the logits or
+features against the float model; memory is that of the quantized weights with all that they hold.
+Packing for this machine, a step of its own here, is timed apart from quantizing. What torchao
+refuses here is a row with its reason.
 """
 
 import argparse

@@ -53,15 +53,13 @@ def linear_of_quantized_rows(
     """
     qparams = qparams_of_one(x) if x.numel() == x.shape[-1] else None
     if qparams is None:
-        codes, scale, zero_point = quantize_per_token(x)
-        made: Tensor = Int8LinearRows(
-            codes, scale, zero_point, packed, weight_scale, None, bias=bias
-        )
+        rows = quantize_per_token(x)
+        made: Tensor = Int8LinearRows(*rows, packed, weight_scale, None, bias=bias)
         return made
-    scale, zero_point = qparams
-    steps = x.double().mul_(1.0 / scale).add_(zero_point).round_().clamp_(-128, 127).add_(128)
+    scale, zero = qparams
+    steps = x.double().mul_(1.0 / scale).add_(zero).round_().clamp_(-128, 127).add_(128)
     unsigned = steps.to(torch.uint8)
-    real = _product(unsigned, packed, weight_scale * scale, zero_point=zero_point + 128)
+    real = _product(unsigned, packed, weight_scale * scale, zero_point=zero + 128)
     return real if bias is None else real.add_(bias)
 
 

@@ -10,8 +10,8 @@ from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors.layouts.layout import Plain
-from pt2e_quant.tensors.prune import prune_2_4
 from pt2e_quant.tensors.layouts.table import LAYOUTS, layout_named, register_layout
+from pt2e_quant.tensors.prune import prune_2_4
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 NAMES = ("w1", "w1.58", "w2", "w3", "w4", "w4_g32", "w6", "w8", "fp8", "mxfp4", "nf4", "lut3")
