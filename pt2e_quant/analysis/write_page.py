@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch.fx import GraphModule
+
 from pt2e_quant.analysis.advice import advise
 from pt2e_quant.analysis.compare import Model, compare
 from pt2e_quant.analysis.graph_picture import GraphPicture
@@ -21,6 +23,7 @@ def write_page(
     *,
     reference: Model | None = None,
     inputs: InputPick | None = None,
+    quantized: GraphModule | None = None,
     parts: Iterable[HasSections] = (),
 ) -> None:
     """Write one file of HTML on an artifact: `artifact.report.to_html` with all that data shows.
@@ -30,12 +33,14 @@ def write_page(
 
     Args:
         path: of the .html file.
-        artifact: of `quantize` or `lower`. Loaded from a file, it has no graph: its page then
-            has no histograms and no picture of the graph.
+        artifact: of `quantize` or `lower`, or loaded from a file.
         batches: some data, as `calibrate` takes it; a few batches are enough.
         reference: the float model: tensors are then compared with it (`compare`), instead of each
             with its own values before it is quantized, and `advise` says what to do.
         inputs: what of each batch the model takes, as `calibrate` has it.
+        quantized: the graph of `convert` that an artifact was lowered from, where it was loaded
+            from a file. Without it the page has no histograms, no advice and no picture of the
+            graph, and of a `.pte` no tensors.
         parts: what else to show: of `compare`, `tune`, `profile`.
 
     Raises:
@@ -46,21 +51,25 @@ def write_page(
     found: list[HasSections] = []
     kept = list(batches)
     if kept:
-        found += _seen(artifact, kept, reference, inputs)
+        graph = artifact.quantized if quantized is None else quantized
+        found += _seen(artifact, graph, kept, reference, inputs)
         found += _timed(artifact, kept[0], inputs)
     artifact.report.to_html(path, *found, *parts)
 
 
 def _seen(
     artifact: Artifact,
+    gm: GraphModule | None,
     batches: Sequence[Any],
     reference: Model | None,
     inputs: InputPick | None,
 ) -> list[HasSections]:
-    """The losses of tensors, their histograms, and the graph; nothing without a graph."""
-    gm = artifact.quantized
+    """The losses of tensors, their histograms, and the graph; without one what the file tells."""
     if gm is None:
-        return []
+        if reference is None:
+            return []
+        told = compare(reference, artifact, batches, inputs=inputs, progress=False)
+        return [told] if len(told) else []
     table = tensor_values(gm, batches, inputs=inputs)
     if reference is None:
         decibels = {loss.name: loss.sqnr_db for loss in table.losses}

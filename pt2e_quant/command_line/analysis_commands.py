@@ -36,6 +36,9 @@ from pt2e_quant.flow.archive.program import load
 from pt2e_quant.flow.report.audit import audit as audit_of
 
 Program = Annotated[Path, typer.Argument(help="A .pt2 file of torch.export.save, in float.")]
+Quantized = Annotated[
+    Path | None, typer.Option(help="The graph that the file was made of, by pq.save.")
+]
 Inputs = Annotated[str, typer.Option(help=DATA_HELP)]
 Backend = Annotated[str, typer.Option(help="xnnpack, onnx, cpu or cuda.")]
 Method = Annotated[str, typer.Option(help="How groups are weighed: exact, gradient or weight.")]
@@ -91,9 +94,7 @@ def compare(
     file: File,
     against: Annotated[Path, typer.Option(help="The float model, a .pt2.")],
     inputs: Inputs,
-    quantized: Annotated[
-        Path | None, typer.Option(help="The graph that the file was made of, by pq.save.")
-    ] = None,
+    quantized: Quantized = None,
     batch_size: BatchSize = None,
     fail_under: FailUnder = None,
     as_json: Json = False,
@@ -244,12 +245,17 @@ def report(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", help="The .html file.")],
     inputs: Annotated[str | None, typer.Option(help=DATA_HELP)] = None,
+    against: Annotated[Path | None, typer.Option(help="The float model, a .pt2.")] = None,
+    quantized: Quantized = None,
     batch_size: BatchSize = None,
     fail_under: FailUnder = None,
     as_json: Json = False,
     imports: Imports = None,
 ) -> None:
     """Write one page of HTML on a file; with data also the time of each operator.
+
+    With data and --against also what each tensor loses; --quantized adds histograms, advice and a
+    picture of the graph.
 
     --fail-under is of the SQNR of the quantized graph against the float model, in dB, as it was
     when the file was made.
@@ -259,8 +265,12 @@ def report(
     batches: Sequence[Any] = ()
     if inputs is not None:
         batches = _batches(inputs, opened.capture, batch_size)
+    elif against is not None or quantized is not None:
+        raise ConfigError("--against and --quantized need --inputs", fix="give --inputs data.npz")
     if isinstance(opened.program, Artifact):
-        write_page(output, opened.program, batches)
+        reference = None if against is None else load_program(against)
+        graph = None if quantized is None else load(quantized)
+        write_page(output, opened.program, batches, reference=reference, quantized=graph)
     elif batches:
         raise ConfigError(
             f"{file} is a program of torch: its page takes no data",

@@ -58,13 +58,22 @@ def test_to_html_when_without_data_then_what_the_report_knows(artifact, tmp_path
     assert "QLinearConv" in artifact.profile(torch.randn(2, 3, 8, 8))._repr_html_()
 
 
-def test_write_page_when_loaded_from_a_file_then_without_pictures_of_the_graph(artifact, tmp_path):
+def test_write_page_when_loaded_from_a_file_then_without_pictures_unless_the_graph_is_given(
+    artifact, model, tmp_path
+):
     artifact.save(tmp_path / "a.onnx")
     loaded = pq.backends.get("onnx").load(tmp_path / "a.onnx")
     pq.write_page(tmp_path / "page.html", loaded, [torch.randn(2, 3, 8, 8)])
     found = titles(tmp_path / "page.html")
     assert "Where in the graph" not in found
     assert "Where the time goes" in found
+    program, path = torch.export.export(model, EXAMPLE), tmp_path / "compared.html"
+    batches = [torch.randn(2, 3, 8, 8)]
+    pq.write_page(path, loaded, batches, reference=program)
+    assert titles(path)[0] == "Which tensors hurt most"
+    assert "What to do about it" not in titles(path)
+    pq.write_page(path, loaded, batches, reference=program, quantized=artifact.quantized)
+    assert {"What to do about it", "Where in the graph"} <= {*titles(path)}
 
 
 def test_write_page_when_given_the_float_model_then_compares_with_it(artifact, model, tmp_path):

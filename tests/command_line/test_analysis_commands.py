@@ -60,6 +60,11 @@ def test_commands_when_a_model_is_tuned_then_each_looks_at_it(folder, capsys):
     assert call("report", "mixed.onnx", "--inputs", "data.npz", "-o", "page.html") == 0
     assert "wrote page.html" in capsys.readouterr().out
     assert "Where the time goes" in (folder / "page.html").read_text()
+    asked = ("report", "mixed.onnx", "--against", "float.pt2", "-o", "page.html")
+    assert call(*asked) == 1
+    assert "need --inputs" in capsys.readouterr().err
+    assert call(*asked, "--inputs", "data.npz") == 0
+    assert "Which tensors hurt most" in (folder / "page.html").read_text()
 
 
 def test_compare_when_a_pte_is_given_then_results_alone_unless_its_graph_is_named(folder, capsys):
