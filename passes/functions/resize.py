@@ -1,6 +1,8 @@
-"""Resizing of images with anti-aliasing, as two products with matrices of weights."""
+"""Resizing of images with anti-aliasing, and samples of volumes, from products and places."""
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,3 +86,32 @@ def _weights(kernel: Callable[[Tensor], Tensor], size: int, end: int, step: Tens
     pixels = torch.arange(size, dtype=torch.float32) + 0.5
     found = kernel((pixels - centers.unsqueeze(-1)) / step.clamp(min=1))
     return found / found.sum(-1, keepdim=True)
+
+
+def sample_volumes(
+    x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    """Values of volumes [N, C, D, H, W] at places [N, ..., 3], each -1 to 1 along W, H and D."""
+    if interpolation_mode > 1 or padding_mode > 1:
+        raise NotImplementedError("cubic samples, and reflected borders")
+    is_nearest, has_border = interpolation_mode == 1, padding_mode == 1
+    flat = x.flatten(2)
+    corners: list[tuple[Tensor, Tensor]] = []
+    for axis in (2, 1, 0):  # W, H and D, whose steps in a flat volume grow
+        size, place = x.shape[2 + axis], grid[..., 2 - axis].flatten(1)
+        place = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
+        place = place.clamp(0.0, size - 1.0) if has_border else place
+        low = place.round() if is_nearest else place.floor()
+        ends = [(low, torch.ones_like(place))]
+        if not is_nearest:
+            ends = [(low, low + 1 - place), (low + 1, place - low)]
+        inside = [(end, share * ((end >= 0) & (end < size)).to(x.dtype)) for end, share in ends]
+        step = math.prod(x.shape[3 + axis :])
+        mine = [(end.clamp(0, size - 1).to(torch.int64) * step, share) for end, share in inside]
+        corners = [(a + b, p * q) for a, p in corners for b, q in mine] if corners else mine
+    parts = [
+        flat.gather(2, index.unsqueeze(1).expand(-1, x.shape[1], -1)) * share.unsqueeze(1)
+        for index, share in corners
+    ]
+    total = functools.reduce(operator.add, parts)
+    return total.reshape(x.shape[0], x.shape[1], *grid.shape[1:4])

@@ -64,6 +64,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.expm1.default": elementwise.expm1,
     "aten.fmax.default": elementwise.fmax,
     "aten.fmin.default": elementwise.fmin,
+    "aten.grid_sampler_3d.default": resize.sample_volumes,
     "aten.hypot.default": elementwise.hypot,
     "aten.i0.default": lambda x: elementwise.scaled_bessel(x, 0) * torch.exp(x.abs()),
     "aten.index_put.default": rows.index_put,

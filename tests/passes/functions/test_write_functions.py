@@ -13,6 +13,7 @@ X = torch.randn(64, 9, generator=torch.Generator().manual_seed(0)) * 3
 X[0, :3] = torch.tensor([0.0, -0.0, 1.0])
 Y = X.roll(1, 0)
 WHOLE = X.round()
+VOLUME, GRID = X.view(2, 2, 4, 4, 9), X[:, :3].view(2, 4, 4, 2, 3) / 2
 BOUND = 5e-6
 """lgamma and digamma subtract numbers of about 20, a step of which is 2e-6 in float32."""
 EXACT = {
@@ -75,6 +76,7 @@ EXACT = {
     "aten.expm1.default": (torch.cat([X, X * 1e-6]),),
     "aten.fmax.default": (X, Y),
     "aten.fmin.default": (X, Y),
+    "aten.grid_sampler_3d.default": (VOLUME, GRID, 0, 0, False),
     "aten.hypot.default": (X, Y),
     "aten.i0.default": (X,),
     "aten.index_put.default": (
@@ -113,6 +115,15 @@ def test_function_when_written_out_then_as_near_as_float32_is(name):
         torch.testing.assert_close(
             left.double(), right.double(), rtol=2e-6, atol=BOUND, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("align", [False, True])
+def test_samples_of_volumes_when_written_out_then_as_aten(mode, padding, align):
+    args = VOLUME, GRID, mode, padding, align
+    found = FUNCTIONS["aten.grid_sampler_3d.default"](*args)
+    torch.testing.assert_close(found, torch.ops.aten.grid_sampler_3d(*args))
 
 
 @pytest.mark.parametrize("last", [False, True])
