@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -33,11 +34,14 @@ GOALS = {"lost_db": 1.0, "ratio": 3.0, "share_equal": 0.999}
 REPEATS = 7
 
 
-def quantized_of(case: Case) -> GraphModule:
-    """Return the model in q/dq, every operator quantized that has an integer form."""
+def quantized_of(case: Case, quantizer: Any = None) -> GraphModule:
+    """Return the model in q/dq, by default every operator quantized that has an integer form."""
     program = torch.export.export(case.model, case.example)
-    is_only = not case.is_transformer
-    prepared = pq.prepare_pt2e(program, pq.IntegerQuantizer(), int_only=is_only)
+    if quantizer is None:
+        is_only = not case.is_transformer
+        prepared = pq.prepare_pt2e(program, pq.IntegerQuantizer(), int_only=is_only)
+    else:
+        prepared = pq.prepare_pt2e(program, quantizer)
     return pq.convert_pt2e(pq.calibrate(prepared, case.calibration, progress=False))
 
 
@@ -53,24 +57,34 @@ def cpu_seconds(works: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: min(values) for name, values in found.items()}
 
 
-def agreement(case: Case, gm: GraphModule, batches: int) -> dict[str, object]:
-    """Return how much of the last quantized tensor the runtimes and the reference share.
+def agreement(
+    case: Case, gm: GraphModule, backend: str, batches: int, *, allow_slower: bool
+) -> dict[str, object]:
+    """Return how much of the last quantized tensor a runtime and the reference share.
 
-    Every operator that a runtime has integers for runs in integers, also where float is faster.
+    With `allow_slower` every operator that the runtime has integers for runs in integers, also
+    where float is faster. What an artifact computes in float is float in the reference.
     """
-    rows: dict[str, object] = {}
-    for backend, profile in RUNTIMES.items():
-        artifact = pq.backends.get(backend).lower(gm, verify=False, strict=False, allow_slower=True)
-        found = pq.verify_parity(
-            artifact, case.held_out[:batches], quantized=gm, profile=profile, most_nodes=1
-        )
-        floats = sorted({operator.operator for operator in pq.audit(artifact).islands})
-        rows[backend] = {
-            "share_equal": round(found.share_equal, 6),
-            "steps": found.most_steps,
-            "float": floats,
-        }
-    return rows
+    artifact = pq.backends.get(backend).lower(
+        gm, verify=False, strict=False, allow_slower=allow_slower
+    )
+    given = case.held_out[:batches]
+    found = pq.verify_parity(artifact, given, quantized=gm, profile=RUNTIMES[backend], most_nodes=1)
+    return {
+        "share_equal": round(found.share_equal, 6),
+        "steps": found.most_steps,
+        "float": len(found.floats),
+        "slower": len(found.slower),
+    }
+
+
+def measure_default(case: Case, batches: int, image: int) -> dict[str, object]:
+    """Return one model's row of the artifacts of each backend's own quantizer and defaults."""
+    parity = {}
+    for backend in RUNTIMES:
+        gm = quantized_of(case, pq.backends.get(backend).quantizer("int8"))
+        parity[backend] = agreement(case, gm, backend, batches, allow_slower=False)
+    return {"model": f"{case.name}, {image} pixels", "default": parity}
 
 
 def measure(case: Case, batches: int) -> dict[str, object]:
@@ -91,6 +105,9 @@ def measure(case: Case, batches: int) -> dict[str, object]:
                 "integer": partial(reference, *case.example),
             }
         )
+    parity = {}
+    for backend in () if case.is_transformer else RUNTIMES:
+        parity[backend] = agreement(case, gm, backend, batches, allow_slower=True)
     real, simulated, exact = outputs
     qdq_db, integer_db = pq.sqnr_db(real, simulated), pq.sqnr_db(real, exact)
     return {
@@ -102,7 +119,7 @@ def measure(case: Case, batches: int) -> dict[str, object]:
         "lost_db": round(qdq_db - integer_db, 2),
         "milliseconds": {name: round(1e3 * value, 2) for name, value in seconds.items()},
         "ratio": round(seconds["integer"] / seconds["float"], 2),
-        **({} if case.is_transformer else {"parity": agreement(case, gm, batches)}),
+        **({} if case.is_transformer else {"parity": parity}),
     }
 
 
@@ -112,11 +129,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[*MODELS])
     parser.add_argument("--image", type=int, default=224)
     parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--default", action="store_true", help="artifacts without options alone")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for name in options.only:
-        row = measure(MODELS[name](image=options.image), options.batches)
+        case = MODELS[name](image=options.image)
+        if options.default:
+            row = measure_default(case, options.batches, options.image)
+        else:
+            row = measure(case, options.batches)
         console.print(row)
         write_results("integer_models", [row], ("model",))
 

@@ -85,7 +85,7 @@ def _models(rows: Sequence[Row]) -> list[str]:
         "equal on XNNPACK | equal on ONNX Runtime |",
         "| --- " * 7 + "|",
     ]
-    for row in rows:
+    for row in (row for row in rows if "default" not in row):
         parity = row.get("parity", {})
         shares = [_share(parity[b]) if b in parity else "" for b in ("xnnpack", "onnx")]
         cells = [
@@ -97,6 +97,17 @@ def _models(rows: Sequence[Row]) -> list[str]:
             *shares,
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Artifacts of each backend's own `int8` quantizer, lowered without options:",
+        "",
+        "| model | equal on XNNPACK | in float | equal on ONNX Runtime | in float |",
+        "| --- " * 5 + "|",
+    ]
+    for row in (row for row in rows if "default" in row):
+        found = [row["default"][name] for name in ("xnnpack", "onnx")]
+        cells = [text for f in found for text in (_share({**f, "float": 0}), str(f["float"]))]
+        lines.append(f"| {row['model']} | " + " | ".join(cells) + " |")
     return lines
 
 

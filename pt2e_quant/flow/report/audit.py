@@ -6,7 +6,7 @@ a module is.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import SymInt, Tensor
@@ -32,7 +32,7 @@ class FloatOperator:
 
     Attributes:
         node: its name in the graph; "" where a runtime's program does not name it.
-        operator: as "aten.log"; of an artifact it may be several, as "2 Sigmoid".
+        operator: as "aten.log"; of a file that was loaded it may be several, as "2 Sigmoid".
         module: dotted path of the module it belongs to, "" at the root.
         source: the user's line, "" if unknown.
         bytes_across: of the float tensors that cross into and out of float here in one inference,
@@ -157,10 +157,19 @@ def refuse_left_float(gm: GraphModule) -> None:
 
 
 def _of_artifact(artifact: Any) -> Audit:
-    """What the quantizer left float, then what the backend did."""
+    """What the quantizer left float, then what the backend did.
+
+    Of an artifact whose graph is known the backend's are operators of the graph; of a file that was
+    loaded, what the file has.
+    """
     report = artifact.report
     found = [_left_float(r.node, r.op, r.module, r.reason, r.fix) for r in report.provenance.floats]
-    found += [_left_float(r.node, r.what, "", r.reason) for r in report.float_regions]
+    known = [] if artifact.quantized is None else _run_in_float(artifact)
+    if known:
+        told = {operator.node for operator in found}
+        found += [operator for operator in known if operator.node not in told]
+    else:
+        found += [_left_float(r.node, r.what, "", r.reason) for r in report.float_regions]
     if not found:
         found = [
             _left_float("", f"{count} {name}", "", f"{report.backend} runs it in float")
@@ -168,6 +177,27 @@ def _of_artifact(artifact: Any) -> Audit:
             if "quantize" not in name.lower()
         ]
     return Audit(islands=tuple(found), integer_operators=sum(report.integer_ops.values()))
+
+
+def _run_in_float(artifact: Any) -> list[FloatOperator]:
+    """The operators of an artifact's graph that its program computes in float."""
+    gm, report = artifact.quantized, artifact.report
+    floats = artifact.float_operators(gm)
+    reasons = {region.node: region.reason for region in report.float_regions}
+    return [
+        replace(
+            _left_float(
+                node.name,
+                operator_name(node),
+                module_path(node),
+                reasons.get(node.name, f"{report.backend} runs it in float"),
+            ),
+            source=source_line(node),
+            bytes_across=sum(_bytes(n) for n in _borders(node)),
+        )
+        for node in gm.graph.nodes
+        if node.name in floats and _computes(node) and form_of(node) not in MOVES
+    ]
 
 
 def _left_float(node: str, operator: str, module: str, reason: str, fix: str = "") -> FloatOperator:
@@ -209,7 +239,7 @@ class _Written:
                     operator=operator_name(node),
                     module=module_path(node),
                     source=source_line(node),
-                    bytes_across=sum(_bytes(n) for n in self._borders(node)),
+                    bytes_across=sum(_bytes(n) for n in _borders(node)),
                     reason=reason,
                     remedy=remedy,
                 )
@@ -233,11 +263,6 @@ class _Written:
         feeds = any(is_quantize(user) for n in group for user in n.users)
         return not (reads and feeds)
 
-    def _borders(self, node: Node) -> list[Node]:
-        """The float tensors by which a node is bound to integers."""
-        sources = [n for n in node.all_input_nodes if is_dequantize(n)]
-        return [*sources, *([node] if any(is_quantize(user) for user in node.users) else [])]
-
     def _why(self, node: Node) -> tuple[str, str]:
         if node.target in CHOOSE_QPARAMS_OPS:
             return "it chooses scales at run time", "a static scheme, whose scales are calibrated"
@@ -255,6 +280,12 @@ class _Written:
             "its inputs or its result are not quantized",
             f'a spec for its inputs and output: quantizer.set_operator("{name}", scheme)',
         )
+
+
+def _borders(node: Node) -> list[Node]:
+    """The float tensors by which a node is bound to integers."""
+    sources = [n for n in node.all_input_nodes if is_dequantize(n)]
+    return [*sources, *([node] if any(is_quantize(user) for user in node.users) else [])]
 
 
 def _computes(node: Node) -> bool:
