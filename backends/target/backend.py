@@ -174,9 +174,15 @@ class Backend:
             UnsupportedError: the backend cannot run a node as it is quantized.
             ArtifactError: the artifact fails its check.
             MissingExtraError: the backend's package is not installed.
-            ConfigError: there is no such option, or record.
+            ConfigError: there is no such option, or record, or gm is something else.
         """
         self.require_extra()
+        if not isinstance(gm, GraphModule):
+            raise ConfigError(
+                f"lower takes the graph of convert_pt2e, found {type(gm).__name__}",
+                fix="convert_pt2e(calibrate(prepare_pt2e(program, quantizer), batches)), or "
+                "pt2e_quant.quantize(model, example_inputs, …), which does all of it",
+            )
         lowering = self._lowers()
         known = {f.name for f in fields(lowering.options)}
         chosen = {

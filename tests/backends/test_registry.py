@@ -3,6 +3,8 @@
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
+import torch
+from torch import nn
 
 from pt2e_quant.backends import registry
 from pt2e_quant.core.errors import ConfigError
@@ -20,3 +22,11 @@ def test_registry_when_an_entry_point_names_a_backend_then_it_is_found_and_check
     assert "mine" in registry.names()
     with pytest.raises(ConfigError, match='entry point of backend "mine" is no Backend'):
         registry.get("mine")
+
+
+@pytest.mark.parametrize("form", [torch.export.ExportedProgram, nn.Module])
+def test_lower_when_given_a_program_or_module_then_told_what_it_takes(form):
+    model = nn.Linear(2, 2)
+    given = model if form is nn.Module else torch.export.export(model, (torch.ones(1, 2),))
+    with pytest.raises(ConfigError, match=rf"found {type(given).__name__}\n  fix .*convert_pt2e"):
+        registry.get("cpu").lower(given)
