@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2e_quant.backends.fuse_kernels import ANCHOR_KEY, KERNEL_KEY, Decide
+from pt2e_quant.backends.target.float_retries import leave_of
 from pt2e_quant.core.capture import DimRange
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.read_capture import dims_of
@@ -85,7 +86,7 @@ def find_failures(program: GraphModule) -> tuple[tuple[Failure, ...], str]:
 
 
 def deciding_without(decide: Decide, failures: Sequence[Failure]) -> Decide:
-    """A decision that also refuses kernels where they failed."""
+    """A decision that also refuses kernels where they failed, or were refused."""
     reasons = {(failure.row, failure.anchor): failure.reason for failure in failures}
 
     def decide_by_trial(
@@ -95,6 +96,8 @@ def deciding_without(decide: Decide, failures: Sequence[Failure]) -> Decide:
 
         def takes_tried(kernel: Kernel, match: Match) -> bool:
             reason = reasons.get((kernel.name, match.anchor.name))
+            if reason is None and leave_of(match.anchor):
+                reason = "its lowering was refused in integers"
             if reason is None:
                 return takes(kernel, match)
             refused.setdefault(match.anchor.name, reason)
@@ -106,17 +109,18 @@ def deciding_without(decide: Decide, failures: Sequence[Failure]) -> Decide:
 
 
 def hold_weights(failures: Sequence[Failure]) -> GraphPass:
-    """A pass that dequantizes the weights of failed products once, instead of in every call.
+    """A pass that dequantizes the weights of failed and refused products once, not in every call.
 
     Before:  conv2d(x, dq(weight), b)
     After:   conv2d(x, weight_float, b)
 
     A compiler would also see the integer product in the first form, and fuse it again.
     """
-    anchors = {failure.anchor for failure in failures}
+    failed = {failure.anchor for failure in failures}
 
     def edit(gm: GraphModule) -> PassResult:
         editor = Editor(gm)
+        anchors = failed | {node.name for node in gm.graph.nodes if leave_of(node)}
         notes = []
         for node in [n for n in gm.graph.nodes if is_dequantize(n)]:
             value = _held(gm, node)

@@ -28,6 +28,7 @@ from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import fuse_kernels
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
+from pt2e_quant.backends.target.float_retries import Leave
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, in_float32
 from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.backends.target.recipe import Wanted
@@ -225,7 +226,14 @@ def _refuse_saturation(gm: GraphModule) -> None:
             )
 
 
-LOWERING = Lowering(name="cpu", options=Options, prepare=_start, emit=_emit, load=load)
+LOWERING = Lowering(
+    name="cpu",
+    options=Options,
+    prepare=_start,
+    emit=_emit,
+    load=load,
+    leaves=lambda _: Leave.INTEGERS,
+)
 
 
 def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match], bool]:

@@ -12,7 +12,7 @@ from onnx_ir.passes import common
 from onnxscript.rewriter import _DEFAULT_REWRITE_RULES
 from onnxscript.rewriter._pattern_ir import Constant
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
@@ -55,7 +55,7 @@ from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.cleanup.promote_cats import promote_cats
 from pt2e_quant.passes.cleanup.split_as_slices import chunk_by_sizes
-from pt2e_quant.passes.functions.write_functions import write_functions
+from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_functions
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
 OPSET = 21
@@ -213,7 +213,9 @@ def _innermost(error: BaseException) -> str:
 _PROTOBUF_LIMIT = 2**31 - 1
 
 _HAS = (
-    *("aten.__lshift__.Scalar", "aten.__rshift__.Scalar", "aten.angle.default"),
+    *("aten.__rshift__.Scalar", "aten.angle.default"),
+    *("aten.celu.default", "aten.elu.default", "aten.selu.default"),
+    *("aten.embedding_bag.padding_idx", "aten._embedding_bag.default"),
     *("aten.erfc.default", "aten.exp2.default", "aten.ldexp.Tensor"),
     *("aten.remainder.Scalar", "aten.remainder.Tensor"),
     *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),
@@ -224,7 +226,7 @@ _FIRST = (
     decompose_caches(has_casts=True),
     promote_cats,
     chunk_by_sizes,
-    write_functions(_HAS),
+    write_functions(_HAS, lambda node: leave_of(node) is Leave.DELEGATE),
     name_squeezed_dims,
     split_left,
 )
@@ -369,6 +371,9 @@ def _serialize(model: ir.Model) -> bytes:
     return data
 
 
-LOWERING = Lowering(
-    name="onnx", options=Options, emit=_emit, load=read_artifact, leaves=Leave.INTEGERS
-)
+def _leaves(node: Node) -> Leave:
+    """Functions whose operator of ONNX is inexact can be written with others."""
+    return Leave.DELEGATE if str(node.target) in FUNCTIONS else Leave.INTEGERS
+
+
+LOWERING = Lowering(name="onnx", options=Options, emit=_emit, load=read_artifact, leaves=_leaves)

@@ -1,6 +1,7 @@
 """Lower again with one operator left in float, where a lowering was refused for it."""
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import TypeVar
 
@@ -29,7 +30,12 @@ class Leave(IntEnum):
     INTEGERS = 1
     """Compute it in integers."""
     DELEGATE = 2
-    """Compute it in anything but its plain float kernel."""
+    """Compute it in a delegate, or in one operator that is inexact."""
+
+
+def nothing(_: Node) -> Leave:
+    """The most that is left of a node where a refusal is final."""
+    return Leave.NOTHING
 
 
 def leave_of(node: Node) -> Leave:
@@ -51,7 +57,7 @@ class FloatRetries:
         most: the most that the backend leaves of an operator.
     """
 
-    def __init__(self, gm: GraphModule, *, most: Leave) -> None:
+    def __init__(self, gm: GraphModule, *, most: Callable[[Node], Leave]) -> None:
         self.gm = gm
         self._most = most
         self._first: Pt2eQuantError | None = None
@@ -79,7 +85,7 @@ class FloatRetries:
         return [
             FloatRegion(
                 node=name,
-                what=f"runs in float{', outside of the delegate' * (what[name] > Leave.INTEGERS)}",
+                what=f"runs in float{', with plain operators' * (what[name] > Leave.INTEGERS)}",
                 reason=f"in integers it is refused: {reason}",
             )
             for name, reason in self._reasons.items()
@@ -90,14 +96,31 @@ class FloatRetries:
         made = copy_graph(self.gm)
         calls = (n for n in made.graph.nodes if n.op == "call_function" and not is_qdq(n))
         node = next((n for n in calls if n.name == error.node_name), None)
-        more = None if node is None else _next(node, error)
-        if node is None or more is None or more > self._most or not self._rest:
+        if node is None or not self._rest:
             return False
-        self._rest -= 1
-        leave(node, more)
-        self._reasons.setdefault(node.name, error.what)
-        self.gm = made
-        return True
+        # Where differences add up, the operator that shows them may be one that rounds nothing.
+        before = _quantized_before(node) if isinstance(error, ArtifactError) else ()
+        for one in (node, *before):
+            more = _next(one, error)
+            if more is not None and more <= self._most(one):
+                self._rest -= 1
+                leave(one, more)
+                self._reasons.setdefault(one.name, error.what)
+                self.gm = made
+                return True
+        return False
+
+
+def _quantized_before(node: Node) -> Iterator[Node]:
+    """The operators in integers that lead to a node, nearest first."""
+    seen, rest = {node}, deque([node])
+    while rest:
+        for source in rest.popleft().all_input_nodes:
+            if source.op == "call_function" and source not in seen:
+                seen.add(source)
+                rest.append(source)
+                if not is_qdq(source) and any(_near(source)):
+                    yield source
 
 
 def _fused_with(node: Node) -> list[Node]:
@@ -113,12 +136,17 @@ def _fused_with(node: Node) -> list[Node]:
     return found
 
 
+def _near(node: Node) -> Iterator[bool]:
+    """Whether what an operator reads is dequantized, and what it gives quantized."""
+    yield from map(is_dequantize, node.all_input_nodes)
+    yield from map(is_quantize, node.users)
+
+
 def _next(node: Node, error: Pt2eQuantError) -> Leave | None:
     left = leave_of(node)
-    near = (*map(is_dequantize, node.all_input_nodes), *map(is_quantize, node.users))
     if left is Leave.DELEGATE:
         return None
-    if any(near):
+    if any(_near(node)):
         return Leave(left + 1)
     # What this package refuses itself of an operator in float is refused everywhere.
     is_foreign = error.__cause__ is not None and not isinstance(error.__cause__, Pt2eQuantError)

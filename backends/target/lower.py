@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.measure_speed import measure_speed
-from pt2e_quant.backends.target.float_retries import FloatRetries, Leave
+from pt2e_quant.backends.target.float_retries import FloatRetries, Leave, nothing
 from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.backends.target.try_in_float import leave_in_float
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
@@ -124,7 +124,7 @@ class Lowering(Generic[OptionsT]):
     emit: Callable[[Job[OptionsT]], Draft]
     load: Callable[..., Artifact]
     prepare: Callable[[GraphModule, OptionsT], GraphModule] = lambda gm, _: in_float32(gm)
-    leaves: Leave = Leave.NOTHING
+    leaves: Callable[[Node], Leave] = nothing
 
     def lower(
         self, gm: GraphModule, example_inputs: Sequence[Any] | None, options: OptionsT
@@ -142,7 +142,7 @@ class Lowering(Generic[OptionsT]):
             quantized = copy_graph(gm)
         validation = validation_of(options.validate, gm, example_inputs)
         sample = choose_sample(gm, example_inputs) if options.verify else None
-        most = Leave.NOTHING if options.is_part else self.leaves
+        most = nothing if options.is_part else self.leaves
         retries = FloatRetries(gm, most=most)
         while True:
             job = Job(gm=retries.gm, options=options, validation=validation)

@@ -360,5 +360,5 @@ LOWERING = Lowering(
     prepare=_start,
     emit=_emit,
     load=load,
-    leaves=Leave.DELEGATE,
+    leaves=lambda _: Leave.DELEGATE,
 )

@@ -76,6 +76,29 @@ def expm1(x: Tensor) -> Tensor:
     return torch.tanh(x / 2.0) * (torch.exp(x) + 1.0)
 
 
+def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    """Without the difference of its exponential, which loses the bits of a small x."""
+    return torch.where(x > 0, scale * x, scale * alpha * expm1(x.clamp(max=0.0) * input_scale))
+
+
+def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """An elu whose slope is 1 on both sides of 0."""
+    return elu(x, alpha, 1.0, 1.0 / alpha)
+
+
+def selu(x: Tensor) -> Tensor:
+    """An elu with the constants of self-normalizing networks (arXiv 1706.02515)."""
+    return elu(x, 1.6732632423543772, 1.0507009873554805)
+
+
+def log_softmax_of_float64(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Of float64, which ExecuTorch has no kernel for."""
+    if x.dtype is not torch.float64:
+        raise NotImplementedError("a dtype that runtimes take")
+    moved = x - x.amax(dim, keepdim=True)
+    return moved - torch.log(torch.exp(moved).sum(dim, keepdim=True))
+
+
 def log_sigmoid(x: Tensor) -> Tensor:
     """Without the sigmoid, whose small values vanish: that of -200 is -200."""
     return x.clamp(max=0.0) - torch.log1p(torch.exp(-x.abs()))

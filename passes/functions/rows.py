@@ -151,36 +151,6 @@ def cummin(x: Tensor, dim: int) -> Results:
     return _extreme(x, dim, _limits(x)[1], torch.le)
 
 
-def embedding_bag(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = -1,
-) -> tuple[Tensor, ...]:
-    """Sums or means of a table's rows, those of each bag from its offset to the next."""
-    if mode not in (0, 1):
-        raise NotImplementedError("the greatest of a bag")
-    begins = offsets[:-1] if include_last_offset else offsets
-    places = torch.arange(indices.shape[0], device=indices.device)
-    bag = (places.unsqueeze(1) >= begins).to(torch.int64).sum(1) - 1
-    share = torch.ones_like(indices, dtype=weight.dtype)
-    if padding_idx is not None and padding_idx >= 0:
-        share = (indices != padding_idx).to(weight.dtype)
-    if per_sample_weights is not None:
-        share = share * per_sample_weights
-    rows = torch.embedding(weight, indices) * share.unsqueeze(1)
-    sums = rows.new_zeros(begins.shape[0], weight.shape[1]).index_add(0, bag, rows)
-    if mode == 1:
-        counts = share.new_zeros(begins.shape[0]).index_add(0, bag, share)
-        sums = sums / counts.clamp(min=1.0).unsqueeze(1)
-    return (sums,)
-
-
 def searchsorted(
     rows: Tensor,
     x: Tensor,

@@ -19,6 +19,8 @@ def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
     mean over the whole volume alone.
     """
     sizes = [*output_size, *x.shape[-len(output_size) :]]
+    if 0 in output_size:
+        return x.new_zeros((*x.shape[: -len(output_size)], *output_size))
     is_static = all(isinstance(size, int) for size in sizes) and len(output_size) < 3
     if is_static or all(isinstance(n, int) and n == 1 for n in output_size):
         raise NotImplementedError("windows that runtimes take")
@@ -142,3 +144,53 @@ def _extremes(
 def _is_same(a: int, b: int) -> bool:
     """Whether two sizes are written alike; asking for equality would add a guard."""
     return str(a) == str(b)
+
+
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = -1,
+) -> tuple[Tensor]:
+    """Sums, means or maxima of a table's rows, bag by bag.
+
+    Maxima take the memory of all rows for each bag.
+
+    Args:
+        weight: the table.
+        indices: the rows of all bags, one after another.
+        offsets: where each bag begins; with `include_last_offset`, and where the last ends.
+        scale_grad_by_freq: of training.
+        mode: 0 for sums, 1 for means, 2 for maxima.
+        sparse: of training.
+        per_sample_weights: a factor for each index, of sums alone.
+        include_last_offset: see `offsets`.
+        padding_idx: a row that no bag takes; -1 or None is none.
+    """
+    begins = offsets[:-1] if include_last_offset else offsets
+    count, bags = indices.shape[0], begins.shape[0]
+    starts = torch.zeros(count + 1, dtype=torch.int64)
+    bag = starts.index_add(0, begins.to(torch.int64), torch.ones_like(begins, dtype=torch.int64))
+    bag = bag.cumsum(0)[:-1] - 1
+    share = torch.ones_like(indices, dtype=weight.dtype)
+    if padding_idx is not None and padding_idx >= 0:
+        share = (indices != padding_idx).to(weight.dtype)
+    rows = torch.nn.functional.embedding(indices, weight)
+    if mode == _MAX:
+        is_in = torch.logical_and(bag == torch.arange(bags).unsqueeze(1), share > 0)
+        found = torch.where(is_in.unsqueeze(2), rows.unsqueeze(0), -math.inf).amax(1)
+        return (torch.where(is_in.any(1, keepdim=True), found, 0.0),)
+    taken = share if per_sample_weights is None else share * per_sample_weights
+    sums = rows.new_zeros(bags, weight.shape[1]).index_add(0, bag, rows * taken.unsqueeze(1))
+    if mode == 0:
+        return (sums,)
+    counts = share.new_zeros(bags).index_add(0, bag, share)
+    return (sums / counts.clamp(min=1.0).unsqueeze(1),)
+
+
+_MAX = 2

@@ -22,8 +22,6 @@ from pt2e_quant.passes.functions import elementwise, resize, rows, sizes_of_run_
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__lshift__.Scalar": elementwise.shift_left,
     "aten.__rshift__.Scalar": elementwise.shift_right,
-    "aten._embedding_bag.default": rows.embedding_bag,
-    "aten._embedding_bag_forward_only.default": rows.embedding_bag,
     "aten._trilinear.default": rows.trilinear,
     "aten.addcmul.default": elementwise.add_product,
     "aten.adaptive_avg_pool1d.default": sizes_of_run_time.adaptive_avg_pool,
@@ -39,6 +37,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.adaptive_max_pool2d.default": rows.adaptive_max_pool,
     "aten.adaptive_max_pool3d.default": rows.adaptive_max_pool,
     "aten.cdist.default": rows.cdist,
+    "aten.celu.default": elementwise.celu,
     "aten.pdist.default": rows.pdist,
     "aten.angle.default": elementwise.angle,
     "aten.atan2.default": elementwise.atan2,
@@ -57,7 +56,10 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.cumprod.default": rows.cumprod,
     "aten.digamma.default": elementwise.digamma,
     "aten.dist.default": elementwise.dist,
-    "aten.embedding_bag.padding_idx": rows.embedding_bag,
+    "aten.elu.default": elementwise.elu,
+    "aten.embedding_bag.padding_idx": sizes_of_run_time.embedding_bag,
+    "aten._embedding_bag.default": sizes_of_run_time.embedding_bag,
+    "aten._embedding_bag_forward_only.default": sizes_of_run_time.embedding_bag,
     "aten.erfc.default": elementwise.erfc,
     "aten.erfinv.default": elementwise.erfinv,
     "aten.exp2.default": lambda x: torch.exp(x * math.log(2.0)),
@@ -87,6 +89,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.rrelu.default": elementwise.rrelu,
     "aten.scatter_reduce.two": sizes_of_run_time.scatter_reduce,
     "aten.searchsorted.Tensor": rows.searchsorted,
+    "aten.selu.default": elementwise.selu,
     "aten.signbit.default": elementwise.signbit,
     "aten.sort.default": rows.sort,
     "aten.sort.stable": lambda x, *, stable, dim=-1, descending=False: rows.sort(
@@ -112,7 +115,9 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
 """By operator with its overload."""
 
 
-def write_functions(has: Collection[str]) -> GraphPass:
+def write_functions(
+    has: Collection[str], is_inexact: Callable[[Node], bool] = lambda node: False
+) -> GraphPass:
     """A pass over a canonical graph and its bodies.
 
     Before:  hypot(x, y)
@@ -120,13 +125,17 @@ def write_functions(has: Collection[str]) -> GraphPass:
 
     Args:
         has: the functions that the runtime has itself.
+        is_inexact: calls that are written although the runtime has the function.
     """
-    wanted = FUNCTIONS.keys() - set(has)
+
+    def is_wanted(node: Node) -> bool:
+        name = str(node.target)
+        return name in FUNCTIONS and (name not in has or is_inexact(node))
 
     def edit(gm: GraphModule) -> PassResult:
         notes: list[Note] = []
         for body in named_graphs(gm):
-            calls = [node for node in body.gm.graph.nodes if str(node.target) in wanted]
+            calls = [node for node in body.gm.graph.nodes if is_wanted(node)]
             written = [n for n in calls if write_out(body.gm, n, FUNCTIONS[str(n.target)])]
             notes += [Note(node.name, f"{node.target} is written out") for node in written]
             if written:

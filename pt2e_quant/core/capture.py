@@ -73,6 +73,11 @@ class DimRange:
         """The smallest size, at least 1."""
         return max(-(-self.minimum // self.multiple), 1) * self.multiple
 
+    def up_to(self, size: int) -> int:
+        """The largest size that is at most `size`, or the smallest."""
+        most = size if self.maximum is None else min(size, self.maximum)
+        return max(most // self.multiple * self.multiple, self.smallest())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
@@ -266,9 +271,11 @@ class Capture:
         positional = [n for n in self.arg_names if n not in kwargs]
         return dict(zip(positional, args, strict=True)) | dict(kwargs)
 
-    def example_inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) of zeros at the sample's sizes."""
+    def example_inputs(self, *, larger: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of zeros at the sample's sizes, or at about four times these."""
         hints = {symbol: limits.hint for symbol, limits in self.dims.items()}
+        if larger:
+            hints = {n: self.dims[n].up_to(4 * hint + 3) for n, hint in hints.items()}
         leaves: list[Any] = []
         for info in self.inputs:
             if info.kind is InputKind.TENSOR:

@@ -38,22 +38,30 @@ def export_again(gm: GraphModule, *, is_stored: bool = False) -> ExportedProgram
     capture = capture_of(gm)
     if is_stored:
         gm, capture = _plainly_called(gm, capture)
-    args, kwargs = capture.example_inputs()
-    export = partial(torch.export.export, gm, args, kwargs, strict=False)
-    with torch.no_grad():
-        try:
-            return export(dynamic_shapes=capture.dynamic_shapes())
-        except (UserError, AssertionError):  # torch's text of the violation may fail to be made.
-            pass
-    # A size of 1 in the middle of the graph, or a size that is a multiple: known of the capture.
-    try:
+    first: UserError | None = None
+    # A size of the sample may come to 1 in the middle of the graph, where torch holds it to be 1.
+    for is_larger in (False, True):
+        export = partial(
+            torch.export.export,
+            gm,
+            *capture.example_inputs(larger=is_larger),
+            strict=False,
+            dynamic_shapes=capture.dynamic_shapes(),
+        )
         with torch.no_grad():
-            program = export(
-                dynamic_shapes=capture.dynamic_shapes(),
-                prefer_deferred_runtime_asserts_over_guards=True,
-            )
-    except UserError as error:
-        raise _fixed_size(gm, error) from error
+            try:
+                return export()
+            except (UserError, AssertionError):  # torch may fail to write the violation's text.
+                pass
+            try:
+                # A size that is a multiple: known of the capture.
+                program = export(prefer_deferred_runtime_asserts_over_guards=True)
+                break
+            except UserError as error:
+                first = first or error
+    else:
+        assert first is not None
+        raise _fixed_size(gm, first) from first
     graph = program.graph_module.graph
     editor = Editor(program.graph_module)
     editor.erase_dead([n for n in graph.nodes if n.target is aten._assert_scalar.default])

@@ -270,3 +270,24 @@ def test_weight_when_made_from_parameters_alone_then_a_constant(quantizer):
     quantized = convert_pt2e(calibrate(prepared, [x], progress=False))
     assert [v.shape for v in quantized.state_dict().values() if v.dtype is torch.int8] == [(16, 8)]
     assert sqnr_db(model(x), quantized(x)) > 25
+
+
+def test_export_again_when_the_sample_alone_comes_to_a_size_of_one_then_other_sizes_are_taken(
+    quantizer,
+):
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = torch.tensor_split(x, 2, dim=0)[0]
+            return self.conv(torch.hstack([rows, rows]).flatten(0, 1).view(-1, 3, 8, 8))
+
+    images = [torch.randn(3, 3, 8, 8)]
+    sizes = {"x": {0: torch.export.Dim.AUTO}}
+    quantized = _quantized(Pooled().eval(), quantizer, images, dynamic_shapes=sizes)
+    program = export_again(quantized)
+    for count in (3, 5, 9):
+        x = torch.randn(count, 3, 8, 8)
+        torch.testing.assert_close(program.module()(x), quantized(x))

@@ -38,6 +38,7 @@ from pt2e_quant.backends.onnx.rewrites.split_results import (
     split_results,
     split_results_portable,
 )
+from pt2e_quant.backends.onnx.rewrites.supported_dtypes import use_supported_dtypes
 from pt2e_quant.backends.onnx.rewrites.write_formats import write_formats
 from pt2e_quant.backends.onnx.rewrites.write_recurrent import (
     write_recurrent,
@@ -152,6 +153,7 @@ _LAST: tuple[Rewrite, ...] = (
     join_reshapes,
     write_rows,
     scale_products,
+    use_supported_dtypes,
 )
 REWRITES = (
     *_STATIC,

@@ -28,6 +28,7 @@ from pt2e_quant.graph.ops import aten
 from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 from pt2e_quant.graph.subgraphs import bodies
+from pt2e_quant.passes.functions.elementwise import log_softmax_of_float64
 from pt2e_quant.passes.functions.rows import Results
 from pt2e_quant.passes.functions.sizes_of_run_time import scatter_reduce
 from pt2e_quant.passes.functions.write_complex import operator_of
@@ -35,11 +36,12 @@ from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_out
 
 _WRITTEN: Mapping[str, Callable[..., Results]] = {
     **FUNCTIONS,
+    "aten._log_softmax.default": log_softmax_of_float64,
     "aten.scatter_reduce.two": functools.partial(scatter_reduce, has_extremes=False),
 }
 _KERNELS = (
-    *("aten.atan2.default", "aten.clamp.default", "aten.expm1.default", "aten.log1p.default"),
-    "aten.index_put.default",
+    *("aten.atan2.default", "aten.celu.default", "aten.clamp.default", "aten.elu.default"),
+    *("aten.expm1.default", "aten.index_put.default", "aten.log1p.default", "aten.selu.default"),
 )
 """Of the functions that can be written out, those that ExecuTorch has kernels for."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")

@@ -34,6 +34,12 @@ FUNCTIONS = {
     "log1p and expm1 of little": lambda x, y: (
         1e6 * torch.log1p(x.abs() * 1e-6) + 1e6 * torch.expm1(x * 1e-6) + y
     ),
+    "functions of float64": lambda x, y: (
+        F.gelu(x.double()) + F.mish(x.double()) + F.elu(y.double().clamp(-9, 9))
+    ).float(),
+    "integers of 16 bits": lambda x, y: (
+        x + torch.where(x > 0, x.round().to(torch.int16), torch.tensor(3, dtype=torch.int16))
+    ),
     "median of the batch": lambda x, y: x.median(0).values + y,
     "cummin of the batch": lambda x, y: x.cummin(0)[0] + x.cummax(0)[1] + y,
     "cumprod of the batch": lambda x, y: x.cumprod(0) + y,
@@ -102,6 +108,27 @@ def test_function_when_lowered_then_as_its_graph_at_every_size(name):
         finite = expected.abs() < 1e20
         assert sqnr_db(expected[finite], found[finite]) > 80
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("function", [F.celu, F.elu, F.selu])
+def test_function_when_its_operator_is_inexact_then_written_with_others(function):
+    """ONNX Runtime takes the exponential of what is near 0, and 1 from it."""
+    pytest.importorskip("onnxruntime")
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 6)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.linear(x), function(x * 1e-8)
+
+    torch.manual_seed(0)
+    model, x = Beside().eval(), torch.randn(4, 8)
+    artifact = pq.quantize(model, (x,), calibration_data=[(x,)], backend="onnx", progress=False)
+    assert sqnr_db(model(x)[1], artifact.run(x)[1]) > 100
+    (region,) = [r for r in artifact.report.float_regions if "elu" in r.node]
+    assert region.what == "runs in float, with plain operators"
 
 
 IMAGES = {

@@ -9,7 +9,11 @@ from torch.export import Dim
 import pt2e_quant as pq
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.functions.sizes_of_run_time import scatter_reduce
+from pt2e_quant.passes.functions.sizes_of_run_time import (
+    adaptive_avg_pool,
+    embedding_bag,
+    scatter_reduce,
+)
 from pt2e_quant.passes.functions.write_functions import write_functions
 
 BATCH = Dim("batch", max=6)
@@ -85,6 +89,35 @@ def test_function_when_written_out_then_as_aten_at_every_size(name):
     for size in SIZES:
         x = torch.randn(size)
         torch.testing.assert_close(gm(x), wanted(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("has_last", [False, True])
+def test_embedding_bag_when_written_out_then_as_torch(mode, padding, has_last):
+    torch.manual_seed(0)
+    table, indices = torch.randn(9, 4) - 2.0, torch.randint(2, 5, (11,))
+    offsets = torch.tensor([0, 2, 2, 7, 11][: 4 + has_last])
+    factors = torch.rand(11) if mode == "sum" else None
+    wanted = F.embedding_bag(
+        indices,
+        table,
+        offsets,
+        mode=mode,
+        per_sample_weights=factors,
+        include_last_offset=has_last,
+        padding_idx=padding,
+    )
+    number = ("sum", "mean", "max").index(mode)
+    (found,) = embedding_bag(
+        table, indices, offsets, False, number, False, factors, has_last, padding
+    )
+    torch.testing.assert_close(found, wanted)
+
+
+def test_adaptive_pool_when_it_has_no_windows_then_empty():
+    x = torch.randn(2, 3, 4, 5)
+    assert adaptive_avg_pool(x, (0, 4)).shape == F.adaptive_avg_pool2d(x, (0, 4)).shape
 
 
 @pytest.mark.parametrize("include_self", [False, True])

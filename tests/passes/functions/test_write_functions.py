@@ -64,11 +64,14 @@ EXACT = {
         1,
         [2],
     ),
+    "aten.celu.default": (X, 1.3),
     "aten.clamp.default": (X, 0, 1.5),
     "aten.copysign.Tensor": (X, Y.double()),
     "aten.cummax.default": (X, 1),
     "aten.cummin.default": (X, 1),
     "aten.cumprod.default": (X, 1),
+    "aten.elu.default": (X, 0.7, 1.1, 0.9),
+    "aten.selu.default": (X,),
     "aten.digamma.default": (torch.linspace(0.1, 20, 500),),
     "aten.erfc.default": (torch.linspace(-3, 5, 500),),
     "aten.erfinv.default": (torch.linspace(-1, 1, 501),),
@@ -126,14 +129,11 @@ def test_samples_of_volumes_when_written_out_then_as_aten(mode, padding, align):
     torch.testing.assert_close(found, torch.ops.aten.grid_sampler_3d(*args))
 
 
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize(("mode", "weights"), [(0, None), (1, None), (0, X[0])])
-def test_embedding_bag_when_written_out_then_as_aten(mode, weights, last):
-    offsets = torch.tensor([0, 2, 2, 9] if last else [0, 2, 2])
-    places = torch.tensor([5, 1, 7, 7, 0, 63, 5, 2, 3])
-    args = X, places, offsets, False, mode, False, weights, last, 7
-    (found,) = FUNCTIONS["aten.embedding_bag.padding_idx"](*args)
-    torch.testing.assert_close(found, torch.ops.aten.embedding_bag(*args)[0])
+@pytest.mark.parametrize("name", ["elu", "celu", "selu"])
+def test_elu_when_its_values_are_little_then_their_bits_are_kept(name):
+    x = -1e-8 * torch.rand(64)
+    found = FUNCTIONS[f"aten.{name}.default"](x)
+    torch.testing.assert_close(found, getattr(torch.nn.functional, name)(x), rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("values", [X.round(), X.round().int()], ids=["floats", "integers"])

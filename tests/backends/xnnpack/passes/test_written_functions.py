@@ -9,6 +9,7 @@ import pt2e_quant as pq
 from pt2e_quant.core.errors import UnsupportedError
 
 ROWS, COLUMNS = 6, 9
+TABLE = torch.linspace(-1, 1, 12).view(3, 4)
 BATCH = torch.export.Dim("batch", min=1, max=16)
 
 
@@ -85,10 +86,15 @@ WRITTEN = {
         lambda h: h.median(0)[0],
         lambda h: h.sort(0)[0],
     ],
+    "float64": [lambda h: h.double().log_softmax(-1), lambda h: h.double().log_softmax(0)],
     "places": [
         lambda h: torch.bucketize(h, torch.tensor([-1.0, 0.0, 1.0])),
         lambda h: torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0]), h, right=True),
         lambda h: F.adaptive_max_pool2d(h.reshape(-1, 1, 3, 3), 2),
+        lambda h: F.embedding_bag(h.abs().int().clamp(max=2), TABLE, mode="mean", padding_idx=1),
+        lambda h: F.embedding_bag(
+            h.abs().int().clamp(max=2), TABLE, mode="sum", per_sample_weights=h
+        ),
     ],
 }
 
