@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
-from benchmarks.results import write_results
+from benchmarks.results import read_rows, write_results
 from pt2e_quant.core.formats.scale_format import ScaleFormat
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme
@@ -264,11 +264,13 @@ def sqnr_over_seeds(name: str, labels: Sequence[str], count: int) -> list[dict[s
     return rows
 
 
-def write_median(config: str, ratios: Sequence[float]) -> None:
-    """Write the row of all models."""
-    total = {"model": "all", "config": config, "ratio": round(median(ratios), 3)}
-    total["count"] = len(ratios)
-    write_results("tensors", [total], keys=("model", "config"))
+def write_median(ending: str) -> None:
+    """Write the median of all rows of configurations with an ending."""
+    names = {f"{name}{ending}" for name in NAMES}
+    rows = [r for r in read_rows("tensors") if r["config"] in names and "ratio" in r]
+    ratios = [float(str(row["ratio"])) for row in rows]
+    total = {"model": "all", "config": f"median{ending}", "ratio": round(median(ratios), 3)}
+    write_results("tensors", [total | {"count": len(ratios)}], keys=("model", "config"))
 
 
 def main() -> None:
@@ -293,7 +295,6 @@ def main() -> None:
             every = [sqnr_over_seeds(name, labels, asked.seeds) for name in asked.configs]
         write_results("tensors", [row for rows in every for row in rows], keys=("model", "config"))
         return
-    rows: list[dict[str, object]] = []
     with torch.no_grad():
         for label, (model, inputs) in models().items():
             if asked.models and label not in asked.models:
@@ -302,16 +303,9 @@ def main() -> None:
                 row = {"model": label, **measure(name, model, inputs, compiled=asked.compiled)}
                 if asked.compiled:
                     row["config"] = f"{name}, compiled"
-                rows.append(row)
                 print(row, flush=True)
                 write_results("tensors", [row], keys=("model", "config"))
-    ratios = [float(str(row["ratio"])) for row in rows if "ratio" in row]
-    if asked.compiled:
-        write_median("median, compiled", ratios)
-        return
-    if asked.models or asked.configs != NAMES:
-        return
-    write_median("median", ratios)
+    write_median(", compiled" if asked.compiled else "")
 
 
 if __name__ == "__main__":
