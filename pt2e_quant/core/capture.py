@@ -5,7 +5,7 @@ every later step can rebuild inputs and dynamic shapes without the user's help.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -302,8 +302,8 @@ class Capture:
             else torch.export.Dim(f"dim_{symbol}", min=limits.minimum or None, max=limits.maximum)
             for symbol, limits in self.dims.items()
         }
-        specs = [self._dims_of(info, dims) for info in self.inputs]
-        args, kwargs = pytree.tree_unflatten(specs, self.in_spec)
+        specs = (self._dims_of(info, dims) for info in self.inputs)
+        args, kwargs = _shapes_of(self.in_spec, specs)
         return self._named(args, kwargs)
 
     def _dims_of(self, info: InputInfo, dims: Mapping[str, Any]) -> Any:
@@ -358,6 +358,16 @@ class Capture:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"this is not the description of a captured call: {error}") from error
+
+
+def _shapes_of(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
+    """What stands for a call's leaves, in its structure; torch takes a list for a user's class."""
+    if spec.is_leaf():
+        return next(leaves)
+    parts = [_shapes_of(child, leaves) for child in spec.children()]
+    if spec.type not in pytree.BUILTIN_TYPES:
+        return parts
+    return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(parts, spec.context)
 
 
 def _derived_dim(size: str, dims: Mapping[str, Any]) -> Any:

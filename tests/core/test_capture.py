@@ -1,6 +1,6 @@
 """The captured call: binding, refusals, dynamic dims, JSON."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -55,6 +55,32 @@ def test_capture_when_read_then_has_names_paths_and_kinds():
     ]
     (limits,) = capture.dims.values()
     assert (limits.minimum, limits.maximum, limits.hint) == (1, 64, 4)
+
+
+@dataclass
+class Rows:
+    ids: Tensor
+    parts: dict[str, Tensor]
+
+
+torch.export.register_dataclass(Rows, serialized_type_name="tests.core.Rows")
+
+
+def test_capture_when_a_dataclass_has_dynamic_sizes_then_exported_again_with_them():
+    class OfRows(nn.Module):
+        def forward(self, rows: Rows, more: list[Rows]) -> Tensor:
+            return rows.ids + rows.parts["a"] + more[0].ids[0]
+
+    def call(rows):
+        made = Rows(torch.ones(rows, 2), {"a": torch.ones(rows, 2)})
+        return made, [Rows(torch.ones(3, 2), {"a": torch.ones(rows, 2)})]
+
+    size = {0: Dim("rows", min=1, max=8)}
+    shapes = ([size, {"a": size}], [[None, {"a": size}]])
+    gm = export(OfRows(), call(4), dynamic_shapes=shapes).module()
+    again = export_again(gm).module()
+    for rows in (4, 1, 8):
+        torch.testing.assert_close(again(*call(rows)), torch.full((rows, 2), 3.0))
 
 
 def test_bind_when_positional_or_by_keyword_then_the_same():
