@@ -8,6 +8,7 @@ from typing import Any
 
 # Registers quantized_decomposed::embedding_byte and its like; nothing of the module is used.
 import executorch.kernels.quantized  # noqa: F401
+import torch
 from executorch.extension.pybindings import portable_lib
 from executorch.runtime import Program, Runtime
 from torch import Tensor
@@ -83,7 +84,8 @@ def _readable(tensor: Tensor) -> Tensor:
     """As ExecuTorch takes it: a parameter is no tensor to it, a detached one is."""
     if type(tensor) is not Tensor or tensor.requires_grad:
         tensor = tensor.detach()
-    return tensor.contiguous()
+    # Without elements it is contiguous with any strides, at which the runtime ends the process.
+    return tensor.contiguous() if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def open_file(path: Path, *, threads: int) -> ForwardCall:

@@ -5,7 +5,7 @@ every later step can rebuild inputs and dynamic shapes without the user's help.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,13 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.size_expression import evaluate_size, linear_form
-from pt2e_quant.core.tree_specs import dump_spec, load_result_spec, load_spec, plain_spec
+from pt2e_quant.core.tree_specs import (
+    dump_spec,
+    load_result_spec,
+    load_spec,
+    plain_spec,
+    shapes_of,
+)
 
 
 class InputKind(StrEnum):
@@ -291,19 +297,21 @@ class Capture:
         args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
         return args, kwargs
 
-    def dynamic_shapes(self) -> dict[str, Any] | None:
-        """The `dynamic_shapes=` of torch.export.export that keeps every dynamic dim, or None."""
+    def dynamic_shapes(self, *, is_loose: bool = False) -> dict[str, Any] | None:
+        """The `dynamic_shapes=` of torch.export.export that keeps every dynamic dim, or None.
+
+        Args:
+            is_loose: torch may take a part of a range for the whole, where one operator needs it.
+        """
         if not self.dims:
             return None
         dims = {
             # torch has no Dim of one size: that is a fixed one.
-            symbol: None
-            if limits.minimum == limits.maximum
-            else torch.export.Dim(f"dim_{symbol}", min=limits.minimum or None, max=limits.maximum)
+            symbol: None if limits.minimum == limits.maximum else _dim(symbol, limits, is_loose)
             for symbol, limits in self.dims.items()
         }
         specs = (self._dims_of(info, dims) for info in self.inputs)
-        args, kwargs = _shapes_of(self.in_spec, specs)
+        args, kwargs = shapes_of(self.in_spec, specs)
         return self._named(args, kwargs)
 
     def _dims_of(self, info: InputInfo, dims: Mapping[str, Any]) -> Any:
@@ -360,20 +368,18 @@ class Capture:
             raise InputError(f"this is not the description of a captured call: {error}") from error
 
 
-def _shapes_of(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
-    """What stands for a call's leaves, in its structure; torch takes a list for a user's class."""
-    if spec.is_leaf():
-        return next(leaves)
-    parts = [_shapes_of(child, leaves) for child in spec.children()]
-    if spec.type not in pytree.BUILTIN_TYPES:
-        return parts
-    return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(parts, spec.context)
+def _dim(symbol: str, limits: DimRange, is_loose: bool) -> Any:
+    """A dimension with the limits of a symbol."""
+    least = limits.minimum or None
+    if is_loose:
+        return torch.export.Dim.AUTO(min=least, max=limits.maximum)
+    return torch.export.Dim(f"dim_{symbol}", min=least, max=limits.maximum)
 
 
 def _derived_dim(size: str, dims: Mapping[str, Any]) -> Any:
     """`2 * Dim + 1` of the size "2*s0 + 1"; torch is to find other relations again."""
     form = linear_form(size)
-    if form is None or dims.get(form[0]) is None:
+    if form is None or not isinstance(dims.get(form[0]), torch.export.Dim):
         return torch.export.Dim.AUTO
     symbol, factor, summand = form
     multiple = factor * dims[symbol] if factor > 1 else dims[symbol]

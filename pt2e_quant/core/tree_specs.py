@@ -9,6 +9,7 @@ import collections
 import json
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any, cast
 
 from torch.utils import _pytree as pytree
@@ -191,3 +192,13 @@ def _field_names(context: str | None, count: int) -> list[str] | None:
     if not isinstance(found, list) or len(found) != count:
         return None
     return [str(key) for key in found] if all(isinstance(key, str) for key in found) else None
+
+
+def shapes_of(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
+    """What stands for a call's leaves, in its structure; torch takes a list for a user's class."""
+    if spec.is_leaf():
+        return next(leaves)
+    parts = [shapes_of(child, leaves) for child in spec.children()]
+    if spec.type not in pytree.BUILTIN_TYPES:
+        return parts
+    return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(parts, spec.context)

@@ -40,13 +40,14 @@ def export_again(gm: GraphModule, *, is_stored: bool = False) -> ExportedProgram
         gm, capture = _plainly_called(gm, capture)
     first: UserError | None = None
     # A size of the sample may come to 1 in the middle of the graph, where torch holds it to be 1.
-    for is_larger in (False, True):
+    # Where each sample has a size on one side of such a step, torch may leave out the other side.
+    for is_larger, is_loose in ((False, False), (True, False), (True, True)):
         export = partial(
             torch.export.export,
             gm,
             *capture.example_inputs(larger=is_larger),
             strict=False,
-            dynamic_shapes=capture.dynamic_shapes(),
+            dynamic_shapes=capture.dynamic_shapes(is_loose=is_loose),
         )
         with torch.no_grad():
             try:

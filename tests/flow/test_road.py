@@ -291,3 +291,16 @@ def test_export_again_when_the_sample_alone_comes_to_a_size_of_one_then_other_si
     for count in (3, 5, 9):
         x = torch.randn(count, 3, 8, 8)
         torch.testing.assert_close(program.module()(x), quantized(x))
+
+
+def test_export_again_when_every_sample_has_one_of_two_sides_then_all_sizes_are_in_the_graph(
+    quantizer,
+):
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 10, 2, stride=2), torch.nn.ELU())
+    images = [torch.randn(2, 3, 4)]
+    sizes = {"input": {1: torch.export.Dim.AUTO}}
+    quantized = _quantized(net.eval(), quantizer, images, dynamic_shapes=sizes)
+    module = export_again(quantized).module(check_guards=False)
+    for rows in (2, 3, 8):
+        x = torch.randn(2, rows, 4)
+        torch.testing.assert_close(module(x), quantized(x))

@@ -171,3 +171,20 @@ def test_metadata_when_two_keys_begin_alike_then_their_scales_are_written_out(lo
     packed, _ = pack_metadata(lowered.capture, table, [*keys, *(f"{key[:20]}…" for key in keys)])
     stored = packed["pt2e_quant_provenance"].numpy().tobytes()
     assert unpack_provenance(stored, {}).to_json() == table.to_json()
+
+
+def test_run_when_an_input_without_elements_has_other_strides_then_taken():
+    """ExecuTorch ends the process at strides that are not its own, also where nothing is read."""
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, empty: Tensor) -> Tensor:
+            return self.linear(x)
+
+    model, x = Beside().eval(), torch.ones(2, 4)
+    empty = torch.randn(2, 10, 1, 0).to(memory_format=torch.channels_last)
+    artifact = pq.quantize(model, (x, empty), calibration_data=[(x, empty)], backend="xnnpack")
+    torch.testing.assert_close(artifact.run(x, empty), model(x, empty), rtol=0.1, atol=0.1)
