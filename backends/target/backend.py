@@ -177,12 +177,6 @@ class Backend:
             ConfigError: there is no such option, or record, or gm is something else.
         """
         self.require_extra()
-        if not isinstance(gm, GraphModule):
-            raise ConfigError(
-                f"lower takes the graph of convert_pt2e, found {type(gm).__name__}",
-                fix="convert_pt2e(calibrate(prepare_pt2e(program, quantizer), batches)), or "
-                "pt2e_quant.quantize(model, example_inputs, …), which does all of it",
-            )
         lowering = self._lowers()
         known = {f.name for f in fields(lowering.options)}
         chosen = {
@@ -195,6 +189,12 @@ class Backend:
                 raise ConfigError(
                     f'backend "{self.name}" has no option "{name}" of lower: {near(name, known)}'
                 )
+        if not isinstance(gm, GraphModule):
+            raise ConfigError(
+                f"lower takes the graph of convert_pt2e, found {type(gm).__name__}",
+                fix="convert_pt2e(calibrate(prepare_pt2e(program, quantizer), batches)), or "
+                "pt2e_quant.quantize(model, example_inputs, …), which does all of it",
+            )
         options = lowering.options(
             **chosen,
             strict=strict,
