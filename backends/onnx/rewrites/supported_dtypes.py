@@ -79,9 +79,10 @@ def _cast_back(node: ir.Node, value: ir.Value, dtype: ir.DataType, wider: ir.Dat
 def _constrained(
     formals: Sequence[onnx.defs.OpSchema.FormalParameter], values: Sequence[ir.Value | None]
 ) -> Iterator[tuple[str, ir.Value]]:
-    """The type constraint of each value that is there; the last stands for all behind it."""
+    """The type constraint of each tensor that is there; the last stands for all behind it."""
     for at, value in enumerate(values):
-        if value is not None and formals:
+        # A sequence's dtype is that of its tensors.
+        if value is not None and isinstance(value.type, ir.TensorType) and formals:
             yield formals[min(at, len(formals) - 1)].type_str, value
 
 
