@@ -19,6 +19,12 @@ def _one_group(m: Match) -> bool:
     return bool(m.arg("op", "groups") == 1)
 
 
+def _ends_within_a_stride(m: Match) -> bool:
+    dims = m["w"].meta["val"].dim() - 2
+    extra, stride = (each_axis(m.arg("op", name), dims) for name in ("output_padding", "stride"))
+    return all(e < s for e, s in zip(extra, stride, strict=True))
+
+
 def _no_ceil(m: Match) -> bool:
     return not (m.arg("op", "ceil_mode") and _is_dynamic(m.anchor))
 
@@ -84,6 +90,9 @@ ONE_IMAGE = Constraint(
 )
 NOT_DEPTHWISE = Constraint(text="no depthwise convolution", holds=_not_depthwise)
 ONE_GROUP = Constraint(text="groups == 1 with one scale per output channel", holds=_one_group)
+ENDS_WITHIN_A_STRIDE = Constraint(
+    text="an output padding smaller than the stride", holds=_ends_within_a_stride
+)
 WEIGHT_IS_MATRIX = Constraint(text="a weight (N, K)", holds=lambda m: rank_of(m["w"]) == 2)
 NO_CEIL_IF_DYNAMIC = Constraint(text="no ceil_mode with dynamic shapes", holds=_no_ceil)
 STRIDE_FITS_KERNEL = Constraint(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from pt2e_quant.backends.xnnpack.conditions import (
+    ENDS_WITHIN_A_STRIDE,
     EVEN_COLUMNS,
     NOT_DEPTHWISE,
     ONE_GROUP,
@@ -110,6 +111,7 @@ STATIC_GEMMS = (
         "ConvTranspose2d",
         BATCHED_1D,
         ONE_GROUP,
+        ENDS_WITHIN_A_STRIDE,
         weight=_COLUMNS,
     ),
     _static(
@@ -118,6 +120,7 @@ STATIC_GEMMS = (
         "ConvTranspose2d",
         BATCHED_2D,
         ONE_GROUP,
+        ENDS_WITHIN_A_STRIDE,
         weight=_COLUMNS,
     ),
     _static("linear", ops.LINEAR, "FullyConnected", WEIGHT_IS_MATRIX),

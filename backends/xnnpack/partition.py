@@ -293,14 +293,19 @@ def _resizes_by_sizes(node: Node) -> bool:
 def _has_results_at_every_size(node: Node) -> bool:
     """Of a transposed convolution: a result also where a dynamic size is 1.
 
-    XNNPACK (in ExecuTorch 1.4) divides by the size of one without elements: the process ends.
+    XNNPACK (in ExecuTorch 1.4) divides by the size of one without elements: the process ends. And
+    it stops where the result is padded by a stride or more.
     """
     args: Any = node.args
     x, weight, is_transposed = args[0].meta["val"], args[1].meta["val"], args[6]
+    if not is_transposed:
+        return True
     dims = weight.dim() - 2
-    pads, steps, extra = (each_axis(args[at], dims) for at in (4, 5, 7))
+    strides, pads, steps, extra = (each_axis(args[at], dims) for at in (3, 4, 5, 7))
+    if any(end >= stride for end, stride in zip(extra, strides, strict=True)):
+        return False
     sizes = zip(x.shape[2:], sizes_at_one(weight.shape[2:], pads, steps, extra), strict=True)
-    return not is_transposed or all(isinstance(size, int) or one > 0 for size, one in sizes)
+    return all(isinstance(size, int) or one > 0 for size, one in sizes)
 
 
 _HOLDS: Mapping[str, Callable[[Node], bool]] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
@@ -137,7 +138,11 @@ def fake_value(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any
     fake_args = map_arg(args, value_of)
     fake_kwargs = map_arg(kwargs, value_of)
     with mode, torch.no_grad(), _quietly(mode):
-        return target(*fake_args, **fake_kwargs)
+        try:
+            return target(*fake_args, **fake_kwargs)
+        except RuntimeError:  # Some composite operators take symbolic sizes in Python alone.
+            with enable_python_dispatcher():
+                return target(*fake_args, **fake_kwargs)
 
 
 def give_values(gm: GraphModule, mode: FakeTensorMode, first: Node, end: Node) -> None:

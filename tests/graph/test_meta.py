@@ -58,6 +58,16 @@ def test_fake_value_when_sizes_are_symbolic_then_kept_without_a_guard():
     assert mode.cache_enabled
 
 
+def test_fake_value_when_an_operator_takes_symbolic_sizes_in_python_alone_then_taken():
+    gm, _ = weights()
+    x = next(n for n in gm.graph.nodes if n.op == "placeholder")
+    mode = fake_mode_of(gm.graph)
+    image = fake_value(mode, aten.unsqueeze.default, (x, 0), {})
+    rows = image.shape[1]
+    value = fake_value(mode, aten.upsample_nearest1d.vec, (image, [rows], None), {})
+    assert value.shape[-1] is rows or str(value.shape[-1]) == str(rows)
+
+
 def test_fake_mode_when_the_graph_has_no_values_then_a_fresh_one():
     gm = torch.fx.symbolic_trace(nn.ReLU())
     assert fake_mode_of(gm.graph) is not None

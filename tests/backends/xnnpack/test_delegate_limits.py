@@ -242,3 +242,14 @@ def test_layer_when_it_runs_at_two_scales_then_each_has_its_own_bias(layer, shap
     model = Repeated(layer).eval()
     artifact = pq.quantize(model, args=(x,), calibration_data=[(x,)], backend="xnnpack")
     assert sqnr_db(model(x), artifact.run(x)) > 35
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_conv_transpose_when_its_end_is_padded_by_a_stride_then_outside_of_the_delegate(
+    groups, make_noise
+):
+    layer = nn.ConvTranspose2d(4, 6, 3, padding=1, groups=groups, dilation=2, output_padding=1)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1), layer).eval(), make_noise((2, 3, 6, 5))
+    artifact = pq.quantize(model, args=(x,), calibration_data=[(x,)], backend="xnnpack")
+    assert sqnr_db(model(x), artifact.run(x)) > 30
+    assert artifact.contents().kernels["aten.convolution"] == 1
