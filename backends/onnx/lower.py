@@ -215,7 +215,6 @@ _PROTOBUF_LIMIT = 2**31 - 1
 _HAS = (
     *("aten.__rshift__.Scalar", "aten.angle.default"),
     *("aten.celu.default", "aten.elu.default", "aten.selu.default"),
-    *("aten.embedding_bag.padding_idx", "aten._embedding_bag.default"),
     *("aten.erfc.default", "aten.exp2.default", "aten.ldexp.Tensor"),
     *("aten.remainder.Scalar", "aten.remainder.Tensor"),
     *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),

@@ -19,7 +19,7 @@ def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
     mean over the whole volume alone.
     """
     sizes = [*output_size, *x.shape[-len(output_size) :]]
-    if 0 in output_size:
+    if any(isinstance(size, int) and size == 0 for size in output_size):
         return x.new_zeros((*x.shape[: -len(output_size)], *output_size))
     is_static = all(isinstance(size, int) for size in sizes) and len(output_size) < 3
     if is_static or all(isinstance(n, int) and n == 1 for n in output_size):

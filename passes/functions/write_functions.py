@@ -127,10 +127,11 @@ def write_functions(
         has: the functions that the runtime has itself.
         is_inexact: calls that are written although the runtime has the function.
     """
+    wanted = FUNCTIONS.keys() - set(has)
 
     def is_wanted(node: Node) -> bool:
         name = str(node.target)
-        return name in FUNCTIONS and (name not in has or is_inexact(node))
+        return name in wanted or (name in FUNCTIONS and is_inexact(node))
 
     def edit(gm: GraphModule) -> PassResult:
         notes: list[Note] = []

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
-from pt2e_quant.backends.onnx.values import call
+from pt2e_quant.backends.onnx.values import call, redirect
 
 _D = ir.DataType
 _WIDER: Mapping[ir.DataType, tuple[ir.DataType, ...]] = {
@@ -61,19 +61,14 @@ def _compute_wider(node: ir.Node, opset: int) -> bool:
 
 def _cast_back(node: ir.Node, value: ir.Value, dtype: ir.DataType, wider: ir.DataType) -> None:
     """Give the readers of a result its dtype."""
-    readers = list(value.uses())
     cast = call(
         node, "Cast", [value], {"to": dtype}, name=f"{value.name}_back", like=value, after=True
     )
     value.type = ir.TensorType(wider)
-    for reader, at in readers:
-        reader.replace_input_with(at, cast)
-    owner = node.graph
-    assert isinstance(owner, ir.Graph)
-    for at, result in enumerate(owner.outputs):
-        if result is value:
-            value.name, cast.name = cast.name, value.name
-            owner.outputs[at] = cast
+    redirect(value, cast)
+    producer = cast.producer()
+    assert producer is not None
+    producer.replace_input_with(0, value)
 
 
 def _constrained(
