@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from pt2e_quant.passes.functions.rows import known_size
+
 Pair: TypeAlias = tuple[Any, Any]
 """The real and the imaginary part; one of them may be None, which stands for zeros."""
 
@@ -130,16 +132,9 @@ def of_parts(target: Any) -> Callable[..., Any]:
     return function
 
 
-def _length(x: Tensor, dim: int) -> int:
-    size = x.shape[dim]
-    if not isinstance(size, int):
-        raise NotImplementedError("a transform of a dynamic size")
-    return size
-
-
 def _resized(part: Tensor, size: int) -> Tensor:
     """Cut, or filled up with zeros, at the end of the last dimension."""
-    given = _length(part, -1)
+    given = known_size(part, -1)
     if given >= size:
         return part.narrow(-1, 0, size) if given > size else part
     return torch.constant_pad_nd(part, [0, size - given])
@@ -160,7 +155,7 @@ def _completed(half: Complex, size: int) -> Complex:
 
 
 def _spectrum(x: Tensor) -> Complex:
-    return _completed(_half(x), _length(x, -1))
+    return _completed(_half(x), known_size(x, -1))
 
 
 def _scaled(x: Complex, size: int, norm: str | None, *, is_inverse: bool) -> Complex:
@@ -185,26 +180,26 @@ def _along_last(
 
 
 def _fft(x: Complex, n: int | None, norm: str | None) -> Complex:
-    size = n or _length(x[0], -1)
+    size = n or known_size(x[0], -1)
     (a, b), (c, d) = (_spectrum(_resized(part, size)) for part in x)
     return _scaled(Complex((a - d, b + c)), size, norm, is_inverse=False)
 
 
 def _ifft(x: Complex, n: int | None, norm: str | None) -> Complex:
     """The conjugate of the transform of the conjugate."""
-    size = n or _length(x[0], -1)
+    size = n or known_size(x[0], -1)
     (a, b), (c, d) = (_spectrum(_resized(part, size)) for part in x)
     return _scaled(Complex((a + d, c - b)), size, norm, is_inverse=True)
 
 
 def _rfft(x: Complex, n: int | None, norm: str | None) -> Complex:
-    size = n or _length(x[0], -1)
+    size = n or known_size(x[0], -1)
     return _scaled(_half(_resized(x[0], size)), size, norm, is_inverse=False)
 
 
 def _irfft(x: Complex, n: int | None, norm: str | None) -> Any:
     """The real part of the inverse of the completed spectrum."""
-    size = n or 2 * (_length(x[0], -1) - 1)
+    size = n or 2 * (known_size(x[0], -1) - 1)
     half = Complex(_resized(part, size // 2 + 1) for part in x)
     return _ifft(_completed(half, size), size, norm)[0]
 

@@ -17,7 +17,12 @@ _MOST_ROWS = 64
 """Each row of a pairwise distance is an operator of its own."""
 
 
-def _known_size(x: Tensor, dim: int) -> int:
+def known_size(x: Tensor, dim: int) -> int:
+    """The size of a dimension.
+
+    Raises:
+        NotImplementedError: it is dynamic, or the tensor has no dimension.
+    """
     size = x.shape[dim] if x.dim() else 1
     if not isinstance(size, int) or not x.dim():
         raise NotImplementedError("a dynamic size, or none")
@@ -92,7 +97,7 @@ def _greatest_size(x: Tensor, dim: int) -> int:
         if not greatest.is_Integer:
             raise NotImplementedError("a size without a bound")
         return int(greatest)
-    return _known_size(x, dim)
+    return known_size(x, dim)
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -308,7 +313,7 @@ def trilinear(
 
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
     """Distances of each row to those behind it."""
-    count = _known_size(x, 0)
+    count = known_size(x, 0)
     if not 1 < count <= _MOST_ROWS:
         raise NotImplementedError(f"a distance of 2 to {_MOST_ROWS} rows")
     parts = [(x.narrow(0, at, 1), x.narrow(0, at + 1, count - at - 1)) for at in range(count - 1)]
