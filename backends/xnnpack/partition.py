@@ -37,8 +37,6 @@ from torch.fx import Node
 
 from pt2e_quant.backends.target.float_retries import Leave, leave_of
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_beyond_scales
-from pt2e_quant.graph.ops import each_axis
-from pt2e_quant.passes.functions.rows import sizes_at_one
 
 __all__ = []
 
@@ -290,27 +288,8 @@ def _resizes_by_sizes(node: Node) -> bool:
     return all(i * scale == o for i, scale, o in zip(before, scales, after, strict=True))
 
 
-def _has_results_at_every_size(node: Node) -> bool:
-    """Of a transposed convolution: a result also where a dynamic size is 1.
-
-    XNNPACK (in ExecuTorch 1.4) divides by the size of one without elements: the process ends. And
-    it stops where the result is padded by a stride or more.
-    """
-    args: Any = node.args
-    x, weight, is_transposed = args[0].meta["val"], args[1].meta["val"], args[6]
-    if not is_transposed:
-        return True
-    dims = weight.dim() - 2
-    strides, pads, steps, extra = (each_axis(args[at], dims) for at in (3, 4, 5, 7))
-    if any(end >= stride for end, stride in zip(extra, strides, strict=True)):
-        return False
-    sizes = zip(x.shape[2:], sizes_at_one(weight.shape[2:], pads, steps, extra), strict=True)
-    return all(isinstance(size, int) or one > 0 for size, one in sizes)
-
-
 _HOLDS: Mapping[str, Callable[[Node], bool]] = {
     "avg_pool2d.default": _averages_what_it_reads,
-    "convolution.default": _has_results_at_every_size,
     "constant_pad_nd.default": _pads_with_a_number,
     "dequantize_per_tensor.default": _has_dimensions,
     "elu.default": _elu,

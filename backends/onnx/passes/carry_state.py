@@ -190,8 +190,9 @@ def return_written(gm: GraphModule) -> tuple[int, ...]:
     if not written:
         return ()
     held = []
-    with gm.graph.inserting_after(given[-1]):
-        for index in written:
+    for index in written:
+        # Not behind all inputs: casts of this one may stand in front of the next.
+        with gm.graph.inserting_after(given[index]):
             clone = gm.graph.call_function(torch.ops.aten.clone.default, (given[index],))
             clone.meta = dict(given[index].meta)
             given[index].replace_all_uses_with(clone, lambda user, made=clone: user is not made)

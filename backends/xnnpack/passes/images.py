@@ -34,7 +34,7 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
-from pt2e_quant.passes.functions.rows import adaptive_max_pool
+from pt2e_quant.passes.functions.rows import adaptive_max_pool, conv_transpose
 from pt2e_quant.passes.functions.write_functions import write_out
 
 
@@ -45,13 +45,15 @@ def volumes_as_images(gm: GraphModule) -> PassResult:
     A conv3d is one conv2d whose channels are the images under each step of the depth. The K images
     of a channel stand side by side, so groups of channels stay what they are, and the weight is
     the same memory. In the quantized graph it is an int8 conv2d like any other. A pool is one of
-    the images and one of the depth.
+    the images and one of the depth. A transposed convolution that may give nothing, or whose
+    result is padded by a stride or more, is cropped and padded behind: XNNPACK (in ExecuTorch 1.4)
+    divides by the first one's size, which ends the process, and stops at the second.
 
     Before:  conv3d(x, w, b)                                x: [N, C, D, H, W], w: [O, C, K, 3, 3]
     After:   conv2d(images(x), w.reshape(O, C * K, 3, 3), b)   images(x): [N * D', C * K, H, W]
     """
-    calls = [n for n in gm.graph.nodes if str(n.target) in _VOLUMES]
-    written = [n for n in calls if write_out(gm, n, _VOLUMES[str(n.target)], is_canonical=True)]
+    calls = [n for n in gm.graph.nodes if str(n.target) in _WRITTEN]
+    written = [n for n in calls if write_out(gm, n, _WRITTEN[str(n.target)], is_canonical=True)]
     if written:
         recompile(gm)
     notes = (Note(n.name, f"{n.target} is written with operators of images") for n in written)
@@ -186,12 +188,14 @@ def _adaptive_avg_pool3d(x: Tensor, output_size: Any) -> Tensor:
     return torch.unflatten(torch.unflatten(rows, -1, sizes), 0, lead)
 
 
-_VOLUMES: Mapping[str, Callable[..., Any]] = {
+_WRITTEN: Mapping[str, Callable[..., Any]] = {
     "aten.adaptive_avg_pool3d.default": _adaptive_avg_pool3d,
     "aten.adaptive_max_pool3d.default": adaptive_max_pool,
     "aten.avg_pool3d.default": _avg_pool3d,
     "aten.conv3d.default": _conv3d,
     "aten.conv3d.padding": _conv3d,
+    "aten.conv_transpose1d.default": conv_transpose,
+    "aten.conv_transpose2d.input": conv_transpose,
     "aten.conv_transpose3d.input": _conv_transpose3d,
     "aten.max_pool3d.default": _max_pool3d,
 }

@@ -197,18 +197,14 @@ artifact = pq.quantize(
     backend="xnnpack",
     recipe="w8",
 )
-try:
-    artifact.run(torch.randn(6, 16, 1, 1), y)
-except Exception as error:
-    print("stopped by", type(error).__name__)
-for size in (2, 16, 4):
+for size in (1, 2, 16, 1, 4):
     x = torch.randn(6, 16, size, size)
     torch.testing.assert_close(artifact.run(x, y)[0], model(x, y)[0], rtol=0, atol=1e-5)
 print("right")
 """
 
 
-def test_conv_transpose_when_a_size_gives_no_element_then_the_process_goes_on():
+def test_conv_transpose_when_a_size_gives_no_element_then_it_gives_none():
     made = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", NOTHING_AT_ONE],
         capture_output=True,
@@ -245,11 +241,9 @@ def test_layer_when_it_runs_at_two_scales_then_each_has_its_own_bias(layer, shap
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_conv_transpose_when_its_end_is_padded_by_a_stride_then_outside_of_the_delegate(
-    groups, make_noise
-):
+def test_conv_transpose_when_its_end_is_padded_by_a_stride_then_in_the_delegate(groups, make_noise):
     layer = nn.ConvTranspose2d(4, 6, 3, padding=1, groups=groups, dilation=2, output_padding=1)
     model, x = nn.Sequential(nn.Conv2d(3, 4, 1), layer).eval(), make_noise((2, 3, 6, 5))
     artifact = pq.quantize(model, args=(x,), calibration_data=[(x,)], backend="xnnpack")
     assert sqnr_db(model(x), artifact.run(x)) > 30
-    assert artifact.contents().kernels["aten.convolution"] == 1
+    assert artifact.contents().kernels["aten.convolution"] == 0

@@ -77,3 +77,20 @@ def test_input_when_it_is_not_written_then_the_model_has_no_output_for_it() -> N
         Plain().eval(), x, calibration_data=[x], backend="onnx", recipe="int8", progress=False
     )
     assert len(artifact.session.get_outputs()) == 1
+
+
+def test_input_when_it_is_written_in_half_precision_before_another_then_it_lowers() -> None:
+    """Casts to float32 stand between the inputs."""
+
+    class First(Whole):
+        def forward(self, x: Tensor, given: Tensor) -> Any:
+            x.mul_(2.0)
+            return self.linear(x) + self.linear(given)
+
+    torch.manual_seed(0)
+    model = First().eval().to(torch.float16)
+    given = torch.randn(4, 16).to(torch.float16), torch.randn(4, 16).to(torch.float16)
+    artifact = pq.quantize(model, tuple(v.clone() for v in given), backend="onnx", recipe="w8")
+    expected, found = (tuple(v.clone() for v in given) for _ in range(2))
+    torch.testing.assert_close(artifact.run(*found), model(*expected), rtol=0, atol=0.05)
+    assert torch.equal(found[0], expected[0])
