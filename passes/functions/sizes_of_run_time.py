@@ -35,6 +35,24 @@ def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
     return x
 
 
+def grouped_product(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """Rows in the order of their groups, each by its group's matrix; those behind all groups are 0.
+
+    Every row is multiplied by all matrices: to gather a matrix for each row would take more memory
+    than there is for a prompt.
+
+    Args:
+        x: [S, K].
+        weight: [groups, K, N].
+        offs: int[groups], behind the last row of each group.
+    """
+    places = torch.arange(x.shape[0])
+    group = (offs <= places.unsqueeze(-1)).sum(-1)
+    is_in = group == torch.arange(weight.shape[0]).unsqueeze(-1)
+    products = torch.matmul(x.unsqueeze(0), weight)
+    return torch.where(is_in.unsqueeze(-1), products, 0.0).sum(0)
+
+
 def conv_of_groups(
     x: Tensor,
     weight: Tensor,

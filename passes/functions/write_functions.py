@@ -111,6 +111,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
         elementwise.scaled_bessel(x, 1) * torch.exp(x.abs())
     ),
     "aten.special_ndtri.default": elementwise.ndtri,
+    "transformers.grouped_mm_fallback.default": sizes_of_run_time.grouped_product,
 }
 """By operator with its overload."""
 

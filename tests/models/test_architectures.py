@@ -46,6 +46,12 @@ MODELS = {
     ),
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**DECODER, "head_dim": 16}, "text"),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**DECODER, "head_dim": 16}, "text"),
+    "mixtral": (
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2},
+        "text",
+    ),
     "vit": ("ViTModel", "ViTConfig", IMAGE, "image"),
     "siglip": ("SiglipVisionModel", "SiglipVisionConfig", IMAGE, "image"),
     "swin": (

@@ -12,6 +12,7 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.functions.sizes_of_run_time import (
     adaptive_avg_pool,
     embedding_bag,
+    grouped_product,
     scatter_reduce,
 )
 from pt2e_quant.passes.functions.write_functions import write_functions
@@ -157,3 +158,13 @@ def test_extremes_at_places_when_lowered_to_xnnpack_then_as_the_graph():
     model = Behind(extremes).eval()
     artifact = pq.quantize(model, data[0], calibration_data=data, backend="xnnpack", progress=False)
     assert sqnr_db(model(*data[0]), artifact.run(*data[0])) > 30
+
+
+@pytest.mark.parametrize("offs", [(2, 2, 5), (0, 4, 6), (0, 0, 0)])
+def test_grouped_product_when_groups_are_empty_or_end_early_then_as_transformers_has_it(offs):
+    moe = pytest.importorskip("transformers.integrations.moe")
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(6, 4, generator=generator), torch.randn(3, 4, 5, generator=generator)
+    args = (x, weight, torch.tensor(offs, dtype=torch.int32))
+    expected = moe.torch.ops.transformers.grouped_mm_fallback(*args)
+    torch.testing.assert_close(grouped_product(*args), expected)
