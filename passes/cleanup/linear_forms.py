@@ -49,6 +49,27 @@ def products_as_linears(gm: GraphModule) -> PassResult:
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
+def vectors_as_rows(gm: GraphModule) -> PassResult:
+    """Give linears by a vector, which torch takes too, a weight of one row.
+
+    Before:  linear(x, w, b)                                     w: [K]; b: []
+    After:   linear(x, w.unsqueeze(0), b.unsqueeze(0)).squeeze(-1)
+    """
+    editor = Editor(gm)
+    for node in [n for n in gm.graph.nodes if is_call(n, LINEAR)]:
+        x, *given = (argument(node, name) for name in ("input", "weight", "bias"))
+        if given[0].meta["val"].dim() != 1:
+            continue
+        rows = (
+            None if v is None else editor.call(aten.unsqueeze.default, v, 0, like=node)
+            for v in given
+        )
+        made = editor.call(aten.linear.default, x, *rows, like=node)
+        editor.replace(node, editor.call(aten.squeeze.dim, made, -1, like=node))
+    return PassResult(editor.finish(), ())
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
 def einsums_as_linears(gm: GraphModule) -> PassResult:
     """Write einsum of a value and a constant, whose axes are summed or new, as a linear.
 

@@ -59,7 +59,7 @@ from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import fold_constants, fold_layer_constants
 from pt2e_quant.passes.cleanup.inline_regions import inline_regions
-from pt2e_quant.passes.cleanup.linear_forms import einsums_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import einsums_as_linears, vectors_as_rows
 from pt2e_quant.passes.cleanup.remove_dropout import remove_dropout
 from pt2e_quant.passes.cleanup.remove_identities import remove_identities
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
@@ -73,6 +73,7 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     functionalize_activations,
     remove_dropout,
     remove_identities,
+    vectors_as_rows,
     fold_constants,
     einsums_as_linears,
     fold_batch_norm,
@@ -81,7 +82,12 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
 )
 """What every graph goes through before a quantizer sees it, in this order."""
 
-QAT_PASSES: tuple[GraphPass, ...] = (strip_guards, sink_constants, functionalize_activations)
+QAT_PASSES: tuple[GraphPass, ...] = (
+    strip_guards,
+    sink_constants,
+    functionalize_activations,
+    vectors_as_rows,
+)
 """The same for training: what would compute once from trained parameters, or let gradients
 through where the model stops them, is left; so are affines: another weight would train."""
 

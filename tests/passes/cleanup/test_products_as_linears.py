@@ -4,7 +4,11 @@ from torch import nn
 from torch.export import Dim
 
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
-from pt2e_quant.passes.cleanup.linear_forms import einsums_as_linears, products_as_linears
+from pt2e_quant.passes.cleanup.linear_forms import (
+    einsums_as_linears,
+    products_as_linears,
+    vectors_as_rows,
+)
 
 X = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
 
@@ -87,3 +91,25 @@ def test_einsum_when_it_is_no_linear_then_stays_with_the_reason(program, model, 
     result = einsums_as_linears(gm)
     assert not result.changed
     assert reason in result.notes[0].text
+
+
+class Vector(nn.Module):
+    """A linear by a vector, as D-FINE weighs the bins of its boxes."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(6.0))
+        self.b = nn.Parameter(torch.tensor(0.5)) if bias else None
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.w, self.b)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bias"), [((6,), False), ((2, 6), False), ((2, 3, 6), False), ((2, 3, 6), True)]
+)
+def test_linear_when_its_weight_is_a_vector_then_has_one_row(program, shape, bias):
+    p = program(Vector(bias), (torch.ones(shape),)).apply(vectors_as_rows)
+    linear = p.gm.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)[0]
+    assert linear.args[1].meta["val"].shape == (1, 6)
+    p.matches().leaves_model_alone().is_idempotent(vectors_as_rows)
