@@ -121,9 +121,11 @@ class OutputError:
     noises: list[float] = field(default_factory=list)
 
     def add(self, expected: Sequence[Tensor], found: Sequence[Tensor], weight: float) -> None:
-        """Add a call."""
+        """Add a call; a result whose size the values decide and which has another is all noise."""
         self.signals.append(weight * sum(map(energy, expected)))
-        differences = (f - e for f, e in zip(found, expected, strict=True))
+        differences = (
+            f - e if f.shape == e.shape else e for f, e in zip(found, expected, strict=True)
+        )
         self.noises.append(weight * sum(map(energy, differences)))
 
     def __add__(self, other: "OutputError") -> "OutputError":

@@ -91,3 +91,9 @@ def test_observed_run_when_a_graph_has_observers_then_each_is_asked():
     linear.replace_all_uses_with(observed, lambda user: user is not observed)
     (found,) = ObservedRun(gm, lambda node, value: value * 0).call([torch.ones(1, 2)])
     assert torch.equal(found, torch.zeros(1, 2))
+
+
+def test_output_error_when_values_decide_a_size_and_it_differs_then_the_result_is_all_noise():
+    error = OutputError()
+    error.add([torch.ones(4), torch.ones(3)], [torch.ones(4), torch.ones(2)], 1.0)
+    assert error.db == pytest.approx(10 * log10(7 / 3))
