@@ -297,10 +297,15 @@ def _way_out(error: Exception) -> str:
             "a captured graph has no branch on a tensor's value: use torch.where or torch.cond; "
             "torch.export.draft_export(model, args) lists every such place"
         )
-    if "DynamicCache" in str(error) or "past_key_values" in str(error):
+    if "Cache'> in output" in str(error) or "past_key_values" in str(error):
         return (
-            "a language model that generates: program = pq.export_causal_lm(model, max_length=…), "
-            "then quantize(program, …); one that only reads: set model.config.use_cache = False"
+            "one that only reads, or has an encoder: set model.config.use_cache = False; a decoder "
+            "that generates: program = pq.export_causal_lm(model, max_length=…), then "
+            "quantize(program, …)"
+        )
+    if "is not a known type" in str(error):
+        return (
+            "return tensors, or torch.utils._pytree.register_dataclass of the class that it names"
         )
     if "dynamic_shapes" in str(error):
         return "name forward's parameters in dynamic_shapes, or give a tuple in their order"

@@ -123,3 +123,28 @@ def test_quantize_when_a_recipe_needs_data_and_there_is_none_then_refused():
     model = nn.Linear(8, 4)
     with pytest.raises(CalibrationError, match="observers saw no data"):
         pq.quantize(model, (torch.randn(1, 8),), backend="onnx")
+
+
+class EncoderDecoderCache:
+    """As transformers has it: no pytree, and neither its parts."""
+
+
+class Generator(nn.Module):
+    def __init__(self, result):
+        super().__init__()
+        self.linear, self.result = nn.Linear(8, 8), result
+
+    def forward(self, x):
+        return self.linear(x), self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "fix"),
+    [(EncoderDecoderCache(), "use_cache = False"), (range(3), "return tensors")],
+)
+def test_quantize_when_a_result_is_a_class_that_torch_does_not_know_then_names_the_way_out(
+    result, fix
+):
+    with pytest.raises(InputError, match="not a known type") as found:
+        pq.quantize(Generator(result), (torch.ones(2, 8),), backend="onnx", recipe="w8")
+    assert fix in found.value.fix
