@@ -34,10 +34,14 @@ CASE = ("model", "contrast", "draw", "held_out")
 Run = Callable[..., object]
 
 
-def ours(backend: str, effort: str, model: nn.Module, calibration: Batches) -> tuple[Run, float]:
+def ours(
+    backend: str, effort: str, model: nn.Module, calibration: Batches, without: Sequence[str] = ()
+) -> tuple[Run, float]:
     """Return this package's quantized graph, and the CPU seconds of convert."""
     exported = torch.export.export(model, calibration[0])
     quantizer = pq.backends.get(backend).quantizer("int8")
+    for name in {algorithm.name for algorithm in quantizer.algorithms} & set(without):
+        quantizer.remove_algorithm(name)
     prepared = pq.prepare_pt2e(exported, quantizer, effort=effort)
     pq.calibrate(prepared, calibration, progress=False)
     start = time.process_time()
@@ -107,6 +111,7 @@ def measure(
     backends: Sequence[str],
     efforts: Sequence[str],
     others: Sequence[str],
+    without: Sequence[str] = (),
 ) -> list[dict[str, object]]:
     """Return one row for each way to quantize one model."""
     inputs.CONTRAST_SIGMA = CONTRASTS[contrast]
@@ -127,6 +132,9 @@ def measure(
     for backend in backends:
         for effort in efforts:
             add(f"{backend} {effort}", *ours(backend, effort, model, calibration))
+            if without:
+                how = f"{backend} {effort} without {'+'.join(without)}"
+                add(how, *ours(backend, effort, model, calibration, without))
     for how, run in peers(model, calibration, others).items():
         add(how, run)
     return rows
@@ -153,6 +161,7 @@ def main() -> None:
     parser.add_argument("--efforts", nargs="*", default=EFFORTS)
     parser.add_argument("--contrasts", nargs="*", choices=CONTRASTS, default=list(CONTRASTS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--without", nargs="*", default=[], help="algorithms left out, beside")
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--held-out", type=int, default=HELD_OUT_COUNT)
     given = parser.parse_args()
@@ -168,6 +177,7 @@ def main() -> None:
             backends=given.backends,
             efforts=given.efforts,
             others=given.peers,
+            without=given.without,
         )
         rows += found
         print(name, contrast, draw, *(f"{r['how']}={r['sqnr_db']}" for r in found), flush=True)

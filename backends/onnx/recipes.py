@@ -27,6 +27,7 @@ from pt2e_quant.graph.tied_tables import (
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
@@ -106,7 +107,11 @@ RECIPES = Recipes(
                 place_integer_regions(POLICY),
                 affines_as_convs,
             ),
-            algorithms=(SmoothQuant(), ChooseRanges(any_observer=False)),
+            algorithms=(
+                RunTimeScales(pooled_only=True),
+                SmoothQuant(),
+                ChooseRanges(any_observer=False),
+            ),
         ),
         RecipeFamily(
             grammar="a16w<4,8>",

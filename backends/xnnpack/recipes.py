@@ -10,7 +10,9 @@ from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.graph.tied_tables import is_embedding
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
@@ -42,11 +44,17 @@ RECIPES = Recipes(
         Recipe(
             name="int8",
             text="static int8: activations per tensor, weights per channel, outlier channels "
-            "scaled",
+            "scaled; linears between float operators per row at run time",
             scheme=INT8,
             observers=ObserverChoice(activation=PredictedRangeObserver),
             transforms=(affines_as_convs,),
-            algorithms=(SmoothQuant(), ScaleOutputs(), ChooseRanges(any_observer=False)),
+            algorithms=(
+                RunTimeScales(),
+                BalanceChannels(),
+                SmoothQuant(),
+                ScaleOutputs(),
+                ChooseRanges(any_observer=False),
+            ),
         ),
         Recipe(
             name="int8_minmax",

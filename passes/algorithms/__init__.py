@@ -16,6 +16,7 @@ from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.lwc import Lwc
 from pt2e_quant.passes.algorithms.outlier_channel_splitting import OutlierChannelSplitting
 from pt2e_quant.passes.algorithms.quarot import QuaRot
+from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.sequential_mse import SequentialMse
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
@@ -38,6 +39,7 @@ __all__ = [
     "Lwc",
     "OutlierChannelSplitting",
     "QuaRot",
+    "RunTimeScales",
     "ScaleOutputs",
     "SequentialMse",
     "Site",

@@ -90,6 +90,7 @@ class Algorithm(ABC):
         paper: authors, year and where to find it.
         fits: what it applies to, for the error where a graph has no such thing.
         stage: when it runs.
+        needs_float: it lets operators compute in float: left out of programs of integers alone.
         needs_calls: `graph.run` gives it the model's own values for a sample of the calls of
             calibration, in float and quantized. It looks at its sites in graph order.
     """
@@ -99,6 +100,7 @@ class Algorithm(ABC):
     fits: ClassVar[str]
     stage: ClassVar[Stage] = Stage.WEIGHTS
     needs_calls: ClassVar[bool] = False
+    needs_float: ClassVar[bool] = False
 
     @abstractmethod
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:

@@ -137,6 +137,7 @@ def prepare_pt2e(
         strict=strict,
         algorithms=algorithms,
         effort=None if effort is None else effort_named(effort),
+        int_only=int_only,
     )
     if int_only:
         for graph in prepared_graphs(prepared):
@@ -152,6 +153,7 @@ def prepare_captured(
     strict: bool,
     algorithms: Sequence[str | Algorithm] = (),
     effort: Effort | None = None,
+    int_only: bool = False,
     is_qat: bool = False,
     observe_constants: bool = False,
     as_torchao: bool = False,
@@ -169,6 +171,7 @@ def prepare_captured(
         )
     with pause_gc():
         brought = () if is_qat else getattr(quantizer, "algorithms", ())
+        brought = tuple(a for a in brought if not (int_only and a.needs_float))
         own, algorithms = with_effort(brought, algorithms, effort)
         asked = {algorithm_named(given).name for given in algorithms}
         options = _Options(
@@ -180,14 +183,19 @@ def prepare_captured(
             asked=tuple(sorted(asked | getattr(quantizer, "asked_algorithms", set()))),
         )
         prepared = _prepare(gm, quantizer, options)
-        _check_reached(options)
+        _check_reached(prepared, options)
         return prepared
 
 
-def _check_reached(options: "_Options") -> None:
-    """Refuse an algorithm that was asked for and has no site in any graph of the program."""
+def _check_reached(gm: GraphModule, options: "_Options") -> None:
+    """Refuse an algorithm asked for that has no site; one whose sites another took has a note."""
+    takers = [a.name for a in options.algorithms if a.name in options.reached and a.needs_float]
     for algorithm in options.algorithms:
         if algorithm.name in options.asked and algorithm.name not in options.reached:
+            if takers:
+                left = f"{algorithm.name}: {takers[0]} left it no {algorithm.fits}"
+                provenance_of(gm).notes.append(left)
+                continue
             raise ConfigError(
                 f"{algorithm.name} applies to nothing that is quantized here: it is for "
                 f"{algorithm.fits}",
