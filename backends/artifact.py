@@ -17,6 +17,7 @@ from pt2e_quant.backends.profile import Profile
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, InputError, UnsupportedError
 from pt2e_quant.core.max_sizes import shown_sizes
+from pt2e_quant.core.provenance import FloatOperator
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.report.report import Report
 
@@ -113,6 +114,10 @@ class Artifact(ABC):
         """
         told = {region.node for region in self.report.float_regions}
         return frozenset(node.name for node in gm.graph.nodes if node.name in told)
+
+    def islands_in_file(self) -> tuple[list[FloatOperator], int]:
+        """The operators in float of a file without a record of them, and how many are integer."""
+        return [], sum(self.report.integer_ops.values())
 
     def node_ids(self, file: str) -> Mapping[str, ShownNode]:
         """Where Model Explorer shows the node of a file that makes a value, by the value's name.

@@ -10,10 +10,12 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, write_artifact
+from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
 from pt2e_quant.backends.profile import Profile
 from pt2e_quant.backends.profile_module import profile_module
 from pt2e_quant.backends.program_file import with_figures
 from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.flow.report.report import Report
 
 
@@ -40,6 +42,13 @@ class ModuleArtifact(Artifact):
             result = self.module(*self.capture.positional(leaves))
         found: list[Any] = pytree.tree_leaves(result, is_leaf=lambda value: value is None)
         return found
+
+    def float_operators(self, gm: GraphModule) -> frozenset[str]:
+        """The nodes that the module computes in float, by operators of torch as the graph has."""
+        own = {n.name: n for n in self.module.graph.nodes if KERNEL_KEY not in n.meta}
+        kept = (n for n in gm.graph.nodes if n.name in own and own[n.name].target == n.target)
+        found = {n.name for n in kept if n.op == "call_function" and not is_qdq(n)}
+        return super().float_operators(gm) | found
 
     def time_operators(self, leaves: Sequence[Any]) -> Profile:
         """Time the module operator by operator, without `compile` and without a CUDA graph."""

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from pt2e_quant.core.granularity import PerTensor as PerTensor
     from pt2e_quant.core.granularity import PerToken as PerToken
     from pt2e_quant.core.integer_ops.trained_out_dtype import out_dtype as out_dtype
+    from pt2e_quant.core.provenance import FloatOperator as FloatOperator
     from pt2e_quant.core.provenance import Provenance as Provenance
     from pt2e_quant.core.provenance import provenance_of as provenance_of
     from pt2e_quant.core.scheme_names import scheme_named as scheme_named
@@ -114,7 +115,6 @@ if TYPE_CHECKING:
     from pt2e_quant.flow.qat.numerics import set_numerics as set_numerics
     from pt2e_quant.flow.qat.prepare_qat_pt2e import prepare_qat_pt2e as prepare_qat_pt2e
     from pt2e_quant.flow.report.audit import Audit as Audit
-    from pt2e_quant.flow.report.audit import FloatOperator as FloatOperator
     from pt2e_quant.flow.report.audit import audit as audit
     from pt2e_quant.flow.report.report import Report as Report
     from pt2e_quant.observers.run_time.placeholder import PlaceholderObserver as PlaceholderObserver
@@ -220,7 +220,7 @@ _FILES = {
     "save": "pt2e_quant.flow.archive.program",
     # what came of it
     "Audit": "pt2e_quant.flow.report.audit",
-    "FloatOperator": "pt2e_quant.flow.report.audit",
+    "FloatOperator": "pt2e_quant.core.provenance",
     "Provenance": "pt2e_quant.core.provenance",
     "Report": "pt2e_quant.flow.report.report",
     "audit": "pt2e_quant.flow.report.audit",

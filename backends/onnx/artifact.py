@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact, ShownNode, read_file, write_artifact
+from pt2e_quant.backends.onnx.islands import read_islands
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.runtime import (
     Operator,
@@ -35,6 +36,7 @@ from pt2e_quant.backends.profile import NodeTime, Profile, WorkKind
 from pt2e_quant.backends.write_back import write_back
 from pt2e_quant.core.checksum import check_sum, has_sum
 from pt2e_quant.core.errors import ArtifactError, module_path
+from pt2e_quant.core.provenance import FloatOperator
 from pt2e_quant.kernels.cost import Cost
 
 ReadValues: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
@@ -86,9 +88,18 @@ class OnnxArtifact(Artifact):
 
     def float_operators(self, gm: GraphModule) -> frozenset[str]:
         """The nodes whose values ONNX Runtime computes in float, integer products rescaled too."""
-        optimized, _ = optimize(self.model)
-        made = {o.output.removeprefix("node_") for o in optimized.operators if o.gives_real}
+        made = optimize(self.model)[0].real_values(products=True)
         return frozenset(node.name for node in gm.graph.nodes if node.name in made)
+
+    def islands_in_file(self) -> tuple[list[FloatOperator], int]:
+        """The operators of the file that ONNX Runtime computes in float, and how many it does not.
+
+        Dynamic sizes count as in the example that the model was captured with.
+        """
+        optimized, _ = optimize(self.model)
+        floats = optimized.real_values(products=False)
+        integers = optimized.count(OperatorKind.INTEGER).total()
+        return read_islands(self.model, floats, self.capture), integers
 
     def node_ids(self, file: str) -> Mapping[str, ShownNode]:
         """The names of the nodes, by the values that they make; inputs as they are shown."""

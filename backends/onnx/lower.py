@@ -44,6 +44,7 @@ from pt2e_quant.core.errors import ArtifactError, UnsupportedError
 from pt2e_quant.core.provenance import RecordKind
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.flow.report.audit import record_islands
 from pt2e_quant.graph.idioms.composite import compose_idioms
 from pt2e_quant.graph.idioms.masks import MASK_RULES
 from pt2e_quant.graph.idioms.rms_norm import RMS_NORM_RULES
@@ -284,6 +285,7 @@ def _emit(job: Job[Options]) -> Draft:
 
     def finish(_: object) -> OnnxArtifact:
         # The file's report is told of the check.
+        record_islands(report, gm, optimized.real_values(products=False))
         data = _with_metadata(model, metadata, job.options.record)
         report.size_bytes = len(data)
         return OnnxArtifact(data, metadata, session=session)

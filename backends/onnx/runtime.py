@@ -74,6 +74,16 @@ class OptimizedModel:
         found = [o for o in self.operators if o.op_type == "DequantizeLinear"]
         return [o for o in found if not o.at_border]
 
+    def real_values(self, *, products: bool) -> frozenset[str]:
+        """The values that are computed in float, by the names of the nodes that make them.
+
+        Args:
+            products: those of integers that give float, too.
+        """
+        kinds = (OperatorKind.FLOAT, OperatorKind.INTEGER) if products else (OperatorKind.FLOAT,)
+        found = (o.output for o in self.operators if o.gives_real and o.kind in kinds)
+        return frozenset(name.removeprefix("node_") for name in found)
+
 
 _FLOAT_RESULT = {
     "DequantizeLinear",

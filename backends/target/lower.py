@@ -20,6 +20,7 @@ from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, RecordKind, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.flow.calibrate.sample import Sample
+from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.flow.report.size_ledger import check_file_smaller
 from pt2e_quant.graph.op_table import ALLOWED_KEY
 from pt2e_quant.graph.pipeline import log_passes, run_passes
@@ -70,11 +71,13 @@ class Job(Generic[OptionsT]):
         gm: the canonical graph, as the backend starts from it; it is not to be changed.
         options: of the call.
         validation: for `run_passes`; None if passes are not validated.
+        left: operators that earlier lowerings left in float; the artifact's report is told of them.
     """
 
     gm: GraphModule
     options: OptionsT
     validation: PassValidation | None
+    left: Sequence[FloatRegion] = ()
 
     @property
     def unchecked(self) -> OptionsT:
@@ -145,13 +148,14 @@ class Lowering(Generic[OptionsT]):
         most = nothing if options.is_part else self.leaves
         retries = FloatRetries(gm, most=most)
         while True:
-            job = Job(gm=retries.gm, options=options, validation=validation)
+            left = retries.regions()
+            job = Job(gm=retries.gm, options=options, validation=validation, left=left)
             draft = retries.run(partial(self.emit, job))
             if draft is None:
                 continue
             if options.strict:
                 draft.refuse()
-            draft.artifact.report.float_regions += retries.regions()
+            draft.artifact.report.float_regions += left
             if sample is None or retries.run(partial(self._check, draft, job, sample, loader)):
                 break
         check: Check | None = None

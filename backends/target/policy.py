@@ -22,12 +22,12 @@ from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
 FLOAT_INPUTS = Preference(
     name="float_inputs",
     text="inputs that are integers already",
-    fix="leave it float: in a float region integers would only add rounding",
+    fix='quantizer.allowing("float_inputs"); in a float region integers only add rounding',
 )
 READ_IN_FLOAT = Preference(
     name="read_in_float",
     text="a reader that works in integers",
-    fix="leave it float: before a float operator integers would only add rounding",
+    fix='quantizer.allowing("read_in_float"); before a float operator integers only add rounding',
 )
 SLOWER = "slower"
 """The name of the preference for what is no slower than float."""

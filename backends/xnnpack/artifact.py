@@ -51,6 +51,7 @@ class XnnpackArtifact(Artifact):
         self.pte = pte
         self.handles = handles
         self._call: ForwardCall | None = None
+        self._contents: ProgramContents | None = None
         self._lock = Lock()
         """Held while the program is loaded: two of them would have buffers of their own each."""
         self._written: tuple[int, ...] | None = None
@@ -104,15 +105,15 @@ class XnnpackArtifact(Artifact):
 
     def contents(self) -> ProgramContents:
         """What the file runs, read from the file itself."""
-        return read_contents(self.pte)
+        if self._contents is None:
+            self._contents = read_contents(self.pte)
+        return self._contents
 
     def float_operators(self, gm: GraphModule) -> frozenset[str]:
         """The nodes that the delegates compute on floats, and those outside of them."""
         if self.handles is None:
             return super().float_operators(gm)
-        origins = self.handles.floats(self.contents())
-        nodes = (n for n in gm.graph.nodes if n.op == "call_function" and not is_qdq(n))
-        return frozenset(node.name for node in nodes if origin_name(node) in origins)
+        return self.handles.floats(gm, self.contents().ops(), self.handles.kernels.values())
 
     def node_ids(self, file: str) -> Mapping[str, ShownNode]:
         """Where the nodes of the program are among the numbered ones of the file."""

@@ -26,6 +26,10 @@ FLOAT = "fp32"
 DATA_MOVEMENT = frozenset({"Convert", "StaticTranspose", "StaticReshape", "Copy"})
 """Operators that change a tensor's type or layout and compute nothing."""
 
+_PRODUCTS = frozenset(
+    {"BatchMatrixMultiply", "Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected"}
+)
+
 NO_HANDLE = 2**16 - 1
 """The debug handle of an operator that no node was lowered to."""
 
@@ -59,6 +63,11 @@ class DelegateOp:
     def multiplies_integers(self) -> bool:
         """Whether it is an integer operator, or a product of two integer tensors."""
         return self.is_integer or (len(self.inputs) > 1 and FLOAT not in self.inputs[:2])
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it sums products."""
+        return self.name in _PRODUCTS
 
     def __str__(self) -> str:
         fused = f" clamp{list(self.clamp)}" if self.clamp else ""
@@ -140,7 +149,7 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
     payloads = [program.backend_delegate_data[i].data for i in data]
     inputs = [plan.values[i].val for i in plan.inputs]
     return ProgramContents(
-        delegates=tuple(_read_payload(p) for p in payloads),
+        delegates=tuple(read_payload(bytes(p)) for p in payloads),
         kernels=kernels,
         input_sizes=tuple(tuple(v.sizes) for v in inputs if isinstance(v, Tensor)),
         overloads=frozenset(overloads),
@@ -177,8 +186,9 @@ def read_named_data(pte: bytes) -> dict[str, bytes]:
     return {key: bytes(stored.buffers[e.buffer_index]) for key, e in stored.pte_data.items()}
 
 
-def _read_payload(payload: bytes) -> tuple[DelegateOp, ...]:
-    graph = _decode(bytes(payload))
+def read_payload(payload: bytes) -> tuple[DelegateOp, ...]:
+    """The operators of one delegate, in order."""
+    graph = _decode(payload)
     types = [_dtype_of(value["xvalue_union"]) for value in graph["xvalues"]]
     return tuple(_op(node, types) for node in graph["xnodes"])
 

@@ -1,13 +1,18 @@
 """Canonical graph to `.pte`: passes, ExecuTorch's own lowering, the check, the report."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 
 # Registers the out variants of the quantized operators that a program may call.
 import executorch.kernels.quantized  # noqa: F401
 import torch
-from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir import (
+    EdgeProgramManager,
+    ExecutorchBackendConfig,
+    to_edge_transform_and_lower,
+)
 from torch.fx import GraphModule
 
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
@@ -17,11 +22,15 @@ from pt2e_quant.backends.target.float_retries import Leave
 from pt2e_quant.backends.target.leave_slower import slower_regions
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, RuntimeOptions, in_float32
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
-from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact, count_operators, load
+from pt2e_quant.backends.xnnpack.artifact import (
+    XnnpackArtifact,
+    count_operators,
+    load,
+)
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
 from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
-from pt2e_quant.backends.xnnpack.node_ids import Handles, read_handles
+from pt2e_quant.backends.xnnpack.node_ids import Handles, floats_of, read_handles
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
 from pt2e_quant.backends.xnnpack.passes.as_products import (
     group_heads,
@@ -70,7 +79,7 @@ from pt2e_quant.backends.xnnpack.passes.recurrent import (
     recurrent_as_steps,
     split_left,
 )
-from pt2e_quant.backends.xnnpack.passes.recurrent_loops import loop_recurrent
+from pt2e_quant.backends.xnnpack.passes.recurrent_loops import CONFIG, loop_recurrent
 from pt2e_quant.backends.xnnpack.passes.refloat import (
     choose_per_row,
     has_per_tensor,
@@ -96,6 +105,7 @@ from pt2e_quant.core.max_sizes import MaxSizes, limit_sizes
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.flow.reexport import export_again
+from pt2e_quant.flow.report.audit import record_islands
 from pt2e_quant.flow.report.report import FloatRegion, Report
 from pt2e_quant.graph.pipeline import GraphPass, PassRecord, PassResult, graph_pass, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
@@ -205,14 +215,18 @@ def _emit(job: Job[Options]) -> Draft:
     regions = [*report.float_regions]
     report.float_regions += slower_regions(slower)
     held = held_scales(work)
+
+    def pack(floats: Set[str], scales: Collection[str] = held) -> dict[str, torch.Tensor]:
+        record_islands(report, gm, floats, job.left)
+        stored, kept = pack_metadata(capture, report.provenance, scales, options.record)
+        report.note_record(kept)
+        return stored
+
     with named_refusals(gm, lambda part: _try_part(part, options)), no_out_variant_refused(gm):
-        stored, kept = pack_metadata(capture, report.provenance, held, options.record)
-        pte, handles = _to_pte(work, stored)
+        pte, handles = _to_pte(work, gm, pack)
     if not held <= read_named_data(pte).keys():
         # Another ExecuTorch may name them otherwise: then the scales are written out.
-        stored, kept = pack_metadata(capture, report.provenance, (), options.record)
-        pte, handles = _to_pte(work, stored)
-    report.note_record(kept)
+        pte, handles = _to_pte(work, gm, partial(pack, scales=()))
     artifact = XnnpackArtifact(pte, capture, report, handles)
     with named_refusals(gm, lambda part: _try_part(part, options)):
         refuse_missing_kernels(gm, artifact.contents().overloads)
@@ -272,7 +286,7 @@ def _try_part(part: GraphModule, options: Options) -> None:
     work = copy_graph(in_float32(part))
     run_passes(work, lowering_passes(portable_only=options.portable_only))
     constants, _ = pack_metadata(capture_of(work), provenance_of(part), ())
-    pte, _ = _to_pte(work, constants)
+    pte, _ = _to_pte(work, part, lambda _: constants)
     refuse_missing_kernels(part, read_contents(pte).overloads)
     load_program(pte).load_method("forward")
 
@@ -286,8 +300,17 @@ def _float_regions(records: Sequence[PassRecord]) -> list[FloatRegion]:
     ]
 
 
-def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> tuple[bytes, Handles]:
-    """The file, and what its debug handles stand for."""
+def _to_pte(
+    work: GraphModule, gm: GraphModule, pack: Callable[[Set[str]], dict[str, torch.Tensor]]
+) -> tuple[bytes, Handles]:
+    """The file, and what its debug handles stand for.
+
+    Args:
+        work: what is lowered.
+        gm: the canonical graph that it was made of.
+        pack: gives the program's constant methods, from the names of the nodes of `gm` that it
+            computes in float.
+    """
     ep = export_again(work, is_stored=True)
     # Those of the edge program may have been narrowed by what torch asked while tracing it.
     ranges = ep.range_constraints
@@ -312,21 +335,19 @@ def _to_pte(work: GraphModule, constants: dict[str, torch.Tensor]) -> tuple[byte
                 separate_functions,
             ],
             partitioner=[make_partitioner(edge_operators(), FUSING)],
-            constant_methods=constants,
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+            compile_config=CONFIG,
         )
-        edge = loop_recurrent(edge, work.meta[STEPS_KEY], constants)
-        keep_contents(edge.exported_program())
+        program = edge.exported_program()
+        loop_recurrent(program, work.meta[STEPS_KEY])
+        keep_contents(program)
         # Buffers are written in place: the copies of a whole KV cache at each token are dropped.
-        is_in_place = can_write_in_place(edge.exported_program())
         config = ExecutorchBackendConfig(
-            run_reinplace_pass=is_in_place,
-            sym_shape_eval_pass=PlanForDeclared(edge.exported_program().range_constraints | ranges),
+            run_reinplace_pass=can_write_in_place(program),
+            sym_shape_eval_pass=PlanForDeclared(program.range_constraints | ranges),
         )
-        handles = read_handles(
-            edge.exported_program(), [info.name for info in capture_of(work).inputs]
-        )
-        emitted = edge.to_executorch(config)
+        handles = read_handles(program, [info.name for info in capture_of(work).inputs])
+        constants = pack(floats_of(program, handles, gm))
+        emitted = EdgeProgramManager(program, constants, CONFIG).to_executorch(config)
         pte = write_sum(share_constants(bytes(emitted.buffer)))
         return pte, handles.emitted(emitted.debug_handle_map["forward"])
 

@@ -6,19 +6,27 @@ operators, numbered in order. ExecuTorch gives both the debug handle of the node
 lowered from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import ShownNode
-from pt2e_quant.backends.xnnpack.contents import DATA_MOVEMENT, ProgramContents
+from pt2e_quant.backends.xnnpack.contents import (
+    DATA_MOVEMENT,
+    DelegateOp,
+    ProgramContents,
+    read_payload,
+)
+from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.graph.meta import origin_name
+from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, MATMUL, Overloads, is_call
 
 _METHOD = "forward"
 _KEY = "debug_handle"
 _QUANTIZES = "::quantize"
+_PRODUCTS: Overloads = (*LINEAR, *CONV, *CONV_TRANSPOSE, *MATMUL)
 _CLAMPING = ("aten::relu", "aten::hardtanh", "aten::clamp")
 """Operators that the delegate fuses into the one before."""
 
@@ -45,15 +53,30 @@ class Handles:
         found = {(0, at): handle for at, handle in instructions.items() if isinstance(handle, int)}
         return replace(self, kernels=found)
 
-    def floats(self, contents: ProgramContents) -> set[str]:
-        """The float program's nodes that a file computes in float, or outside of its delegates."""
-        found = {
-            op.handle
-            for op in contents.ops()
-            if op.name not in DATA_MOVEMENT and not op.multiplies_integers
-        }
-        found.update(self.kernels.values())
-        return {name for handle, name in self.nodes.items() if handle in found}
+    def floats(
+        self, gm: GraphModule, operators: Iterable[DelegateOp], kernels: Iterable[int]
+    ) -> frozenset[str]:
+        """The operators of a graph that a program computes in float, or outside of its delegates.
+
+        Args:
+            gm: the graph that was lowered.
+            operators: of the program's delegates.
+            kernels: the handles of what it calls besides.
+        """
+        computed = [op for op in operators if op.name not in DATA_MOVEMENT]
+        floats = {op.handle for op in computed if not op.multiplies_integers} | {*kernels}
+        products = {op.handle for op in computed if op.multiplies_integers and op.is_product}
+        found = {name for handle, name in self.nodes.items() if handle in floats}
+        # What a pass puts behind a product, a factor for each channel, has the product's handle.
+        multiplied = {name for handle, name in self.nodes.items() if handle in products}
+        return frozenset(
+            node.name
+            for node in gm.graph.nodes
+            if node.op == "call_function"
+            and not is_qdq(node)
+            and (origin := origin_name(node)) in found
+            and not (origin in multiplied and is_call(node, _PRODUCTS))
+        )
 
 
 def read_handles(program: Any, inputs: Sequence[str]) -> Handles:
@@ -77,6 +100,18 @@ def read_handles(program: Any, inputs: Sequence[str]) -> Handles:
         if _name(node) in _CLAMPING and isinstance(source, Node):
             clamped.setdefault(handle, source.meta.get(_KEY, handle))
     return Handles(nodes=names, clamped=clamped)
+
+
+def floats_of(program: Any, handles: Handles, gm: GraphModule) -> frozenset[str]:
+    """`Handles.floats` of an edge program, before it is emitted."""
+    held = [module for _, module in program.graph_module.named_modules()]
+    payloads = [bytes(m.processed_bytes) for m in held if hasattr(m, "processed_bytes")]
+    called = [
+        node.meta[_KEY]
+        for node in program.graph.nodes
+        if node.op == "call_function" and _KEY in node.meta and "::" in _name(node)
+    ]
+    return handles.floats(gm, [op for payload in payloads for op in read_payload(payload)], called)
 
 
 def _operators(gm: Any) -> list[Node]:

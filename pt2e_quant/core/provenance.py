@@ -143,6 +143,31 @@ class FloatRecord:
     is_choice: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloatOperator:
+    """One operator that a lowered program, or a quantized graph, computes in float.
+
+    Attributes:
+        node: its name in the graph; "" where a runtime's program does not name it.
+        operator: as "aten.log"; of a file that was loaded it may be several, as "2 Sigmoid".
+        module: dotted path of the module it belongs to, "" at the root.
+        source: the user's line, "" if unknown.
+        bytes_across: of the float tensors that cross into and out of float here in one inference,
+            at the captured sizes; operators that follow each other in float share their border.
+            None if the file says nothing of it.
+        reason: why it is float.
+        remedy: what would make it integer.
+    """
+
+    node: str
+    operator: str
+    module: str
+    source: str
+    bytes_across: int | None
+    reason: str
+    remedy: str
+
+
 @dataclass(slots=True, kw_only=True)
 class SizeRecord:
     """What one constant of the converted graph takes.
@@ -177,12 +202,14 @@ class SizeRecord:
 class Provenance:
     """The table: quantized tensors, nodes left float, sizes, the passes that ran, their notes.
 
-    `kept` is how much of it the file kept that it was read from.
+    `islands` are the operators that the program of an artifact computes in float; None where no
+    program was looked at. `kept` is how much of it the file kept that it was read from.
     """
 
     quantizer: str = ""
     tensors: list[TensorRecord] = field(default_factory=list)
     floats: list[FloatRecord] = field(default_factory=list)
+    islands: list[FloatOperator] | None = None
     sizes: list[SizeRecord] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -218,6 +245,7 @@ class Provenance:
     def to_json(self, refer: Refer = held_nowhere) -> str:
         """As JSON, for keeping inside a file; `refer` finds numbers that the file has anyway."""
         numbers = NumberWriter(refer)
+        islands = self.islands and to_columns([asdict(r) for r in self.islands], _ISLAND)
         tensors = [numbers.write(asdict(record)) for record in self.tensors]
         return to_text(
             {
@@ -226,6 +254,7 @@ class Provenance:
                 "quantizer": self.quantizer,
                 "tensors": to_columns(tensors, _TENSOR),
                 "floats": to_columns([asdict(r) for r in self.floats], _FLOAT),
+                "islands": islands,
                 "sizes": to_columns([asdict(r) for r in self.sizes], _SIZE),
                 "numbers": numbers.text(),
                 "passes": self.passes,
@@ -250,11 +279,14 @@ class Provenance:
                     fix="pip install -U pt2e-quant" if is_newer else "quantize the model again",
                 )
             numbers = NumberReader(data.pop("numbers"), read)
+            islands = data.pop("islands", None)
             rows = (numbers.row(row) for row in from_columns(data.pop("tensors"), _TENSOR))
             return Provenance(
                 kept=RecordKind(data.pop("kept")),
                 tensors=[TensorRecord(**{**row, "role": Role(row["role"])}) for row in rows],
                 floats=[FloatRecord(**row) for row in from_columns(data.pop("floats"), _FLOAT)],
+                islands=islands
+                and [FloatOperator(**row) for row in from_columns(islands, _ISLAND)],
                 sizes=[SizeRecord(**row) for row in from_columns(data.pop("sizes"), _SIZE)],
                 **data,
             )
@@ -264,6 +296,9 @@ class Provenance:
 
 _TENSOR = TensorRecord(name="", role=Role.INPUT)
 _FLOAT = FloatRecord(node="", op="", module="", reason="")
+_ISLAND = FloatOperator(
+    node="", operator="", module="", source="", bytes_across=0, reason="", remedy=""
+)
 _SIZE = SizeRecord(name="", dtype="", elements=0, size_before=0, size_after=0)
 """What a column says throughout is left out where it is this."""
 
@@ -310,16 +345,18 @@ def choose_record(
 
     Args:
         table: the whole.
-        asked: by the user; None: at most 4 KB and 3 % of the constants.
+        asked: by the user; None: at most 4 KB and 3 % of the constants. The islands are left out
+            first.
         size: the bytes that a table takes in the file.
     """
     if asked is not None:
         return table.kept_as(asked)
     constants = sum(record.size_after + record.qparams for record in table.sizes)
     most = _MOST_BYTES + _MOST_SHARE * constants
-    kinds = tuple(RecordKind) if table.sizes else (RecordKind.FULL,)
-    made = (table.kept_as(kind) for kind in kinds)
-    return next(one for one in made if one.kept is kinds[-1] or size(one) <= most)
+    tables = [table]
+    if table.sizes:
+        tables += [replace(table, islands=None), *map(table.kept_as, tuple(RecordKind)[1:])]
+    return next(one for one in tables if one is tables[-1] or size(one) <= most)
 
 
 def provenance_of(gm: GraphModule) -> Provenance:

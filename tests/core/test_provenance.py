@@ -6,6 +6,7 @@ import pytest
 
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.core.provenance import (
+    FloatOperator,
     FloatRecord,
     Provenance,
     RecordKind,
@@ -59,6 +60,17 @@ def test_kept_as_when_brief_then_names_scales_and_total_sizes_stay():
     assert table.tensors[0].evidence  # the whole table is as it was
 
 
+_ISLAND = FloatOperator(
+    node="silu",
+    operator="aten.silu",
+    module="head",
+    source="model.py:3  silu(x)",
+    bytes_across=None,
+    reason="float only",
+    remedy="another backend",
+)
+
+
 def test_kept_as_when_none_then_only_the_total_size_stays():
     made = _sized(100).kept_as(RecordKind.NONE)
     assert (made.tensors, made.float_bytes) == ([], 800)
@@ -74,6 +86,20 @@ def test_choose_record_when_nothing_is_asked_then_the_most_within_the_bound(brie
     sizes = {RecordKind.FULL: 10000, RecordKind.BRIEF: brief, RecordKind.NONE: 100}
     made = choose_record(_sized(elements), None, lambda table: sizes[table.kept])
     assert made.kept is kind
+
+
+def test_choose_record_when_the_islands_alone_are_too_many_then_the_rest_is_kept():
+    table = _sized(10)
+    table.islands = [_ISLAND]
+    made = choose_record(table, None, lambda one: 1000 if one.islands is None else 10000)
+    assert (made.kept, made.islands) == (RecordKind.FULL, None)
+    assert table.islands == [_ISLAND]
+
+
+@pytest.mark.parametrize("islands", [None, [], [_ISLAND]])
+def test_provenance_when_written_and_read_then_its_islands_are_the_same(islands):
+    made = Provenance(islands=islands)
+    assert Provenance.from_json(made.to_json()) == made
 
 
 def test_choose_record_when_asked_then_size_does_not_matter():

@@ -5,11 +5,7 @@ from operator import getitem
 from typing import Any
 
 import torch
-from executorch.exir import (
-    EdgeCompileConfig,
-    EdgeProgramManager,
-    to_edge_transform_and_lower,
-)
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
@@ -23,29 +19,24 @@ from pt2e_quant.core.errors import UnsupportedError
 CONFIG = EdgeCompileConfig(_check_ir_validity=False)
 
 
-def loop_recurrent(
-    edge: EdgeProgramManager, steps: Mapping[str, Step], constants: dict[str, Tensor]
-) -> EdgeProgramManager:
+def loop_recurrent(program: ExportedProgram, steps: Mapping[str, Step]) -> None:
     """Put a loop in the place of each call of `RecurrentSteps`.
 
     Before:  y, [h, c] = recurrent_steps(gates, [h0, c0], name)
     After:   h, c, y = scan(step, [h0, c0], gates, ()), where step calls the delegate
 
     Args:
-        edge: a lowered program.
+        program: a lowered one, edited in place.
         steps: what a step computes, by name.
-        constants: the program's constant methods.
     """
     if not steps:
-        return edge
-    program = edge.exported_program()
+        return
     gm = program.graph_module
     found = [n for n in gm.graph.nodes if getattr(n.target, "_op", n.target) is RecurrentSteps]
     for node in found:
         _write_loop(program, node, steps[str(node.args[2])])
     gm.graph.eliminate_dead_code()
     gm.recompile()
-    return EdgeProgramManager(program, constants, CONFIG)
 
 
 def _write_loop(program: ExportedProgram, node: Node, step: Step) -> None:

@@ -5,7 +5,7 @@ a module is.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import SymInt, Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.errors import UnsupportedError, module_path, source_line
-from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.core.provenance import FloatOperator, FloatRecord, provenance_of
 from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, is_qdq, is_quantize
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+from pt2e_quant.flow.report.report import FloatRegion, Report
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.subgraphs import copy_graph, named_graphs
@@ -27,31 +28,6 @@ from pt2e_quant.passes.reference.write_integers import write_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FloatOperator:
-    """One operator that computes in float.
-
-    Attributes:
-        node: its name in the graph; "" where a runtime's program does not name it.
-        operator: as "aten.log"; of a file that was loaded it may be several, as "2 Sigmoid".
-        module: dotted path of the module it belongs to, "" at the root.
-        source: the user's line, "" if unknown.
-        bytes_across: of the float tensors that cross into and out of float here in one inference,
-            at the captured sizes; operators that follow each other in float share their border.
-            None if the file says nothing of it.
-        reason: why it is float.
-        remedy: what would make it integer.
-    """
-
-    node: str
-    operator: str
-    module: str
-    source: str
-    bytes_across: int | None
-    reason: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     """What a chip of integers alone could run of a program.
 
@@ -59,10 +35,12 @@ class Audit:
         islands: those that compute in float between the first quantize and the last
             dequantize, in graph order.
         integer_operators: how many operators have an integer form.
+        note: what is not known of them; "" if all is.
     """
 
     islands: tuple[FloatOperator, ...]
     integer_operators: int
+    note: str = ""
 
     @property
     def is_integer_only(self) -> bool:
@@ -88,6 +66,7 @@ class Audit:
             lines.append(f"{name}{place}{across}")
             lines += [f"  source  {operator.source}"] if operator.source else []
             lines += [f"  reason  {operator.reason}", f"  remedy  {operator.remedy}"]
+        lines += [f"note: {self.note}"] if self.note else []
         return "\n".join(lines)
 
 
@@ -156,60 +135,159 @@ def refuse_left_float(gm: GraphModule) -> None:
             )
 
 
-def _of_artifact(artifact: Any) -> Audit:
-    """What the quantizer left float, then what the backend did.
+def record_islands(
+    report: Report, gm: GraphModule, floats: Set[str], left: Sequence[FloatRegion] = ()
+) -> None:
+    """Put what a program computes in float into its report's record, for its file to keep.
 
-    Of an artifact whose graph is known the backend's are operators of the graph; of a file that was
-    loaded, what the file has.
+    Args:
+        report: of the program; its record becomes another one than the graph's.
+        gm: the graph that was lowered.
+        floats: the nodes that the program computes in float.
+        left: what the report will be told of besides its own regions.
     """
-    report = artifact.report
-    found = [_left_float(r.node, r.op, r.module, r.reason, r.fix) for r in report.provenance.floats]
-    known = [] if artifact.quantized is None else _run_in_float(artifact)
-    if known:
-        told = {operator.node for operator in found}
-        found += [operator for operator in known if operator.node not in told]
-    else:
-        found += [_left_float(r.node, r.what, "", r.reason) for r in report.float_regions]
+    told = replace(report, float_regions=[*report.float_regions, *left])
+    found = _in_program(told, gm, floats)
+    report.provenance = replace(report.provenance, islands=found)
+
+
+def _of_artifact(artifact: Any) -> Audit:
+    """What its lowering recorded; else what its graph tells, else its file."""
+    report, gm, note = artifact.report, artifact.quantized, ""
+    found = report.provenance.islands
+    integers = sum(report.integer_ops.values())
+    if found is None and gm is not None:
+        found = _in_program(report, gm, artifact.float_operators(gm))
+    elif found is None:
+        (found, integers), note = artifact.islands_in_file(), _UNRECORDED
+        found = found or [_as_recorded(record) for record in report.provenance.floats]
     if not found:
-        found = [
-            _left_float("", f"{count} {name}", "", f"{report.backend} runs it in float")
-            for name, count in report.float_ops.items()
-            if "quantize" not in name.lower()
-        ]
-    return Audit(islands=tuple(found), integer_operators=sum(report.integer_ops.values()))
+        found = _counted(report)
+    return Audit(islands=tuple(found), integer_operators=integers, note=note)
 
 
-def _run_in_float(artifact: Any) -> list[FloatOperator]:
-    """The operators of an artifact's graph that its program computes in float."""
-    gm, report = artifact.quantized, artifact.report
-    floats = artifact.float_operators(gm)
-    reasons = {region.node: region.reason for region in report.float_regions}
+_UNRECORDED = (
+    "the file keeps no audit, this is what its operators tell, dynamic sizes as in the example "
+    'inputs; lower(..., record="full") keeps reasons, remedies and source lines'
+)
+
+
+def _counted(report: Report) -> list[FloatOperator]:
+    """The operators that a runtime runs in float, where no node is known of them."""
     return [
-        replace(
-            _left_float(
-                node.name,
-                operator_name(node),
-                module_path(node),
-                reasons.get(node.name, f"{report.backend} runs it in float"),
-            ),
-            source=source_line(node),
-            bytes_across=sum(_bytes(n) for n in _borders(node)),
+        FloatOperator(
+            node="",
+            operator=f"{count} {name}",
+            module="",
+            source="",
+            bytes_across=None,
+            reason=f"{report.backend} runs it in float",
+            remedy=OTHER_BACKEND,
         )
-        for node in gm.graph.nodes
-        if node.name in floats and _computes(node) and form_of(node) not in MOVES
+        for name, count in report.float_ops.items()
+        if "quantize" not in name.lower()
     ]
 
 
-def _left_float(node: str, operator: str, module: str, reason: str, fix: str = "") -> FloatOperator:
+def _in_program(report: Report, gm: GraphModule, floats: Set[str]) -> list[FloatOperator]:
+    """What a quantizer left float, and what the program computes in float between q/dq."""
+    left = {record.node: record for record in report.provenance.floats}
+    regions = {region.node: region.reason for region in report.float_regions}
+    graphs = named_graphs(gm)
+    names = {node: g.prefix + node.name for g in graphs for node in g.gm.graph.nodes}
+
+    def why(node: Node) -> tuple[str, str]:
+        record = left.get(names[node])
+        if record is not None:
+            return record.reason, record.fix or f"{_remedy(node)}; and {OTHER_BACKEND}"
+        return regions.get(names[node], f"{report.backend} runs it in float"), OTHER_BACKEND
+
+    found: list[FloatOperator] = []
+    for graph in graphs:
+        known = [
+            node
+            for node in graph.gm.graph.nodes
+            if names[node] in left or (names[node] in floats and form_of(node) not in MOVES)
+        ]
+        found += _islands(filter(_computes, known), why, graph.prefix)
+    # Bodies that were written out have no graph any more.
+    gone = [left[name] for name in left.keys() - set(names.values())]
+    return found + [_as_recorded(r) for r in sorted(gone, key=list(left.values()).index)]
+
+
+def _as_recorded(record: FloatRecord) -> FloatOperator:
+    """What a record says of a node that no graph is known of."""
     return FloatOperator(
-        node=node,
-        operator=operator,
-        module=module,
+        node=record.node,
+        operator=record.op,
+        module=record.module,
         source="",
         bytes_across=None,
-        reason=reason,
-        remedy=fix or "a scheme for it, or a backend that runs it in integers",
+        reason=record.reason,
+        remedy=record.fix or OTHER_BACKEND,
     )
+
+
+OTHER_BACKEND = "a backend that runs it in integers"
+
+
+def _remedy(node: Node) -> str:
+    """What would make an operator that nothing quantizes integer."""
+    if form_of(node) is None:
+        return "write it with operators that have one, or decompose it before prepare"
+    name = operator_name(node)
+    return (
+        "a spec for its inputs and output: pq.IntegerQuantizer(), or "
+        f'quantizer.set_operator("{name}", scheme)'
+    )
+
+
+def _islands(
+    floats: Iterable[Node], why: Callable[[Node], tuple[str, str]], prefix: str
+) -> Iterator[FloatOperator]:
+    """What a graph computes in float, moves of data outside of the quantized part excepted.
+
+    Args:
+        floats: its float operators, in graph order.
+        why: the reason of one, and its remedy.
+        prefix: of its nodes' names.
+    """
+    places = {node: place for place, node in enumerate(floats)}
+    for group in _groups(places):
+        if all(form_of(node) in MOVES for node in group) and _is_at_an_end(group):
+            continue
+        for node in sorted(group, key=places.__getitem__):
+            reason, remedy = why(node)
+            yield FloatOperator(
+                node=prefix + node.name,
+                operator=operator_name(node),
+                module=module_path(node),
+                source=source_line(node),
+                bytes_across=sum(_bytes(n) for n in _borders(node)),
+                reason=reason,
+                remedy=remedy,
+            )
+
+
+def _groups(floats: Iterable[Node]) -> list[list[Node]]:
+    """Float operators that read each other."""
+    group_of: dict[Node, list[Node]] = {}
+    for node in floats:
+        group = [node]
+        for source in node.all_input_nodes:
+            other = group_of.get(source)
+            if other is not None and other is not group:
+                group = other + [n for n in group if n not in other]
+        for member in group:
+            group_of[member] = group
+    return list({id(group): group for group in group_of.values()}.values())
+
+
+def _is_at_an_end(group: list[Node]) -> bool:
+    """Whether values only enter or only leave the program through a group."""
+    reads = any(is_dequantize(source) for n in group for source in n.all_input_nodes)
+    feeds = any(is_quantize(user) for n in group for user in n.users)
+    return not (reads and feeds)
 
 
 class _Written:
@@ -224,44 +302,12 @@ class _Written:
         notes = [note for record in records for note in record.notes]
         self.count = sum(not note.skipped for note in notes)
         self.reasons = {self.operators[note.node]: note.text for note in notes if note.skipped}
-        left = [n for n in self.gm.graph.nodes if n.name in before and _computes(n)]
-        self.floats = dict.fromkeys(left)
+        nodes = self.gm.graph.nodes
+        self.floats = [n for n in nodes if n.name in before and _computes(n)]
 
     def float_operators(self, prefix: str) -> Iterator[FloatOperator]:
         """The operators that are left float, those outside of the quantized part excepted."""
-        for group in self._groups():
-            if all(form_of(node) in MOVES for node in group) and self._is_at_an_end(group):
-                continue
-            for node in sorted(group, key=list(self.floats).index):
-                reason, remedy = self._why(node)
-                yield FloatOperator(
-                    node=prefix + node.name,
-                    operator=operator_name(node),
-                    module=module_path(node),
-                    source=source_line(node),
-                    bytes_across=sum(_bytes(n) for n in _borders(node)),
-                    reason=reason,
-                    remedy=remedy,
-                )
-
-    def _groups(self) -> list[list[Node]]:
-        """Float operators that read each other."""
-        group_of: dict[Node, list[Node]] = {}
-        for node in self.floats:
-            group = [node]
-            for source in node.all_input_nodes:
-                other = group_of.get(source)
-                if other is not None and other is not group:
-                    group = other + [n for n in group if n not in other]
-            for member in group:
-                group_of[member] = group
-        return list({id(group): group for group in group_of.values()}.values())
-
-    def _is_at_an_end(self, group: list[Node]) -> bool:
-        """Whether values only enter or only leave the program through a group."""
-        reads = any(is_dequantize(source) for n in group for source in n.all_input_nodes)
-        feeds = any(is_quantize(user) for n in group for user in n.users)
-        return not (reads and feeds)
+        return _islands(self.floats, self._why, prefix)
 
     def _why(self, node: Node) -> tuple[str, str]:
         if node.target in CHOOSE_QPARAMS_OPS:
@@ -274,12 +320,9 @@ class _Written:
             why = WITHOUT_FORM.get(node.target) if callable(node.target) else None
             return (
                 f"{name} has no integer form" + (f": {why}" if why else ""),
-                "write it with operators that have one, or decompose it before prepare",
+                _remedy(node),
             )
-        return (
-            "its inputs or its result are not quantized",
-            f'a spec for its inputs and output: quantizer.set_operator("{name}", scheme)',
-        )
+        return "its inputs or its result are not quantized", _remedy(node)
 
 
 def _borders(node: Node) -> list[Node]:

@@ -127,7 +127,7 @@ def test_audit_when_run_then_the_graph_is_not_touched():
     [
         ("onnx", "onnxruntime", functional.tanh, "aten.tanh"),
         ("xnnpack", "executorch", functional.silu, "aten.silu"),
-        ("cpu", "torch", functional.tanh, "tanh"),
+        ("cpu", "torch", functional.tanh, "aten.tanh"),
     ],
 )
 def test_audit_when_a_runtime_computes_a_function_in_float_then_its_artifact_has_a_float_operator(
@@ -146,8 +146,105 @@ def test_audit_when_a_runtime_computes_a_function_in_float_then_its_artifact_has
     found = audit(get(backend).lower(quantized, verify=False, strict=False))
     assert not found.is_integer_only
     assert operator in str(found)
-    if backend == "cpu":  # its report counts operators
-        return
     (island,) = found.islands
     assert "test_audit.py" in island.source
     assert island.bytes_across == 2 * 2 * 16 * 4  # float32 in, float32 out
+
+
+class Gate(nn.Module):
+    """A function that backends leave float, and one without an integer form, in a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3)
+        self.head = nn.Sequential(nn.Linear(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.silu(self.conv(x)).mean((2, 3))
+        return self.head(torch.cumsum(torch.softmax(y, -1), 1))
+
+
+def lowered_gate(backend, **options):
+    torch.manual_seed(3)
+    x = torch.randn(2, 3, 8, 8)
+    program = export(Gate().eval(), (x,), dynamic_shapes={"x": {0: torch.export.Dim("b", max=8)}})
+    quantizer = get(backend).quantizer("int8")
+    prepared = pq.prepare_pt2e(program, quantizer)
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False))
+    return quantized, get(backend).lower(quantized, verify=False, **options)
+
+
+def reloaded(backend, artifact, folder):
+    path = folder / "file"
+    artifact.save(path)
+    return get(backend).load(path)
+
+
+BACKENDS = [("onnx", "onnxruntime"), ("xnnpack", "executorch"), ("cpu", "torch")]
+
+
+@pytest.mark.parametrize(("backend", "package"), BACKENDS)
+def test_audit_when_an_artifact_is_loaded_then_it_is_that_of_the_artifact(
+    backend, package, tmp_path
+):
+    pytest.importorskip(package)
+    quantized, artifact = lowered_gate(backend, record="full")
+    found = audit(artifact)
+    rows = {island.operator: island for island in found.islands}
+    assert all("test_audit.py" in island.source for island in found.islands)
+    if backend != "cpu":  # there the machine's speed decides what is quantized
+        assert rows["aten.cumsum"].bytes_across == 2 * 16 * 4
+    assert "operators that have one" in rows["aten.cumsum"].remedy
+    assert rows["aten.softmax"].bytes_across == 0  # inside of a float region
+    assert audit(reloaded(backend, artifact, tmp_path)) == found
+    # Of an operator without a form the graph's audit advises the same.
+    (same,) = (i for i in audit(quantized).islands if i.operator == "aten.cumsum")
+    assert same.remedy in rows["aten.cumsum"].remedy
+    assert same.source == rows["aten.cumsum"].source
+
+
+@pytest.mark.parametrize("record", ["brief", "none"])
+def test_audit_when_an_onnx_file_keeps_no_record_then_its_borders_are_of_the_examples_size(
+    record, tmp_path
+):
+    pytest.importorskip("onnxruntime")
+    _, artifact = lowered_gate("onnx", record=record)
+    found = audit(reloaded("onnx", artifact, tmp_path))
+    rows = {island.operator: island.bytes_across for island in found.islands}
+    convolved, pooled = 2 * 16 * 6 * 6 * 4, 2 * 16 * 4  # float32, the example has two images
+    assert rows == {
+        "Sigmoid": convolved,
+        "Mul": convolved,
+        "ReduceMean": 0,
+        "Softmax": 0,
+        "CumSum": pooled,
+    }
+    assert found.integer_operators == audit(artifact).integer_operators
+    assert 'record="full"' in str(found)
+
+
+def test_audit_when_a_pte_keeps_no_record_then_counts_and_says_so(tmp_path):
+    pytest.importorskip("executorch")
+    _, artifact = lowered_gate("xnnpack", record="brief")
+    found = audit(reloaded("xnnpack", artifact, tmp_path))
+    assert any("Softmax" in island.operator for island in found.islands)
+    assert all(island.bytes_across is None for island in found.islands)
+    assert 'record="full"' in found.note
+    assert audit(artifact).note == ""
+
+
+def test_audit_when_a_pass_puts_a_factor_behind_an_integer_product_then_the_product_is_no_island():
+    pytest.importorskip("executorch")
+    torch.manual_seed(0)
+    model = nn.Linear(16, 8)
+    with torch.no_grad():
+        model.weight[3] *= 100.0  # an outlier channel
+    quantizer = get("xnnpack").quantizer("int8")
+    x = torch.randn(64, 16)
+    prepared = pq.prepare_pt2e(export(model.eval(), (x,)), quantizer)
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False))
+    operators = [str(node.target) for node in quantized.graph.nodes]
+    assert "aten.mul.Tensor" in operators
+    artifact = get("xnnpack").lower(quantized, verify=False)
+    assert artifact.report.integer_ops["FullyConnected"] == 1
+    assert [island.operator for island in audit(artifact).islands] == ["aten.mul"]
