@@ -174,6 +174,15 @@ def searchsorted(
     return below.to(torch.int64).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
+def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """How many values fall into each of `bins` ranges of one width; those outside count nowhere."""
+    if min >= max:
+        raise NotImplementedError("ranges between the least and the greatest value")
+    place = ((x.flatten() - min) * (bins / (max - min))).floor()
+    place = torch.where(x.flatten() == max, float(bins - 1), place)
+    return (place == torch.arange(bins).unsqueeze(-1)).to(x.dtype).sum(-1)
+
+
 def bucketize(
     x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:

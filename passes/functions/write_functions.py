@@ -22,6 +22,8 @@ from pt2e_quant.passes.functions import elementwise, resize, rows, sizes_of_run_
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__lshift__.Scalar": elementwise.shift_left,
     "aten.__rshift__.Scalar": elementwise.shift_right,
+    "aten._is_all_true.default": torch.all,
+    "aten._is_any_true.default": torch.any,
     "aten._trilinear.default": rows.trilinear,
     "aten.addcmul.default": elementwise.add_product,
     "aten.adaptive_avg_pool1d.default": sizes_of_run_time.adaptive_avg_pool,
@@ -67,6 +69,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.fmax.default": elementwise.fmax,
     "aten.fmin.default": elementwise.fmin,
     "aten.grid_sampler_3d.default": resize.sample_volumes,
+    "aten.histc.default": rows.histc,
     "aten.hypot.default": elementwise.hypot,
     "aten.i0.default": lambda x: elementwise.scaled_bessel(x, 0) * torch.exp(x.abs()),
     "aten.index_put.default": rows.index_put,
