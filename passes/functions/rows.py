@@ -190,16 +190,21 @@ def bucketize(
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 
 
-def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor]:
-    """The greatest value of each window; not where it stands."""
+def adaptive_max_pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The greatest value of each window, and where in the image the first of it stands."""
     if not all(isinstance(count, int) for count in output_size):
         raise NotImplementedError("a dynamic number of windows")
-    for dim, count in enumerate(output_size, start=-len(output_size)):
+    sizes = x.shape[-len(output_size) :]
+    places = torch.arange(math.prod(sizes)).reshape(sizes).expand_as(x)
+    for dim, count in zip(range(-1, -len(sizes) - 1, -1), reversed(output_size), strict=True):
         size = x.shape[dim]
         # Of a dynamic size, runtimes may round quotients of negative numbers towards zero.
         ends = [(at * size // count, ((at + 1) * size + count - 1) // count) for at in range(count)]
-        x = torch.cat([x.narrow(dim, a, b - a).amax(dim, keepdim=True) for a, b in ends], dim)
-    return (x,)
+        parts = [(x.narrow(dim, a, b - a), places.narrow(dim, a, b - a)) for a, b in ends]
+        x = torch.cat([values.amax(dim, keepdim=True) for values, _ in parts], dim)
+        first = [at.gather(dim, v.argmax(dim, keepdim=True)) for v, at in parts]
+        places = torch.cat(first, dim)
+    return x, places
 
 
 def sizes_at_one(

@@ -1,11 +1,12 @@
 """Write functions that a runtime lacks with operators that it has."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -17,9 +18,60 @@ from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.graph.subgraphs import named_graphs
-from pt2e_quant.passes.functions import elementwise, resize, rows, sizes_of_run_time
+from pt2e_quant.passes.functions import (
+    elementwise,
+    matrices,
+    resize,
+    rotations,
+    rows,
+    sizes_of_run_time,
+)
 
+
+def _overloads(names: Iterable[str]) -> Iterator[OpOverload]:
+    packets = (getattr(torch.ops.aten, name) for name in names)
+    return (getattr(packet, form) for packet in packets for form in packet.overloads())
+
+
+_MATRICES: Mapping[str, Callable[..., rows.Results]] = {
+    "aten._linalg_det.default": matrices.determinant,
+    "aten._linalg_eigh.default": rotations.eigh,
+    "aten._linalg_slogdet.default": matrices.sign_and_log,
+    "aten._linalg_solve_ex.default": matrices.solve_ex,
+    "aten._linalg_svd.default": rotations.svd,
+    "aten.cholesky.default": matrices.cholesky,
+    "aten.cholesky_inverse.default": matrices.cholesky_inverse,
+    "aten.cholesky_solve.default": matrices.cholesky_solve,
+    "aten.linalg_cholesky_ex.default": matrices.cholesky_ex,
+    "aten.linalg_inv_ex.default": matrices.inverse_ex,
+    "aten.linalg_lu.default": matrices.lu,
+    "aten.linalg_lu_factor_ex.default": matrices.lu_factor,
+    "aten.linalg_lu_solve.default": matrices.lu_solve,
+    "aten.linalg_matrix_exp.default": matrices.exponential,
+    "aten.linalg_pinv.atol_rtol_float": rotations.pinv,
+    "aten.linalg_pinv.atol_rtol_tensor": rotations.pinv,
+    "aten.linalg_qr.default": matrices.qr,
+    "aten.linalg_solve_triangular.default": matrices.solve_triangular,
+    "aten.lu_unpack.default": matrices.lu_unpack,
+    "aten.triangular_solve.default": matrices.triangular_solve,
+}
+"""Those that torch's decompositions leave."""
+_COMPOSED = (
+    *("_lu_with_info", "linalg_cholesky", "linalg_cond", "linalg_det", "linalg_eigh"),
+    *("linalg_eigvalsh", "linalg_inv", "linalg_lu_factor", "linalg_matrix_norm"),
+    *("linalg_matrix_power", "linalg_matrix_rank", "linalg_norm"),
+    *("linalg_slogdet", "linalg_solve", "linalg_solve_ex", "linalg_svd", "linalg_svdvals"),
+    *("linalg_tensorinv", "linalg_tensorsolve", "logdet", "lu_solve", "matrix_exp", "pinverse"),
+    *("qr", "svd"),
+)
+"""Those that torch makes of others."""
+OF_MATRICES: Mapping[str, Callable[..., rows.Results]] = {
+    **_MATRICES,
+    **{str(form): form for form in _overloads(_COMPOSED)},
+}
+"""Functions of matrices, by operator with its overload."""
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
+    **OF_MATRICES,
     "aten.__lshift__.Scalar": elementwise.shift_left,
     "aten.__rshift__.Scalar": elementwise.shift_right,
     "aten._is_all_true.default": torch.all,
@@ -117,6 +169,14 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "transformers.grouped_mm_fallback.default": sizes_of_run_time.grouped_product,
 }
 """By operator with its overload."""
+
+
+_LEAVES = {
+    form: _MATRICES[str(form)]
+    for form in _overloads(name.split(".")[1] for name in _MATRICES)
+    if str(form) in _MATRICES
+}
+"""What `torch.export`'s decompositions leave."""
 
 
 def write_functions(
@@ -220,7 +280,7 @@ def trace_before(
     Returns:
         The results; None where the function cannot be written, or they do not fit.
     """
-    table: Any = {} if is_canonical else torch.export.default_decompositions()
+    table: Any = {} if is_canonical else {**torch.export.default_decompositions(), **_LEAVES}
     values = [n.meta["val"] for n in inputs]
     try:
         with next(v.fake_mode for v in values if isinstance(v, FakeTensor)):
@@ -238,7 +298,7 @@ def trace_before(
     for inner in traced.graph.nodes:
         if inner.op == "placeholder":
             made[inner] = next(given)
-        elif inner.op == "call_function":
+        elif inner.op == "call_function" and "val" in inner.meta:  # checks have none
             with gm.graph.inserting_before(node):
                 args: Any = map_arg(inner.args, lambda n: made[n])
                 kwargs: Any = map_arg(inner.kwargs, lambda n: made[n])

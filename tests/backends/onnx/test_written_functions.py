@@ -10,6 +10,12 @@ import pt2e_quant as pq
 from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 
+
+def _matrices(x):
+    """[batch, 2, 2], far from ones without an inverse."""
+    return x[:, :4].unflatten(1, (2, 2)).tanh() + 3.0 * torch.eye(2)
+
+
 FUNCTIONS = {
     "hypot": lambda x, y: torch.hypot(x, y),
     "copysign": lambda x, y: torch.copysign(x, y),
@@ -65,6 +71,12 @@ FUNCTIONS = {
     ),
     "quotient of zeros": lambda x, y: (x * 0.0) / ((x * 0.0).sum(-1, keepdim=True) + 1e-8) + x + y,
     "norm of zeros": lambda x, y: F.rms_norm(x * 0.0, (6,), eps=1e-9) + x + y,
+    "inverse": lambda x, y: torch.linalg.inv(_matrices(x)).sum((-2, -1)).unsqueeze(-1) + y,
+    "determinant": lambda x, y: _matrices(x).det().unsqueeze(-1) + y,
+    "triangle": lambda x, y: (
+        torch.linalg.cholesky(_matrices(x) @ _matrices(x).mT).sum(-1).sum(-1, keepdim=True) + y
+    ),
+    "matrix exponential": lambda x, y: torch.matrix_exp(_matrices(x)).flatten(1)[:, :1] + y,
     "cdist": lambda x, y: torch.cdist(x, y.clamp(-10, 10)),
     "cdist of 1": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=1.0),
     "cdist of 3": lambda x, y: torch.cdist(x, y.clamp(-10, 10), p=3.0),
@@ -132,6 +144,9 @@ def test_function_when_its_operator_is_inexact_then_written_with_others(function
 
 
 IMAGES = {
+    "places of adaptive maxima": lambda x, w: (
+        F.adaptive_max_pool2d(x, (3, 2), return_indices=True)[1] * 1.0
+    ),
     "adaptive maxima": lambda x, w: F.adaptive_max_pool2d(x, (3, 2)),
     "an anti-aliased resize": lambda x, w: F.interpolate(
         x, size=(5, 4), mode="bilinear", antialias=True

@@ -39,6 +39,11 @@ def _lowered(*functions):  # type: ignore[no-untyped-def]
     )
 
 
+def _matrices(h: Tensor) -> Tensor:
+    """[rows, 3, 3], far from ones without an inverse."""
+    return h.unflatten(-1, (3, 3)).tanh() + 4.0 * torch.eye(3)
+
+
 WRITTEN = {
     "unary": [
         torch.angle,
@@ -56,6 +61,11 @@ WRITTEN = {
         lambda h: torch.erfinv(h.tanh() * 0.9),
         lambda h: torch.round(h, decimals=1),
         lambda h: torch.special.ndtri(h.sigmoid()),
+    ],
+    "matrices": [
+        lambda h: torch.linalg.inv(_matrices(h)),
+        lambda h: torch.linalg.det(_matrices(h)),
+        lambda h: torch.linalg.cholesky(_matrices(h) @ _matrices(h).mT),
     ],
     "binary": [
         lambda h: torch.copysign(h, h.roll(1, -1)),
