@@ -24,6 +24,7 @@ from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.sample import Sample, sqnr_db
 from pt2e_quant.graph.alias import roots, writes
+from pt2e_quant.graph.ops import NORMS, is_call
 
 MOST_LOWERINGS = 16
 """So many cut graphs are lowered at most: a chain of 4000 values takes 12, and a few are for
@@ -221,7 +222,9 @@ class _Search:
         assert verdict is not None
         figure = f"{verdict.ratio_db:.1f} dB"
         inside = [node for node in operators(self.gm) if node in inner]
-        node = inside[0] if inside else bad
+        # Of a few operators, a difference of large sums loses more digits than a sum or a product.
+        norms = [node for node in inside if is_call(node, NORMS)]
+        node = next(iter(norms or inside), bad)
         if borders and self._own_ratio_db(bad, borders, verdict.value) >= self.bound_db:
             return FirstApart(
                 text=f"no single operator is apart: differences add up, past the bound at "

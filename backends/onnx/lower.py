@@ -217,6 +217,7 @@ _HAS = (
     *("aten.__rshift__.Scalar", "aten.angle.default"),
     *("aten.celu.default", "aten.elu.default", "aten.selu.default"),
     *("aten.erfc.default", "aten.exp2.default", "aten.ldexp.Tensor"),
+    "aten.layer_norm.default",
     *("aten.remainder.Scalar", "aten.remainder.Tensor"),
     *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),
 )

@@ -14,11 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from executorch.backends.xnnpack import serialization
 from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import XNNHeader
 from executorch.exir._serialize._flatbuffer import _flatc_decompile
 from executorch.exir._serialize._program import deserialize_pte_binary
-from executorch.exir.schema import DelegateCall, ExecutionPlan, KernelCall, Program, Tensor
+from executorch.exir.schema import (
+    DelegateCall,
+    ExecutionPlan,
+    KernelCall,
+    Operator,
+    Program,
+    Tensor,
+)
+from torch import TensorType
 
 FLOAT = "fp32"
 """The dtype name of a float tensor in the payload; integers are qint8, qcint8, qint32, …"""
@@ -83,6 +92,8 @@ class ProgramContents:
         kernels: ExecuTorch operators outside of the delegates, with how often they are called.
         input_sizes: the largest sizes of each tensor that it takes, in order.
         overloads: of the kernels, as the runtime's registry names them ("aten::round.out").
+        mistyped: those that a call gives something else for a tensor, at which the runtime ends
+            the process.
         places: of the delegates: chain, and instruction of the chain.
     """
 
@@ -90,6 +101,7 @@ class ProgramContents:
     kernels: Counter[str]
     input_sizes: tuple[tuple[int, ...], ...] = ()
     overloads: frozenset[str] = frozenset()
+    mistyped: frozenset[str] = frozenset()
     places: tuple[tuple[int, int], ...] = ()
 
     def ops(self) -> list[DelegateOp]:
@@ -135,6 +147,7 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
     plan = _plan(program, method)
     kernels: Counter[str] = Counter()
     overloads: set[str] = set()
+    mistyped: set[str] = set()
     called: dict[tuple[int, int], int] = {}
     for number, chain in enumerate(plan.chains):
         for place, instruction in enumerate(chain.instructions):
@@ -142,7 +155,9 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
             if isinstance(call, KernelCall):
                 op = plan.operators[call.op_index]
                 kernels[op.name.replace("::", ".")] += 1
-                overloads.add(f"{op.name}.{op.overload}".removesuffix("."))
+                overloads.add(name := f"{op.name}.{op.overload}".removesuffix("."))
+                if not _fits(call, op, plan):
+                    mistyped.add(name)
             elif isinstance(call, DelegateCall):
                 called[number, place] = call.delegate_index
     data = [plan.delegates[i].processed.index for i in called.values()]
@@ -153,8 +168,20 @@ def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
         kernels=kernels,
         input_sizes=tuple(tuple(v.sizes) for v in inputs if isinstance(v, Tensor)),
         overloads=frozenset(overloads),
+        mistyped=frozenset(mistyped),
         places=tuple(called),
     )
+
+
+def _fits(call: KernelCall, op: Operator, plan: ExecutionPlan) -> bool:
+    """Whether a call gives a tensor wherever its kernel takes one, if torch knows the kernel."""
+    try:
+        schema = torch._C._get_schema(op.name, op.overload)
+    except RuntimeError:  # ExecuTorch's own, which looks at its arguments
+        return True
+    given = zip(schema.arguments, call.args, strict=False)
+    tensors = [plan.values[at].val for taken, at in given if isinstance(taken.type, TensorType)]
+    return all(isinstance(value, Tensor) for value in tensors)
 
 
 def read_written_inputs(pte: bytes, method: str = "forward") -> tuple[int, ...]:

@@ -13,12 +13,12 @@ from executorch.exir import (
     ExecutorchBackendConfig,
     to_edge_transform_and_lower,
 )
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.accelerate.share_constants import share_constants
 from pt2e_quant.backends.name_refused import named_refusals
-from pt2e_quant.backends.target.float_retries import Leave
+from pt2e_quant.backends.target.float_retries import Leave, leave_of
 from pt2e_quant.backends.target.leave_slower import slower_regions
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, RuntimeOptions, in_float32
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
@@ -107,6 +107,7 @@ from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of
 from pt2e_quant.flow.reexport import export_again
 from pt2e_quant.flow.report.audit import record_islands
 from pt2e_quant.flow.report.report import FloatRegion, Report
+from pt2e_quant.graph.ops import LAYER_NORM, is_call
 from pt2e_quant.graph.pipeline import GraphPass, PassRecord, PassResult, graph_pass, run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
@@ -118,7 +119,7 @@ from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as
 from pt2e_quant.passes.cleanup.unroll_loops import has_loops, unroll_loops
 from pt2e_quant.passes.functions.write_complex import write_complex
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, OF_MATRICES
-from pt2e_quant.passes.functions.write_functions import write_functions as write_matrices
+from pt2e_quant.passes.functions.write_functions import write_functions as write_canonical
 from pt2e_quant.passes.mutation.functionalize_state import functionalize_state
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
@@ -139,13 +140,18 @@ class Options(RuntimeOptions):
     max_sizes: MaxSizes = field(default_factory=dict)
 
 
+def _is_left_norm(node: Node) -> bool:
+    """Whether ExecuTorch's kernel of a layer norm was too far from the graph."""
+    return is_call(node, LAYER_NORM) and leave_of(node) is Leave.DELEGATE
+
+
 def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     """The pipeline from canonical graph to the graph that is exported for ExecuTorch."""
     return (
         unpack_weights,
         write_complex(has_complex_kernel),
         # Their checks are effects, which ExecuTorch cannot take.
-        write_matrices(FUNCTIONS.keys() - OF_MATRICES.keys()),
+        write_canonical(FUNCTIONS.keys() - OF_MATRICES.keys(), _is_left_norm),
         roots_of_sizes,
         widen_scales,
         decompose_caches(has_casts=False),
@@ -233,7 +239,8 @@ def _emit(job: Job[Options]) -> Draft:
         pte, handles = _to_pte(work, gm, partial(pack, scales=()))
     artifact = XnnpackArtifact(pte, capture, report, handles)
     with named_refusals(gm, lambda part: _try_part(part, options)):
-        refuse_missing_kernels(gm, artifact.contents().overloads)
+        contents = artifact.contents()
+        refuse_missing_kernels(gm, contents.overloads, contents.mistyped)
         load_program(pte).load_method("forward")
     _describe(artifact, gm)
     return Draft(
@@ -291,7 +298,8 @@ def _try_part(part: GraphModule, options: Options) -> None:
     run_passes(work, lowering_passes(portable_only=options.portable_only))
     constants, _ = pack_metadata(capture_of(work), provenance_of(part), ())
     pte, _ = _to_pte(work, part, lambda _: constants)
-    refuse_missing_kernels(part, read_contents(pte).overloads)
+    contents = read_contents(pte)
+    refuse_missing_kernels(part, contents.overloads, contents.mistyped)
     load_program(pte).load_method("forward")
 
 

@@ -5,6 +5,7 @@ Float ones are rounded to 16 bits: two integer products in place of a float one.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from pt2e_quant.core.schemes import INT8_WEIGHT
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import CONSTANT_BIAS
 from pt2e_quant.graph.pattern import Match, one_of
+from pt2e_quant.graph.views import may_be_zero
+from pt2e_quant.graph.views import sizes_of as sizes_as_arguments
 from pt2e_quant.kernels.cost import Cost, moved_bytes
 from pt2e_quant.kernels.epilogue.read_graph import epilogue_arguments
 from pt2e_quant.kernels.int8_linear import op as unit
@@ -81,10 +84,24 @@ def build(site: Site) -> Node:
     )
     if found.added is None:
         alone = (*head, found.bias, *result.described, *result.unary)
-        return finish(site, QLinear, alone, result, shape_class(site.match))
+        made = finish(site, QLinear, alone, result, shape_class(site.match))
+        return _shaped(site, made, x)
     summand = (FLOAT.scale, FLOAT.zero_point, "add", 1.0)
     args = (*head, found.added, found.bias, *result.described, *summand, *result.unary)
-    return finish(site, LinearSum, args, result, shape_class(site.match))
+    return _shaped(site, finish(site, LinearSum, args, result, shape_class(site.match)), x)
+
+
+def _shaped(site: Site, made: Node, x: Node) -> Node:
+    """Give a result its shape where it may come to have no elements.
+
+    oneDNN's product of torch 2.13 gives a matrix without rows then, whatever the dimensions.
+    """
+    sizes = x.meta["val"].shape[:-1]
+    if len(sizes) == 1 or not any(map(may_be_zero, sizes)):
+        return made
+    place: dict[str, Any] = {"like": site.match.anchor, "before": site.place}
+    shape = [*sizes_as_arguments(x, site.editor, **place)[:-1], made.meta["val"].shape[-1]]
+    return site.editor.call(aten.reshape.default, made, shape, val=made.meta["val"], **place)
 
 
 def _zeros(scale: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Functions of single elements, in terms of operators that every runtime has."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -286,10 +286,30 @@ def shift_right(x: Tensor, places: int) -> Tensor:
 
 
 def power(x: Tensor, exponent: Any) -> Tensor:
-    """A power with a dynamic size; runtimes take those with numbers."""
+    """A power of booleans, or with a dynamic size; runtimes take others with numbers."""
+    if x.dtype is torch.bool:
+        return torch.pow(x.to(torch.result_type(x, exponent)), exponent)
     if isinstance(exponent, (int, float)):
         raise NotImplementedError("a number, which runtimes take")
     return torch.pow(x, torch.scalar_tensor(exponent, dtype=x.dtype))
+
+
+def floor_quotient(x: Any, y: Any) -> Tensor:
+    """Of booleans, which count as 0 and 1."""
+    if not isinstance(x, Tensor) or x.dtype is not torch.bool:
+        raise NotImplementedError("not of booleans")
+    return torch.floor_divide(x.to(torch.result_type(x, y)), y)
+
+
+def truth_of_bytes(reduce: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`any` or `all` of uint8, which torch gives as uint8 and runtimes as booleans."""
+
+    def call(x: Tensor, *args: Any) -> Tensor:
+        if x.dtype is not torch.uint8:
+            raise NotImplementedError("not of bytes")
+        return reduce(x != 0, *args).to(torch.uint8)
+
+    return call
 
 
 def add_product(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:

@@ -30,11 +30,17 @@ def known_size(x: Tensor, dim: int) -> int:
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """In order along a dimension."""
+    """In order along a dimension, equal values in the order in which they stand."""
     if not x.dim():
         raise NotImplementedError("no dimension")
-    values, indices = torch.topk(x, x.shape[dim], dim, largest=descending, sorted=True)
-    return values, indices
+    size = x.shape[dim]
+    values, indices = torch.topk(x, size, dim, largest=descending, sorted=True)
+    # Runtimes order equal values in ways of their own. The indices are sorted once more, within
+    # each run of equal values: behind the number of the run.
+    before = values.index_select(dim, (torch.arange(size) - 1).clamp(min=0))
+    runs = (values != before).to(torch.int64).cumsum(dim) * size
+    within, _ = torch.topk(runs + indices, size, dim, largest=False, sorted=True)
+    return values, within - runs
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:

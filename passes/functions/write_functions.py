@@ -21,6 +21,7 @@ from pt2e_quant.graph.subgraphs import named_graphs
 from pt2e_quant.passes.functions import (
     elementwise,
     matrices,
+    norms,
     resize,
     rotations,
     rows,
@@ -93,7 +94,15 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.cdist.default": rows.cdist,
     "aten.celu.default": elementwise.celu,
     "aten.pdist.default": rows.pdist,
+    **{
+        f"aten.{name}.{overload}": elementwise.truth_of_bytes(getattr(torch, name))
+        for name in ("all", "any")
+        for overload in ("default", "dim", "dims")
+    },
     "aten.angle.default": elementwise.angle,
+    "aten.argsort.stable": lambda x, *, stable, dim=-1, descending=False: rows.sort(
+        x, dim, descending
+    )[1],
     "aten.atan2.default": elementwise.atan2,
     "aten.binary_cross_entropy_with_logits.default": elementwise.binary_cross_entropy_with_logits,
     "aten.bucketize.Tensor": rows.bucketize,
@@ -118,6 +127,8 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.erfinv.default": elementwise.erfinv,
     "aten.exp2.default": lambda x: torch.exp(x * math.log(2.0)),
     "aten.expm1.default": elementwise.expm1,
+    "aten.floor_divide.Scalar": elementwise.floor_quotient,
+    "aten.floor_divide.default": elementwise.floor_quotient,
     "aten.fmax.default": elementwise.fmax,
     "aten.fmin.default": elementwise.fmin,
     "aten.grid_sampler_3d.default": resize.sample_volumes,
@@ -126,6 +137,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.i0.default": lambda x: elementwise.scaled_bessel(x, 0) * torch.exp(x.abs()),
     "aten.index_put.default": rows.index_put,
     "aten.kthvalue.default": rows.kthvalue,
+    "aten.layer_norm.default": norms.layer_norm,
     "aten.ldexp.Tensor": lambda x, y: x * torch.pow(2.0, y),
     "aten.lgamma.default": elementwise.lgamma,
     "aten.log1p.default": elementwise.log1p,

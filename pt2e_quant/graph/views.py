@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch.fx import Node
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import fake_value
@@ -76,6 +77,21 @@ def sizes_of(value: Node, editor: Editor, *, like: Node, before: Node) -> list[A
     for i in symbolic:
         shape[i] = editor.call(aten.sym_size.int, value, i, like=like, before=before, val=shape[i])
     return shape
+
+
+def may_be_zero(size: int | SymInt) -> bool:
+    """Whether a size is 0 for some size of the inputs, which are 1 or more.
+
+    torch traces dynamic sizes from 2; its programs take 1 as well.
+    """
+    if isinstance(size, int):
+        return size == 0
+    env = size.node.shape_env
+    ranges = {
+        symbol: ValueRanges(1, limits.upper) if 1 < limits.lower <= 2 else limits
+        for symbol, limits in env.var_to_range.items()
+    }
+    return bool(bound_sympy(size.node.expr, ranges).lower <= 0)
 
 
 def can_write_through(view: Node) -> bool:

@@ -15,6 +15,7 @@ import torch
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.emit._emitter import EValue, Instruction, Int, KernelCall, _Emitter
 from executorch.exir.passes.scalar_to_tensor_pass import ScalarToTensorPass
+from executorch.exir.passes.sym_to_tensor_pass import SymToTensorPass
 from executorch.runtime import Runtime
 from torch import Tensor
 from torch._ops import OpOverload
@@ -67,18 +68,21 @@ def refuse_loops(gm: GraphModule) -> None:
             )
 
 
-def refuse_missing_kernels(gm: GraphModule, overloads: Iterable[str]) -> None:
+def refuse_missing_kernels(
+    gm: GraphModule, overloads: Iterable[str], mistyped: Iterable[str] = ()
+) -> None:
     """Stop at operators outside of the delegate that the runtime at hand has no kernel for.
 
     Args:
         gm: the canonical graph, to name the line.
         overloads: "namespace::operator.overload" of the program's own calls.
+        mistyped: those that a call gives a number for a tensor: no kernel takes that.
 
     Raises:
         UnsupportedError: naming the first.
     """
     known = set(Runtime.get().operator_registry.operator_names)
-    for name in sorted(set(overloads) - known):
+    for name in sorted({*(set(overloads) - known), *mistyped}):
         raise _no_kernel(gm, name)
 
 
@@ -186,8 +190,10 @@ def write_functions(gm: GraphModule) -> EdgeResult:
             changed = True
     if not changed:
         return EdgeResult(gm, False)
-    # The delegate takes no numbers as operands.
-    return EdgeResult(ScalarToTensorPass()(gm).graph_module, True)
+    # The delegate takes no numbers as operands, and a kernel that is given one for a tensor stops
+    # the process.
+    gm = ScalarToTensorPass()(gm).graph_module
+    return EdgeResult(SymToTensorPass()(gm).graph_module, True)
 
 
 def _edge_name(node: Node) -> str:

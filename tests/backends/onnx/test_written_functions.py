@@ -209,3 +209,34 @@ def test_function_when_onnx_has_none_then_refused_with_its_node(function, node, 
         )
     assert error.value.node_name == node
     assert "test_written_functions.py" in str(error.value)
+
+
+BYTES_AND_BOOLEANS = {
+    "any of bytes": lambda x: (x.abs() * 2).to(torch.uint8).any(-1),
+    "all of bytes": lambda x: (x.abs() * 2).to(torch.uint8).all(),
+    "quotient of booleans": lambda x: (x > 0) // 2,
+    "power of booleans": lambda x: (x > 0) ** 2,
+    "stable order": lambda x: torch.argsort(x.relu().round(), dim=0, descending=True, stable=True),
+}
+
+
+class Beside(nn.Module):
+    """A linear, and a function of its input as a second result."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: Tensor):
+        return self.linear(x), self.function(x)
+
+
+@pytest.mark.parametrize("name", BYTES_AND_BOOLEANS)
+def test_function_of_bytes_or_booleans_when_lowered_then_torch_s_values_and_dtype(name):
+    torch.manual_seed(0)
+    data = [torch.randn(4, 8) for _ in range(2)]
+    model = Beside(BYTES_AND_BOOLEANS[name]).eval()
+    artifact = pq.quantize(model, (data[0],), calibration_data=data, backend="onnx", progress=False)
+    expected, found = model(data[1])[1], artifact.run(data[1])[1]
+    assert found.dtype is expected.dtype
+    assert torch.equal(found, expected)

@@ -63,6 +63,33 @@ def test_refuse_missing_kernels_when_another_overload_has_one_then_refused():
     assert raised.value.node_name == "round_1"
 
 
+def test_refuse_missing_kernels_when_a_number_is_given_for_a_tensor_then_refused():
+    ep = torch.export.export(Behind(lambda x: x * 2), (torch.ones(2, 8),))
+    with pytest.raises(UnsupportedError, match=r"no kernel for aten::mul\.out") as raised:
+        refuse_missing_kernels(ep.module(), ["aten::mul.out"], ["aten::mul.out"])
+    assert raised.value.node_name == "mul"
+
+
+def test_remainder_when_by_a_dynamic_size_then_torch_s_values():
+    """Its kernel would be given the size for a tensor, at which the runtime ends the process."""
+
+    class Places(nn.Module):
+        def forward(self, x: Tensor):
+            return x.relu(), torch.arange(8) % x.shape[0]
+
+    batch = torch.export.Dim("batch", min=1, max=16)
+    artifact = pq.quantize(
+        Places().eval(),
+        (torch.randn(4, 8),),
+        calibration_data=[torch.randn(4, 8)],
+        dynamic_shapes={"x": {0: batch}},
+        backend="xnnpack",
+        progress=False,
+    )
+    for rows in (4, 1, 16, 3):
+        assert torch.equal(artifact.run(torch.randn(rows, 8))[1], torch.arange(8) % rows)
+
+
 def test_run_when_the_runtime_stops_then_said_so(make_noise):
     x = make_noise((2, 8))
     artifact = lowered(Behind(F.relu), x)

@@ -131,3 +131,26 @@ def test_function_when_it_is_not_written_then_refused_by_its_line(function, oper
     assert "test_written_functions.py" in str(caught.value)
     assert caught.value.node_name
     assert caught.value.fix
+
+
+def test_layer_norm_when_its_mean_is_large_then_centered_before_it_is_squared():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm([6, 6]), nn.Conv2d(8, 8, 3)).eval()
+    data = [torch.randn(2, 8, 6, 6) * 0.05 + 300.0 for _ in range(4)]
+    artifact = pq.quantize(
+        model, (data[0],), calibration_data=data, backend="xnnpack", progress=False
+    )
+    assert pq.sqnr_db(model(data[1]), artifact.run(data[1])) > 30
+
+
+def test_sort_when_values_are_equal_then_in_their_order():
+    along = {"rows": {"dim": 0, "descending": True}, "columns": {"dim": -1}}
+    artifact = _lowered(
+        lambda h: h,
+        lambda h: torch.argsort((h > 0).int(), stable=True, **along["columns"]),
+        lambda h: h.relu().sort(stable=True, **along["rows"])[1],
+    )
+    for rows in (1, ROWS, 16):
+        h, columns, places = artifact.run(torch.randn(rows, COLUMNS))
+        assert torch.equal(columns, torch.argsort((h > 0).int(), stable=True, **along["columns"]))
+        assert torch.equal(places, h.relu().sort(stable=True, **along["rows"])[1])
