@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.meta import constant_of, without_guards
 from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.graph.subgraphs import named_graphs
@@ -295,7 +295,10 @@ def trace_before(
     table: Any = {} if is_canonical else {**torch.export.default_decompositions(), **_LEAVES}
     values = [n.meta["val"] for n in inputs]
     try:
-        with next(v.fake_mode for v in values if isinstance(v, FakeTensor)):
+        mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+        # A convolution asks for 16 images or more: 2 volumes of a depth of at most 8 would be held
+        # to a depth of 8.
+        with mode, without_guards(mode):
             # Two nodes may hold one value in their metadata: traced, it would be one input.
             own = [v.detach() if isinstance(v, FakeTensor) else v for v in values]
             traced = make_fx(

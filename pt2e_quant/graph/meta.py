@@ -87,7 +87,7 @@ def fake_mode_of(graph: Graph) -> FakeTensorMode:
 
 
 @contextmanager
-def _quietly(mode: FakeTensorMode) -> Iterator[None]:
+def without_guards(mode: FakeTensorMode) -> Iterator[None]:
     """Keep the shapes of the user's program free of guards that our own calls would add.
 
     The mode's own cache is off meanwhile: with symbolic shapes its keys and entries cost more
@@ -137,7 +137,7 @@ def fake_value(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any
 
     fake_args = map_arg(args, value_of)
     fake_kwargs = map_arg(kwargs, value_of)
-    with mode, torch.no_grad(), _quietly(mode):
+    with mode, torch.no_grad(), without_guards(mode):
         try:
             return target(*fake_args, **fake_kwargs)
         except RuntimeError:  # Some composite operators take symbolic sizes in Python alone.

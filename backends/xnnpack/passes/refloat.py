@@ -33,7 +33,7 @@ from pt2e_quant.core.qdq import (
     kind_of_qdq,
 )
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_of
+from pt2e_quant.graph.meta import attribute, constant_nodes, constant_of
 from pt2e_quant.graph.ops import (
     ADDMM,
     CONV1D,
@@ -51,6 +51,7 @@ from pt2e_quant.graph.ops import (
     is_call,
 )
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
+from pt2e_quant.graph.subgraphs import direct_bodies
 from pt2e_quant.passes.qdq.remove_qdq import fold_dequantize
 
 _FUNCTIONS: Overloads = (
@@ -95,15 +96,46 @@ def own_biases(gm: GraphModule) -> PassResult:
     notes, seen = [], set()
     for node in [n for n in gm.graph.nodes if is_call(n, GEMMS)]:
         bias = _bias_of(node)
-        value = constant_of(gm, bias) if isinstance(bias, Node) and bias.op == "get_attr" else None
-        if value is None:
+        if not isinstance(bias, Node) or bias.op != "get_attr":
             continue
-        if bias.target in seen:
+        value = attribute(gm, str(bias.target))
+        if not isinstance(value, Tensor):
+            continue
+        if id(value) in seen:
             held = editor.constant(str(bias.target), value.detach().clone(), like=bias)
             node.replace_input_with(bias, held)
             notes.append(Note(node.name, "its bias is a copy"))
-        seen.add(bias.target)
+        seen.add(id(value))
     return PassResult(editor.finish(), tuple(notes))
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def own_operands(gm: GraphModule) -> PassResult:
+    """Give control flow constants of its own where operators outside read them too.
+
+    ExecuTorch's partitioner (1.4) moves a constant into the delegate that reads it, and stops where
+    a call that no delegate takes reads it as well. Equal constants of a file are stored once.
+
+    Before:  linear(x, w, b), cond(p, yes, no, (y, b))
+    After:   linear(x, w, b), cond(p, yes, no, (y, b_1))
+    """
+    editor = Editor(gm)
+    calls = {body.call for body in direct_bodies(gm)}
+    constants = constant_nodes(gm.graph)
+    named = [n for n in gm.graph.nodes if n.op == "get_attr" and n in constants]
+    held = {node: attribute(gm, str(node.target)) for node in named}
+    # By tensor: one may stand under several names, which torch.export makes one again.
+    outside = {id(held[n]) for n in held if not calls.issuperset(n.users)}
+    copies: dict[int, Node] = {}
+    for source, value in held.items():
+        if not isinstance(value, Tensor) or id(value) not in outside:
+            continue
+        for call in [user for user in source.users if user in calls]:
+            if id(value) not in copies:
+                copy = value.detach().clone()
+                copies[id(value)] = editor.constant(str(source.target), copy, like=source)
+            call.replace_input_with(source, copies[id(value)])
+    return PassResult(editor.finish())
 
 
 def _bias_of(node: Node) -> Any:

@@ -1,7 +1,6 @@
 """prepare: annotate a captured graph and put one observer per qparam group into it."""
 
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.accelerate.pause_gc import pause_gc
 from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.core.effort import Effort, effort_named
-from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning
+from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
 from pt2e_quant.core.specs import EdgeOrNode
@@ -35,6 +34,7 @@ from pt2e_quant.flow.prepare.insert_observers import (
     may_hold,
 )
 from pt2e_quant.flow.prepare.make_observer import make_observer, make_observers
+from pt2e_quant.flow.prepare.nothing_quantized import nothing_quantized
 from pt2e_quant.flow.prepare.prepared import (
     PREPARED_KEY,
     PreparedState,
@@ -189,7 +189,7 @@ def prepare_captured(
 
 def _check_reached(gm: GraphModule, options: "_Options") -> None:
     """Refuse an algorithm asked for that has no site; one whose sites another took has a note."""
-    takers = [a.name for a in options.algorithms if a.name in options.reached and a.needs_float]
+    takers = [a.name for a in options.algorithms if a.name in options.applied and a.needs_float]
     for algorithm in options.algorithms:
         if algorithm.name in options.asked and algorithm.name not in options.reached:
             if takers:
@@ -205,7 +205,11 @@ def _check_reached(gm: GraphModule, options: "_Options") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """How to prepare; `reached` takes the names of the algorithms that found a site."""
+    """How to prepare.
+
+    `reached` takes the names of the algorithms that found a site, `applied` those of algorithms
+    without data that changed one.
+    """
 
     strict: bool
     is_qat: bool
@@ -214,6 +218,7 @@ class _Options:
     algorithms: tuple[Algorithm, ...]
     asked: tuple[str, ...]
     reached: set[str] = field(default_factory=set)
+    applied: set[str] = field(default_factory=set)
 
 
 def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
@@ -227,11 +232,7 @@ def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
         make_picklable(graph)
     states = [prepared_state(graph) for graph in prepared_graphs(gm)]
     if not any(state.observer_infos or state.constants for state in states):
-        error = AnnotationError(
-            _nothing_annotated(gm),
-            node=_largest_float(gm),
-            fix=_fix_of(gm),
-        )
+        error = nothing_quantized(gm)
         # What could be quantized and is better in float runs in float: that is no failure.
         is_choice = any(record.is_choice for record in provenance_of(gm).floats)
         if options.strict and not is_choice:
@@ -302,6 +303,7 @@ def _run_without_data(gm: GraphModule, options: _Options) -> None:
     records = run_passes(gm, passes)
     log_passes(provenance_of(gm), records)
     options.reached.update(record.name for record in records if record.notes)
+    options.applied.update(r.name for r in records if not all(n.skipped for n in r.notes))
 
 
 def _passes(options: _Options) -> tuple[GraphPass, ...]:
@@ -340,31 +342,6 @@ def captured(model: ExportedProgram | GraphModule) -> GraphModule:
         f"prepare_pt2e takes a captured program, found {type(model).__name__}",
         fix="torch.export.export(model.eval(), example_inputs)",
     )
-
-
-def _nothing_annotated(gm: GraphModule) -> str:
-    reasons = Counter(record.reason for record in provenance_of(gm).floats)
-    listed = "\n".join(f"    {count} x {reason}" for reason, count in reasons.most_common(8))
-    return "no tensor of this graph is to be quantized" + (":\n" + listed if listed else "")
-
-
-def _fix_of(gm: GraphModule) -> str:
-    """What to do about the commonest reason that has a fix, or in general."""
-    fixes = Counter(record.fix for record in provenance_of(gm).floats if record.fix)
-    general = (
-        "choose a recipe or scheme by the reasons above; docs/schemes.md has the nearest that each "
-        "backend runs"
-    )
-    return "; or ".join([*(fix for fix, _ in fixes.most_common(1)), general])
-
-
-def _largest_float(gm: GraphModule) -> Node | None:
-    """The node left float that reads most bytes of constants, to show where; None if none does."""
-    records = [record for record in provenance_of(gm).floats if record.size]
-    if not records:
-        return None
-    name = max(records, key=lambda record: record.size).node
-    return next((node for node in gm.graph.nodes if node.name == name), None)
 
 
 def _insert_observers(

@@ -73,6 +73,25 @@ def test_volumes_as_images_when_sizes_are_dynamic_then_right_at_others(what, sha
     torch.testing.assert_close(gm(x), model(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("model", [nn.Conv3d(3, 4, 1), nn.ConvTranspose3d(3, 2, 2)], ids=str)
+@torch.no_grad()
+def test_volumes_as_images_when_torch_asks_for_the_sample_s_depth_then_right_at_others(
+    model, make_noise
+):
+    # With one thread and a kernel of one place, torch asks for 16 images or more: two volumes of a
+    # depth of at most 8 have them at 8 alone.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        x = make_noise((2, model.in_channels, 8, 5, 8))
+        gm, _ = written(model, x, ({2: Dim("depth", max=8)},))
+    finally:
+        torch.set_num_threads(threads)
+    for depth in (8, 6, 3):
+        x = make_noise((2, model.in_channels, depth, 5, 8), depth)
+        torch.testing.assert_close(gm(x), model(x), atol=1e-5, rtol=1e-5)
+
+
 def test_volumes_as_images_when_run_again_then_nothing_changes(make_noise):
     gm, record = written(CONVS["strided"], make_noise((2, 4, 7, 8, 9)))
     assert [note.node for note in record.notes] == ["conv3d"]

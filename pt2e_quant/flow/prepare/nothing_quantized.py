@@ -1,0 +1,28 @@
+"""The error of a graph of which nothing is to be quantized: why, and what would help."""
+
+from collections import Counter
+
+from torch.fx import GraphModule
+
+from pt2e_quant.core.errors import AnnotationError
+from pt2e_quant.core.provenance import provenance_of
+
+_GENERAL_FIX = (
+    "choose a recipe or scheme by the reasons above; docs/schemes.md has the nearest that each "
+    "backend runs"
+)
+
+
+def nothing_quantized(gm: GraphModule) -> AnnotationError:
+    """Count the reasons; name the node with the largest constants, and the commonest fix."""
+    records = provenance_of(gm).floats
+    reasons = Counter(record.reason for record in records).most_common(8)
+    listed = "\n".join(f"    {count} x {reason}" for reason, count in reasons)
+    largest = max((r for r in records if r.size), key=lambda record: record.size, default=None)
+    named = (n for n in gm.graph.nodes if largest is not None and n.name == largest.node)
+    fixes = Counter(record.fix for record in records if record.fix)
+    return AnnotationError(
+        "no tensor of this graph is to be quantized" + (":\n" + listed if listed else ""),
+        node=next(named, None),
+        fix="; or ".join([*(fix for fix, _ in fixes.most_common(1)), _GENERAL_FIX]),
+    )
