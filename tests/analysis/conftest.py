@@ -41,6 +41,6 @@ def made():
         norm.running_var.uniform_(0.5, 2)
     batches = [torch.randn(4, 3, 24, 24) for _ in range(2)]
     program = export(model, (batches[0],))
-    prepared = pq.prepare(program, pq.backends.get("xnnpack").quantizer("int8"))
+    prepared = pq.prepare(program, pq.backends.get("xnnpack").quantizer("int8_minmax"))
     pq.calibrate(prepared, batches, progress=False)
     return model, program, copy.deepcopy(prepared), pq.convert(prepared), batches

@@ -165,7 +165,10 @@ def test_clusters_of_when_an_algorithm_put_an_operator_there_then_no_rule_names_
         model.weight[1:] *= 0.02
         model.bias[1:] *= 0.02
     program = torch.export.export(model, (x,))
-    base = uniform(program, x, "int8", "xnnpack")
+    quantizer = get("xnnpack").quantizer("int8").remove_algorithm("run_time_scales")
+    gm = pq.convert(pq.calibrate(pq.prepare(program, quantizer), [x], progress=False))
+    costs = pq.sensitivity(program, gm, [x], progress=False)
+    base = Uniform(name="int8", gm=gm, costs=costs)
     assert "mul" in {node.name for node in base.gm.graph.nodes}
     (cluster,) = clusters_of(base, [])
     assert [rule.node for rule in cluster.rules("float", "")] == ["linear"]

@@ -14,7 +14,7 @@ MADE = RecipeFile(
     backend="onnx",
     recipe="int8",
     ranges="min_max",
-    without=("smooth_quant", "choose_ranges"),
+    without=("run_time_scales", "smooth_quant", "choose_ranges"),
     rules=(
         NodeScheme(node="linear_3", scheme="float", why='costs 12 "dB"\nalone'),
         NodeScheme(node="linear*", scheme="int8_dynamic"),
@@ -61,8 +61,8 @@ def test_recipe_file_when_a_rule_names_a_recipe_then_its_search_and_algorithms_c
     found = RecipeFile(backend="onnx", recipe="w8", rules=rules).quantizer(get("onnx"))
     few_bits, static = found.rules[-2:]
     assert few_bits.observers.search is WeightSearch.MSE
-    assert static.algorithms == {"smooth_quant", "choose_ranges"}
-    assert found.ruled_algorithms == {"smooth_quant", "choose_ranges"}
+    assert static.algorithms == {"run_time_scales", "smooth_quant", "choose_ranges"}
+    assert found.ruled_algorithms == {"run_time_scales", "smooth_quant", "choose_ranges"}
 
 
 def test_recipe_file_when_a_float_node_has_ranges_then_refused():

@@ -278,4 +278,4 @@ def test_call_and_command_when_recipe_needs_no_data_then_the_model_is_not_run(tm
 
 def test_call_when_static_and_without_data_then_refused(capsys):  # type: ignore[no-untyped-def]
     with pytest.raises(CalibrationError, match="no data"):
-        pq.quantize(nn.Linear(8, 4), (torch.randn(2, 8),), backend="xnnpack")
+        pq.quantize(nn.Conv2d(2, 4, 1), (torch.randn(1, 2, 4, 4),), backend="xnnpack")

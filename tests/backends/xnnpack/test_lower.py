@@ -112,9 +112,9 @@ def test_residual_when_relu6_then_every_conv_and_add_is_integer(quantize_with, m
     canonical = quantize_with(model, data[0], BACKEND.quantizer(), data=data)
     artifact = BACKEND.lower(canonical)
     assert artifact.report.integer_ops == {
-        "Add": 2, "Conv2d": 5, "DepthwiseConv2d": 2, "FullyConnected": 1, "GlobalAvgPooling2d": 1,
+        "Add": 2, "Conv2d": 5, "DepthwiseConv2d": 2, "FullyConnected": 1,
     }  # fmt: skip
-    assert not artifact.report.float_ops
+    assert artifact.report.float_ops == {"GlobalAvgPooling2d": 1}  # scales of run time behind it
     clamped = [o.clamp for o in artifact.contents().ops() if o.clamp]
     assert clamped == [(0.0, 6.0)] * 4
 
