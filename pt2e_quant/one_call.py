@@ -16,6 +16,7 @@ from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.sample_run import run_graph
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.export import export
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.provenance import record_named
 from pt2e_quant.core.read_capture import capture_of
@@ -269,9 +270,7 @@ def capture_model(
     was_training = {name: m.training for name, m in model.named_modules()}
     try:
         # In eval mode: batch norms use their running statistics and dropout does nothing.
-        return torch.export.export(
-            model.eval(), tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
-        )
+        return export(model.eval(), args, kwargs, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch raises what the model raises, besides its own
         raise InputError(
             f"torch.export cannot capture this model: {_readable(error)}", fix=_way_out(error)

@@ -53,6 +53,7 @@ from pt2e_quant.graph.idioms.shared_heads import SHARED_HEADS_RULES
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.cleanup.promote_cats import promote_cats
 from pt2e_quant.passes.cleanup.split_as_slices import chunk_by_sizes
@@ -224,6 +225,7 @@ _HAS = (
 """Of the functions that can be written out, those that torch's exporter has ONNX for."""
 _FIRST = (
     leave_refused,
+    drop_value_checks,
     decompose_caches(has_casts=True),
     promote_cats,
     chunk_by_sizes,
@@ -280,6 +282,8 @@ def _emit(job: Job[Options]) -> Draft:
     report.float_regions += [*slower, *(one.float_region(origins) for one in others)]
     found = (note for record in records if record.name == idioms.name for note in record.notes)
     report.notes += [f"{note.node}: {note.text}" for note in found if note.skipped]
+    dropped = (n for r in changed if r.name == drop_value_checks.name for n in r.notes)
+    report.notes += [f"{note.node}: {note.text}" for note in dropped]
     metadata = Metadata(
         capture=capture, results=results, report=report, state=state, written=written
     )

@@ -114,6 +114,7 @@ from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
+from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
@@ -149,6 +150,7 @@ def _is_left_norm(node: Node) -> bool:
 def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
     """The pipeline from canonical graph to the graph that is exported for ExecuTorch."""
     return (
+        drop_value_checks,
         unpack_weights,
         write_complex(has_complex_kernel),
         # Their checks are effects, which ExecuTorch cannot take.
@@ -215,17 +217,16 @@ def _emit(job: Job[Options]) -> Draft:
         changed = run_passes(gm, (choose_per_row,), validation=job.validation)
     work = copy_graph(gm)
     passes = lowering_passes(portable_only=options.portable_only)
-    if options.leaves_slower(gm):
-        passes = (leave_slower, *passes)
+    passes = (leave_slower, *passes) if options.leaves_slower(gm) else passes
     records = run_passes(work, passes, validation=job.validation)
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
     slower = [n for record in records if record.name == leave_slower.name for n in record.notes]
-    report.float_regions = _float_regions(records)
-    told = [*changed, *(r for r in records if r.name in (embed_bytes.name, refloat_products.name))]
+    regions = _float_regions(records)
+    telling = {p.name for p in (drop_value_checks, embed_bytes, refloat_products)}
+    told = [*changed, *(r for r in records if r.name in telling)]
     report.notes += [f"{n.node}: {n.text}" for r in told for n in r.notes if not n.skipped]
     report.notes += notes_of_scales(work)
-    regions = [*report.float_regions]
-    report.float_regions += slower_regions(slower)
+    report.float_regions = [*regions, *slower_regions(slower)]
     held = held_scales(work)
 
     def pack(floats: Set[str], scales: Collection[str] = held) -> dict[str, torch.Tensor]:

@@ -96,6 +96,10 @@ def without_guards(mode: FakeTensorMode) -> Iterator[None]:
     env = mode.shape_env
     cached = mode.cache_enabled
     mode.cache_enabled = cached and env is None
+    if env is not None:
+        # Numbers of `item` in passes of ExecuTorch whose results are gone: torch would look for
+        # them in the next result.
+        env.pending_fresh_unbacked_symbols.clear()
     try:
         with nullcontext() if env is None else env.suppress_guards():
             yield

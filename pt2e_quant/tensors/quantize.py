@@ -16,6 +16,7 @@ from pt2e_quant.core.errors import (
     Pt2eQuantError,
     Pt2eQuantWarning,
 )
+from pt2e_quant.core.export import export
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.flow.annotate.groups import Group
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
@@ -354,7 +355,7 @@ def _by_graph(
     before = {place.name: place.weight for place in places}
     quantizer = SchemeQuantizer({place.name: place.scheme for place in places}, search_of(search))
     was_training = module.training
-    program = torch.export.export(module.eval(), tuple(args), dict(kwargs))
+    program = export(module.eval(), args, kwargs)
     module.train(was_training)
     prepared = prepare_pt2e(program, quantizer, algorithms=algorithms)
     calibrate(prepared, batches, progress=False)

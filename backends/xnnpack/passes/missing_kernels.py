@@ -45,8 +45,6 @@ _KERNELS = (
     *("aten.expm1.default", "aten.index_put.default", "aten.log1p.default", "aten.selu.default"),
 )
 """Of the functions that can be written out, those that ExecuTorch has kernels for."""
-_CHECKS = ("aten._is_all_true.default", "aten._is_any_true.default")
-"""Read by `item` for torch's checks of values, which no pass of ExecuTorch can trace anew."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")
 _FIX = "write it with other operators, or compute it outside of the model"
 
@@ -183,7 +181,7 @@ def write_functions(gm: GraphModule) -> EdgeResult:
     changed = False
     for body in (m for m in gm.modules() if isinstance(m, GraphModule)):
         names = {n: _edge_name(n) for n in body.graph.nodes if n.op == "call_function"}
-        wanted = _WRITTEN.keys() - {*_KERNELS, *_CHECKS}
+        wanted = _WRITTEN.keys() - {*_KERNELS}
         calls = [n for n, name in names.items() if name in wanted]
         if any([write_out(body, n, _WRITTEN[names[n]], _edge) for n in calls]):
             body.recompile()

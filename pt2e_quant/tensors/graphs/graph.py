@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe import Wanted
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.export import export
 from pt2e_quant.core.formats.block_qparams import BlockQParams
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qparams import QParams
@@ -358,8 +359,6 @@ def to_graph(
     with real_weights(module) as stored:
         if not stored:
             raise ConfigError("no weight of this module is quantized", fix="quantize_ it first")
-        program = torch.export.export(
-            module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
-        )
+        program = export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
         quantizer = SchemeQuantizer({name: scheme_of(t) for name, t in stored.items()})
         return convert_pt2e(prepare_stored(program, quantizer, stored), progress=False)

@@ -193,3 +193,20 @@ def test_write_functions_when_two_inputs_share_a_value_in_metadata_then_both_are
     expected = gm(X, Y)
     run_passes(gm, (write_functions(()),))
     torch.testing.assert_close(gm(X, Y), expected)
+
+
+class Counted(nn.Module):
+    """A number that is read from a tensor, in front of a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.logaddexp(x, x + x.max().item())
+
+
+def test_write_when_a_number_of_another_trace_was_thrown_away_then_written():
+    gm = torch.export.export(Counted(), (X,)).module()
+    mode = next(n.meta["val"] for n in gm.graph.nodes if "val" in n.meta).fake_mode
+    mode.shape_env.create_unbacked_symint()  # as passes of ExecuTorch leave them
+    expected = gm(X)
+    run_passes(gm, (write_functions(()),))
+    assert "aten.logaddexp.default" not in {str(n.target) for n in gm.graph.nodes}
+    torch.testing.assert_close(gm(X), expected, atol=BOUND, rtol=BOUND)

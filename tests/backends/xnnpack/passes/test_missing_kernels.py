@@ -140,3 +140,26 @@ def test_remainder_when_of_negative_integers_then_it_has_the_divisors_sign(make_
     )
     for expected, found in zip(model(x, at)[1:], artifact.run(x, at)[1:], strict=True):
         assert torch.equal(expected, found)
+
+
+class Placed(nn.Module):
+    """Rows at the places of a mask, as vision-language models of transformers put images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        mask = ids == 1
+        torch._check_tensor_all(mask.sum() == 2)
+        rows = x.masked_scatter(mask[:, None].expand_as(x), torch.ones(2, 8))
+        return torch.exp2(self.linear(rows)) * x.max().item()
+
+
+def test_lower_when_values_are_checked_then_the_note_says_so(make_noise):
+    model, x, ids = Placed().eval(), make_noise((4, 8)), torch.tensor([0, 1, 1, 0])
+    data = [(x, ids)]
+    artifact = pq.quantize(model, data[0], calibration_data=data, backend="xnnpack")
+    assert artifact.report.integer_ops
+    assert any("this check of values is not in the file" in n for n in artifact.report.notes)
+    assert sqnr_db(model(x, ids), artifact.run(x, ids)) > 30.0
