@@ -120,7 +120,7 @@ from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.unroll_loops import has_loops, unroll_loops
 from pt2e_quant.passes.functions.write_complex import write_complex
-from pt2e_quant.passes.functions.write_functions import FUNCTIONS, OF_MATRICES
+from pt2e_quant.passes.functions.write_functions import EARLY, FUNCTIONS
 from pt2e_quant.passes.functions.write_functions import write_functions as write_canonical
 from pt2e_quant.passes.mutation.functionalize_state import functionalize_state
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
@@ -153,8 +153,8 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         drop_value_checks,
         unpack_weights,
         write_complex(has_complex_kernel),
-        # Their checks are effects, which ExecuTorch cannot take.
-        write_canonical(FUNCTIONS.keys() - OF_MATRICES.keys(), _is_left_norm),
+        # Checks and writes are effects, which ExecuTorch cannot take later.
+        write_canonical(FUNCTIONS.keys() - EARLY.keys(), _is_left_norm),
         roots_of_sizes,
         widen_scales,
         decompose_caches(has_casts=False),

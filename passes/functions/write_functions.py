@@ -66,13 +66,16 @@ _COMPOSED = (
     *("qr", "svd"),
 )
 """Those that torch makes of others."""
-OF_MATRICES: Mapping[str, Callable[..., rows.Results]] = {
+EARLY: Mapping[str, Callable[..., rows.Results]] = {
     **_MATRICES,
     **{str(form): form for form in _overloads(_COMPOSED)},
+    "aten.batch_norm.default": norms.batch_norm,
+    "aten.instance_norm.default": norms.instance_norm,
 }
-"""Functions of matrices, by operator with its overload."""
+"""Those with effects, by operator with its overload: checks of matrices, statistics written. Other
+programs than the canonical graph hold no effects."""
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
-    **OF_MATRICES,
+    **EARLY,
     "aten.__lshift__.Scalar": elementwise.shift_left,
     "aten.__rshift__.Scalar": elementwise.shift_right,
     "aten._is_all_true.default": torch.all,
