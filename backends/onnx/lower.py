@@ -215,7 +215,7 @@ def _innermost(error: BaseException) -> str:
 _PROTOBUF_LIMIT = 2**31 - 1
 
 _HAS = (
-    *("aten.__rshift__.Scalar", "aten.angle.default"),
+    *("aten.__rshift__.Scalar", "aten.addbmm.default", "aten.addmv.default", "aten.angle.default"),
     *("aten.celu.default", "aten.elu.default", "aten.selu.default"),
     *("aten.erfc.default", "aten.exp2.default", "aten.ldexp.Tensor"),
     "aten.layer_norm.default",

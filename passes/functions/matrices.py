@@ -294,3 +294,20 @@ def exponential(a: Tensor) -> Tensor:
     for at in range(_SQUARINGS):
         total = torch.where(halvings > at, total @ total, total)
     return torch.where(norm > 2.0 ** (_SQUARINGS - 1), math.nan, total)
+
+
+def _added(x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    scaled = product if alpha == 1 else product * alpha
+    if beta == 0:
+        return scaled
+    return scaled + (x if beta == 1 else x * beta)
+
+
+def addmv(x: Tensor, rows: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """A product of a matrix with a vector, added to another; at `beta` 0 what is NaN in x too."""
+    return _added(x, torch.mm(rows, vec.unsqueeze(1)).squeeze(1), beta, alpha)
+
+
+def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """The sum of a batch's products of matrices, added to another."""
+    return _added(x, torch.bmm(a, b).sum(0), beta, alpha)

@@ -80,7 +80,10 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.__rshift__.Scalar": elementwise.shift_right,
     "aten._is_all_true.default": torch.all,
     "aten._is_any_true.default": torch.any,
+    "aten._pdist_forward.default": rows.pdist,
     "aten._trilinear.default": rows.trilinear,
+    "aten.addbmm.default": matrices.addbmm,
+    "aten.addmv.default": matrices.addmv,
     "aten.addcmul.default": elementwise.add_product,
     "aten.adaptive_avg_pool1d.default": sizes_of_run_time.adaptive_avg_pool,
     "aten.adaptive_avg_pool2d.default": sizes_of_run_time.adaptive_avg_pool,
@@ -126,6 +129,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.embedding_bag.padding_idx": sizes_of_run_time.embedding_bag,
     "aten._embedding_bag.default": sizes_of_run_time.embedding_bag,
     "aten._embedding_bag_forward_only.default": sizes_of_run_time.embedding_bag,
+    "aten.empty_permuted.default": elementwise.empty_permuted,
     "aten.erfc.default": elementwise.erfc,
     "aten.erfinv.default": elementwise.erfinv,
     "aten.exp2.default": lambda x: torch.exp(x * math.log(2.0)),
@@ -298,7 +302,8 @@ def trace_before(
     table: Any = {} if is_canonical else {**torch.export.default_decompositions(), **_LEAVES}
     values = [n.meta["val"] for n in inputs]
     try:
-        mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+        of_any = (*values, node.meta.get("val"))  # a tensor that is made anew reads none
+        mode = next(v.fake_mode for v in of_any if isinstance(v, FakeTensor))
         # A convolution asks for 16 images or more: 2 volumes of a depth of at most 8 would be held
         # to a depth of 8.
         with mode, without_guards(mode):

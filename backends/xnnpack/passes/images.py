@@ -160,6 +160,31 @@ def _max_pool3d(
     return _pooled(x, pool, windows, (1, 1, 0, 1))
 
 
+def _max_pool3d_with_indices(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Places of the images are read where the pool of the depth found its own."""
+    found = []
+
+    def pool(rows: Tensor, size: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+        pair = F.max_pool2d_with_indices(rows, size, stride, padding, dilation, ceil_mode)
+        found.append(pair[1])
+        return pair[0]
+
+    windows = [each_axis(v, 3) for v in (kernel_size, stride or kernel_size, padding, dilation)]
+    made = _pooled(x, pool, windows, (1, 1, 0, 1))
+    in_image, in_depth = found[0].flatten(1), found[1].flatten(1)  # of D images, of pooled rows
+    in_image = in_image.reshape(in_depth.shape[0], -1)
+    place = in_image.gather(1, in_depth)
+    depth = torch.div(in_depth, made.shape[-2] * made.shape[-1], rounding_mode="floor")
+    return made, (place + depth * (x.shape[-2] * x.shape[-1])).reshape(made.shape)
+
+
 def _avg_pool3d(
     x: Tensor,
     kernel_size: Sequence[int],
@@ -198,6 +223,7 @@ _WRITTEN: Mapping[str, Callable[..., Any]] = {
     "aten.conv_transpose2d.input": conv_transpose,
     "aten.conv_transpose3d.input": _conv_transpose3d,
     "aten.max_pool3d.default": _max_pool3d,
+    "aten.max_pool3d_with_indices.default": _max_pool3d_with_indices,
 }
 
 

@@ -19,6 +19,7 @@ BOUND = 5e-6
 EXACT = {
     "aten.cdist.default": (X, Y, 3.0),
     "aten.pdist.default": (X, 2.0),
+    "aten._pdist_forward.default": (X[:7], 1.0),
     "aten.angle.default": (X,),
     "aten.atan2.default": (X, Y),
     "aten._upsample_bicubic2d_aa.default": (X.view(1, 2, 32, 9), [9, 20], True, None, None),
@@ -109,6 +110,20 @@ EXACT = {
     "aten.special_erfcx.default": (torch.linspace(-3, 12, 500),),
     "aten.special_i1e.default": (X,),
 }
+PRODUCTS = {
+    "addbmm": (WHOLE[:4, :5], WHOLE[:12].view(3, 4, 9), WHOLE[:15].view(3, 5, 9).mT),
+    "addmv": (WHOLE[0, :1], WHOLE, WHOLE[1]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0.5, 3), (0, 1)])
+def test_product_when_added_to_another_then_as_aten(name, beta, alpha):
+    x, left, right = PRODUCTS[name]
+    x = x * math.nan if beta == 0 else x  # which torch leaves out
+    found = FUNCTIONS[f"aten.{name}.default"](x, left, right, beta=beta, alpha=alpha)
+    wanted = getattr(torch, name)(x, left, right, beta=beta, alpha=alpha)
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("name", EXACT)

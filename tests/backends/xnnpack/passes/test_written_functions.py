@@ -44,6 +44,11 @@ def _matrices(h: Tensor) -> Tensor:
     return h.unflatten(-1, (3, 3)).tanh() + 4.0 * torch.eye(3)
 
 
+def _volumes(h: Tensor) -> Tensor:
+    """[rows, 1, 3, 3, 3], with values that stand at several places."""
+    return torch.stack([h, h, 2 * h.round()], 1).view(-1, 1, 3, 3, 3)
+
+
 WRITTEN = {
     "unary": [
         torch.angle,
@@ -66,6 +71,14 @@ WRITTEN = {
         lambda h: torch.linalg.inv(_matrices(h)),
         lambda h: torch.linalg.det(_matrices(h)),
         lambda h: torch.linalg.cholesky(_matrices(h) @ _matrices(h).mT),
+    ],
+    "products and losses": [
+        lambda h: torch.addmv(h[:, 0], h, h[0], beta=0.5),
+        lambda h: torch.addbmm(TABLE[0, 0], h.unsqueeze(-1), h.unsqueeze(-2), alpha=2),
+        lambda h: F.hinge_embedding_loss(h, h.sign()),
+        lambda h: F.cosine_embedding_loss(h, h.roll(1, -1), h[:, 0].sign()),
+        lambda h: F.pdist(h.mT),
+        lambda h: F.max_pool3d(_volumes(h), 2, 1, 1, return_indices=True)[1],
     ],
     "binary": [
         lambda h: torch.copysign(h, h.roll(1, -1)),
