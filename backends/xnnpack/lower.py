@@ -38,6 +38,7 @@ from pt2e_quant.backends.xnnpack.passes.as_products import (
     selections_as_products,
 )
 from pt2e_quant.backends.xnnpack.passes.data_movement import (
+    clip_before_pools,
     crop_negative_pads,
     move_integers,
     requantize_behind_moves,
@@ -175,6 +176,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         unbind_as_selects,
         crop_negative_pads,
         requantize_behind_moves,
+        clip_before_pools,
         pool_by_depthwise,
         normalize_overloads,
         conv1d_as_conv2d,
@@ -221,7 +223,8 @@ def _emit(job: Job[Options]) -> Draft:
     records = run_passes(work, passes, validation=job.validation)
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
     slower = [n for record in records if record.name == leave_slower.name for n in record.notes]
-    regions = _float_regions(records)
+    told_float = (note for r in records if r.name == refloat_leftovers.name for note in r.notes)
+    regions = [FloatRegion(node=n.node, what="runs in float", reason=n.text) for n in told_float]
     telling = {p.name for p in (drop_value_checks, embed_bytes, refloat_products)}
     told = [*changed, *(r for r in records if r.name in telling)]
     report.notes += [f"{n.node}: {n.text}" for r in told for n in r.notes if not n.skipped]
@@ -304,15 +307,6 @@ def _try_part(part: GraphModule, options: Options) -> None:
     contents = read_contents(pte)
     refuse_missing_kernels(part, contents.overloads, contents.mistyped)
     load_program(pte).load_method("forward")
-
-
-def _float_regions(records: Sequence[PassRecord]) -> list[FloatRegion]:
-    return [
-        FloatRegion(node=note.node, what="runs in float", reason=note.text)
-        for record in records
-        if record.name == refloat_leftovers.name
-        for note in record.notes
-    ]
 
 
 def _to_pte(

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2e_quant.backends.target.float_retries import leave_of
+from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import (
@@ -34,7 +35,9 @@ from pt2e_quant.graph.ops import (
     is_call,
     is_getitem,
 )
+from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
+from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 NEAREST: Overloads = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
 
@@ -84,6 +87,40 @@ def requantize_behind_moves(gm: GraphModule) -> PassResult:
         editor.changed = True
         notes.append(Note(move.name, "its result is quantized anew: it keeps its input's qparams"))
     return PassResult(editor.finish(), tuple(notes))
+
+
+def _clipped(m: Match, editor: Editor) -> Node | Skip:
+    quantize, clip, pool, x = m.anchor, m.node("clip"), m.node("pool"), m.node("x")
+    if x.target is not DequantizePerTensor or leave_of(clip) or leave_of(pool):
+        return Skip("one of them stays float")
+    qparams = quantize.args[1:]
+    if qparams == m.node("stored").args[1:]:
+        return Skip("both have the same qparams")
+    if len(clip.all_input_nodes) > 1:
+        return Skip("its limits are computed at run time")
+    clip_kwargs: Any = clip.kwargs
+    pool_kwargs: Any = pool.kwargs
+    made = editor.call(clip.target, x, *clip.args[1:], like=clip, **clip_kwargs)
+    stored = editor.call(QuantizePerTensor, made, *qparams, like=clip)
+    value = editor.call(DequantizePerTensor, stored, *qparams, like=clip)
+    made = editor.call(pool.target, value, *pool.args[1:], like=pool, **pool_kwargs)
+    return editor.call(QuantizePerTensor, made, *qparams, like=pool)
+
+
+_STORED = Op(QuantizePerTensor, Op(aten.max_pool2d.default, Var("x"), name="pool"), name="stored")
+_CLIPPED_POOL = Op(QuantizePerTensor, Op(CLIPS, Op(DequantizePerTensor, _STORED), name="clip"))
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def clip_before_pools(gm: GraphModule) -> PassResult:
+    """Clip in front of a max_pool2d, which gives the same integers, where the clip has qparams.
+
+    XNNPACK makes one operator of a pool and a clip behind it, which does not requantize.
+
+    Before:  q(relu(dq(q(max_pool2d(dq(x_q, A)), A), A)), B)
+    After:   q(max_pool2d(dq(q(relu(dq(x_q, A)), B), B)), B)
+    """
+    return rewrite(gm, (Rule("clip", find=_CLIPPED_POOL, build=_clipped),))
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
