@@ -333,3 +333,17 @@ def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **option
     if list(physical_layout) != sorted(physical_layout):
         raise NotImplementedError("another layout")
     return torch.full(size, 0, dtype=options.get("dtype"))
+
+
+def soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """The logarithm of 1 + exp(-x * target), also where that is little."""
+    loss = log1p(torch.exp(-x * target))
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    """The values under a mask, as what an index of booleans gives."""
+    x, mask = torch.broadcast_tensors(x, mask)  # type: ignore[no-untyped-call]  # torch's
+    # An index of no dimension gives values at a dimension of its own.
+    x, mask = x.reshape(x.shape or (1,)), mask.reshape(mask.shape or (1,))
+    return x[mask]

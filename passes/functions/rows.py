@@ -180,6 +180,19 @@ def searchsorted(
     return below.to(torch.int64).sum(-1).to(torch.int32 if out_int32 else torch.int64)
 
 
+def pad(
+    x: Tensor, pads: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Tensor:
+    """Edges repeated, where others are cropped: of an axis that is cropped whole too."""
+    if mode != "replicate" or all(isinstance(n, int) and n >= 0 for n in pads):
+        raise NotImplementedError("which runtimes take")
+    for at, (before, behind) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        size = x.shape[-1 - at]
+        places = torch.arange(size + before + behind) - before
+        x = x.index_select(-1 - at, places.clamp(min=0).clamp(max=size - 1))
+    return x
+
+
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """How many values fall into each of `bins` ranges of one width; those outside count nowhere."""
     if min >= max:
@@ -334,8 +347,10 @@ def trilinear(
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
     """Distances of each row to those behind it."""
     count = known_size(x, 0)
-    if not 1 < count <= _MOST_ROWS:
-        raise NotImplementedError(f"a distance of 2 to {_MOST_ROWS} rows")
+    if count > _MOST_ROWS:
+        raise NotImplementedError(f"a distance of more than {_MOST_ROWS} rows")
+    if count < 2:
+        return torch.full([0], 0.0, dtype=x.dtype)
     parts = [(x.narrow(0, at, 1), x.narrow(0, at + 1, count - at - 1)) for at in range(count - 1)]
     return torch.cat([cdist(row, rest, p).squeeze(0) for row, rest in parts])
 

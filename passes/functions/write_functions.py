@@ -152,9 +152,11 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.logaddexp.default": elementwise.logaddexp,
     "aten.logaddexp2.default": elementwise.logaddexp2,
     "aten.logcumsumexp.default": rows.logcumsumexp,
+    "aten.masked_select.default": elementwise.masked_select,
     "aten.median.default": rows.median_of_all,
     "aten.median.dim": rows.median,
     "aten.mode.default": rows.mode,
+    "aten.pad.default": rows.pad,
     "aten.pow.Tensor_Scalar": elementwise.power,
     "aten.put.default": rows.put,
     "aten.remainder.Scalar": elementwise.remainder,
@@ -165,6 +167,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.searchsorted.Tensor": rows.searchsorted,
     "aten.selu.default": elementwise.selu,
     "aten.signbit.default": elementwise.signbit,
+    "aten.soft_margin_loss.default": elementwise.soft_margin_loss,
     "aten.sort.default": rows.sort,
     "aten.sort.stable": lambda x, *, stable, dim=-1, descending=False: rows.sort(
         x, dim, descending

@@ -17,6 +17,10 @@ def _matrices(x):
 
 
 FUNCTIONS = {
+    "a pad behind a crop of all": lambda x, y: F.pad(x, (-6, 8), mode="replicate") + y[:, :1],
+    "soft margin loss of little": lambda x, y: F.soft_margin_loss(
+        x.abs() + 4, y.abs() + 4, reduction="none"
+    ),
     "hypot": lambda x, y: torch.hypot(x, y),
     "copysign": lambda x, y: torch.copysign(x, y),
     "atan2": lambda x, y: torch.atan2(x, y),
@@ -240,3 +244,22 @@ def test_function_of_bytes_or_booleans_when_lowered_then_torch_s_values_and_dtyp
     expected, found = model(data[1])[1], artifact.run(data[1])[1]
     assert found.dtype is expected.dtype
     assert torch.equal(found, expected)
+
+
+class _Selecting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), torch.masked_select(x, x[0] > 0) * 2
+
+
+def test_masked_select_when_its_size_depends_on_values_then_as_torch():
+    torch.manual_seed(0)
+    model, data = _Selecting().eval(), [(torch.randn(4, 8),) for _ in range(3)]
+    artifact = pq.quantize(
+        model, data[0], calibration_data=data[:1], backend="onnx", progress=False
+    )
+    for call in data:
+        torch.testing.assert_close(artifact.run(*call)[1], model(*call)[1])

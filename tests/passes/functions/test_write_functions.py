@@ -20,6 +20,9 @@ EXACT = {
     "aten.cdist.default": (X, Y, 3.0),
     "aten.pdist.default": (X, 2.0),
     "aten._pdist_forward.default": (X[:7], 1.0),
+    "aten.masked_select.default": (X, X[0] > 0),
+    "aten.pad.default": (X.view(2, 4, 8, 9), [-9, 2, 3, -1], "replicate"),
+    "aten.soft_margin_loss.default": (40 * X.abs(), X.abs(), 0),
     "aten.angle.default": (X,),
     "aten.atan2.default": (X, Y),
     "aten._upsample_bicubic2d_aa.default": (X.view(1, 2, 32, 9), [9, 20], True, None, None),
@@ -110,6 +113,12 @@ EXACT = {
     "aten.special_erfcx.default": (torch.linspace(-3, 12, 500),),
     "aten.special_i1e.default": (X,),
 }
+
+
+def test_distances_when_there_is_one_row_then_none():
+    assert FUNCTIONS["aten.pdist.default"](X[:1], 2.0).shape == (0,)
+
+
 PRODUCTS = {
     "addbmm": (WHOLE[:4, :5], WHOLE[:12].view(3, 4, 9), WHOLE[:15].view(3, 5, 9).mT),
     "addmv": (WHOLE[0, :1], WHOLE, WHOLE[1]),
