@@ -18,6 +18,7 @@ from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, is_qdq, is_qu
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.report.report import FloatRegion, Report
 from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.subgraphs import copy_graph, named_graphs
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
@@ -200,6 +201,8 @@ def _in_program(report: Report, gm: GraphModule, floats: Set[str]) -> list[Float
         record = left.get(names[node])
         if record is not None:
             return record.reason, record.fix or f"{_remedy(node)}; and {OTHER_BACKEND}"
+        if node.target in CHOOSE_QPARAMS_OPS:
+            return _RUN_TIME
         return regions.get(names[node], f"{report.backend} runs it in float"), OTHER_BACKEND
 
     found: list[FloatOperator] = []
@@ -229,6 +232,11 @@ def _as_recorded(record: FloatRecord) -> FloatOperator:
 
 
 OTHER_BACKEND = "a backend that runs it in integers"
+_RUN_TIME = (
+    "it chooses scales at run time",
+    "a static scheme, whose scales are calibrated; static recipes may bring an algorithm that "
+    'quantizer.remove_algorithm("run_time_scales") leaves out',
+)
 
 
 def _remedy(node: Node) -> str:
@@ -311,7 +319,7 @@ class _Written:
 
     def _why(self, node: Node) -> tuple[str, str]:
         if node.target in CHOOSE_QPARAMS_OPS:
-            return "it chooses scales at run time", "a static scheme, whose scales are calibrated"
+            return _RUN_TIME
         if node.name in self.reasons:
             reason = self.reasons[node.name]
             return reason, "quantize all of its inputs and its output by a spec, per tensor"
@@ -335,6 +343,8 @@ def _computes(node: Node) -> bool:
     """Whether a node makes float values, q/dq excepted."""
     if node.op != "call_function" or is_qdq(node):
         return False
+    if is_getitem(node) and node.all_input_nodes[0].target in CHOOSE_QPARAMS_OPS:
+        return False  # a scale that is found is no operator of its own
     value = node.meta.get("val")
     values: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
     return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)

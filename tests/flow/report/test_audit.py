@@ -75,8 +75,8 @@ class Cumulative(nn.Module):
         return self.second(torch.cumsum(self.first(x), 0))
 
 
-def converted(model, x, **options):
-    quantizer = get("xnnpack").quantizer("int8_minmax")  # no scales of run time
+def converted(model, x, recipe="int8_minmax", **options):
+    quantizer = get("xnnpack").quantizer(recipe)
     prepared = pq.prepare_pt2e(export(model.eval(), (x,)), quantizer, **options)
     return pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False))
 
@@ -107,6 +107,21 @@ def test_audit_when_an_operator_is_float_then_says_place_bytes_reason_remedy():
     assert "decompose" in operator.remedy
     assert "1 in float" in str(found)
     assert "aten.cumsum" in str(found)
+
+
+@pytest.mark.parametrize("model", [Cnn, SqueezeExcite])
+def test_int_only_when_the_recipe_takes_scales_at_run_time_then_calibrated_ones(model):
+    torch.manual_seed(0)
+    assert audit(converted(model(), IMAGE, "int8", int_only=True)).is_integer_only
+
+
+def test_audit_when_scales_are_of_run_time_then_one_row_says_how_to_calibrate_them():
+    torch.manual_seed(0)
+    found = audit(converted(Cumulative(), torch.randn(4, 6), "int8"))
+    chosen = [o for o in found.islands if "choose_qparams" in o.operator]
+    assert len(found.islands) == len(chosen) + 1  # and the sum, which has no integer form
+    assert {o.reason for o in chosen} == {"it chooses scales at run time"}
+    assert all("run_time_scales" in o.remedy for o in chosen)
 
 
 def test_int_only_when_an_operator_has_no_integer_form_then_prepare_refuses():
@@ -239,7 +254,7 @@ def test_audit_when_a_pass_puts_a_factor_behind_an_integer_product_then_the_prod
     model = nn.Linear(16, 8)
     with torch.no_grad():
         model.weight[3] *= 100.0  # an outlier channel
-    quantizer = get("xnnpack").quantizer("int8")
+    quantizer = get("xnnpack").quantizer("int8").remove_algorithm("run_time_scales")
     x = torch.randn(64, 16)
     prepared = pq.prepare_pt2e(export(model.eval(), (x,)), quantizer)
     quantized = pq.convert_pt2e(pq.calibrate(prepared, [(x,)], progress=False))
