@@ -12,7 +12,7 @@ import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
 from tests.faults.conftest import call, calls, equal, exported, target_of
 
-PACKAGE = str(Path(pq.__file__).resolve().parents[1])
+PACKAGE = str(Path(pq.__file__).parent)
 POINTS = (0.02, 0.4, 0.9)
 """Where in a step it is interrupted, as a part of its calls of this project's functions."""
 

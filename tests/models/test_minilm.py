@@ -66,7 +66,9 @@ def test_graph_when_calibrated_on_16_sentences_then_close_on_others(encoder, bac
     assert db > least_db
     assert cosine > least_cosine
     provenance = provenance_of(gm)
-    assert "smooth_quant" in provenance.passes
+    # In a .pte its linears, all between float operators, take their scales at run time.
+    evened = {"xnnpack": "balance_channels", "onnx": "smooth_quant"}
+    assert evened[backend] in provenance.passes
     linears = [f for f in provenance.floats if f.op == "aten.linear"]
     assert linears == []
 
