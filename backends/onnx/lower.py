@@ -57,6 +57,7 @@ from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
 from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
 from pt2e_quant.passes.cleanup.promote_cats import promote_cats
 from pt2e_quant.passes.cleanup.split_as_slices import chunk_by_sizes
+from pt2e_quant.passes.functions.write_complex import operator_of, write_complex
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_functions
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
@@ -223,12 +224,24 @@ _HAS = (
     *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),
 )
 """Of the functions that can be written out, those that torch's exporter has ONNX for."""
+
+
+def _has_complex(node: Node) -> bool:
+    """Whether torch's exporter has ONNX for a call that reads or gives complex numbers.
+
+    It has few functions of them, and no list: `_neg_view`, which it makes of `imag`, is not one.
+    """
+    name = operator_of(node)
+    return name.startswith("fft_") or name in ("abs", "mul", "stft", "view_as_real")
+
+
 _FIRST = (
     leave_refused,
     drop_value_checks,
     decompose_caches(has_casts=True),
     promote_cats,
     chunk_by_sizes,
+    write_complex(_has_complex),
     write_functions(_HAS, lambda node: leave_of(node) is Leave.DELEGATE),
     name_squeezed_dims,
     split_left,

@@ -227,10 +227,10 @@ def refloat_leftovers(gm: GraphModule) -> PassResult:
                 fold_dequantize(gm, editor, node)
                 notes.append(Note(readers, reason))
         elif is_quantize(source) and (reason := _run_time_reason(gm, node)) is not None:
-            editor.replace(node, editor.now(source.args[0]))  # type: ignore[arg-type]  # a node
-            editor.discard([source, *_dynamic_qparams(source)])
             if not any(leave_of(reader) for reader in node.users):
                 notes.append(Note(node.name, reason))
+            editor.replace(node, editor.now(source.args[0]))  # type: ignore[arg-type]  # a node
+            editor.discard([source, *_dynamic_qparams(source)])
     return PassResult(editor.finish(), tuple(notes))
 
 

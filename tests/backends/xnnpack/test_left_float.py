@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
+from pt2e_quant.backends.target.float_retries import Leave, leave
 from pt2e_quant.backends.xnnpack import partition
 from pt2e_quant.backends.xnnpack import partition as delegate_limits
 from pt2e_quant.backends.xnnpack.backend import BACKEND
@@ -107,3 +108,17 @@ def test_operator_when_leaving_it_does_not_help_then_the_first_refusal(monkeypat
     with pytest.raises(UnsupportedError, match="RuntimeError: stopped") as caught:
         quantized(nn.Sequential(nn.Linear(4, 4)), make_noise((3, 4)))
     assert caught.value.node_name == "linear"
+
+
+def test_linear_of_run_time_scales_when_left_then_no_second_reason_under_strict(make_noise):
+    x = make_noise((3, 4))
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    prepared = pq.prepare_pt2e(torch.export.export(model, (x,)), BACKEND.quantizer("int8"))
+    pq.calibrate(prepared, [x], progress=False)
+    gm = pq.convert_pt2e(prepared)
+    (linear,) = (n for n in gm.graph.nodes if n.target is torch.ops.aten.linear.default)
+    assert linear.args[0].name.startswith("dequantize_per_token")
+    leave(linear, Leave.INTEGERS)
+    artifact = BACKEND.lower(gm, strict=True)
+    assert artifact.report.integer_ops == {}
+    assert sqnr_db(model(x), artifact.run(x)) > 40

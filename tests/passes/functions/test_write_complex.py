@@ -76,13 +76,14 @@ class Rotary(nn.Module):
         return torch.fft.ifft(spectrum * self.filter[:5].T).real + turned[..., :5].unsqueeze(-2)
 
 
-def test_pte_when_a_model_computes_with_complex_numbers_then_as_its_graph_at_every_size():
-    pytest.importorskip("executorch")
+@pytest.mark.parametrize("name", ["xnnpack", "onnx"])
+def test_artifact_when_a_model_computes_with_complex_numbers_then_as_its_graph_at_every_size(name):
+    pytest.importorskip("executorch" if name == "xnnpack" else "onnxruntime")
     torch.manual_seed(0)
     calls = [torch.randn(size, steps, 16) for size, steps in ((2, 6), (1, 2), (4, 16), (2, 5))]
     shapes = ({0: Dim("batch", min=1, max=4), 1: Dim("steps", min=2, max=16)},)
     program = torch.export.export(Rotary().eval(), (calls[0],), dynamic_shapes=shapes)
-    backend = pq.backends.get("xnnpack")
+    backend = pq.backends.get(name)
     prepared = pq.prepare_pt2e(program, backend.quantizer("int8"))
     pq.calibrate(prepared, [(x,) for x in calls], progress=False)
     graph = pq.convert_pt2e(prepared)
