@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.inexact import as_reals, is_inexact
 from pt2e_quant.core.leaf_paths import leaf_paths
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 
@@ -52,11 +53,6 @@ def name_results(capture: Capture, leaves: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(names, leaves, strict=True))
 
 
-def is_float(value: Any) -> bool:
-    """Whether a value is judged by its SQNR."""
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
 def compare(expected: Any, found: Any) -> Difference:
     """How far a found value is from an expected one."""
     if not isinstance(expected, Tensor):
@@ -69,8 +65,8 @@ def compare(expected: Any, found: Any) -> Difference:
         )
     if expected.layout != torch.strided:
         return Difference()
-    there, here = expected.detach().cpu(), found.detach().cpu()
-    if not expected.is_floating_point():
+    there, here = as_reals(expected).cpu(), as_reals(found).cpu()
+    if not is_inexact(expected):
         wrong = int((there != here).sum())
         return Difference(wrong=wrong, total=expected.numel())
     if not torch.equal(there.isnan(), here.isnan()):

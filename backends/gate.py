@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact, Verify
-from pt2e_quant.backends.compare_results import Results, compare, is_float
+from pt2e_quant.backends.compare_results import Results, compare
 from pt2e_quant.backends.first_apart import LowerPart
 from pt2e_quant.backends.judge_results import CEILING_DB, DRAW_MARGIN_DB, FLOOR_DB, Judge
 from pt2e_quant.backends.name_refused import first_refused
@@ -17,6 +17,7 @@ from pt2e_quant.backends.registry import names
 from pt2e_quant.backends.run_calls import run_artifact
 from pt2e_quant.backends.trials import Trial, Trials
 from pt2e_quant.core.errors import ArtifactError, ConfigError, Pt2eQuantError, near
+from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.sample import Sample, sample_of
 
@@ -142,7 +143,7 @@ def _to_float_db(first: Trial, sample: Sample) -> dict[str, float]:
     results = first.results.items()
     for (name, expected), value in zip(results, sample.float_outputs or (), strict=False):
         ratio = compare(value, expected).ratio_db
-        if is_float(expected) and not math.isnan(ratio):
+        if is_inexact(expected) and not math.isnan(ratio):
             found[name] = ratio
     return found
 

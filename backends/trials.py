@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pt2e_quant.backends.compare_results import Results, is_float, name_results
+from pt2e_quant.backends.compare_results import Results, name_results
 from pt2e_quant.backends.rounding_noise import (
     ShiftedInterpreter,
     run_with_flipped_steps,
@@ -25,6 +25,7 @@ from pt2e_quant.backends.sample_run import copied_leaves
 from pt2e_quant.backends.trial_data import fresh_call
 from pt2e_quant.backends.trial_sizes import Sizes, Work, plan_sizes, sizes_of
 from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.core.qdq import QUANTIZE_OPS, required_attribute
 from pt2e_quant.core.read_capture import capture_of
@@ -218,7 +219,7 @@ def _lacks(results: Results, usual: Results) -> bool:
 
 
 def _has_nan(value: Any) -> bool:
-    return is_float(value) and bool(value.isnan().any())
+    return is_inexact(value) and bool(value.isnan().any())
 
 
 @contextmanager

@@ -1,16 +1,18 @@
 """Split a call's result into what an ONNX model can return and what it cannot."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.leaf_paths import leaf_paths
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.subgraphs import copy_graph
 
 
@@ -18,6 +20,7 @@ class ResultKind(StrEnum):
     """What one leaf of the result is."""
 
     TENSOR = "tensor"
+    COMPLEX = "complex"
     INTEGER = "integer"
     LITERAL = "literal"
 
@@ -27,7 +30,8 @@ class ResultLeaf:
     """One leaf of the result's pytree.
 
     Args:
-        kind: a tensor, a run-time integer, or a literal that ONNX cannot give.
+        kind: a tensor, one of complex numbers (which the model gives as pairs of real ones), a
+            run-time integer, or a literal that ONNX cannot give.
         value: the position among the model's outputs; of a literal, the literal.
     """
 
@@ -51,16 +55,27 @@ def split_results(gm: GraphModule) -> tuple[GraphModule, tuple[ResultLeaf, ...]]
             continue
         if value not in kept:
             kept.append(value)
-        is_tensor = isinstance(value.meta.get("val"), Tensor)
-        kind = ResultKind.TENSOR if is_tensor else ResultKind.INTEGER
-        leaves.append(ResultLeaf(kind, kept.index(value)))
-    output.args = (tuple(kept),)
+        leaves.append(ResultLeaf(_kind_of(value), kept.index(value)))
+    output.args = (tuple(_in_reals(flat, value) for value in kept),)
     codegen: Any = flat.graph._codegen
     if getattr(codegen, "pytree_info", None) is not None:
         spec = pytree.tree_structure(tuple(range(len(kept))))
         codegen.pytree_info = codegen.pytree_info._replace(out_spec=spec)
     flat.recompile()
     return flat, tuple(leaves)
+
+
+def _kind_of(value: Node) -> ResultKind:
+    held = value.meta.get("val")
+    if not isinstance(held, Tensor):
+        return ResultKind.INTEGER
+    return ResultKind.COMPLEX if held.is_complex() else ResultKind.TENSOR
+
+
+def _in_reals(flat: GraphModule, value: Node) -> Node:
+    if _kind_of(value) is not ResultKind.COMPLEX:
+        return value
+    return Editor(flat).call(torch.ops.aten.view_as_real.default, value, like=value, after=value)
 
 
 def join_results(leaves: Sequence[ResultLeaf], tensors: Sequence[Tensor]) -> list[Any]:
@@ -71,9 +86,15 @@ def join_results(leaves: Sequence[ResultLeaf], tensors: Sequence[Tensor]) -> lis
             found.append(leaf.value)
             continue
         assert isinstance(leaf.value, int)
-        tensor = tensors[leaf.value]
-        found.append(tensor if leaf.kind is ResultKind.TENSOR else int(tensor))
+        found.append(_FROM_MODEL[leaf.kind](tensors[leaf.value]))
     return found
+
+
+_FROM_MODEL: Mapping[ResultKind, Callable[[Tensor], Any]] = {
+    ResultKind.TENSOR: lambda tensor: tensor,
+    ResultKind.COMPLEX: torch.view_as_complex,
+    ResultKind.INTEGER: int,
+}
 
 
 def result_names(gm: GraphModule, leaves: Sequence[ResultLeaf]) -> list[str]:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.core.inexact import as_reals, is_inexact
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.meta import attribute
@@ -164,13 +165,13 @@ def is_float(value: object) -> bool:
 
 
 def floats(values: Iterable[Any]) -> list[Tensor]:
-    """Those of some values that are tensors of floats."""
-    return [value for value in values if is_float(value)]
+    """Those of some values that are tensors of floats, and the parts of complex numbers."""
+    return [as_reals(value) for value in values if is_inexact(value)]
 
 
 def energy(value: Tensor) -> float:
     """The sum of the squares."""
-    return float(torch.linalg.vector_norm(value.float()).item()) ** 2
+    return float(torch.linalg.vector_norm(as_reals(value).float()).item()) ** 2
 
 
 def rounded_by(qparams: QParams, value: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ from pt2e_quant.analysis.measure import ChannelNoise, Noise, PairFigures, as_flo
 from pt2e_quant.analysis.measure import ratio_db as to_db
 from pt2e_quant.analysis.open_side import open_file, open_graph
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.backends.compare_results import is_float
 from pt2e_quant.core.errors import ConfigError, module_path, source_line
+from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
@@ -176,7 +176,7 @@ class _Comparing:
             self.right.run(right, lambda s, v: self._own(known, s, v), given=known, weights=taken)
         self.batches += 1
         for a, b in zip(expected, found, strict=False):
-            if is_float(a) and is_float(b) and a.shape == b.shape:
+            if is_inexact(a) and is_inexact(b) and a.shape == b.shape:
                 self.results.add(*as_floats(a, b))
         if ours is not None and theirs is not None:
             self._add_weights(ours, theirs)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pt2e_quant.core.inexact import as_reals
 from pt2e_quant.flow.report.worst_tensors import by_channel, median_db
 
 BINS = 64
@@ -30,7 +31,7 @@ def ratio_db(signal: float, noise: float) -> float:
 
 def as_floats(reference: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
     """Both as float32, with 0 in both where one of them is masked, infinite or NaN."""
-    a, b = reference.detach().float(), found.detach().float()
+    a, b = as_reals(reference).float(), as_reals(found).float()
     # The sum of squares of a huge number is infinite too.
     if math.isfinite(_squares(a)) and math.isfinite(_squares(b)):
         return a, b

@@ -12,6 +12,7 @@ from pt2e_quant.analysis.float_twin import FloatTwin, Group, Values, quantized_s
 from pt2e_quant.analysis.measure import Noise, as_floats
 from pt2e_quant.analysis.metric import Metric, MetricSum
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.progress import show_progress
 
 Build: TypeAlias = Callable[[Sequence[Any]], Any]
@@ -35,7 +36,7 @@ class OutputNoise:
     def add(self, found: Sequence[Any], expected: Sequence[Any]) -> None:
         """Add the results of one batch, and those of the float model."""
         for a, b in zip(expected, found, strict=True):
-            if isinstance(a, Tensor) and a.is_floating_point():
+            if is_inexact(a):
                 self.sums.add(*as_floats(a, b))
 
     def value(self) -> float:
@@ -138,9 +139,9 @@ class GradientCosts:
         """Weigh all groups on one batch."""
         values, leaves = self._values_with_gradients(call.leaves)
         results = [
-            v
+            torch.view_as_real(v) if v.is_complex() else v
             for v in pytree.tree_leaves(values[self.twin.gm.graph.output_node()])
-            if isinstance(v, Tensor) and v.is_floating_point()
+            if is_inexact(v)
         ]
         if self.loss is None:
             generator = torch.Generator().manual_seed(self.batches)

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.capture import Capture
+from pt2e_quant.core.inexact import as_reals, is_inexact
 from pt2e_quant.core.read_capture import capture_of
 
 SAMPLE_KEY = "pt2e_quant.sample"
@@ -52,7 +53,7 @@ def sample_of(gm: GraphModule) -> Sample:
 
 
 def sqnr_db(reference: Any, found: Any) -> float:
-    """Signal to quantization noise ratio of all float tensors of two results, in dB.
+    """Signal to quantization noise ratio of all float and complex tensors of two results, in dB.
 
     10 log10(sum reference² / sum (reference - found)²); inf if they are equal, nan if the two
     differ in structure or one holds NaN where the other does not.
@@ -62,11 +63,11 @@ def sqnr_db(reference: Any, found: Any) -> float:
     if len(a) != len(b):
         return math.nan
     for x, y in zip(a, b, strict=True):
-        if not isinstance(x, Tensor) or not x.is_floating_point():
+        if not is_inexact(x):
             continue
-        if not isinstance(y, Tensor) or x.shape != y.shape:
+        if not isinstance(y, Tensor) or x.shape != y.shape or x.is_complex() != y.is_complex():
             return math.nan
-        left, right = x.detach().double(), y.detach().double()
+        left, right = as_reals(x).double(), as_reals(y).double()
         finite = left.isfinite() & (left.abs() < torch.finfo(torch.float32).max / 2)
         signal += float(left[finite].square().sum())
         noise += float((left - right)[finite].square().sum())

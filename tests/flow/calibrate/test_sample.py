@@ -26,6 +26,13 @@ def test_sqnr_when_equal_then_infinite_and_nan_for_another_structure():
     assert math.isnan(sqnr_db(x, x * float("nan")))
 
 
+def test_sqnr_when_numbers_are_complex_then_both_parts_count():
+    reference = torch.complex(torch.ones(100), torch.zeros(100))
+    assert sqnr_db(reference, reference + 0.1j) == pytest.approx(20, abs=1e-4)
+    assert sqnr_db(reference.conj(), reference + 0.1j) == pytest.approx(20, abs=1e-4)
+    assert math.isnan(sqnr_db(reference, reference.real))
+
+
 def test_sqnr_when_entries_are_masked_then_the_rest_still_counts():
     least = torch.finfo(torch.float32).min
     a = torch.tensor([1.0, 2.0, least])

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from pt2e_quant.core.qparams import QParams
-from pt2e_quant.passes.algorithms.observed_run import ObservedRun, OutputError, rounded_by
+from pt2e_quant.passes.algorithms.observed_run import (
+    ObservedRun,
+    OutputError,
+    energy,
+    floats,
+    rounded_by,
+)
 
 
 @pytest.mark.parametrize(("scale", "zero_point"), [(0.013, 3), (0.5, -128), (1e-9, 127)])
@@ -39,6 +45,13 @@ def test_output_error_when_calls_are_added_then_weighted_and_together():
     assert error.db == pytest.approx(10 * log10(12 / (2 * 4 * 0.01)))
     assert (error + error).db == pytest.approx(error.db)
     assert OutputError().db == inf
+
+
+def test_energy_when_numbers_are_complex_then_of_both_parts():
+    (value,) = floats([torch.full((3,), 1 + 2j), torch.ones(2, dtype=torch.int64)])
+    assert value.dtype == torch.float32
+    assert energy(value) == pytest.approx(15)
+    assert energy(torch.full((3,), 1 + 2j)) == pytest.approx(15)
 
 
 def test_sure_gain_when_each_call_gains_the_same_then_all_of_it():
