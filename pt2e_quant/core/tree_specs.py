@@ -17,6 +17,8 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.core.errors import InputError, Pt2eQuantWarning
 
 _NAMED_TUPLE = "collections.namedtuple"
+_KNOWN_TO_TORCH = ("builtins", "collections", "torch")
+"""The packages of classes that every process with torch has."""
 _FORM = "form"
 """The key beside torch's own of a class without a serialized name."""
 
@@ -34,13 +36,17 @@ def dump_spec(spec: pytree.TreeSpec) -> str:
 
 
 def plain_spec(spec: pytree.TreeSpec) -> pytree.TreeSpec:
-    """The structure with tuples in place of classes without a serialized name."""
+    """The structure with dicts (of named fields) and tuples for classes that torch has not."""
     if spec.is_leaf():
         return spec
     parts = [plain_spec(child) for child in spec.children()]
-    if _torch_text(spec) is None:
+    text = _torch_text(spec)
+    if text is None:
         return pytree.TreeSpec(tuple, None, parts)
-    return pytree.TreeSpec(spec.type, spec.context, parts)
+    if spec.type.__module__.partition(".")[0] in _KNOWN_TO_TORCH:
+        return pytree.TreeSpec(spec.type, spec.context, parts)
+    keys = _field_names(json.loads(text)[1]["context"], len(parts))
+    return pytree.TreeSpec(tuple if keys is None else dict, keys, parts)
 
 
 def _torch_text(spec: pytree.TreeSpec) -> str | None:

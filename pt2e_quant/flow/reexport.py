@@ -29,8 +29,8 @@ def export_again(gm: GraphModule, *, is_stored: bool = False) -> ExportedProgram
 
     Args:
         gm: the graph module.
-        is_stored: the program goes into a file: classes of its call and result that torch can
-            write no name of (namedtuples among them) are tuples.
+        is_stored: the program goes into a file: classes of its call and result that torch does
+            not have itself are dicts of their named fields, else (namedtuples too) tuples.
 
     Raises:
         UnsupportedError: torch takes the graph for the example's sizes only.

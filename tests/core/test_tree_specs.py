@@ -1,8 +1,10 @@
 """Results of a class that is not imported come back as plain dicts and tuples."""
 
+import io
 import json
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,12 +73,15 @@ class _Net(nn.Module):
         return Result(logits=self.linear(x))
 
 
-@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+@pytest.mark.parametrize("backend", ["cpu", "onnx", "xnnpack"])
 def test_artifact_when_another_process_does_not_know_the_class_then_runs(backend, tmp_path):
-    pytest.importorskip({"onnx": "onnxruntime", "xnnpack": "executorch"}[backend])
+    pytest.importorskip({"onnx": "onnxruntime", "xnnpack": "executorch", "cpu": "torch"}[backend])
     x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
-    artifact = pq.quantize(_Net(), (x,), calibration_data=[x], backend=backend, progress=False)
-    path = tmp_path / f"net{pq.backends.get(backend).suffix}"
+    target = pq.backends.get(backend)
+    path = tmp_path / f"net{target.suffix}"
+    if backend == "cpu":
+        target = target.allowing_slower()
+    artifact = pq.quantize(_Net(), (x,), calibration_data=[x], backend=target, progress=False)
     artifact.save(path)
     torch.save(x, tmp_path / "x.pt")
     code = (
@@ -88,6 +93,28 @@ def test_artifact_when_another_process_does_not_know_the_class_then_runs(backend
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=300)
     assert torch.equal(torch.load(tmp_path / "y.pt"), artifact.run(x).logits)
+
+
+class _Taker(_Net):
+    def forward(self, x: Result) -> Result:
+        return super().forward(x.logits)
+
+
+def test_class_in_a_call_when_its_program_is_stored_then_the_file_holds_no_object_of_it(tmp_path):
+    given = Result(logits=torch.randn(2, 8, generator=torch.Generator().manual_seed(0)))
+    target = pq.backends.get("cpu").allowing_slower()
+    artifact = pq.quantize(
+        _Taker(), (given,), calibration_data=[(given,)], backend=target, progress=False
+    )
+    artifact.save(tmp_path / "net.qpt2")
+    with zipfile.ZipFile(tmp_path / "net.qpt2") as archive:
+        samples = [n for n in archive.namelist() if "sample_inputs" in n]
+        kept = [archive.read(n) for n in samples]
+    assert kept
+    for data in kept:  # Reading a file never runs code.
+        torch.load(io.BytesIO(data), weights_only=True)
+    found = target.load(tmp_path / "net.qpt2").run(given)
+    assert torch.equal(found.logits, artifact.run(given).logits)
 
 
 class Pair(NamedTuple):
