@@ -18,8 +18,6 @@ from pt2e_quant.kernels.onednn.site import channels_last
 from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, measured_here
 from pt2e_quant.kernels.site import Site
 
-aten: Any = torch.ops.aten
-
 
 def _moves(
     name: str, overloads: Overloads, lowers_to: str, *needs: Constraint, x: Var | Many | None = None
@@ -38,14 +36,9 @@ def _moves(
     )
 
 
-def _gives_one_value(match: Match) -> bool:
-    return match.anchor.target is not aten.max_pool2d_with_indices.default
-
-
 def build_max_pool(site: Site) -> Node:
     """Torch's integer max-pool; in channels-last order it is vectorized over channels."""
-    pool = site.match.anchor
-    found = arguments(pool)
+    found = arguments(site.match.nodes["op"])
     ordered = channels_last(site, site.integers("x"))
     sizes = [each_axis(found[name], 2) for name in ("kernel_size", "stride", "padding", "dilation")]
     sizes[1] = sizes[1] or sizes[0]
@@ -59,13 +52,7 @@ _MOVES = (
     _moves("slice", one_of(ops.SLICE, ops.SELECT), "the same on uint8"),
     _moves("cat", ops.CAT, "aten.cat on uint8", x=Many("x")),
 )
-_MAX_POOL = _moves(
-    "max_pool2d",
-    ops.MAX_POOL2D,
-    "quantized.max_pool2d",
-    NO_INDICES,
-    Constraint(text="values without indices", holds=_gives_one_value),
-)
+_MAX_POOL = _moves("max_pool2d", ops.MAX_POOL2D, "quantized.max_pool2d", NO_INDICES)
 
 _MEASURED: dict[str, Callable[[Site], Node]] = {"cat": build, _MAX_POOL.name: build_max_pool}
 """What `python -m benchmarks.cpu_elementwise` measures, by the class that it writes."""

@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from pt2e_quant.graph.op_table import Constraint
 from pt2e_quant.graph.ops import MAX_POOL2D, argument, arguments, is_getitem
-from pt2e_quant.graph.pattern import Match
+from pt2e_quant.graph.pattern import Match, call_behind
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -51,10 +51,10 @@ def _adds_equal_shapes(match: Match) -> bool:
 
 
 def _no_indices(match: Match) -> bool:
-    call = match.anchor
+    call = call_behind(match.anchor)
     if call.target is not MAX_POOL2D[-1]:
         return True
-    return all(is_getitem(user) and user.args[1] == 0 for user in call.users)
+    return all(is_getitem(user) and (user.args[1] == 0 or not user.users) for user in call.users)
 
 
 def _has_constant_bias(match: Match) -> bool:

@@ -21,6 +21,7 @@ class Pooled(nn.Module):
 CASES = {
     "max": lambda x: qdq(F.max_pool2d(qdq(x, 0.02, 3), 3, 2, 1), 0.02, 3),
     "max, ceil": lambda x: qdq(F.max_pool2d(qdq(x, 0.02), (2, 3), ceil_mode=True), 0.02),
+    "max, indices": lambda x: qdq(F.max_pool2d(qdq(x, 0.02), 2, return_indices=True)[0], 0.02),
     "average": lambda x: qdq(F.avg_pool2d(qdq(x, 0.02), 3, 2, 1), 0.01, -7),
     "average of what is there": lambda x: qdq(
         F.avg_pool2d(qdq(x, 0.02), 3, 2, 1, ceil_mode=True, count_include_pad=False), 0.01
@@ -51,6 +52,7 @@ def test_pool_when_between_qdq_then_is_one_call_within_a_step_of_the_q_dq_graph(
         lambda x: qdq(F.max_pool2d(qdq(x, 0.02), 2, dilation=2), 0.02),
         lambda x: qdq(qdq(x, 0.02).mean((1, 2)), 0.02),
         lambda x: qdq(F.max_pool2d(x, 2), 0.02),
+        lambda x: sum(F.max_pool2d(qdq(x, 0.02), 2, return_indices=True)),
     ],
 )
 def test_pool_when_the_kernel_has_no_such_form_then_stays(run):
