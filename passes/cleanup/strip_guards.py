@@ -1,4 +1,4 @@
-"""Remove the input checks that torch leaves in the graph."""
+"""Remove the input checks that torch leaves in the graph, and keep those of values."""
 
 from torch.fx import GraphModule, Node
 
@@ -9,6 +9,7 @@ from pt2e_quant.graph.ops import aten, is_call
 from pt2e_quant.graph.pipeline import Invariant, Note, PassResult, graph_pass
 
 _CHECKS = (aten._assert_tensor_metadata.default,)
+_TEXT = "a check of values without a text (torch._assert_async) failed"
 
 
 def _is_guard(gm: GraphModule, node: Node) -> bool:
@@ -36,14 +37,19 @@ def strip_guards(gm: GraphModule) -> PassResult:
 
     The checks of dtypes that the trace knows (`_assert_tensor_metadata`) go too. Inputs are
     checked against the capture before the first forward instead, with a message that says what
-    to export. Both kinds would count as readers of the values they look at.
+    to export. Both kinds would count as readers of the values they look at. Checks of values
+    stay; those without a text get one, because torch takes them for calls without effect and
+    drops them silently.
 
-    Before:  _guards_fn(x); y = relu(x)
-    After:   y = relu(x)
+    Before:  _guards_fn(x); _assert_async(ok); y = relu(x)
+    After:   _assert_async(ok, "…"); y = relu(x)
     """
     notes: list[Note] = []
     for graph in list(nested_graphs(gm)):
         editor = Editor(graph)
+        for node in [n for n in graph.graph.nodes if is_call(n, (aten._assert_async.default,))]:
+            node.target, node.args = aten._assert_async.msg, (*node.args, _TEXT)
+            notes.append(Note(node.name, "gave a check of values a text"))
         for node in _guards(graph):
             if node.op == "call_module":
                 notes.append(Note(node.name, "removed torch's input guards"))

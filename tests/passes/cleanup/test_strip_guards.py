@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -55,3 +56,17 @@ def test_strip_when_run_twice_then_the_second_changes_nothing():
     gm = torch.export.export(Casting(), (torch.ones(2, 3),)).module()
     strip_guards(gm)
     assert not strip_guards(gm).changed
+
+
+def test_strip_when_a_check_of_values_has_no_text_then_dead_code_elimination_keeps_it():
+    class Checked(nn.Module):
+        def forward(self, x):
+            torch._assert_async((x < 9).all())
+            return x + 1
+
+    gm = torch.export.export(Checked(), (torch.ones(2),)).module()
+    strip_guards(gm)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    with pytest.raises(RuntimeError, match="without a text"):
+        gm(torch.full((2,), 10.0))
