@@ -212,8 +212,11 @@ def _check(model: nn.Module, max_length: int, max_prompt: int | None) -> None:
 def _cache_shapes(model: nn.Module) -> list[tuple[int, int]]:
     """(heads, head size) of the keys and of the values of each layer, as one call makes them."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
-    with torch.no_grad():
-        past = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
+    try:
+        with torch.no_grad():
+            past = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
+    except Exception as error:  # some architectures take more, or cannot make a cache themselves
+        raise _no_cache(model, f"{type(error).__name__}: {error}") from error
     layers: Sequence[Any] = getattr(past, "layers", None) or ()
     shapes: list[tuple[int, int]] = []
     for layer in layers:
