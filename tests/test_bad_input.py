@@ -231,8 +231,13 @@ def test_prepare_when_nothing_is_quantized_then_says_why(plain_backend):
     ep = export(nn.Sequential(nn.ReLU(), nn.Sigmoid()), (torch.randn(2, 2),))
     with pytest.raises(AnnotationError, match="no tensor of this graph is to be quantized") as e:
         pq.prepare_pt2e(ep, plain_backend.quantizer())
-    assert "1 x Plain has no int8 relu" in str(e.value)
-    assert "1 x Plain has no int8 sigmoid" in str(e.value)
+    assert all(f"1 x Plain has no int8 {name}" in str(e.value) for name in ("relu", "sigmoid"))
+
+
+def test_prepare_when_a_program_is_decomposed_then_the_fix_says_so(plain_backend):
+    program = export(nn.Conv2d(2, 3, 1), (torch.randn(1, 2, 3, 3),)).run_decompositions()
+    with pytest.raises(AnnotationError, match=r"before run_decompositions\(\)"):
+        pq.prepare_pt2e(program, plain_backend.quantizer())
 
 
 def test_prepare_when_a_rule_keeps_everything_float_then_says_which(model, plain_backend):

@@ -28,6 +28,7 @@ from pt2e_quant.graph.ops import (
     STACK,
     UNSQUEEZE,
     aten,
+    out_of_place,
 )
 from pt2e_quant.graph.pattern import one_of
 from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operand, Output, Site
@@ -63,7 +64,9 @@ def _move(site: Site[Any]) -> Any:
     rest = {name: value for name, value in site.arguments.items() if name != "self"}
     if any(isinstance(value, Operand) for value in rest.values()):
         raise Declined("it reads the shape of another quantized tensor")
-    return rescaled(site, x, site.call(site.target, x.value, **rest), output)
+    # The float twin moved a copy: what dequantize gives, not the integers that others read too.
+    target = out_of_place(site.target) or site.target
+    return rescaled(site, x, site.call(target, x.value, **rest), output)
 
 
 def _clamp(site: Site[Any]) -> Any:

@@ -40,11 +40,11 @@ _WEIGHT = 127
 """The weight of 1 of a pool that is a convolution in int8."""
 
 
-def _max_pool(site: Site[Any]) -> Any:
+def _max_pool(pool: Any, site: Site[Any]) -> Any:
     x, output = site.operand("self"), site.required_output()
     # Padding is the least integer, as -inf is the least real number.
     rest = [value for name, value in site.arguments.items() if name != "self"]
-    pooled = site.call(aten.max_pool2d.default, x.value, *rest)
+    pooled = site.call(pool, x.value, *rest)
     return rescaled(site, x, pooled, output)
 
 
@@ -264,7 +264,12 @@ _RESIZES = (
 )
 
 POOL_FORMS = (
-    IntegerForm(name="max_pool", operators=one_of(MAX_POOL2D, MAX_POOL3D), write=_max_pool),
+    IntegerForm(
+        name="max_pool", operators=MAX_POOL2D[:1], write=partial(_max_pool, aten.max_pool2d.default)
+    ),
+    IntegerForm(
+        name="max_pool3d", operators=MAX_POOL3D, write=partial(_max_pool, aten.max_pool3d.default)
+    ),
     IntegerForm(name="max_pool1d", operators=MAX_POOL1D, write=_flat_max_pool),
     IntegerForm(name="sum", operators=(aten.sum.default, aten.sum.dim_IntList), write=_sum),
     IntegerForm(name="average", operators=one_of(MEAN, (aten.mean.default,)), write=_mean),

@@ -36,6 +36,7 @@ WITHOUT_FORM: Mapping[Callable[..., Any], str] = {
     aten.to.dtype: _CAST,
     aten.to.dtype_layout: _CAST,
     aten.type_as.default: _CAST,
+    aten.max_pool2d_with_indices.default: "it gives places too, which have no scale",
     RecurrentLayer: "its states are float from step to step",
 }
 """What a backend's op table has and no form, with the reason."""

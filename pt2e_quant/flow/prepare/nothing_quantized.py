@@ -6,11 +6,13 @@ from torch.fx import GraphModule
 
 from pt2e_quant.core.errors import AnnotationError
 from pt2e_quant.core.provenance import provenance_of
+from pt2e_quant.graph.ops import aten
 
 _GENERAL_FIX = (
     "choose a recipe or scheme by the reasons above; docs/schemes.md has the nearest that each "
     "backend runs"
 )
+_DECOMPOSED_FIX = "prepare what torch.export.export gives, before run_decompositions()"
 
 
 def nothing_quantized(gm: GraphModule) -> AnnotationError:
@@ -20,9 +22,12 @@ def nothing_quantized(gm: GraphModule) -> AnnotationError:
     listed = "\n".join(f"    {count} x {reason}" for reason, count in reasons)
     largest = max((r for r in records if r.size), key=lambda record: record.size, default=None)
     named = (n for n in gm.graph.nodes if largest is not None and n.name == largest.node)
-    fixes = Counter(record.fix for record in records if record.fix)
+    found = Counter(record.fix for record in records if record.fix)
+    fixes = [fix for fix, _ in found.most_common(1)]
+    if any(n.target is aten.convolution.default for n in gm.graph.nodes):
+        fixes = [_DECOMPOSED_FIX]
     return AnnotationError(
         "no tensor of this graph is to be quantized" + (":\n" + listed if listed else ""),
         node=next(named, None),
-        fix="; or ".join([*(fix for fix, _ in fixes.most_common(1)), _GENERAL_FIX]),
+        fix="; or ".join([*fixes, _GENERAL_FIX]),
     )
