@@ -220,7 +220,7 @@ _HAS = (
     *("aten.celu.default", "aten.elu.default", "aten.selu.default"),
     *("aten.erfc.default", "aten.exp2.default", "aten.ldexp.Tensor"),
     "aten.layer_norm.default",
-    *("aten.remainder.Scalar", "aten.remainder.Tensor"),
+    *("aten.remainder.Scalar", "aten.remainder.Scalar_Tensor", "aten.remainder.Tensor"),
     *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),
 )
 """Of the functions that can be written out, those that torch's exporter has ONNX for."""
@@ -242,7 +242,7 @@ _FIRST = (
     promote_cats,
     chunk_by_sizes,
     write_complex(_has_complex),
-    write_functions(_HAS, lambda node: leave_of(node) is Leave.DELEGATE),
+    write_functions(_HAS, lambda node: leave_of(node) is Leave.DELEGATE, takes_sizes=False),
     name_squeezed_dims,
     split_left,
 )

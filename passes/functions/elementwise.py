@@ -64,13 +64,6 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     return large * torch.sqrt(ratio * ratio + 1.0)
 
 
-def log1p(x: Tensor) -> Tensor:
-    """log(1 + x), to the last bits where 1 + x has lost those of x (Kahan, HP-15C handbook)."""
-    whole = x + 1.0
-    small = torch.log(whole) * (x / (whole - 1.0))
-    return torch.where(x > 1.0, torch.log(whole), torch.where(whole == 1.0, x, small))
-
-
 def expm1(x: Tensor) -> Tensor:
     """exp(x) - 1 without the difference, which loses the bits of a small x."""
     return torch.tanh(x / 2.0) * (torch.exp(x) + 1.0)
@@ -276,22 +269,43 @@ def digamma(x: Tensor) -> Tensor:
 
 
 def shift_left(x: Tensor, places: int) -> Tensor:
-    """X times a power of 2."""
-    return torch.mul(x, 2**places)
+    """X times a power of 2; products wrap, as the bits that are shifted out."""
+    if isinstance(places, int):
+        return torch.mul(x, 2**places)
+    return x * _whole_power(torch.full_like(x, 2), places)
 
 
 def shift_right(x: Tensor, places: int) -> Tensor:
     """X over a power of 2, rounded down."""
+    if not isinstance(places, int):
+        return torch.bitwise_right_shift(x, torch.scalar_tensor(places, dtype=x.dtype))
     return torch.div(x, 2**places, rounding_mode="floor")
 
 
 def power(x: Tensor, exponent: Any) -> Tensor:
     """A power of booleans, or with a dynamic size; runtimes take others with numbers."""
+    is_number = isinstance(exponent, (int, float))
     if x.dtype is torch.bool:
-        return torch.pow(x.to(torch.result_type(x, exponent)), exponent)
-    if isinstance(exponent, (int, float)):
+        x = x.to(torch.result_type(x, exponent))
+    elif is_number:
         raise NotImplementedError("a number, which runtimes take")
-    return torch.pow(x, torch.scalar_tensor(exponent, dtype=x.dtype))
+    if is_number:
+        return torch.pow(x, exponent)
+    if x.is_floating_point():
+        return torch.pow(x, torch.scalar_tensor(exponent, dtype=x.dtype))
+    return _whole_power(x, exponent)
+
+
+def _whole_power(x: Tensor, exponent: torch.SymInt) -> Tensor:
+    """Of integers by squaring: products wrap as torch's, where runtimes compute it in floats."""
+    node = exponent.node
+    most = node.shape_env.bound_sympy(node.expr).upper
+    found, square = torch.ones_like(x), x
+    for place in range(int(most).bit_length() if most < 2**31 else 31):
+        has_bit = torch.scalar_tensor(exponent // 2**place % 2, dtype=torch.int64) == 1
+        found = torch.where(has_bit, found * square, found)
+        square = square * square
+    return found
 
 
 def floor_quotient(x: Any, y: Any) -> Tensor:
@@ -324,6 +338,8 @@ def remainder(x: Any, y: Any) -> Tensor:
     tensor = x if isinstance(x, Tensor) else y
     if torch.result_type(x, y).is_floating_point or tensor.dtype == torch.bool:
         raise NotImplementedError("not of integers")
+    if not isinstance(x, Tensor):
+        x = torch.scalar_tensor(x, dtype=y.dtype)
     found: Tensor = x - torch.div(x, y, rounding_mode="floor") * y
     return found
 
@@ -337,7 +353,7 @@ def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **option
 
 def soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """The logarithm of 1 + exp(-x * target), also where that is little."""
-    loss = log1p(torch.exp(-x * target))
+    loss = torch.log1p(torch.exp(-x * target))
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
 
 

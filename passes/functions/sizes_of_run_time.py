@@ -1,11 +1,15 @@
 """Functions whose windows, groups or places are known at run time only, as products and choices."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
 
 from pt2e_quant.graph.ops import each_axis
 
@@ -212,3 +216,39 @@ def embedding_bag(
 
 
 _MAX = 2
+
+
+def sizes_for_numbers(node: Node) -> tuple[int, ...]:
+    """The positions at which an operator of ATen takes a number and is given a dynamic size."""
+    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        return ()
+    given = zip(node.target._schema.arguments, node.args, strict=False)
+    return tuple(
+        at
+        for at, (parameter, value) in enumerate(given)
+        if isinstance(parameter.type, torch.NumberType)
+        and isinstance(value, Node)
+        and isinstance(value.meta.get("val"), torch.SymInt)
+    )
+
+
+def with_tensors(node: Node, places: Collection[int]) -> Callable[..., Tensor] | None:
+    """A call with tensors of no dimension for numbers at some places, where there is such a one."""
+    packet, names = node.target.overloadpacket, [p.name for p in node.target._schema.arguments]  # type: ignore[union-attr]  # `sizes_for_numbers` found an overload
+    for form in packet.overloads():
+        overload: OpOverload = getattr(packet, form)
+        parameters = overload._schema.arguments
+        if [p.name for p in parameters] == names and all(
+            isinstance(parameters[at].type, torch.TensorType) for at in places
+        ):
+            return functools.partial(_call_with_tensors, overload, places)
+    return None
+
+
+def _call_with_tensors(overload: OpOverload, places: Collection[int], *args: Any) -> Tensor:
+    """A call with tensors of no dimension for the numbers at some places."""
+    dtype = torch.result_type(next(v for v in args if isinstance(v, Tensor)), 1)
+    found: Tensor = overload(
+        *(torch.scalar_tensor(v, dtype=dtype) if i in places else v for i, v in enumerate(args))
+    )
+    return found

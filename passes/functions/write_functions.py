@@ -147,7 +147,6 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.layer_norm.default": norms.layer_norm,
     "aten.ldexp.Tensor": lambda x, y: x * torch.pow(2.0, y),
     "aten.lgamma.default": elementwise.lgamma,
-    "aten.log1p.default": elementwise.log1p,
     "aten.log_sigmoid.default": elementwise.log_sigmoid,
     "aten.logaddexp.default": elementwise.logaddexp,
     "aten.logaddexp2.default": elementwise.logaddexp2,
@@ -160,6 +159,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.pow.Tensor_Scalar": elementwise.power,
     "aten.put.default": rows.put,
     "aten.remainder.Scalar": elementwise.remainder,
+    "aten.remainder.Scalar_Tensor": elementwise.remainder,
     "aten.remainder.Tensor": elementwise.remainder,
     "aten.round.decimals": elementwise.round_decimals,
     "aten.rrelu.default": elementwise.rrelu,
@@ -202,7 +202,10 @@ _LEAVES = {
 
 
 def write_functions(
-    has: Collection[str], is_inexact: Callable[[Node], bool] = lambda node: False
+    has: Collection[str],
+    is_inexact: Callable[[Node], bool] = lambda node: False,
+    *,
+    takes_sizes: bool = True,
 ) -> GraphPass:
     """A pass over a canonical graph and its bodies.
 
@@ -212,18 +215,25 @@ def write_functions(
     Args:
         has: the functions that the runtime has itself.
         is_inexact: calls that are written although the runtime has the function.
+        takes_sizes: whether operators take a dynamic size for a number; other calls that are given
+            one get it as a tensor.
     """
     wanted = FUNCTIONS.keys() - set(has)
 
-    def is_wanted(node: Node) -> bool:
-        name = str(node.target)
-        return name in wanted or (name in FUNCTIONS and is_inexact(node))
+    def function_of(node: Node) -> Callable[..., rows.Results] | None:
+        name, places = (
+            str(node.target),
+            () if takes_sizes else sizes_of_run_time.sizes_for_numbers(node),
+        )
+        if name in wanted or (name in FUNCTIONS and (places or is_inexact(node))):
+            return FUNCTIONS[name]
+        return sizes_of_run_time.with_tensors(node, places) if places else None
 
     def edit(gm: GraphModule) -> PassResult:
         notes: list[Note] = []
         for body in named_graphs(gm):
-            calls = [node for node in body.gm.graph.nodes if is_wanted(node)]
-            written = [n for n in calls if write_out(body.gm, n, FUNCTIONS[str(n.target)])]
+            calls = [(n, found) for n in body.gm.graph.nodes if (found := function_of(n))]
+            written = [n for n, function in calls if write_out(body.gm, n, function)]
             notes += [Note(node.name, f"{node.target} is written out") for node in written]
             if written:
                 recompile(body.gm)

@@ -52,6 +52,7 @@ def translation_table() -> dict[Callable[..., object], Callable[..., object]]:
         decomposed.dequantize_per_channel.default: dequantize_per_channel,
         decomposed.dequantize_per_channel_group.default: dequantize_per_channel_group,
         decomposed.choose_qparams.tensor: choose_qparams,
+        torch.ops.aten.log1p.default: log1p,
         torch.ops.aten.mean.dim: mean,
         torch.ops.higher_order.map_impl: map_rows,
         torch.ops.higher_order.while_loop: while_loop,
@@ -203,6 +204,18 @@ def choose_qparams(
     # torch's operator gives float64 and int64; the quantize looks behind these casts.
     wide = op.Cast(scale, to=ir.DataType.DOUBLE), op.Cast(zero_point, to=ir.DataType.INT64)
     return _made(wide[0]), _made(wide[1])
+
+
+def log1p(x: ir.Value) -> ir.Value:
+    """log(1 + x), to the last bits where 1 + x has lost those of x (Kahan, HP-15C handbook).
+
+    ONNX has none. It is written here because torch's exporter decomposes other functions into it.
+    """
+    one = _constant(1.0, x)
+    whole = op.Add(x, one)
+    log = op.Log(whole)
+    small = op.Mul(log, op.Div(x, op.Sub(whole, one)))
+    return _made(op.Where(op.Greater(x, one), log, op.Where(op.Equal(whole, one), x, small)))
 
 
 def mean(

@@ -42,7 +42,7 @@ _WRITTEN: Mapping[str, Callable[..., Results]] = {
 }
 _KERNELS = (
     *("aten.atan2.default", "aten.celu.default", "aten.clamp.default", "aten.elu.default"),
-    *("aten.expm1.default", "aten.index_put.default", "aten.log1p.default", "aten.selu.default"),
+    *("aten.expm1.default", "aten.index_put.default", "aten.selu.default"),
 )
 """Of the functions that can be written out, those that ExecuTorch has kernels for."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")

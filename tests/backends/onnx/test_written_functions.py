@@ -44,6 +44,9 @@ FUNCTIONS = {
     "log1p and expm1 of little": lambda x, y: (
         1e6 * torch.log1p(x.abs() * 1e-6) + 1e6 * torch.expm1(x * 1e-6) + y
     ),
+    "functions made of log1p, of little": lambda x, y: (
+        1e6 * (F.logsigmoid(x.abs() + 14) + torch.special.xlog1py(x, x.abs() * 1e-6)) + y
+    ),
     "functions of float64": lambda x, y: (
         F.gelu(x.double()) + F.mish(x.double()) + F.elu(y.double().clamp(-9, 9))
     ).float(),
@@ -263,3 +266,37 @@ def test_masked_select_when_its_size_depends_on_values_then_as_torch():
     )
     for call in data:
         torch.testing.assert_close(artifact.run(*call)[1], model(*call)[1])
+
+
+OF_SIZES = {
+    "whole power": lambda x: torch.arange(-9, 9) ** x.shape[0],
+    "whole power of a size": lambda x: (1 + x.shape[0] % 7) ** torch.arange(8),
+    "power of booleans": lambda x: (x > 0) ** x.shape[0],
+    "float power of a size": lambda x: x.shape[0] ** x.sign(),
+    "shift to the left": lambda x: torch.arange(8) << x.shape[0],
+    "shift to the right": lambda x: (torch.arange(-4, 4) * 99) >> x.shape[0],
+    "remainder": lambda x: torch.arange(-8, 8) % x.shape[0],
+    "remainder of a size": lambda x: x.shape[0] % torch.arange(1, 8),
+    "bits": lambda x: (torch.arange(8) & x.shape[0]) | (torch.arange(8) ^ x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", OF_SIZES)
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+def test_function_of_integers_when_its_number_is_a_size_then_as_torch_at_every_size(backend, name):
+    pytest.importorskip({"onnx": "onnxruntime", "xnnpack": "executorch"}[backend])
+    torch.manual_seed(0)
+    model, data = Beside(OF_SIZES[name]).eval(), torch.randn(6, 8)
+    artifact = pq.quantize(
+        model,
+        (data,),
+        calibration_data=[data],
+        dynamic_shapes=({0: Dim("batch", min=1, max=32)},),
+        backend=backend,
+        progress=False,
+    )
+    for size in (32, 1, 6):
+        x = torch.randn(size, 8)
+        found, expected = artifact.run(x)[1], model(x)[1]
+        assert found.dtype is expected.dtype
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
