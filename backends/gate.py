@@ -10,10 +10,17 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.compare_results import Results, compare
 from pt2e_quant.backends.first_apart import LowerPart
-from pt2e_quant.backends.judge_results import CEILING_DB, DRAW_MARGIN_DB, FLOOR_DB, Judge
+from pt2e_quant.backends.judge_results import (
+    CEILING_DB,
+    DRAW_MARGIN_DB,
+    FLOAT_CEILING_DB,
+    FLOOR_DB,
+    Judge,
+)
 from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.new_process import run_in_new_process
 from pt2e_quant.backends.registry import names
+from pt2e_quant.backends.rounded_results import rounded_results
 from pt2e_quant.backends.run_calls import run_artifact
 from pt2e_quant.backends.trials import Trial, Trials
 from pt2e_quant.core.errors import ArtifactError, ConfigError, Pt2eQuantError, near
@@ -24,6 +31,7 @@ from pt2e_quant.flow.calibrate.sample import Sample, sample_of
 __all__ = [
     "CEILING_DB",
     "DRAW_MARGIN_DB",
+    "FLOAT_CEILING_DB",
     "FLOOR_DB",
     "check_artifact",
     "choose_sample",
@@ -93,17 +101,23 @@ def check_artifact(
 
     Raises:
         ArtifactError: the artifact stops at a call; or a float result is further from the canonical
-            graph's than SQNR(canonical, float) + margin_db (at most CEILING_DB), or than FLOOR_DB
-            if the float result is unknown, and DRAW_MARGIN_DB further than each of DRAWS runs of
-            the graph with rounding noise, and than its steps explain; or more elements of another
-            result differ than in any of DRAWS runs whose steps flip as other runtimes' may.
+            graph's than SQNR(canonical, float) + margin_db (at most CEILING_DB, or FLOAT_CEILING_DB
+            where quantization does not reach the result; both plus a negative margin_db), or than
+            FLOOR_DB if the float result is unknown, and DRAW_MARGIN_DB further than each of DRAWS
+            runs of the graph with rounding noise, and than its steps explain; or more elements of
+            another result differ than in any of DRAWS runs whose steps flip as other runtimes' may.
     """
     trials = Trials(gm, sample, artifact.capture)
     report, first = artifact.report, trials.trials[0]
     to_float = _to_float_db(first, sample)
     if to_float:
         report.sqnr_float_db = min(to_float.values())
-    bounds = {name: min(db + margin_db, CEILING_DB) for name, db in to_float.items()}
+    ceilings = _ceilings(gm, first)
+    lowered = min(margin_db, 0.0)
+    bounds = {
+        name: min(db + margin_db, ceilings.get(name, CEILING_DB) + lowered)
+        for name, db in to_float.items()
+    }
     judge = Judge(trials=trials, bounds=bounds, notes=report.notes, lower_part=lower_part)
     calls = [(f" in call {at}, with {t.label}", t) for at, t in enumerate(trials.trials, start=1)]
     calls[0] = ("", first)
@@ -146,6 +160,15 @@ def _to_float_db(first: Trial, sample: Sample) -> dict[str, float]:
         if is_inexact(expected) and not math.isnan(ratio):
             found[name] = ratio
     return found
+
+
+def _ceilings(gm: GraphModule, first: Trial) -> dict[str, float]:
+    """The most that is asked of each result; buffers, which come behind the results, have none."""
+    rounded = rounded_results(gm)
+    return {
+        name: CEILING_DB if is_rounded else FLOAT_CEILING_DB
+        for name, is_rounded in zip(first.results, rounded, strict=False)
+    }
 
 
 def _least_db(expected: Results, found: Results) -> float:

@@ -38,6 +38,10 @@ CEILING_DB = 35.0
 """No more is asked: 8-bit outputs that are all off by one step are 36 dB apart, and runtimes may
 round ties their own way."""
 
+FLOAT_CEILING_DB = 60.0
+"""No more is asked of results that quantization does not reach. Runtimes' float operators are some
+120 dB apart, their approximations of functions 74 (gelu)."""
+
 DRAW_MARGIN_DB = 1.0
 """How much further than the furthest draw is accepted: a quarter more noise energy. Where rounding
 is amplified to the full, draws lie within fractions of a dB, and so does an artifact."""

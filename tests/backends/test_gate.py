@@ -10,7 +10,7 @@ from torch.export import export
 from torch.fx import GraphModule
 
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.backends.gate import FLOOR_DB, check_artifact
+from pt2e_quant.backends.gate import FLOAT_CEILING_DB, FLOOR_DB, check_artifact
 from pt2e_quant.core.errors import ArtifactError
 from pt2e_quant.flow.calibrate.sample import Sample
 
@@ -73,3 +73,10 @@ def test_gate_when_there_is_no_float_result_then_the_floor_decides(gm, noisy):
 def test_gate_when_results_are_nan_then_refuses_the_artifact(gm, noisy):
     with pytest.raises(ArtifactError, match="SQNR nan"):
         check_artifact(noisy(gm, float("nan")), gm, _sample(gm, 0.05), margin_db=6.0)
+
+
+def test_gate_when_quantization_does_not_reach_a_result_then_asks_for_more(gm, noisy):
+    check_artifact(noisy(gm, 1e-4), gm, _sample(gm, 0.0), margin_db=6.0)
+    with pytest.raises(ArtifactError, match=f"at least {FLOAT_CEILING_DB:.1f} dB"):
+        check_artifact(noisy(gm, 1e-2), gm, _sample(gm, 0.0), margin_db=6.0)
+    check_artifact(noisy(gm, 1e-2), gm, _sample(gm, 0.0), margin_db=-25.0)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.judge_results import CEILING_DB, FRESH_MARGIN_DB
+from pt2e_quant.backends.judge_results import CEILING_DB, FLOAT_CEILING_DB, FRESH_MARGIN_DB
+from pt2e_quant.backends.rounded_results import rounded_results
 from pt2e_quant.backends.rounding_noise import (
     DRAWS,
     bound_with_flips,
@@ -50,14 +51,21 @@ class Expected:
         graph: the q/dq graph's result.
         inputs: the call's leaves behind it, which the graph may have written.
         draw: the flat result of the graph in one run, given how it is run.
+        rounded: for each leaf of the result whether quantization reaches it.
     """
 
     def __init__(
-        self, floats: Any, graph: Any, inputs: list[Any], draw: Callable[[Run], list[Any]]
+        self,
+        floats: Any,
+        graph: Any,
+        inputs: list[Any],
+        draw: Callable[[Run], list[Any]],
+        rounded: Sequence[bool],
     ) -> None:
         self.floats = floats
         self.graph = graph
         self.inputs = inputs
+        self.rounded = rounded
         self._draw = draw
         self._drawn: dict[Run, list[list[Any]]] = {}
 
@@ -93,7 +101,7 @@ def expect(gm: GraphModule, floats: Any, args: Sequence[Any], kwargs: dict[str, 
         _write(gm, before)  # The artifact is not called either.
         raise OtherRank(other)
     graph = capture.unflatten_output(found)
-    return Expected(floats, graph, copies, draw)
+    return Expected(floats, graph, copies, draw, rounded_results(gm))
 
 
 def _write(gm: GraphModule, values: dict[str, Tensor]) -> None:
@@ -140,7 +148,8 @@ def _leaf_complaint(
         return _integer_complaint(expected, index, left, right)
     ratio = sqnr_db(left, right)
     to_float = sqnr_db(floats[index], left)
-    bound = CEILING_DB if math.isnan(to_float) else min(to_float + MARGIN_DB, CEILING_DB)
+    most = CEILING_DB if expected.rounded[index] else FLOAT_CEILING_DB
+    bound = CEILING_DB if math.isnan(to_float) else min(to_float + MARGIN_DB, most)
     if ratio >= bound:
         return None
     noisy = expected.draws(run_with_rounding_noise)
