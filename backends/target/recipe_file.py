@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pt2e_quant.backends.artifact import write_artifact
 from pt2e_quant.backends.target.recipe import unaliased
-from pt2e_quant.core.errors import ArtifactError, ConfigError, near
-from pt2e_quant.core.whole_file import whole_file
+from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.observers.static.entropy import EntropyObserver
@@ -169,14 +169,7 @@ class RecipeFile:
         """
         if Path(path).suffix != SUFFIX:
             raise ConfigError(f'a recipe file ends in {SUFFIX}, found "{path}"')
-        try:
-            with whole_file(Path(path)) as stream:
-                stream.write(self.to_toml().encode())
-        except OSError as error:
-            raise ArtifactError(
-                f'cannot write "{path}": {error.strerror or error}',
-                fix="give a path in a folder that exists and can be written",
-            ) from error
+        write_artifact(path, self.to_toml().encode())
 
 
 def read_recipe(path: str | Path) -> RecipeFile:

@@ -34,6 +34,13 @@ class IntegerOp:
     fake: Callable[..., Tensor]
 
 
+def like_input(x: Tensor, *rest: object) -> Tensor:
+    """The fake kernel of an operator that gives the sizes of x in the dtype it is told last."""
+    dtype = rest[-1]
+    assert isinstance(dtype, torch.dtype)
+    return torch.empty_like(x, dtype=dtype)
+
+
 INTEGER_OPS: dict[str, IntegerOp] = {}
 """The operators by name; `define_integer_op` alone adds to it."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.integer import Rounding, shift_right
-from pt2e_quant.core.integer_ops.define import define_integer_op
+from pt2e_quant.core.integer_ops.define import define_integer_op, like_input
 
 _MOST_HALVINGS = 31
 _FINE = 20
@@ -232,16 +232,10 @@ def _norm(
     return (steps + zero_point).clamp(low, high).to(dtype)
 
 
-def _fake_norm(x: Tensor, *rest: object) -> Tensor:
-    dtype = rest[-1]
-    assert isinstance(dtype, torch.dtype)
-    return torch.empty_like(x, dtype=dtype)
-
-
 Norm = define_integer_op(
     "integer_norm(Tensor x, Tensor gain, Tensor offset, int[] dims, int? input_zero_point, "
     "int[] shifts, int epsilon, int zero_point, int low, int high, ScalarType dtype) -> Tensor",
     _norm,
-    _fake_norm,
+    like_input,
 )
 """(x - mean) / sqrt(var + eps) * weight + bias; without the mean where a zero_point is given."""

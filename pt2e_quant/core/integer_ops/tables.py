@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.integer_ops.calls import compute
-from pt2e_quant.core.integer_ops.define import define_integer_op
+from pt2e_quant.core.integer_ops.define import define_integer_op, like_input
 from pt2e_quant.core.integer_ops.profiles import Quantization
 from pt2e_quant.core.integer_ops.quantize import quantize
 from pt2e_quant.core.integer_ops.requantize import OutputRange
@@ -57,17 +57,11 @@ def _interpolate(
     return (rounded + zero_point).clamp(low, high).to(dtype)
 
 
-def _fake_interpolate(x: Tensor, *rest: object) -> Tensor:
-    dtype = rest[-1]
-    assert isinstance(dtype, torch.dtype)
-    return torch.empty_like(x, dtype=dtype)
-
-
 Interpolate = define_integer_op(
     "integer_interpolate(Tensor x, Tensor table, int input_low, int zero_point, int low, int high, "
     "ScalarType dtype) -> Tensor",
     _interpolate,
-    _fake_interpolate,
+    like_input,
 )
 """A line between neighbours of 513 entries, as TOSA's TABLE and TFLite's LUTLookup have it."""
 

@@ -28,36 +28,18 @@ Matmul = define_integer_op(
 """The exact product of two integer matrices, or batches of them."""
 
 
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    is_transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    bits: int,
-) -> Tensor:
-    moved = (stride, padding, dilation, is_transposed, output_padding, groups)
-    total: Tensor = _aten.convolution.default(x.double(), weight.double(), None, *moved)
+def _convolution(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return _convolve(x.double(), weight.double(), *rest)
+
+
+def _fake_convolution(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return _convolve(x.float(), weight.float(), *rest)
+
+
+def _convolve(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    *geometry, bits = rest
+    total: Tensor = _aten.convolution.default(x, weight, None, *geometry)
     return total.to(_DTYPES[bits])
-
-
-def _fake_convolution(
-    x: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    is_transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    bits: int,
-) -> Tensor:
-    moved = (stride, padding, dilation, is_transposed, output_padding, groups)
-    made: Tensor = _aten.convolution.default(x.float(), weight.float(), None, *moved)
-    return made.to(_DTYPES[bits])
 
 
 Convolution = define_integer_op(
