@@ -66,10 +66,6 @@ def split_recurrent(rounding_of: RoundingOf) -> GraphPass:
     return GraphPass("split_recurrent", edit, needs=(HAS_VALUES,), gives=())
 
 
-split_unrounded = split_recurrent(lambda node, sizes: Rounding.NONE)
-"""For runtimes that would be given every step of a recurrent operator left in float."""
-
-
 class _Stack:
     """The layers of one recurrent operator."""
 

@@ -8,7 +8,7 @@ import base64
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,8 +18,6 @@ not. Gets the tensor's name, the field, the numbers."""
 
 Read: TypeAlias = Callable[[str, str, str], Sequence[float]]
 """The numbers of a tensor's field, by the word that `Refer` gave for them."""
-
-RowT = TypeVar("RowT")
 
 
 def held_nowhere(name: str, field: str, values: Sequence[float]) -> str:

@@ -20,7 +20,6 @@ from pt2e_quant.core.provenance import Provenance
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
 from pt2e_quant.graph.meta import attribute
-from pt2e_quant.graph.ops import Overloads, is_call
 
 VERIFY = "PT2E_QUANT_VERIFY"
 """Set to 1 in the environment, it makes every pipeline verify the graph after each pass."""
@@ -123,16 +122,6 @@ def graph_pass(
         return GraphPass(edit.__name__, edit, needs, gives, ends)
 
     return made
-
-
-def absent(name: str, overloads: Overloads) -> Invariant:
-    """The property that no node calls one of some overloads."""
-
-    def check(gm: GraphModule) -> str | None:
-        found = [n.name for n in gm.graph.nodes if is_call(n, overloads)]
-        return f"{', '.join(found[:3])} left" if found else None
-
-    return Invariant(name, check)
 
 
 def _lint(gm: GraphModule) -> str | None:

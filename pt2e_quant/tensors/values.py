@@ -37,7 +37,6 @@ from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.tensors.form import TensorForm
 
 Parts = dict[str, Tensor]
-QPARAM_NAMES = ("scale", "zero_point", "tensor_scale", "steps", "table")
 """The parts that a layout of the codes leaves as they are."""
 
 

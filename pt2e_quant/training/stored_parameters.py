@@ -4,7 +4,7 @@ Between steps there are codes and scales and nothing else. The optimizer of
 `training.with_master_weights` holds real values of its own and quantizes them again after a step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast, final
 
 import torch
@@ -292,11 +292,3 @@ def _stored(
     if grad_dtype is not None:
         param.grad_dtype = grad_dtype
     return param
-
-
-def stored_parameters(module: nn.Module) -> Iterator[tuple[str, StoredParameter]]:
-    """The parameters of a model that are stored in a format, or their shards, by name."""
-    for name, param in module.named_parameters():
-        own = param._local_tensor if isinstance(param, DTensor) else param
-        if isinstance(own, StoredParameter):
-            yield name, own

@@ -28,7 +28,8 @@ from pt2e_quant.core.granularity import PerGroup, PerTensor
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors import QuantizedTensor
 from pt2e_quant.training import Float8TrainingConfig
-from pt2e_quant.training.stored_parameters import stored_parameters
+from pt2e_quant.training.optimizers.low_bit_optimizers import local_of
+from pt2e_quant.training.stored_parameters import StoredParameter
 
 CONFIGS = {
     "tensorwise": Float8TrainingConfig(),
@@ -154,7 +155,9 @@ def run_parts(mesh, convert, optimizer_class, wrap=shard):
 
 def kinds(model):
     """Layouts and counts of quantizations of the shards that are stored as codes."""
-    return {(own.form.layout, own.requantizations) for _, own in stored_parameters(model)}
+    shards = map(local_of, model.parameters())
+    stored = [own for own in shards if isinstance(own, StoredParameter)]
+    return {(own.form.layout, own.requantizations) for own in stored}
 
 
 def parallelize(model, mesh):
