@@ -62,7 +62,8 @@ integer_forward.register_autograd(_backward, setup_context=_setup_context)
 class IntegerForward(nn.Module):
     """The exact result of a region in its forward pass; the gradient is its float estimate's.
 
-    Off, or while a batch norm inside normalises by the batch's own statistics, it is the estimate.
+    Off, or while a batch norm inside normalises by the batch's own statistics, or while a dropout
+    in front drops, it is the estimate.
 
     Args:
         name: of the region's operator.
@@ -71,6 +72,8 @@ class IntegerForward(nn.Module):
         norms: the batch norms folded into it.
         rounded: for each value that is not fake-quantized, the observer whose qparams convert
             rounds it by, None if it does not.
+        behind_dropout: whether a dropout in front drops in training: no integers stand for what
+            it leaves.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class IntegerForward(nn.Module):
         observers: Sequence[nn.Module],
         norms: Sequence[nn.Module],
         rounded: Sequence[nn.Module | None],
+        behind_dropout: bool = False,
     ) -> None:
         super().__init__()
         self.name = name
@@ -88,12 +92,14 @@ class IntegerForward(nn.Module):
         self.observers = tuple(observers)
         self.norms = tuple(norms)
         self.rounded = tuple(rounded)
+        self.behind_dropout = behind_dropout
         self.is_on = False
 
     @property
     def is_integer(self) -> bool:
         """Whether the next forward pass is in integers."""
-        return self.is_on and not any(norm.is_normalising for norm in self.norms)
+        drops = self.behind_dropout and self.training
+        return self.is_on and not drops and not any(norm.is_normalising for norm in self.norms)
 
     def forward(self, estimate: Tensor, real: Tensor, *values: Tensor) -> Tensor:
         """The exact result at these values.
@@ -154,7 +160,8 @@ def insert_integer_forwards(gm: GraphModule) -> list[IntegerForward]:
             [gm.get_submodule(str(nodes[name].target)) for name in region.observers],
             [gm.get_submodule(target) for target in region.norms],
             [None if t is None else gm.get_submodule(t) for t in region.rounded],
-        )
+            region.behind_dropout,
+        ).train(gm.training)
         target = f"integer_forward_{number}"
         gm.add_submodule(target, module)
         end = nodes[region.end]
@@ -183,6 +190,8 @@ def _float_operators(gm: GraphModule, known: set[str]) -> list[str]:
 
 
 def _is_quantized(gm: GraphModule, node: Node) -> bool:
+    while is_call(node, DROPOUT):
+        node = node.all_input_nodes[0]
     return node.op == "call_module" and has_static_integers(gm.get_submodule(str(node.target)))
 
 

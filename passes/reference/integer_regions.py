@@ -7,7 +7,7 @@ text, so that copies, pickles and compiled graphs hold no state of their own.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -61,6 +61,7 @@ class FoundRegion:
         has_form: whether it is an operator with an integer form; else a quantize.
         norms: targets of the batch norms that are folded into it.
         rounded: for each of the others, the target of what convert rounds it by, None if nothing.
+        behind_dropout: whether it reads a dropout, which it has integers for in inference only.
     """
 
     name: str
@@ -71,6 +72,7 @@ class FoundRegion:
     has_form: bool
     norms: tuple[str, ...]
     rounded: tuple[str | None, ...]
+    behind_dropout: bool
 
 
 def find_regions(template: ReferenceTemplate) -> list[FoundRegion]:
@@ -120,7 +122,9 @@ class _Writer:
         }
         norms = tuple(n for node, n in template.norms.items() if node is site.op)
         name = end if site.form is REQUANTIZE else site.op.name
-        return self.written(name, row, end, output, norms)
+        found = self.written(name, row, end, output, norms)
+        nodes = (*site.covered, site.anchor)
+        return replace(found, behind_dropout=not template.behind_dropout.isdisjoint(nodes))
 
     def written(
         self,
@@ -149,6 +153,7 @@ class _Writer:
             has_form=row["form"] is not None,
             norms=norms,
             rounded=tuple(self.template.rounded.get(node) for node in self.others),
+            behind_dropout=False,
         )
 
     def _written(self, value: Any) -> Any:

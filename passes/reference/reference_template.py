@@ -16,7 +16,7 @@ from pt2e_quant.core.qdq import (
     QuantizePerTensor,
 )
 from pt2e_quant.graph.meta import constant_nodes, fake_cast
-from pt2e_quant.graph.ops import is_getitem
+from pt2e_quant.graph.ops import DROPOUT, is_call, is_getitem
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
 from pt2e_quant.passes.batch_norm.trained_batch_norm import FoldedConstants, TrainedBatchNorm
@@ -61,6 +61,7 @@ class ReferenceTemplate:
         norms: targets of batch norms that are folded into an operator, by that operator.
         rounded: targets of observers that convert makes integers of by qparams derived from
             others', by the template's node of the constant (a bias).
+        behind_dropout: the template's nodes that read a dropout in the prepared graph.
     """
 
     gm: GraphModule
@@ -68,6 +69,7 @@ class ReferenceTemplate:
     sources: dict[Node, str] = field(default_factory=dict)
     norms: dict[Node, str] = field(default_factory=dict)
     rounded: dict[Node, str] = field(default_factory=dict)
+    behind_dropout: set[Node] = field(default_factory=set)
 
 
 def has_static_integers(module: object) -> bool:
@@ -83,14 +85,19 @@ def has_static_integers(module: object) -> bool:
     return is_plain and not is_float_zero and getattr(module, "group_size", None) is None
 
 
+def is_plain_dropout(node: Node) -> bool:
+    """Whether a node is a dropout that gives no mask beside its result."""
+    return is_call(node, DROPOUT) and isinstance(node.meta.get("val"), Tensor)
+
+
 def reference_template(gm: GraphModule) -> ReferenceTemplate:
     """Write a prepared graph with q/dq in the places of its fake-quantizes.
 
     Before:  y = fq_2(relu(conv2d(fq_0(x), fq_1(w), b)))
     After:   y = quantize(relu(conv2d(dequantize(quantize(x)), dequantize(w_codes), b)))
 
-    Every reader has a dequantize of its own. Batch norms that are folded are gone. What rules
-    cannot see through is a placeholder.
+    Every reader has a dequantize of its own. Batch norms that are folded are gone, and so are
+    dropouts, as in the converted graph. What rules cannot see through is a placeholder.
     """
     return _Writer(gm).run()
 
@@ -110,6 +117,8 @@ class _Writer:
                 self.graph.output(map_arg(node.args[0], self._read))
                 continue
             self.made[node] = made = self._write(node)
+            if any(map(is_plain_dropout, node.all_input_nodes)):
+                self.template.behind_dropout.add(made)
             if made not in self.template.tensors:
                 self.template.sources.setdefault(made, node.name)
         return self.template
@@ -126,6 +135,8 @@ class _Writer:
                 return self._rounded(node, source)
             if hasattr(module, "calculate_qparams"):
                 return self.made[source]  # left float
+        if is_plain_dropout(node):
+            return self.made[node.all_input_nodes[0]]
         if self._is_fixed(node):
             return self._constant(node.name, node)
         if node.op == "call_function" and "val" in node.meta:

@@ -45,7 +45,8 @@ def set_numerics(
 
     Convert gives the same graph in either case. An operator without an integer form trains in
     float; so does one with a batch norm behind it until that keeps its statistics
-    (`freeze_bn_stats`, `QatSchedule(freeze_bn_after=…)`), and in `eval()` it does.
+    (`freeze_bn_stats`, `QatSchedule(freeze_bn_after=…)`), and one that reads a dropout while that
+    drops; in `eval()` both compute in integers.
 
     Args:
         model: of `prepare_qat_pt2e`, or a module around it (DistributedDataParallel, compiled).
