@@ -233,15 +233,23 @@ _ALL = (
 PROFILES = {profile.name: profile for profile in _ALL}
 """Every profile by name."""
 
+_OTHER_NAMES = {"gemmlowp": "tflite"}
+"""By the library that TensorFlow Lite's arithmetic comes from."""
+
 
 def profile_named(profile: Profile | str) -> Profile:
-    """The profile of a name; a profile is returned as it is.
+    """The profile of a name, in capitals or not; a profile is returned as it is.
 
     Raises:
         ConfigError: no profile has that name.
+
+    >>> profile_named("XNNPACK").name, profile_named("gemmlowp").name
+    ('xnnpack', 'tflite')
     """
     if isinstance(profile, Profile):
         return profile
-    if profile not in PROFILES:
-        raise ConfigError(f'no rounding profile is named "{profile}"', fix=near(profile, PROFILES))
-    return PROFILES[profile]
+    name = str(profile).lower()
+    name = _OTHER_NAMES.get(name, name)
+    if name not in PROFILES:
+        raise ConfigError(f'no rounding profile is named "{profile}"', fix=near(name, PROFILES))
+    return PROFILES[name]

@@ -18,6 +18,8 @@ def integers(*shape, seed=0):
 CASES = {
     "mm": (aten.mm.default, (integers(4, 9), integers(9, 3, seed=1))),
     "mul": (aten.mul.Tensor, (integers(4, 5), integers(4, 5, seed=1))),
+    "add": (aten.add.Tensor, (integers(4, 5), integers(4, 5, seed=1))),
+    "sub": (aten.sub.Tensor, (integers(4, 5), integers(5, seed=1))),
     "linear": (aten.linear.default, (integers(4, 9), integers(3, 9, seed=1))),
     "convolution": (
         aten.convolution.default,
@@ -35,7 +37,10 @@ def test_out_dtype_when_floats_hold_integers_then_exact_with_the_float_gradient(
     leaves = [a.detach().clone().requires_grad_() for a in args if isinstance(a, torch.Tensor)]
     rest = args[len(leaves) :]
     held = [a.detach().to(torch.int32) for a in leaves]
-    expected = torch.ops.higher_order.out_dtype(op, torch.int32, *held, *rest)
+    if op in (aten.add.Tensor, aten.sub.Tensor):  # torch's operator does not take them
+        expected = op(*held, *rest)
+    else:
+        expected = torch.ops.higher_order.out_dtype(op, torch.int32, *held, *rest)
     total = out_dtype(op, torch.int32, *leaves, *rest)
     assert torch.equal(total, expected.double())
     found = torch.autograd.grad(total.square().sum(), leaves)
@@ -72,3 +77,13 @@ def test_out_dtype_when_compiled_then_as_in_eager():
 def test_out_dtype_when_the_dtype_is_float_then_refused():
     with pytest.raises(UnsupportedError, match=r"int32 or int64, found torch\.float32"):
         out_dtype(aten.mm.default, torch.float32, *CASES["mm"][1])
+
+
+def test_out_dtype_when_sums_of_int8_leave_it_then_exact():
+    x = torch.full((3,), 127, dtype=torch.int8)
+    assert pq.out_dtype(aten.add.Tensor, torch.int32, x, x).tolist() == [254, 254, 254]
+
+
+def test_out_dtype_when_the_operator_is_another_then_refused():
+    with pytest.raises(UnsupportedError, match=r"out_dtype takes no aten\.sigmoid"):
+        out_dtype(aten.sigmoid.default, torch.int32, integers(3))
