@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import SymInt, Tensor
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import UnsupportedError, module_path, source_line
+from pt2e_quant.core.errors import ConfigError, UnsupportedError, module_path, source_line
 from pt2e_quant.core.provenance import FloatOperator, FloatRecord, provenance_of
 from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, is_qdq, is_quantize
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
+from pt2e_quant.flow.convert.integer_reference import REFERENCE_OF_KEY
+from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
 from pt2e_quant.flow.report.report import FloatRegion, Report
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import is_getitem
@@ -75,11 +78,24 @@ def audit(program: Any) -> Audit:
     """Find the operators that a chip of integers alone could not run.
 
     Args:
-        program: a graph of `convert_pt2e`, or the artifact of a backend. A graph is judged by the
-            integer forms of this package, an artifact by what its backend left float.
+        program: a graph of `convert_pt2e` or of `integer_reference`, an exported program of the
+            first, or the artifact of a backend. A graph is judged by the integer forms of this
+            package, an artifact by what its backend left float.
+
+    Raises:
+        ConfigError: it is something else, or a graph that is not converted yet.
     """
+    if isinstance(program, ExportedProgram):
+        program = program.module()
     if not isinstance(program, GraphModule):
         return _of_artifact(program)
+    if PREPARED_KEY in program.meta:
+        raise ConfigError(
+            "this graph has observers: what it computes in integers is not known before convert",
+            fix="pq.audit(pq.convert_pt2e(prepared))",
+        )
+    if REFERENCE_OF_KEY in program.meta:
+        program = program.meta[REFERENCE_OF_KEY].graph
     found: list[FloatOperator] = []
     count = 0
     for named in named_graphs(program):
@@ -154,6 +170,12 @@ def record_islands(
 
 def _of_artifact(artifact: Any) -> Audit:
     """What its lowering recorded; else what its graph tells, else its file."""
+    if not hasattr(artifact, "islands_in_file"):
+        raise ConfigError(
+            f"audit reads a quantized graph or an artifact, found {type(artifact).__name__}",
+            fix="pq.convert_pt2e(prepared), pq.quantize(…), or "
+            'pq.backends.get("onnx").load(path) for a file',
+        )
     report, gm, note = artifact.report, artifact.quantized, ""
     found = report.provenance.islands
     integers = sum(report.integer_ops.values())

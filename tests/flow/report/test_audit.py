@@ -1,5 +1,7 @@
 """Which operators compute in float, with reason, remedy and the bytes at their borders."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from torch.nn import functional
 
 import pt2e_quant as pq
 from pt2e_quant.backends.registry import get
-from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.flow.report.audit import audit
 
 
@@ -263,3 +265,28 @@ def test_audit_when_a_pass_puts_a_factor_behind_an_integer_product_then_the_prod
     artifact = get("xnnpack").lower(quantized, verify=False)
     assert artifact.report.integer_ops["FullyConnected"] == 1
     assert [island.operator for island in audit(artifact).islands] == ["aten.mul"]
+
+
+@pytest.mark.parametrize("form", ["reference", "exported"])
+def test_audit_when_a_graph_is_written_otherwise_then_as_the_converted_one(form):
+    quantized = converted(Cumulative(), torch.randn(4, 6))
+    expected = audit(quantized)
+    if form == "exported":
+        other = export(quantized, (torch.randn(4, 6),))
+    else:
+        other = pq.integer_reference(copy.deepcopy(quantized))
+    found = audit(other)
+    assert found.integer_operators == expected.integer_operators == 2
+    assert [o.operator for o in found.islands] == ["aten.cumsum"]
+
+
+def test_audit_when_the_graph_is_not_converted_then_says_so():
+    prepared = pq.prepare_pt2e(export(Cumulative(), (torch.randn(4, 6),)), get("onnx").quantizer())
+    with pytest.raises(ConfigError, match="not known before convert"):
+        audit(prepared)
+
+
+@pytest.mark.parametrize("other", [nn.Linear(2, 2), "model.pte"], ids=["module", "path"])
+def test_audit_when_given_something_else_then_says_what_it_reads(other):
+    with pytest.raises(ConfigError, match="audit reads a quantized graph or an artifact, found"):
+        audit(other)
