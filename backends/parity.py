@@ -16,8 +16,8 @@ from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.leave_slower import IN_FLOAT
 from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.integer_ops.profiles import Profile
-from pt2e_quant.core.qdq import is_dequantize, read_qparams
+from pt2e_quant.core.integer_ops.profiles import Profile, profile_named
+from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, read_qparams
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.pick_inputs import as_call
 from pt2e_quant.flow.calibrate.sample import Sample
@@ -60,6 +60,11 @@ class Parity:
     nodes: tuple[NodeParity, ...]
     floats: tuple[str, ...] = ()
     slower: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> tuple[NodeParity, ...]:
+        """The rows: the same as nodes."""
+        return self.nodes
 
     @property
     def share_equal(self) -> float:
@@ -126,17 +131,16 @@ def verify_parity(
             fix="give the graph of convert_pt2e: verify_parity(artifact, batches, "
             "quantized=graph); pt2e_quant.save keeps one",
         )
-    profile = profile or _PROFILES.get(backend.name, "default")
+    rounding = profile_named(profile or _PROFILES.get(backend.name, "default"))
     found = [node for node in values_to_compare(quantized) if is_dequantize(node)]
     # Of the dequantizes of one tensor, the last one: a result may be it.
     values = list({node.args[0]: node for node in found}.values())
     bind = capture_of(quantized).bind
     calls = [Sample.keep(bind(*as_call(batch)), None) for batch in batches]
-    if not values or not calls:
-        raise ConfigError(
-            "parity needs at least one batch and one activation with constant scales",
-            fix="give calibration batches, and a graph of a static recipe",
-        )
+    if not calls:
+        raise ConfigError("parity needs at least one batch", fix="give calibration batches")
+    if not values:
+        raise _nothing_static(quantized)
     chosen = _spread(values, most_nodes)
     slower = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
     floats = artifact.float_operators(quantized)
@@ -148,11 +152,25 @@ def verify_parity(
         if not slower:
             part.meta[ALLOWED_KEY] = {*part.meta.get(ALLOWED_KEY, ()), SLOWER}
         lowered = artifact if whole else backend.lower(part, verify=False, strict=False)
-        rows.append(_compare(value, part, lowered, calls, profile))
-    name = profile if isinstance(profile, str) else profile.name
+        rows.append(_compare(value, part, lowered, calls, rounding))
     between = (n for n in quantized.graph.nodes if n.name in floats and _is_between(n))
     return Parity(
-        profile=name, nodes=tuple(rows), floats=tuple(n.name for n in between), slower=slower
+        profile=rounding.name,
+        nodes=tuple(rows),
+        floats=tuple(n.name for n in between),
+        slower=slower,
+    )
+
+
+def _nothing_static(quantized: GraphModule) -> ConfigError:
+    """Why a graph has no tensor of integers that could be compared."""
+    words = "parity is of activations with constant scales, and this graph has none"
+    if not any(node.target in CHOOSE_QPARAMS_OPS for node in quantized.graph.nodes):
+        return ConfigError(words, fix="a static recipe: its activations are integers")
+    return ConfigError(
+        f"{words}: it chooses scales at run time, as static recipes do for linears where that is "
+        "as fast",
+        fix='quantizer.remove_algorithm("run_time_scales") before prepare keeps calibrated scales',
     )
 
 
@@ -185,7 +203,7 @@ def _compare(
     part: GraphModule,
     lowered: Artifact,
     calls: list[Sample],
-    profile: Profile | str,
+    profile: Profile,
 ) -> NodeParity:
     scale = read_qparams(part, value).scale_float
     floats = lowered.float_operators(part)

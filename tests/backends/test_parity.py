@@ -46,6 +46,7 @@ def test_parity_when_a_cnn_runs_then_the_last_tensor_is_equal(backend):
     assert found.share_equal >= 0.999
     assert found.most_steps <= 1
     rows = [row.node for row in found.nodes]
+    assert found.table == found.nodes
     assert rows[0] == "x"
     assert len(set(rows)) == len(rows)
     assert {row.operator for row in found.nodes} & {"aten.relu", "aten.conv2d"}
@@ -132,3 +133,17 @@ def test_parity_when_16_bits_stand_behind_floats_then_at_most_a_step_apart():
     assert {"linear_2", "add", "layer_norm"} <= set(found.floats)
     assert max(row.most_steps for row in found.nodes) <= 1
     assert min(row.share_equal for row in found.nodes) >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [("int8_dynamic", r"(?s)at run time.*remove_algorithm"), ("w8", "(?s)has none.*static recipe")],
+)
+def test_parity_when_no_activation_has_constant_scales_then_says_why(recipe, message):
+    pytest.importorskip("executorch")
+    torch.manual_seed(0)
+    x = torch.randn(4, 64)
+    model = nn.Linear(64, 64).eval()
+    artifact = pq.quantize(model, (x,), backend="xnnpack", recipe=recipe, progress=False)
+    with pytest.raises(ConfigError, match=message):
+        pq.verify_parity(artifact, [x])
