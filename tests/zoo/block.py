@@ -18,7 +18,6 @@ class Block:
         inputs: the positional inputs for a size of the dynamic dimension.
         dynamic: for each input the dimension that has that size, None for none.
         sizes: the example first, then others; all are at most `largest`.
-        refused_by: the backends whose runtime lacks an operator of it; docs/limits.md names it.
         least_db: how near the q/dq graph must be to the float model.
     """
 
@@ -27,5 +26,4 @@ class Block:
     dynamic: tuple[int | None, ...] = (0,)
     sizes: tuple[int, ...] = (2, 1, 4)
     largest: int = 8
-    refused_by: tuple[str, ...] = ()
     least_db: float = 12.0

@@ -375,7 +375,6 @@ BLOCKS = {
     "video_clip": Block(
         make=Clip3d,
         inputs=lambda n: (torch.randn(n, 3, 4, 6, 6),),
-        refused_by=("xnnpack",),
     ),
     "style_block": Block(
         make=StyleBlock,
