@@ -159,6 +159,8 @@ class MatchReader:
                 continue
             if not isinstance(val, Tensor) or not val.is_floating_point():
                 raise ValueError(f'its {slot.role} "{value.name}" is no floating-point tensor')
+            if any(size == 0 for size in val.shape if isinstance(size, int)):
+                raise ValueError(f'its {slot.role} "{value.name}" has no elements')
             if val.dtype is torch.float64:
                 raise ValueError(f'its {slot.role} "{value.name}" is float64, q/dq take float32')
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import export
 
+import pt2e_quant as pq
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import (
@@ -179,6 +180,43 @@ def test_annotate_when_operands_are_integers_then_float_with_reason(quantizer):
     quantizer().annotate(gm)
     (record,) = provenance_of(gm).floats
     assert "no floating-point tensor" in record.reason
+
+
+class Empty(nn.Module):
+    """A linear without outputs, and one that also reads an input without rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.none = nn.Linear(4, 2), nn.Parameter(torch.zeros(0, 4))
+
+    def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.relu(self.fc(x)), nn.functional.linear(x, self.none), self.fc(rows)
+
+
+def test_annotate_when_a_tensor_has_no_elements_then_float_with_reason(quantizer):
+    gm = export(Empty(), (torch.randn(3, 4), torch.randn(0, 4))).module()
+    quantizer().annotate(gm)
+    reasons = {record.node: record.reason for record in provenance_of(gm).floats}
+    assert 'weight "none" has no elements' in reasons["linear_1"]
+    assert 'input "rows" has no elements' in reasons["linear_2"]
+
+
+@pytest.mark.parametrize("backend", ["onnx", "cpu", "xnnpack"])
+def test_model_when_tensors_have_no_elements_then_the_rest_runs_in_integers(backend):
+    torch.manual_seed(0)
+    model, target = Empty().eval(), pq.backends.get(backend)
+    batches = [(torch.randn(3, 4), torch.randn(0, 4)) for _ in range(4)]
+    artifact = pq.quantize(
+        model,
+        batches[0],
+        calibration_data=batches,
+        backend=target.allowing_slower() if backend == "cpu" else target,
+        progress=False,
+    )
+    wanted, found = model(*batches[0]), artifact.run(*batches[0])
+    assert pq.sqnr_db(wanted[0], found[0]) > 30
+    assert [value.shape for value in found[1:]] == [value.shape for value in wanted[1:]]
+    assert sum(artifact.report.integer_ops.values()) > 0
 
 
 def test_annotate_when_a_row_only_moves_data_then_it_follows_its_input(quantizer):
