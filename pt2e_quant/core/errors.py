@@ -7,10 +7,14 @@ itself, so every caller gives the node and nothing else.
 import difflib
 import re
 from collections.abc import Iterable
+from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.fx import Node
+
+Kind = TypeVar("Kind", bound=Enum)
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _TORCH = str(Path(torch.__file__).parent).replace("\\", "/") + "/"
@@ -60,6 +64,24 @@ def near(name: str, known: Iterable[str]) -> str:
     shown = names[:20]
     more = f", … ({len(names) - 20} more)" if len(names) > 20 else ""
     return f"{hint}known: {', '.join(shown) or 'none'}{more}"
+
+
+def member_named(kinds: type[Kind], name: str, what: str) -> Kind:
+    """The member of an enum that has a value; a member is returned as it is.
+
+    Args:
+        kinds: the enum.
+        name: the value.
+        what: the word for one of them, for the error.
+
+    Raises:
+        ConfigError: there is none; near names are offered.
+    """
+    try:
+        return kinds(name)
+    except ValueError as error:
+        known = [str(kind.value) for kind in kinds]
+        raise ConfigError(f'there is no {what} "{name}": {near(str(name), known)}') from error
 
 
 class Pt2eQuantWarning(UserWarning):

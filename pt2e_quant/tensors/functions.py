@@ -149,10 +149,38 @@ def _product_below(func: Any, args: Any, kwargs: Any) -> Any:
     return run_linear(x, weight.t(), bias[0] if bias else None)
 
 
+def _numpy(tensor: QuantizedTensor, *args: Any, **kwargs: Any) -> Any:
+    """The real values as an array; torch has none of subclasses."""
+    note_fallback("numpy", "arrays hold real values")
+    return real_values(tensor).numpy(*args, **kwargs)
+
+
+def _array(tensor: QuantizedTensor, dtype: Any = None, copy: bool | None = None) -> Any:
+    """`numpy.asarray` of a quantized tensor; the array is new in any case."""
+    found = _numpy(tensor)
+    return found if dtype is None else found.astype(dtype, copy=False)
+
+
+def _share_memory(tensor: QuantizedTensor) -> QuantizedTensor:
+    """Move the parts to memory that processes share; the tensor itself has no storage."""
+    for part in tensor.parts.values():
+        if not part.is_mkldnn:  # a process packs its own
+            part.share_memory_()
+    return tensor
+
+
+def _is_shared(tensor: QuantizedTensor) -> bool:
+    return all(part.is_shared() for part in tensor.parts.values() if not part.is_mkldnn)
+
+
 ATEN[torch.ops.aten.addmm.default] = _product_below
 ATEN[torch.ops.aten.mm.default] = _product_below
 FUNCTIONS[F.linear] = linear
 FUNCTIONS[F.embedding] = embedding
+FUNCTIONS[Tensor.numpy] = _numpy
+FUNCTIONS[Tensor.__array__] = _array
+FUNCTIONS[Tensor.share_memory_] = _share_memory
+FUNCTIONS[Tensor.is_shared] = _is_shared
 for _product in (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__):
     FUNCTIONS[_product] = matmul
 for _convolution in (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from multiprocessing.context import get_spawning_popen
 from typing import Any, cast
 
 import torch
@@ -287,8 +288,18 @@ class QuantizedTensor(torch.Tensor):
         portable = portable_form(self)
         text = form_to_text(portable.form)
         is_parameter = isinstance(self, nn.Parameter)
-        parts = dict(portable.parts)
-        return rebuild_quantized_tensor, (parts, text, self.requires_grad, is_parameter)
+        held = {name: _as_bytes(part) for name, part in portable.parts.items()}
+        dtypes = {n: p.dtype for n, p in portable.parts.items() if held[n].dtype is not p.dtype}
+        starting = get_spawning_popen()
+        if starting is not None and portable is not self:
+            # A process that is being started opens their memory after this pickle is written.
+            vars(starting).setdefault("held_parts", []).append(held)
+        return rebuild_quantized_tensor, (held, text, self.requires_grad, is_parameter, dtypes)
+
+
+def _as_bytes(part: Tensor) -> Tensor:
+    """A part as plain pickle reads it back: torch 2.13 cannot for floats of one byte."""
+    return part.view(torch.uint8) if part.is_floating_point() and part.itemsize == 1 else part
 
 
 def portable_form(tensor: QuantizedTensor) -> QuantizedTensor:
@@ -298,10 +309,15 @@ def portable_form(tensor: QuantizedTensor) -> QuantizedTensor:
 
 
 def rebuild_quantized_tensor(
-    parts: dict[str, Tensor], text: str, requires_grad: bool, is_parameter: bool
+    parts: dict[str, Tensor],
+    text: str,
+    requires_grad: bool,
+    is_parameter: bool,
+    dtypes: Mapping[str, torch.dtype],
 ) -> QuantizedTensor:
     """What `pickle` calls to make a tensor again; a safe global of `torch.load`."""
-    made = QuantizedTensor(parts, form_from_text(text), requires_grad)
+    own = {name: part.view(dtypes.get(name, part.dtype)) for name, part in parts.items()}
+    made = QuantizedTensor(own, form_from_text(text), requires_grad)
     if is_parameter:
         made._is_param = True  # as nn.Parameter marks what it wraps
     return made
@@ -358,11 +374,21 @@ def on_real_values(func: Any, args: Any, kwargs: Any) -> Any:
     def real(value: Any) -> Any:
         return _real(value) if isinstance(value, QuantizedTensor) else value
 
-    first = args[0] if args else None
-    args, kwargs = torch.utils._pytree.tree_map(real, (args, kwargs))
-    found = func(*args, **kwargs)
-    if func._schema.is_mutable and isinstance(first, QuantizedTensor):
-        return first.requantize_(args[0])  # written in place: its codes are found anew
+    real_args, real_kwargs = torch.utils._pytree.tree_map(real, (args, kwargs))
+    found = func(*real_args, **real_kwargs)
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if place < len(args):
+            written, values = args[place], real_args[place]
+        else:
+            written, values = kwargs.get(argument.name), real_kwargs.get(argument.name)
+        # Written in place: codes are found anew. Operators on lists write each of a list.
+        is_list = isinstance(written, (list, tuple))
+        for tensor, value in zip(written, values, strict=True) if is_list else [(written, values)]:
+            if isinstance(tensor, QuantizedTensor):
+                tensor.requantize_(value)
+                found = tensor if found is value else found
     return found
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.errors import UnsupportedError, member_named
 from pt2e_quant.core.formats.blocks import block_lengths
 from pt2e_quant.core.formats.format_arithmetic import block_amax, scale_of_amax
 from pt2e_quant.core.granularity import PerRow
@@ -35,8 +35,9 @@ class Int8TrainingConfig:
     quantize_grad_weight: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounding", Rounding(self.rounding))
-        object.__setattr__(self, "grad_rounding", Rounding(self.grad_rounding))
+        object.__setattr__(self, "rounding", member_named(Rounding, self.rounding, "rounding"))
+        grad_rounding = member_named(Rounding, self.grad_rounding, "rounding")
+        object.__setattr__(self, "grad_rounding", grad_rounding)
 
 
 def quantize_rows(x: Tensor, axis: int, rounding: Rounding) -> tuple[Tensor, Tensor]:

@@ -13,14 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from pt2e_quant.core.dtypes import info
-from pt2e_quant.core.errors import ConfigError, Pt2eQuantError, UnsupportedError, near
+from pt2e_quant.core.errors import ConfigError, Pt2eQuantError, UnsupportedError, member_named, near
 from pt2e_quant.core.formats.blocks import spread
 from pt2e_quant.core.formats.float_codes import decode_float
 from pt2e_quant.core.formats.number_formats import CodeBook, FloatFormat
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.plan import KINDS, aligned, as_scheme
-from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, rebuild_quantized_tensor
 from pt2e_quant.tensors.values import encode, real_scale
 from pt2e_quant.training.linear_products import Filter
 from pt2e_quant.training.rounding import Rounding, round_to_integers
@@ -90,7 +90,20 @@ class StoredParameter(QuantizedTensor):
                 f"{func} is not done on a parameter stored as {_scheme_of(args)}",
                 fix="communicate dequantize()",
             )
+        if func._schema.name.removeprefix("aten::") in _STEPS and _is_stored(args[0]):
+            raise UnsupportedError(
+                f"{func} cannot step on the codes of a parameter stored as {_scheme_of(args)}: "
+                "what is smaller than a step would be lost",
+                fix="training.with_master_weights(torch.optim.AdamW, model, lr=…)",
+            )
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        rebuild, args = super().__reduce_ex__(protocol)
+        if not isinstance(self, nn.Parameter):
+            return rebuild, args  # of a state dict, which any process reads
+        own = {name: getattr(self, name) for name in ("every", "steps", "requantizations")}
+        return rebuild_stored_parameter, (args, self.rounding.value, own, self.own_grad_dtype)
 
     def fsdp_pre_all_gather(
         self,
@@ -137,6 +150,39 @@ class StoredParameter(QuantizedTensor):
         made = StoredParameter(parts, own_form)
         made.rounding, made.every = rounding, every
         return made
+
+
+_IN_PLACE = ("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_")
+_STEPS = {
+    *_IN_PLACE,
+    *(f"_foreach_{name}" for name in _IN_PLACE),
+    *(f"_fused_{name}_" for name in ("adam", "adamw", "sgd", "adagrad")),
+}
+"""What optimizers step with, without their namespace."""
+
+
+def _is_stored(written: Any) -> bool:
+    return any(
+        isinstance(leaf, StoredParameter) for leaf in torch.utils._pytree.tree_leaves(written)
+    )
+
+
+def rebuild_stored_parameter(
+    args: tuple[Any, ...], rounding: str, own: dict[str, int], grad_dtype: torch.dtype | None
+) -> StoredParameter:
+    """What `pickle` calls to make a parameter again; a safe global of `torch.load`."""
+    tensor = rebuild_quantized_tensor(*args)
+    made = StoredParameter(tensor.parts, tensor.form, tensor.requires_grad)
+    made._is_param = True
+    made.rounding, made.own_grad_dtype = Rounding(rounding), grad_dtype
+    for name, value in own.items():
+        setattr(made, name, value)
+    if grad_dtype is not None:
+        made.grad_dtype = grad_dtype
+    return made
+
+
+torch.serialization.add_safe_globals([rebuild_stored_parameter])
 
 
 def _scheme_of(args: Any) -> str:
@@ -221,17 +267,11 @@ def quantize_parameters(
 
     Raises:
         ConfigError: the scheme stores no weights in less than 16 bits, its tables are fitted and
-            rounding is stochastic, or no weight is meant.
+            rounding is stochastic, there is no such rounding, gradients are no floats, or no weight
+            is meant.
     """
-    wanted, chosen = _weight_scheme(scheme), Rounding(rounding)
-    form = _weight_of(wanted).format
-    if chosen is Rounding.STOCHASTIC and isinstance(form, CodeBook) and form.is_fitted:
-        raise ConfigError(
-            f"{form} has a table fitted to each weight, which stochastic rounding cannot read",
-            fix='rounding="nearest", or a code book with values',
-        )
-    if every < 1:
-        raise ConfigError(f"every is at least 1, found {every}")
+    wanted, chosen = _weight_scheme(scheme), member_named(Rounding, rounding, "rounding")
+    _check_options(wanted, chosen, grad_dtype, every)
     made: dict[nn.Parameter, nn.Parameter] = {}
     owners: list[nn.Module] = []
     names = []
@@ -258,6 +298,25 @@ def quantize_parameters(
     for owner in dict.fromkeys(owners):  # all or none
         owner.weight = made[cast(nn.Parameter, owner.weight)]
     return module
+
+
+def _check_options(
+    scheme: Scheme, rounding: Rounding, grad_dtype: torch.dtype | None, every: int
+) -> None:
+    form = _weight_of(scheme).format
+    if rounding is Rounding.STOCHASTIC and isinstance(form, CodeBook) and form.is_fitted:
+        raise ConfigError(
+            f"{form} has a table fitted to each weight, which stochastic rounding cannot read",
+            fix='rounding="nearest", or a code book with values',
+        )
+    if every < 1:
+        raise ConfigError(f"every is at least 1, found {every}")
+    is_dtype = isinstance(grad_dtype, torch.dtype)
+    if grad_dtype is not None and not (is_dtype and grad_dtype.is_floating_point):
+        raise ConfigError(
+            f"gradients have a float dtype, found grad_dtype={grad_dtype!r}",
+            fix="torch.bfloat16, torch.float16 or torch.float32",
+        )
 
 
 def _weight_scheme(scheme: str | Scheme | TensorScheme) -> Scheme:

@@ -1,6 +1,7 @@
 """Errors say where and how to mend."""
 
 import pickle
+from enum import Enum
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.export import export
 
 from pt2e_quant.core.errors import (
     ArgumentError,
+    ConfigError,
     InputError,
     MissingExtraError,
     OverwrittenError,
@@ -16,6 +18,7 @@ from pt2e_quant.core.errors import (
     RangeError,
     SchemeError,
     UnsupportedError,
+    member_named,
     near,
     source_line,
 )
@@ -86,3 +89,12 @@ def test_error_when_torchao_raises_a_builtin_then_caught_as_that_too(refused, bu
 def test_near_when_names_are_close_then_offered_first():
     assert near("xnpack", ["onnx", "xnnpack"]).startswith('did you mean "xnnpack"?')
     assert near("zzz", []) == "known: none"
+
+
+def test_member_when_there_is_none_then_near_names_are_offered():
+    class Colour(Enum):
+        RED = "red"
+
+    assert member_named(Colour, "red", "colour") is member_named(Colour, Colour.RED, "colour")
+    with pytest.raises(ConfigError, match='there is no colour "rod": did you mean "red"'):
+        member_named(Colour, "rod", "colour")

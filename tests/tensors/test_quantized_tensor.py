@@ -1,11 +1,14 @@
 import copy
 import io
+import pickle
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors import QuantizedTensor, fallbacks, forget_fallbacks, strict
@@ -204,3 +207,59 @@ def test_tensor_when_packed_and_cut_along_blocks_then_pieces_are_views(dim):
     assert torch.equal(
         tensor.dequantize().narrow(dim, half, half), other.dequantize().narrow(dim, 0, half)
     )
+
+
+@pytest.mark.parametrize("scheme", ["w8", "w4_g32", "fp8_weight_only", "mxfp4_weight_only"])
+def test_tensor_when_plainly_pickled_then_comes_back(scheme):
+    # torch 2.13 itself cannot read floats of one byte back from a plain pickle.
+    model = nn.Sequential(nn.Linear(64, 32)).eval()
+    pq.quantize_(model, scheme)
+    weight = model[0].weight
+    again = pickle.loads(pickle.dumps(weight))
+    assert again.form.scheme == weight.form.scheme
+    assert {n: p.dtype for n, p in again.to_layout("plain").parts.items()} == {
+        n: p.dtype for n, p in weight.to_layout("plain").parts.items()
+    }
+    assert torch.equal(again.dequantize(), weight.dequantize())
+
+
+def test_tensor_when_made_an_array_then_its_real_values_are_recorded():
+    model = nn.Sequential(nn.Linear(64, 32)).eval()
+    pq.quantize_(model, "w8")
+    weight = model[0].weight
+    pq.tensors.forget_fallbacks()
+    found = numpy.asarray(weight)
+    assert found.dtype == numpy.float32
+    assert torch.equal(torch.from_numpy(found), weight.dequantize())
+    assert numpy.asarray(weight, dtype="float64").dtype == numpy.float64
+    assert ("numpy", "arrays hold real values") in pq.tensors.fallbacks()
+
+
+def _sum_of(model, results):
+    with torch.no_grad():
+        results.put(float(model(torch.ones(1, 64)).sum()))
+
+
+@pytest.mark.parametrize("layout", ["plain", "auto"])
+def test_tensor_when_handed_to_another_process_then_in_shared_memory(layout):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32)).eval().requires_grad_(False)
+    pq.quantize_(model, "w8", layout=layout)
+    expected = float(model(torch.ones(1, 64)).sum())
+    # The tensor itself has no storage: torch's own share_memory_ ended the process.
+    assert model.share_memory()[0].weight.is_shared()
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.Queue()
+    worker = context.Process(target=_sum_of, args=(model, results))
+    worker.start()
+    assert results.get(timeout=300) == pytest.approx(expected, rel=1e-4)
+    worker.join()
+
+
+def test_tensor_when_written_by_an_operator_on_lists_then_it_changes():
+    tensor, other = quantized(), torch.ones(3)
+    expected = tensor.dequantize() * 0.5
+    torch._foreach_mul_([tensor, other], 0.5)
+    assert torch.equal(other, torch.full((3,), 0.5))
+    step = tensor.plain_parts()["scale"]
+    assert bool(((tensor.dequantize() - expected).abs() <= step / 2).all())

@@ -1,6 +1,7 @@
 import copy
 import gc
 import io
+import pickle
 from itertools import pairwise
 
 import pytest
@@ -230,7 +231,42 @@ def test_quantize_parameters_when_weights_are_tied_then_they_stay_one():
     assert model["head"].weight is model["table"].weight
 
 
+@pytest.mark.parametrize("write", [torch.save, pickle.dump])
+def test_stored_parameter_when_its_model_is_pickled_then_it_goes_on_alike(write):
+    model = quantize_parameters(net(), "fp8_weight_only", grad_dtype=torch.bfloat16, every=2)
+    step(model, with_master_weights(ADAM, model, lr=1e-2), 3)
+    file = io.BytesIO()
+    write(model, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False) if write is torch.save else pickle.load(file)
+    weight, copied = model[0].weight, other[0].weight
+    assert isinstance(copied, StoredParameter)
+    assert isinstance(copied, nn.Parameter)
+    assert (copied.requantizations, copied.steps, copied.every) == (1, 1, 2)
+    assert copied.grad_dtype == torch.bfloat16
+    assert torch.equal(copied.dequantize(), weight.dequantize())
+    step(other, with_master_weights(ADAM, other, lr=1e-2))
+    assert copied.requantizations == 2
+
+
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str
+)
+def test_stored_parameter_when_an_optimizer_steps_on_its_codes_then_it_refuses(options):
+    # Operators on lists of tensors wrote nothing: the model did not train, without a word.
+    model = quantize_parameters(net(), "w8")
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    with pytest.raises(
+        UnsupportedError, match=r"(?s)cannot step on the codes.*with_master_weights"
+    ):
+        step(model, optimizer)
+
+
 def test_quantize_parameters_when_arguments_are_wrong_then_it_refuses():
+    with pytest.raises(ConfigError, match='no rounding "down": known: nearest, stochastic'):
+        quantize_parameters(net(), "w8", rounding="down")
+    with pytest.raises(ConfigError, match=r"float dtype, found grad_dtype=torch\.int8"):
+        quantize_parameters(net(), "w8", grad_dtype=torch.int8)
     with pytest.raises(ConfigError, match="less than 16 bits"):
         quantize_parameters(net(), scheme_named("a16w8").input)
     with pytest.raises(ConfigError, match="table fitted to each weight"):

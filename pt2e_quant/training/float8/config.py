@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.errors import ConfigError, UnsupportedError, member_named
 from pt2e_quant.core.formats.number_formats import FLOAT_FORMATS, FloatFormat
 from pt2e_quant.core.granularity import Granularity, PerBlock, PerRow, PerTensor
 
@@ -121,7 +121,8 @@ class Float8TrainingConfig:
         float8_all_gather: FSDP2 gathers the weights as float8, with tensorwise scaling only.
 
     Raises:
-        ConfigError: a dtype is no float8, or two settings exclude each other.
+        ConfigError: a dtype is no float8, there is no such scaling, or two settings exclude each
+            other.
     """
 
     scaling: Float8Scaling = Float8Scaling.TENSORWISE
@@ -133,7 +134,7 @@ class Float8TrainingConfig:
     float8_all_gather: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scaling", Float8Scaling(self.scaling))
+        object.__setattr__(self, "scaling", member_named(Float8Scaling, self.scaling, "scaling"))
         for dtype in (self.input_dtype, self.weight_dtype, self.grad_output_dtype):
             format_of(dtype)
         is_whole = self.scaling is Float8Scaling.TENSORWISE

@@ -10,7 +10,7 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from pt2e_quant.core.errors import UnsupportedError
+from pt2e_quant.core.errors import UnsupportedError, member_named
 from pt2e_quant.core.formats.blocks import block_lengths, grid_shape
 from pt2e_quant.core.formats.format_arithmetic import block_amax, scale_of_amax
 from pt2e_quant.core.granularity import Granularity, PerBlock, PerRow, PerTensor
@@ -54,6 +54,21 @@ class Float8Tensor(QuantizedTensor):
     codes: Tensor
     scale: Tensor
     form: Float8Form
+
+    @property
+    def role(self) -> GemmInputRole:
+        """Which operand of a linear's products it is."""
+        return self.form.role
+
+    @property
+    def mm_config(self) -> LinearMMConfig:
+        """How the products run that it is an operand of."""
+        return self.form.mm
+
+    @property
+    def original_dtype(self) -> torch.dtype:
+        """What code that knows nothing of float8 sees."""
+        return self.form.dtype
 
     @property
     def axis(self) -> int | None:
@@ -158,7 +173,7 @@ def to_float8(
     """
     cast = Cast(
         float8=float8,
-        role=GemmInputRole(role),
+        role=member_named(GemmInputRole, role, "role"),
         granularity=granularity or PerTensor(),
         mm=mm or LinearMMConfig(),
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.errors import ConfigError, UnsupportedError, member_named
 from pt2e_quant.training.optimizers.block_state import (
     StateFormat,
     block_for,
@@ -159,7 +159,10 @@ class LowBitAdamW(LowBitOptimizer):
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ConfigError(f"betas are from 0 up to below 1, found {betas}")
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        more = {"maximize": maximize, "rounding": Rounding(rounding).value}
+        more = {
+            "maximize": maximize,
+            "rounding": member_named(Rounding, rounding, "rounding").value,
+        }
         super().__init__(params, options | more)
 
     def updated(
@@ -229,7 +232,9 @@ class LowBitSGD(LowBitOptimizer):
             raise ConfigError("nesterov needs a momentum and no dampening")
         options = {"lr": lr, "momentum": momentum, "dampening": dampening}
         options |= {"weight_decay": weight_decay, "nesterov": nesterov, "maximize": maximize}
-        super().__init__(params, options | {"rounding": Rounding(rounding).value})
+        super().__init__(
+            params, options | {"rounding": member_named(Rounding, rounding, "rounding").value}
+        )
 
     def updated(
         self, values: Tensor, grad: Tensor, states: States, group: dict[str, Any]

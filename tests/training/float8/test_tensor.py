@@ -128,3 +128,18 @@ def test_to_float8_when_compiled_then_codes_and_scale_are_equal_to_the_bit():
 def test_amax_of_when_nothing_is_there_then_it_is_0():
     assert amax_of(torch.zeros(0, 4), PerTensor()).tolist() == [[0.0]]
     assert scale_of(torch.tensor(896.0), torch.float8_e4m3fn) == 2.0
+
+
+def test_tensor_when_made_then_says_what_a_product_must_know():
+    mm = LinearMMConfig(output=ScaledMMConfig(emulate=True))
+    x = torch.randn(4, 16, dtype=torch.bfloat16)
+    made = to_float8(x, torch.float8_e5m2, role=GemmInputRole.GRAD_OUTPUT, mm=mm)
+    assert made.codes.dtype is torch.float8_e5m2
+    assert made.role is GemmInputRole.GRAD_OUTPUT
+    assert made.mm_config == mm
+    assert made.original_dtype is made.dtype is torch.bfloat16
+
+
+def test_to_float8_when_the_role_is_unknown_then_refused():
+    with pytest.raises(ConfigError, match=r'there is no role "gradient".*grad_output'):
+        to_float8(torch.ones(2, 2), role="gradient")
