@@ -25,7 +25,7 @@ from pt2e_quant.flow.report.report import Report
 from pt2e_quant.graph.op_table import OUT, Constraint, OpRow, OpTable, Slot
 from pt2e_quant.graph.ops import ADD, CONV2D, LINEAR
 from pt2e_quant.graph.pattern import Match, Op, Var, find_matches
-from pt2e_quant.graph.pipeline import PassResult, graph_pass
+from pt2e_quant.graph.pipeline import PassResult, Validation, graph_pass
 from pt2e_quant.kernels.quantized_values import requantized
 
 X, Y, W, B = Var("x"), Var("y"), Var("w"), Var("b")
@@ -107,9 +107,9 @@ def use_kernels(gm: GraphModule) -> PassResult:
     return PassResult(changed=bool(matches))
 
 
-def assemble(stored: StoredProgram) -> ModuleArtifact:
+def assemble(stored: StoredProgram, validation: Validation | None = None) -> ModuleArtifact:
     """The program of a stored canonical graph, with its report."""
-    gm = edited_copy(stored.gm, (use_kernels,))
+    gm = edited_copy(stored.gm, (use_kernels,), validation=validation)
     report = Report(backend="Toy", provenance=provenance_of(gm), size_bytes=len(stored.data))
     calls = [n.target for n in gm.graph.nodes if n.target in (toy_product, toy_add)]
     report.integer_ops = {call.__name__: calls.count(call) for call in calls}
@@ -119,7 +119,7 @@ def assemble(stored: StoredProgram) -> ModuleArtifact:
 LOWERING = Lowering(
     name="toy",
     options=Options,
-    emit=lambda job: Draft(artifact=assemble(write_program(job.gm, "toy"))),
+    emit=lambda job: Draft(artifact=assemble(write_program(job.gm, "toy"), job.validation)),
     load=lambda path: assemble(read_program(path, "toy", ".toy")),
 )
 TOY = Backend(name="toy", suffix=".toy", table=TABLE, recipes=RECIPES, lowering=lambda: LOWERING)

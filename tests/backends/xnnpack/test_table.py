@@ -287,7 +287,9 @@ def test_rows_when_lowered_then_run_in_integers(  # type: ignore[no-untyped-def]
     contents = artifact.contents()
     expected = Counter(c.runs_dynamic or c.runs if is_dynamic else c.runs for c in cases)
     ran = counted(contents)
-    assert all(ran[name] >= count for name, count in expected.items()), expected - ran
+    assert all(ran[name] >= count for name, count in expected.items()), (
+        f"missing in the file: {expected - ran}; there instead: {ran - expected}"
+    )
     assert not contents.float_ops(), contents
     assert not contents.undelegated_qdq(), contents
 
