@@ -196,3 +196,47 @@ def test_docs_when_they_link_to_files_then_these_exist():
             path = (page.parent / target).resolve()
             made = path.is_relative_to(docs) and str(path.relative_to(docs)) in menu
             assert path.exists() or made, f"{shown(page)} -> {target}"
+
+
+def test_docstrings_when_they_list_arguments_then_each_exists():
+    """`Args:` and `Attributes:` list parameters and fields by the names that these have."""
+    wrong = []
+    for path in python_files("pt2e_quant", *LINKED):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) or makes_its_own_init(node):
+                listed = listed_arguments(ast.get_docstring(node) or "")
+                unknown = sorted(listed - names_within(node)) if listed else []
+                wrong += [f"{shown(path)}:{node.lineno} {name}" for name in unknown]
+    assert wrong == []
+
+
+def makes_its_own_init(node):
+    """Whether a node is a class that is a dataclass, or has an `__init__` besides its base's."""
+    if not isinstance(node, ast.ClassDef):
+        return False
+    made = [n.name for n in node.body if isinstance(n, ast.FunctionDef)]
+    return "__init__" in made or any("dataclass" in ast.unparse(d) for d in node.decorator_list)
+
+
+def listed_arguments(docstring):
+    """The names under `Args:` and `Attributes:`."""
+    found = set()
+    for section in re.findall(r"^(?:Args|Attributes):\n((?: .*\n|\n)+)", f"{docstring}\n", re.M):
+        for names in re.findall(r"^ {4}(?=\S)([\w*, ]+):", section, re.M):
+            found |= {name.strip(" *") for name in names.split(",")}
+    return found
+
+
+def names_within(node):
+    """The parameters and attributes that a function or class names; those of its bases aside."""
+    found = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.arg):
+            found.add(part.arg)
+        elif isinstance(part, ast.Attribute):
+            found.add(part.attr)
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            found.add(part.id)
+        elif isinstance(part, ast.FunctionDef):
+            found.add(part.name)
+    return found

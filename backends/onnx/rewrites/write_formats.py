@@ -24,7 +24,7 @@ _POWERS = np.append(np.exp2(np.arange(255) - 127.0), np.nan).astype(np.float32)
 
 
 def write_formats(graph: ir.Graph) -> int:
-    """Write the marks of `translate_formats` out.
+    """Write the marks of `format_translations` out in ONNX operators.
 
     Before:  DequantizeBook(Unpack(packed), table, scales)
     After:   Gather(table, BitwiseAnd(BitShift(packed, …), 15)) * scales, in blocks

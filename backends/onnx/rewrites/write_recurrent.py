@@ -27,7 +27,7 @@ _ORDER = {Cell.LSTM: (0, 3, 1, 2), Cell.GRU: (1, 0, 2), Cell.RNN_TANH: (0,), Cel
 
 
 def write_recurrent(graph: ir.Graph) -> int:
-    """Write the marks of `translate_recurrent` out.
+    """Write the marks of `recurrent_translations` out in ONNX operators.
 
     Weights that are not multiplied in integers are decoded by operators on constants, which ONNX
     Runtime runs once, when it loads a file.

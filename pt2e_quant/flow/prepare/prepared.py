@@ -41,14 +41,14 @@ class ObserverInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldConstant:
-    """A constant that no node of the prepared graph observes: convert looks at it.
+    """A constant without an observer node: convert observes it once.
 
     Args:
-        entry: as an observer node's.
-        node: name of the node that holds it.
+        observer_info: as that of an observer node.
+        node: name of the node that holds the constant.
         readers: names of the nodes that are to read it quantized.
-        observer: what finds its qparams. Constants of equal specs, and copies of the graph, share
-            it: it is never shown anything, a copy of it is.
+        observer: finds its qparams. Constants of equal specs, and copies of the graph, share this
+            module, so convert observes with a copy of it.
     """
 
     observer_info: ObserverInfo
@@ -66,8 +66,8 @@ class PreparedState:
     """What each observer node and each held constant is for, and what convert still has to run.
 
     Args:
-        entries: by name of the observer node.
-        constants: those that convert looks at.
+        observer_infos: by name of the observer node.
+        constants: those that have no observer node.
         algorithms: those that convert runs before q/dq are made.
         asked_algorithms: the names of those that somebody asked for, beyond a recipe's own.
         finishing: passes of the quantizer on the q/dq graph.

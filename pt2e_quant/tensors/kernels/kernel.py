@@ -31,8 +31,6 @@ class TensorKernel:
         device: the type of the device.
         dtypes: of the activations.
         takes: what must hold of the weight's form besides.
-        slower_than_real: whether the reference is faster for so many rows of activations; asked by
-            `auto` alone.
     """
 
     name: str
