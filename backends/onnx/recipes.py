@@ -27,6 +27,7 @@ from pt2e_quant.graph.tied_tables import (
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
@@ -110,6 +111,7 @@ RECIPES = Recipes(
             algorithms=(
                 RunTimeScales(pooled_only=True),
                 SmoothQuant(),
+                OwnRanges(),
                 ChooseRanges(any_observer=False),
             ),
         ),

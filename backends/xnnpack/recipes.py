@@ -12,6 +12,7 @@ from pt2e_quant.graph.tied_tables import is_embedding
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
@@ -53,6 +54,7 @@ RECIPES = Recipes(
                 BalanceChannels(),
                 SmoothQuant(),
                 ScaleOutputs(),
+                OwnRanges(),
                 ChooseRanges(any_observer=False),
             ),
         ),

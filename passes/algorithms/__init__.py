@@ -15,6 +15,7 @@ from pt2e_quant.passes.algorithms.hqq import Hqq
 from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.lwc import Lwc
 from pt2e_quant.passes.algorithms.outlier_channel_splitting import OutlierChannelSplitting
+from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.quarot import QuaRot
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
@@ -38,6 +39,7 @@ __all__ = [
     "LowRank",
     "Lwc",
     "OutlierChannelSplitting",
+    "OwnRanges",
     "QuaRot",
     "RunTimeScales",
     "ScaleOutputs",

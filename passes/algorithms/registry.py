@@ -21,6 +21,7 @@ from pt2e_quant.passes.algorithms.hqq import Hqq
 from pt2e_quant.passes.algorithms.low_rank import LowRank
 from pt2e_quant.passes.algorithms.lwc import Lwc
 from pt2e_quant.passes.algorithms.outlier_channel_splitting import OutlierChannelSplitting
+from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.quarot import QuaRot
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
@@ -46,6 +47,7 @@ _OWN: dict[str, type[Algorithm]] = {
         LowRank,
         Lwc,
         OutlierChannelSplitting,
+        OwnRanges,
         QuaRot,
         RunTimeScales,
         ScaleOutputs,

@@ -36,6 +36,7 @@ from pt2e_quant.flow.convert.emit_qdq import (
 from pt2e_quant.flow.convert.joint_qparams import qparams_by_observer
 from pt2e_quant.flow.convert.observed_qparams import (
     has_seen,
+    infos_of_split,
     leave_float,
     never_ran,
     observed_range,
@@ -244,6 +245,7 @@ class _Converter:
         """Convert every observer, then drop them."""
         self._convert_held()
         nodes = list(observers_of(self.gm))
+        self.observer_infos |= infos_of_split(nodes, self.observer_infos, self.state.constants)
         constants = [one for one in nodes if self._observer_info(one[0]).is_constant]
         self.provenance.notes += show_constants(self.gm, constants, is_qat=self.state.is_qat)
         self.joint = qparams_by_observer(observer for _, observer in nodes)

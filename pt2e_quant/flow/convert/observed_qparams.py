@@ -1,5 +1,7 @@
 """Read the results of observers: qparams, records of tensors, and bodies that no data reached."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,14 +12,17 @@ from pt2e_quant.core.dtypes import DTYPES
 from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
+from pt2e_quant.core.schemes import Role
 from pt2e_quant.flow.prepare.prepared import (
     PREPARED_KEY,
+    HeldConstant,
     ObserverInfo,
     observed_node,
     observers_of,
     prepared_state,
 )
 from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY
+from pt2e_quant.passes.algorithms.own_ranges import SPLIT_KEY
 
 
 def record_of(
@@ -78,6 +83,35 @@ def recorded_affine(observer: Any) -> dict[str, Any]:
         "block": list(observer.block_size or ()),
         "is_dynamic": bool(getattr(observer, "is_dynamic", False)),
     }
+
+
+def infos_of_split(
+    nodes: Iterable[tuple[Node, Any]],
+    infos: Mapping[str, ObserverInfo],
+    constants: Iterable[HeldConstant],
+) -> dict[str, ObserverInfo]:
+    """What the observers are for that an algorithm split from those of prepare.
+
+    Args:
+        nodes: the observer nodes with their observers.
+        infos: by name of the observer node, as prepare has them.
+        constants: those that no node observes.
+    """
+    split = [(n, observer, str(n.meta[SPLIT_KEY])) for n, observer in nodes if SPLIT_KEY in n.meta]
+    if not split:
+        return {}
+    last = max(i.group for i in (*infos.values(), *(held.observer_info for held in constants)))
+    groups: dict[int, int] = {}
+    found: dict[str, ObserverInfo] = {}
+    for node, observer, like in split:
+        info, name = infos[like], str(node.target)
+        if name == like:
+            group = groups.setdefault(id(observer), last + len(groups) + 1)
+            found[name] = replace(info, group=group)
+        else:
+            uses = tuple(f"{info.source} -> {user.name}" for user in node.users)
+            found[name] = replace(info, role=Role.INPUT, uses=uses)
+    return found
 
 
 def has_seen(observer: Any) -> bool:

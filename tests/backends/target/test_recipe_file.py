@@ -10,11 +10,12 @@ from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.static.mse import MSEObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 
+STATIC_ALGORITHMS = {"run_time_scales", "smooth_quant", "own_ranges", "choose_ranges"}
 MADE = RecipeFile(
     backend="onnx",
     recipe="int8",
     ranges="min_max",
-    without=("run_time_scales", "smooth_quant", "choose_ranges"),
+    without=("run_time_scales", "smooth_quant", "own_ranges", "choose_ranges"),
     rules=(
         NodeScheme(node="linear_3", scheme="float", why='costs 12 "dB"\nalone'),
         NodeScheme(node="linear*", scheme="int8_dynamic"),
@@ -61,8 +62,8 @@ def test_recipe_file_when_a_rule_names_a_recipe_then_its_search_and_algorithms_c
     found = RecipeFile(backend="onnx", recipe="w8", rules=rules).quantizer(get("onnx"))
     few_bits, static = found.rules[-2:]
     assert few_bits.observers.search is WeightSearch.MSE
-    assert static.algorithms == {"run_time_scales", "smooth_quant", "choose_ranges"}
-    assert found.ruled_algorithms == {"run_time_scales", "smooth_quant", "choose_ranges"}
+    assert static.algorithms == STATIC_ALGORITHMS
+    assert found.ruled_algorithms == STATIC_ALGORITHMS
 
 
 def test_recipe_file_when_a_float_node_has_ranges_then_refused():
