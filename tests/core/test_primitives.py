@@ -1,11 +1,14 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.primitives import DECOMPOSITIONS
 from pt2e_quant.core.qparams import choose_qparams
-from pt2e_quant.tensors.primitives import DECOMPOSITIONS
 
 ops = torch.ops.pt2e_quant
 BLOCKS = ((-1, -1), (1, -1), (-1, 1), (1, 8), (2, 4))
@@ -82,3 +85,13 @@ def test_primitives_when_checked_by_torch_then_schemas_and_fakes_hold():
 def test_qparams_when_the_mapping_is_unknown_then_near_ones_are_offered():
     with pytest.raises(ConfigError, match="SYMMETRIC"):
         ops.choose_qparams_affine(torch.ones(2, 2), "SYMETRIC", (1, -1), torch.int8)
+
+
+def test_primitives_when_the_package_alone_is_imported_then_are_there():
+    code = (
+        "import torch, pt2e_quant; "
+        "s, z = torch.ops.pt2e_quant.choose_qparams_affine("
+        "torch.ones(2, 4), 'SYMMETRIC', [1, 4], torch.int8); print(tuple(s.shape))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "(2, 1)", ran.stderr
