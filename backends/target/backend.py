@@ -1,4 +1,4 @@
-"""What a backend is: a table, recipes, and what lowers and loads, put together as data."""
+"""A backend as data: an op table, recipes, a policy and a lowering."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,20 +22,20 @@ from pt2e_quant.graph.pipeline import GraphPass
 
 
 class Lowers(Protocol):
-    """What lowers and loads: a `target.lower.Lowering`, whose module is imported when needed."""
+    """Lowers graphs and loads artifacts: a `target.lower.Lowering`, imported when needed."""
 
     @property
     def options(self) -> type[Any]:
-        """The class of its options."""
+        """The class of the lowering's options."""
 
     @property
     def load(self) -> Callable[..., Artifact]:
-        """Reads a file that an artifact saved."""
+        """The function that reads a file that an artifact saved."""
 
     def lower(
         self, gm: GraphModule, example_inputs: Sequence[Any] | None, options: Any
     ) -> Artifact:
-        """Canonical graph to artifact."""
+        """Lower a canonical graph to an artifact."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,20 +47,19 @@ class Backend:
         suffix: of the files it writes, with the dot.
         table: what it can run.
         recipes: recipe names, and grammars of names, with a line of explanation each.
-        lowering: gives what lowers and loads, importing what the extra installs.
+        lowering: returns the lowering, and imports the packages that it needs.
         extra: the extra of this package that it needs, "" for none.
-        packages: what that extra installs, as it is imported.
-        caution: what to know before relying on it, "experimental: …", shown wherever a user meets
-            the backend; "" for a proven one.
-        options: for `lower`, in place of the defaults of the lowering's own options.
-        policy: what stays float although the table could run it; None for nothing.
+        packages: the import names of the packages of that extra.
+        caution: a warning, "experimental: …", shown wherever a user meets the backend; "" for none.
+        options: defaults for `lower`, in place of those of the lowering's own options.
+        policy: which operators stay float although the table could run them; None for none.
         allowed: the names of its preferences that are overruled.
         transforms: passes that prepare runs before it annotates, before a recipe's own.
         finishing: see `TableQuantizer`, as the fields below.
         recurrent: how recurrent layers run in integers; None leaves them float.
         computes_in: the float dtypes that there are kernels for; None for all.
         float_bodies: why bodies of control flow stay float; "" if they do not.
-        loads_allowed: whether `load` is told of `allowed` as `lower` is.
+        loads_allowed: whether `load` also gets the options of `allowed`, as `lower` does.
     """
 
     name: str
@@ -82,11 +81,11 @@ class Backend:
     loads_allowed: bool = False
 
     def allowing_slower(self) -> Self:
-        """This backend in integers also where they measured slower than float on such a machine.
+        """This backend, using integers also where they measured slower than float.
 
-        For what is to be small rather than fast, for one artifact on many machines, and on the CPU
-        backend for `compile()`, whose calls are faster than those that were measured. The report
-        says which.
+        Use it where size matters more than speed, for one artifact on many machines, or on the CPU
+        backend with `compile()`, whose calls are faster than those that were measured. The report
+        lists the operators.
 
         Raises:
             ConfigError: nothing of this backend was measured so.
@@ -232,7 +231,7 @@ class Backend:
             raise
 
     def _allowances(self) -> list[str]:
-        """The options that allow what is `allowed`."""
+        """The options of `lower` that the names in `allowed` stand for."""
         return [f"allow_{name}" for name in self.allowed]
 
     def _told(self, artifact: Artifact) -> Artifact:

@@ -24,37 +24,37 @@ _MOST = 4
 
 
 class Leave(IntEnum):
-    """What a runtime is not to do with an operator; its q/dq stay, so that values are the same."""
+    """How an operator falls back to float. Its q/dq stay, so that values are the same."""
 
     NOTHING = 0
     INTEGERS = 1
-    """Compute it in integers."""
+    """It is not computed in integers."""
     DELEGATE = 2
-    """Compute it in a delegate, or in one operator that is inexact."""
+    """Nor in a delegate, or in one inexact operator."""
 
 
 def nothing(_: Node) -> Leave:
-    """The most that is left of a node where a refusal is final."""
+    """For backends without a fallback: every refusal is final."""
     return Leave.NOTHING
 
 
 def leave_of(node: Node) -> Leave:
-    """What a refusal left of a node; NOTHING for most."""
+    """The fallback that a node is marked with."""
     return Leave(node.meta.get("custom", {}).get(_KEY, Leave.NOTHING))
 
 
 def leave(node: Node, most: Leave) -> None:
-    """Mark a node, and what is fused with it."""
+    """Mark a node and those that are fused with it with a fallback."""
     for one in _fused_with(node):
         one.meta["custom"] = {**one.meta.get("custom", {}), _KEY: int(most)}
 
 
 class FloatRetries:
-    """Marks the operators that a graph is refused for, one after another.
+    """Repeats a lowering with one more operator in float each time it is refused for one.
 
     Args:
         gm: the canonical graph, which is not changed.
-        most: the most that the backend leaves of an operator.
+        most: the last fallback of an operator that the backend has.
     """
 
     def __init__(self, gm: GraphModule, *, most: Callable[[Node], Leave]) -> None:
@@ -65,7 +65,7 @@ class FloatRetries:
         self._rest = _MOST
 
     def run(self, step: Callable[[], T]) -> T | None:
-        """What a step of the lowering gives; None if `gm` is another graph now, to begin with.
+        """Run a step of the lowering; None if it failed and `gm` is now the graph to try next.
 
         Raises:
             UnsupportedError: the first refusal, where leaving its node in float does not help.
@@ -80,7 +80,7 @@ class FloatRetries:
             return None
 
     def regions(self) -> list[FloatRegion]:
-        """What the report says of the operators that were left."""
+        """The operators in float, for the report."""
         what = {name: leave_of(n) for n in self.gm.graph.nodes if (name := n.name) in self._reasons}
         return [
             FloatRegion(
@@ -92,7 +92,7 @@ class FloatRetries:
         ]
 
     def _mark(self, error: Pt2eQuantError) -> bool:
-        """Whether there is more to leave of the node that an error names."""
+        """Mark the node that an error names, or one before it; whether there was a fallback."""
         made = copy_graph(self.gm)
         calls = (n for n in made.graph.nodes if n.op == "call_function" and not is_qdq(n))
         node = next((n for n in calls if n.name == error.node_name), None)

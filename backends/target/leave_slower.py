@@ -1,4 +1,4 @@
-"""Operators whose integer kernels measured much slower than float ones on a CPU like this."""
+"""Find operators whose integer kernels measured much slower than float on a CPU like this."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -24,14 +24,14 @@ from pt2e_quant.kernels.shape_classes import expected_sizes
 _KEY = "pt2e_quant_slower"
 """In `meta["custom"]`: what a trial on this machine said of a node."""
 IN_FLOAT = "computes in float between its quantize and dequantize"
-"""What the report says of an operator that integers would make slower."""
+"""The report's text for an operator that integers would make slower."""
 _BYTES = (torch.uint8, torch.int8)
 CLIPS = (*RELU, *RELU6, *HARDTANH, *CLAMP)
 
 NOT_SLOWER = Preference(
     name=SLOWER, text="an integer kernel that measured not much slower than float here"
 )
-"""What is slower is quantized all the same: lowering computes it in float between its q/dq."""
+"""Such operators are quantized all the same: lowering computes them in float between q/dq."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,17 @@ class Slower:
 
 
 def mark_slower(node: Node, text: str) -> None:
-    """Have `find_slower` give an operator, whatever the table says.
+    """Mark an operator for `find_slower`, whatever the table says.
 
     Args:
         node: the operator.
-        text: what a trial of it said.
+        text: the measured reason.
     """
     node.meta["custom"] = {**node.meta.get("custom", {}), _KEY: text}
 
 
 def find_slower(gm: GraphModule, backend: str, *, most: float) -> Iterator[Slower]:
-    """The operators of a q/dq graph that a trial or a backend's table says are slower in integers.
+    """The operators of a q/dq graph that are slower in integers by a trial or a backend's table.
 
     Dynamic sizes are judged as they are in the example inputs.
 
@@ -83,7 +83,7 @@ def find_slower(gm: GraphModule, backend: str, *, most: float) -> Iterator[Slowe
 
 
 def slower_regions(notes: Iterable[Note]) -> list[FloatRegion]:
-    """What the report says of operators that integers would make slower."""
+    """Operators that integers would make slower, for the report."""
     return [
         FloatRegion(
             node=note.node,

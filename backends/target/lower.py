@@ -1,4 +1,4 @@
-"""How a canonical graph becomes an artifact: one sequence of steps, filled in by each backend."""
+"""Lower a canonical graph to an artifact: one sequence of steps that each backend fills in."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from pt2e_quant.passes.weights.unpack_weights import unpack_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What every lowering can be told; see `Backend.lower`."""
+    """Options of every lowering; see `Backend.lower`."""
 
     strict: bool = True
     verify: Verify = True
@@ -41,22 +41,22 @@ class Options:
     record: RecordKind | None = None
     measure: bool = False
     is_part: bool = False
-    """Of a graph, lowered for one sample alone: its sizes need no bound."""
+    """Part of a graph, lowered for one sample only: its sizes need no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeOptions(Options):
-    """What lowering for a runtime can be told whose operators were timed by class of sizes.
+    """Options of lowerings for runtimes whose operators were timed by class of sizes.
 
     Args:
-        allow_slower: take integer kernels that measured much slower than float on such a CPU; so
-            does what the quantizer was allowed, `quantizer.allowing("slower")`.
+        allow_slower: use integer kernels that measured much slower than float on such a CPU;
+            `quantizer.allowing("slower")` does the same.
     """
 
     allow_slower: bool = False
 
     def leaves_slower(self, gm: GraphModule) -> bool:
-        """Whether operators of a graph that are slower in integers are to compute in float."""
+        """Whether operators of a graph that are slower in integers compute in float."""
         return not self.allow_slower and SLOWER not in gm.meta.get(ALLOWED_KEY, ())
 
 
@@ -68,10 +68,10 @@ class Job(Generic[OptionsT]):
     """One call of `lower`.
 
     Args:
-        gm: the canonical graph, as the backend starts from it; it is not to be changed.
+        gm: the canonical graph that the backend starts from; do not change it.
         options: of the call.
         validation: for `run_passes`; None if passes are not validated.
-        left: operators that earlier lowerings left in float; the artifact's report is told of them.
+        left: operators that earlier attempts left in float; they are added to the report.
     """
 
     gm: GraphModule
@@ -90,14 +90,14 @@ Check: TypeAlias = Callable[[Artifact], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """An artifact, described in its report, that nobody has run yet.
+    """An artifact with its report, before the gate has run it.
 
     Args:
         artifact: what the gate runs.
-        refuse: raises what `strict` makes errors of.
-        finish: gives what is handed out; gets the gate's check, None if there was none.
-        keeps_weights: weights stay float for reasons that the report names; its size is then told,
-            not refused.
+        refuse: raises the problems that `strict` makes errors.
+        finish: makes the artifact for the user; gets the gate's check, None if there was none.
+        keeps_weights: weights stay float for reasons in the report, so a file that is too large is
+            noted there and not refused.
     """
 
     artifact: Artifact
@@ -108,7 +108,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowering(Generic[OptionsT]):
-    """What a backend lowers and loads with.
+    """The parts of a backend that lower graphs and load artifacts.
 
     Args:
         name: of the backend.
@@ -117,9 +117,9 @@ class Lowering(Generic[OptionsT]):
             it in the report.
         load: reads a file that an artifact saved.
         prepare: the graph to start from, or a refusal.
-        leaves: the most that the backend leaves of a node for which `leave_of` says so. A graph
-            that is refused for one operator, or is wrong there, is lowered again without integers
-            for it.
+        leaves: the last fallback that the backend has for an operator (`leave_of` reads it). A
+            graph that is refused for one operator, or is wrong there, is lowered again with that
+            operator in float.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Lowering(Generic[OptionsT]):
     def lower(
         self, gm: GraphModule, example_inputs: Sequence[Any] | None, options: OptionsT
     ) -> Artifact:
-        """Canonical graph to artifact; see `Backend.lower`."""
+        """Lower a canonical graph; see `Backend.lower`."""
         loader = loader_of(options.verify, self.name)
         verify_canonical(gm)
         # A copy: the caller may edit the graph later, for example into its integer reference.
@@ -196,7 +196,7 @@ class Lowering(Generic[OptionsT]):
 def in_float32(gm: GraphModule) -> GraphModule:
     """The graph itself, or a copy in float32 if its q/dq take or give another float dtype.
 
-    Runtimes stop the process at such q/dq. The copy's provenance says what was done.
+    Runtimes crash the process at such q/dq. The copy's provenance records the change.
     """
     if not any(_is_other_float(node) for node in gm.graph.nodes):
         return gm

@@ -1,4 +1,4 @@
-"""What stays float although the op table could run it, with the reason; users may overrule it.
+"""Which operators stay float although the op table could run them; users may overrule it.
 
 Between two operators that work in integers, an add or a gelu in integers saves a dequantize and a
 quantize. In a float region it only adds rounding: where the residual stream of a transformer is
@@ -30,18 +30,18 @@ READ_IN_FLOAT = Preference(
     fix='quantizer.allowing("read_in_float"); before a float operator integers only add rounding',
 )
 SLOWER = "slower"
-"""The name of the preference for what is no slower than float."""
+"""The name of the preference for operators that are no slower than in float."""
 
 
 def slower_preference(fix: str, is_slower: "Callable[[OpRow, Match], bool]") -> Preference:
     """Operators whose class of sizes measured slower than float on the machine at hand stay float.
 
-    What is quantized already is taken: the float operator would have its weight dequantized in
-    every call.
+    An operator whose inputs are quantized already does not: in float it would dequantize its weight
+    in every call.
 
     Args:
         fix: how to quantize them all the same.
-        is_slower: whether an entry's match was measured so; one that was not measured passes.
+        is_slower: whether an entry's match measured slower; False if it was not measured.
     """
     return Preference(
         name=SLOWER,
@@ -125,7 +125,7 @@ def place_integer_regions(policy: Policy) -> GraphPass:
 
 
 class Regions:
-    """A float graph as an op table sees it, and where integers can flow in it.
+    """The matches of an op table in a float graph, and where values can be integers.
 
     Args:
         gm: the graph.
@@ -152,13 +152,13 @@ class Regions:
         self._read = self._read_as_integers()
 
     def inputs(self, anchor: Node) -> list[Node]:
-        """What the operators of a match read, without weights and biases."""
+        """The inputs of a match, without weights and biases."""
         row, match = self.matches[anchor]
         names = [s.at for s in row.slots if s.role is Role.INPUT and s.at in match.values]
         return [source for name in names for source, _ in match.edges(name)]
 
     def why_float(self, anchor: Node) -> Preference | None:
-        """What keeps an operator float that is not heavy; None if integers serve it."""
+        """The preference that keeps a light or moving operator float; None for integers."""
         if anchor in self._kept:
             return self._kept[anchor]
         if anchor not in self._made:
@@ -167,7 +167,7 @@ class Regions:
         return None if is_read else READ_IN_FLOAT
 
     def _made_as_integers(self) -> set[Node]:
-        """Values that a quantize can follow at no cost, inputs of the graph first."""
+        """Values that integer kernels, or inputs of the graph, can give as integers at no cost."""
         found: set[Node] = set()
         for node in self.gm.graph.nodes:
             if node.op == "placeholder" and _is_float(node):
@@ -186,7 +186,7 @@ class Regions:
         return found
 
     def _read_as_integers(self) -> set[Node]:
-        """Values that some reader takes as integers, outputs first."""
+        """Values that some reader takes as integers; found from the outputs backwards."""
         found: set[Node] = set()
         for node in reversed(self.gm.graph.nodes):
             if any(self._takes_integers(node, user, found) for user in node.users):

@@ -1,4 +1,4 @@
-"""Recipes: a name, and the schemes, observers and passes it stands for."""
+"""Recipes: names for schemes with observers, algorithms and passes."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,11 +32,11 @@ ALIASES: Mapping[str, str] = {
     "8da4w": "a8w4_g32",
     "int8_dynamic_activation_int4_weight": "a8w4_g32",
 }
-"""What a name is called here: torchao's configurations, and others' names."""
+"""Names of torchao's configurations and of other projects, with the names used here."""
 
 
 def unaliased(recipe: str) -> str:
-    """The name that a recipe has here; any other name as it is.
+    """The name used here for a recipe of another project; any other name unchanged.
 
     >>> unaliased("int4"), unaliased("w4a8")
     ('w4', 'a8w4')
@@ -46,7 +46,7 @@ def unaliased(recipe: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a recipe name stands for on one backend.
+    """A recipe of one backend.
 
     Args:
         name: as in `backend.quantizer(name)`.
@@ -112,7 +112,7 @@ def without_data(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeFamily:
-    """Recipes whose names say their schemes: one entry in lists, each made when it is asked for.
+    """Recipes whose names follow a grammar: one entry in lists; each is made when asked for.
 
     Args:
         grammar: of the names, `w<2..8>[_g<32,64>]`: alternatives, and in brackets what may lack.
@@ -158,7 +158,7 @@ def _choices(part: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for of a backend, to find the nearest recipe.
+    """The properties of a scheme by which the nearest recipe is found.
 
     Args:
         bits: of a code.
@@ -178,7 +178,7 @@ class Wanted:
 
     @classmethod
     def of(cls, scheme: Scheme) -> "Wanted":
-        """What a scheme with weights asks for."""
+        """The properties of a scheme with weights."""
         weight = scheme.weight
         assert weight is not None  # every scheme of a name has weights
         is_activation = scheme.input is not None
@@ -189,14 +189,14 @@ class Wanted:
     def of_weight(
         cls, weight: TensorScheme, *, is_activation: bool = False, is_dynamic: bool = False
     ) -> "Wanted":
-        """What a weight's scheme asks for."""
+        """The properties of a scheme of weights alone."""
         size = weight.granularity
         group = size.group_size if isinstance(size, PerGroup) else None
         form = _format_name(weight.format)
         return cls(weight.bits, is_activation, is_dynamic, group, str(weight), form)
 
     def distance(self, ours: "Wanted") -> tuple[int, ...]:
-        """How far a recipe is: codes first, then when activations are quantized, then groups.
+        """How different a recipe is: by codes, then when activations are quantized, then groups.
 
         A recipe with fewer bits, or without the groups of weights below 8 bits, loses accuracy;
         one with more bits only costs bytes.

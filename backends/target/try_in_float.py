@@ -34,9 +34,9 @@ def leave_in_float(
 ) -> GraphModule:
     """The graph with each part in float that makes its calls faster on this machine.
 
-    First the operators of one class of sizes, each between its q/dq, then whole integer regions:
-    operators that hand integers on to each other, without the q/dq between them. A part that wins
-    is kept while the next is tried.
+    First all operators of one class of sizes are tried in float, each between its q/dq. Then whole
+    integer regions are, without the q/dq inside. A part that is faster in float stays so while the
+    next one is tried.
 
     Args:
         gm: the canonical graph, which is not changed.
@@ -69,7 +69,7 @@ def _least_us(artifacts: Sequence[Artifact], leaves: Sequence[Any]) -> list[floa
 
 
 def _classes(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
-    """The operators in integers that compute, by class; those with the largest results first."""
+    """The integer operators, without views, by class of sizes; the largest results first."""
     found: dict[str, list[Node]] = {}
     for node in gm.graph.nodes:
         if _computed_reads(gm, node) and not is_call(node, VIEWS) and _elements(node):
@@ -78,7 +78,7 @@ def _classes(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
 
 
 def _regions(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
-    """Operators that hand integers on to each other, smallest regions first."""
+    """Connected regions of integer operators, smallest first."""
     region_of: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:
         reads = _computed_reads(gm, node)
@@ -102,7 +102,7 @@ def _regions(gm: GraphModule) -> Iterator[tuple[str, list[Node]]]:
 
 
 def _floats(node: Node) -> list[Node]:
-    """What an operator reads that no dequantize gives."""
+    """The inputs of an operator that no dequantize makes."""
     if node.op != "call_function" or is_qdq(node):
         return []
     return [n for n in node.all_input_nodes if n.op == "call_function" and not is_dequantize(n)]

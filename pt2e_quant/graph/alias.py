@@ -86,7 +86,7 @@ _NORM_TARGETS = frozenset(m.target if isinstance(m, Overload) else m for m in _N
 
 @cache
 def _may_write(target: object) -> bool:
-    """Whether calls of a target may write an argument; every pass asks it of every node."""
+    """Whether a target may write an argument; cached, because passes ask it of every node."""
     if isinstance(target, OpOverload):
         return target._schema.is_mutable or target in _NORM_TARGETS
     return isinstance(target, HigherOrderOperator)
@@ -174,7 +174,7 @@ def mutated_roots(graph: Graph) -> frozenset[Node]:
 
 
 def _writers(graph: Graph) -> list[tuple[Node, Node]]:
-    """The nodes that write, each with a value whose storage it writes."""
+    """Pairs of a writing node and a value whose storage it writes."""
     pairs = [(node, value) for node in graph.nodes for value in writes(node)]
     if not pairs:
         return []  # most graphs, and finding the roots is the longer walk
@@ -183,7 +183,7 @@ def _writers(graph: Graph) -> list[tuple[Node, Node]]:
 
 
 def state_writers(graph: Graph) -> frozenset[Node]:
-    """The nodes that write a buffer, a constant or an input, whatever view of it they are given."""
+    """The nodes that write a buffer, a constant or an input, also through views."""
     return frozenset(node for node, root in _writers(graph) if root.op != "call_function")
 
 
@@ -200,10 +200,10 @@ def written_inputs(graph: Graph) -> tuple[int, ...]:
 
 
 class WrittenPlaces:
-    """Where a graph's writes keep q/dq from standing.
+    """The places where q/dq would change what a graph with in-place writes computes.
 
-    A q and dq right behind a value hand their reader a copy of it, as it is there. So they lose
-    what the reader writes into the value, and do not see what is written before the reader.
+    With q/dq a reader gets a copy of a value, taken where the quantize stands. A write by the
+    reader would go into the copy, and a write between quantize and reader would be missed.
 
     Args:
         graph: with the writes in place.
@@ -218,7 +218,7 @@ class WrittenPlaces:
             self._walk(graph)
 
     def _walk(self, graph: Graph) -> None:
-        """Find the edges of inputs, and the values, behind which something is written."""
+        """Find the values and edges of inputs that are written after they are read."""
         given = {n: owner for n, owner in self.owners.items() if owner.op == "placeholder"}
         versions = dict.fromkeys(given.values(), 0)
         seen: dict[Node, int] = {}
@@ -236,7 +236,7 @@ class WrittenPlaces:
     def why_not(self, place: EdgeOrNode) -> str | None:
         """Why a place takes no q/dq, None if it does.
 
-        Buffers that are written are read by no q at all: what they hold is of an earlier call.
+        Written buffers are never quantized: they hold values of an earlier call.
         """
         source, reader = (place, None) if isinstance(place, Node) else place
         owner = self.owners.get(source)

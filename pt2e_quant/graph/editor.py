@@ -1,4 +1,4 @@
-"""Batch edits of one graph: new nodes carry metadata, names are unique, one recompile ends it."""
+"""Batch edits of one graph: new nodes get metadata and unique names; one recompile at the end."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -51,7 +51,7 @@ class Editor:
         self._names_of_target: dict[str, int] | None = None
 
     def now(self, node: Node) -> Node:
-        """What stands in the graph for a node that may have been replaced."""
+        """The current replacement of a node; the node itself if it was not replaced."""
         while node in self._replaced:
             node = self._replaced[node]
         return node
@@ -173,7 +173,7 @@ class Editor:
         self.declined.append(reason)
 
     def discard(self, nodes: Iterable[Node]) -> None:
-        """Name nodes that may be left without readers; `finish` erases those that are."""
+        """Mark nodes that `finish` erases if nothing reads them."""
         self._candidates.update(dict.fromkeys(nodes))
 
     def erase_dead(self, nodes: Iterable[Node]) -> None:
@@ -270,14 +270,14 @@ class Editor:
 
 @cache
 def operator_name(target: Any) -> str:
-    """What a call's node is named after: the operator without namespace and overload."""
+    """The operator without namespace and overload, as the base of a node's name."""
     if isinstance(target, OpOverload):
         return str(target._schema.name.rpartition("::")[2])
     return str(getattr(target, "__name__", "call"))
 
 
 def _described(node: Node) -> Any:
-    """All that a call's fake value depends on in one of its inputs."""
+    """A key of everything in an input that the fake value of a call depends on."""
     value = node.meta.get("val")
     if isinstance(value, Tensor):
         return f"<{value.dtype} {value.device} {value.shape} {value.stride()}>"

@@ -1,4 +1,4 @@
-"""Constants behind operators: what double-quantized scales come to, and the bytes they take."""
+"""The value and the bytes of constants, also of double-quantized scales."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from pt2e_quant.graph.meta import constant_of
 
 
 def held_constant(gm: GraphModule, node: Node) -> Tensor | None:
-    """The tensor that a node always holds, also behind the dequantize of double-quantized scales.
+    """The constant value of a node, also of the dequantize of double-quantized scales.
 
     None if it is computed from an input. Not for weights: a dequantized weight is no constant.
     """

@@ -1,4 +1,4 @@
-"""What every node carries: fake values with symbolic shapes kept, module stack, stack trace."""
+"""The metadata of nodes: fake values with symbolic shapes, module stack, stack trace."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -67,7 +67,7 @@ def origin_name(node: Node) -> str:
 
 
 def origin_source(node: Node) -> NodeSource | None:
-    """The end of the chain that `from_node` begins; None for a node without one."""
+    """The last entry of the chain in `from_node`; None for a node without one."""
     sources = node.meta.get("from_node")
     if not sources:
         return None
@@ -88,7 +88,7 @@ def fake_mode_of(graph: Graph) -> FakeTensorMode:
 
 @contextmanager
 def without_guards(mode: FakeTensorMode) -> Iterator[None]:
-    """Keep the shapes of the user's program free of guards that our own calls would add.
+    """Keep our own calls from adding guards to the shapes of the user's program.
 
     The mode's own cache is off meanwhile: with symbolic shapes its keys and entries cost more
     than the calls (half of the time of writing out attention).
@@ -164,7 +164,7 @@ def give_values(gm: GraphModule, mode: FakeTensorMode, first: Node, end: Node) -
 
 
 def attribute(gm: nn.Module, target: str) -> Any:
-    """What a dotted name stands for in a module, None if nothing has that name."""
+    """The attribute of a module by its dotted name, None if there is none."""
     value: Any = gm
     for part in target.split("."):
         value = _member(value, part)

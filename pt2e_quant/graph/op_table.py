@@ -1,4 +1,4 @@
-"""What a backend can run, as data: one entry per operator, read by quantizer, lowering and docs."""
+"""Op tables: what a backend can run, as data for quantizer, lowering and docs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ class Preference:
 
 
 class OpKind(StrEnum):
-    """What an operator costs beside a quantize and a dequantize around it."""
+    """How the cost of an operator compares to a quantize and a dequantize around it."""
 
     HEAVY = "heavy"
     """A product: integers pay wherever it stands."""
@@ -105,14 +105,14 @@ class Slot:
         return True
 
     def unlike(self, scheme: Scheme) -> tuple[bool, ...]:
-        """Orders slots by what the nearest scheme that they accept shares with another."""
+        """A sort key by the similarity of the nearest accepted scheme to another one."""
         wanted = scheme.for_role(self.role)
         if wanted is None or not self.accepts:
             return (True,)
         return min(_is_unlike(accepted, wanted) for accepted in self.accepts)
 
     def _kinds(self, wanted: TensorScheme) -> str:
-        """What it accepts; of many, those most like what was wanted."""
+        """The schemes that it accepts, as text; of many only those nearest to the one asked for."""
         if len(self.accepts) <= _MOST_NAMED:
             return " or ".join(str(a) for a in self.accepts) or "float alone"
         alike = sorted(self.accepts, key=lambda a: _is_unlike(a, wanted))[:_MOST_NAMED]
@@ -131,7 +131,7 @@ _MOST_NAMED = 4
 
 
 def _is_unlike(accepted: TensorScheme, wanted: TensorScheme) -> tuple[bool, ...]:
-    """Orders schemes by what they share with another: codes first, then groups, then scales."""
+    """A sort key by similarity to another scheme: codes first, then groups, then scales."""
     return (
         accepted.is_dynamic != wanted.is_dynamic,
         accepted.format != wanted.format,
@@ -157,7 +157,7 @@ def _with_axis_of(wanted: TensorScheme, accepted: TensorScheme) -> TensorScheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What must hold of a match for the backend to run it, with the text that says so.
+    """A condition that a match must meet for the backend to run it, and its text.
 
     Args:
         text: what is needed.
@@ -264,7 +264,7 @@ class OpTable:
         return known or f"{self.backend} has no int8 {name.removeprefix('aten.')} here"
 
     def refusal_of(self, scheme: Scheme) -> str:
-        """What the linear that comes nearest to a scheme takes instead; "" if one takes it."""
+        """Why the nearest linear refuses a scheme, and what it takes; "" if one takes it."""
         found: list[tuple[int, tuple[bool, ...], str]] = []
         for row in self.rows:
             if not any(member.target in LINEAR for op in row.find for member in op.members):
@@ -286,7 +286,7 @@ class OpTable:
 
 
 def _never_both(a: OpRow, b: OpRow) -> bool:
-    """Whether no scheme fits both rows: some tensor that both need cannot suit both."""
+    """Whether no scheme fits both entries, because a tensor of both has disjoint schemes."""
     theirs = {slot.at: slot for slot in b.slots}
     for slot in a.slots:
         other = theirs.get(slot.at)

@@ -55,7 +55,7 @@ Edge: TypeAlias = tuple[Node, Node]
 
 
 class Walk:
-    """What one walk over a graph knows: the order of its nodes, and which are constant."""
+    """Facts shared by all matches of one walk: the order of nodes, and which are constant."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -133,7 +133,7 @@ class Match:
 
 
 def call_behind(node: Node) -> Node:
-    """The call that makes a value: the node, or the one whose first result it takes."""
+    """The call that makes a value: the node, or behind a getitem of 0 its source."""
     if is_getitem(node) and node.args[1] == 0 and isinstance(node.args[0], Node):
         return node.args[0]
     return node
@@ -174,7 +174,7 @@ class Attempt:
         return all(self.value(p, v, call) for p, v in zip(op.args, values, strict=False))
 
     def _through(self, op: Op, value: Node) -> bool:
-        """Match an operator behind one that may stand between it and its reader."""
+        """Match an operator behind an optional one between it and its reader."""
         if value.op != "call_function" or value.target not in op.through:
             return False
         if len(value.users) != 1 or not value.args or not isinstance(value.args[0], Node):
@@ -221,7 +221,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class _Indexed(Generic[K]):
-    """A pattern with its place among the others, and its rank before conditions that vary."""
+    """A pattern with its index, and the part of its rank that is the same at every match."""
 
     place: int
     key: K

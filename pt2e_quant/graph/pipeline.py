@@ -1,4 +1,4 @@
-"""Passes and the driver that runs them, verifying between entries when asked."""
+"""Passes, and the driver that runs them and can verify the graph between them."""
 
 import importlib
 import os
@@ -29,7 +29,7 @@ Sample: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class Validation(Protocol):
-    """What looks at a graph between passes; see `backends.validate_passes`."""
+    """Checks a graph between passes; see `backends.validate_passes`."""
 
     def start(self, gm: GraphModule) -> None:
         """Look at the graph before the first pass."""
@@ -40,7 +40,7 @@ class Validation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a pass did at a node, or why it did nothing there.
+    """The effect of a pass at a node, or the reason for none.
 
     Attributes:
         node: the node's name when the pass saw it.
@@ -73,9 +73,9 @@ class Invariant:
 class GraphPass:
     """A pass: a function over a graph, and the properties it needs, gives and ends.
 
-    Each pass says what it needs and gives, also where that is nothing: `HAS_VALUES` where it reads
-    `meta["val"]`, and in `gives` what holds of every graph afterwards, whatever it declined.
-    One that ends a property undoes what an earlier pass gave; later passes cannot rely on it.
+    `needs` and `gives` are always written out, also if empty. `needs` has `HAS_VALUES` if the pass
+    reads `meta["val"]`. `gives` lists what holds for every graph afterwards, whatever the pass
+    declined. `ends` lists properties given by earlier passes that later ones cannot rely on.
     """
 
     name: str
@@ -89,7 +89,7 @@ class GraphPass:
         return self.edit(gm)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by the name of the module's own pass: its function's name now means the pass."""
+        """Pickle by module and name where that name is this pass, else by its parts."""
         if getattr(sys.modules.get(self.edit.__module__), self.name, None) is self:
             return _load_pass, (self.edit.__module__, self.name)
         return GraphPass, (self.name, self.edit, self.needs, self.gives, self.ends)
@@ -116,7 +116,7 @@ def graph_pass(
     gives: tuple[Invariant, ...],
     ends: tuple[Invariant, ...] = (),
 ) -> Callable[[Callable[[GraphModule], PassResult]], GraphPass]:
-    """Make a pass of a function, stating what holds before it, after it, and no longer."""
+    """Make a pass of a function; see `GraphPass` for the properties."""
 
     def made(edit: Callable[[GraphModule], PassResult]) -> GraphPass:
         return GraphPass(edit.__name__, edit, needs, gives, ends)
@@ -270,7 +270,7 @@ def trial_run(gm: GraphModule, sample: Sample) -> list[Any]:
 
 
 def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> str | None:
-    """What differs first between two flat lists of outputs beyond rounding, None if nothing.
+    """The first difference beyond rounding between two flat lists of outputs, None if none.
 
     Floats may differ by 1024 roundings of their dtype, at most 5 %, of the largest magnitude:
     folding constants reorders sums.

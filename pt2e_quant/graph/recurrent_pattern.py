@@ -1,4 +1,4 @@
-"""The op-table entry of a recurrent layer, which backends share but for what it lowers to."""
+"""The op-table entry of a recurrent layer; backends differ only in what it lowers to."""
 
 from pt2e_quant.core.recurrent_ops import RecurrentLayer
 from pt2e_quant.core.schemes import INT8_WEIGHT, Role

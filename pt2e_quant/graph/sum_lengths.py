@@ -1,4 +1,4 @@
-"""How many products of 8 bits an int32 sum holds: runtimes wrap around, or saturate, beyond it."""
+"""How many 8-bit products an int32 sum holds; in longer sums runtimes wrap around or saturate."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a pattern is made of: `Var`, `Many`, `Lit`, `Op`, and the builders of chains.
+"""The parts of patterns: `Var`, `Many`, `Lit`, `Op`, and functions that build chains.
 
 Matching them is in `pattern.py`, which hands these names on.
 """

@@ -1,4 +1,4 @@
-"""Views of storage: which a graph takes, and how a write through one reaches the whole."""
+"""Views of storage: which operators make them, and how a write through one reaches its source."""
 
 from typing import Any
 
@@ -119,7 +119,7 @@ def _piece_bounds(view: Node) -> tuple[int, int, int] | None:
 
 
 def write_through(view: Node, whole: Node, new: Node, editor: Editor, *, before: Node) -> Node:
-    """The whole after one view of it took a new value.
+    """The source of a view after the view was given a new value.
 
     Args:
         view: the node that took the view.

@@ -241,7 +241,7 @@ def check_observers(
 
 @cache
 def _library(kinds: tuple[type, ...]) -> str:
-    """Which of the two libraries an observer's class, or what it derives from, belongs to."""
+    """The library, torch or torchao, that defines an observer's class or one of its bases."""
     for kind in kinds:
         for name in _LIBRARIES:
             if kind.__module__.startswith(f"{name}."):

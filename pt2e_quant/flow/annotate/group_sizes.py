@@ -1,4 +1,4 @@
-"""The group size that a scheme gives weights, and weights that it does not divide."""
+"""The group size of a scheme, and the check that it divides the weights."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ class UndividedError(ValueError):
 
 
 def check_groups(scheme: TensorScheme, places: Sequence[EdgeOrNode]) -> None:
-    """Find places whose last axis the groups of a scheme do not divide.
+    """Check that the group size of a scheme divides the last axis of all places.
 
     Raises:
         UndividedError: naming the constant and the fix.

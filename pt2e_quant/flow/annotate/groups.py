@@ -191,5 +191,5 @@ def _share_implicitly(
 
 
 def _identity(spec: Any) -> tuple[Any, ...]:
-    """What two specs on one tensor must have in common to be one."""
+    """A key that is equal for two specs on one tensor that are the same request."""
     return tuple(getattr(spec, name, None) for name in _SAME)

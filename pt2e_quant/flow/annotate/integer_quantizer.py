@@ -1,4 +1,4 @@
-"""The quantizer of chips that compute in integers alone: whatever has an integer form."""
+"""The quantizer for integer-only chips: it quantizes every operator that has an integer form."""
 
 import copy
 from collections.abc import Mapping, Set
@@ -44,14 +44,14 @@ _CHOOSING = ("move", "max_pool", "max_pool1d")
 class IntegerQuantizer(Quantizer):
     """Quantizes every operator that has an integer form, norms and softmax too.
 
-    What a backend keeps in float because that is as fast there is in integers here. Activations are
-    affine, with one scale a tensor; views and max pools keep their input's. A relu or clamp is one
-    operator with what it reads. Weights of linears and convolutions have one scale an output
-    channel, and stay symmetric. Attention is written out first.
+    This includes operators that the other backends leave float because float is as fast there.
+    Activations are affine with one scale per tensor; views and max pools share the qparams of their
+    input. A relu or clamp is fused with the operator before it. Weights of linears and convolutions
+    are symmetric with one scale per output channel. Attention is decomposed first.
 
-    Residual streams have bits of their own: what norms read, and the sums on the way there. Their
-    values grow from block to block and have outlier channels, which one scale of 8 bits rounds
-    away; products read them requantized to activation_bits.
+    Residual streams (inputs of norms, and the sums that make them) can have more bits: their values
+    grow from block to block and have outlier channels, and one 8-bit scale would round the other
+    channels to 0. Linears and convolutions read them requantized to activation_bits.
 
     Args:
         activation_bits: 4, 8 or 16.
@@ -172,9 +172,9 @@ def _activation_spec(bits: int, observer: Any) -> QuantizationSpec:
 
 
 def _residual_stream(graph: Graph, constants: Set[Node]) -> set[Node]:
-    """What norms read, and what is added, joined or moved to become it.
+    """The values of residual streams: inputs of norms, and the sums, views and joins behind them.
 
-    A sum that only feeds products is none: a CNN whose batch norms are folded has no stream.
+    A CNN whose batch norms are folded has no norms, and so no residual stream.
     """
     found: set[Node] = set()
     open_nodes = [n for node in graph.nodes if _form_name(node) in _NORMS for n in _read(node)]
@@ -192,7 +192,7 @@ def _residual_stream(graph: Graph, constants: Set[Node]) -> set[Node]:
 
 
 def _read(node: Node) -> list[Node]:
-    """What an operator reads as its data: for a norm its first input, else all."""
+    """The data inputs of an operator: of a norm the first, otherwise all."""
     return node.all_input_nodes[:1] if _form_name(node) in _NORMS else node.all_input_nodes
 
 
@@ -212,9 +212,9 @@ def _is_float(node: Node) -> bool:
 
 
 def _clamped(node: Node) -> Node | None:
-    """What a relu or clamp ends: both are one operator of integers, with one rounding.
+    """The operator that a relu or clamp is fused with, None if there is none.
 
-    Runtimes round once there whatever the graph says: XNNPACK moves a clamp into the operator
+    Runtimes round once there, whatever the graph says: XNNPACK moves a clamp into the operator
     before it, ONNX Runtime merges the two pairs of q/dq.
     """
     source = node.all_input_nodes[0] if is_call(node, CLAMPS) else None

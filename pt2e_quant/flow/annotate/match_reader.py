@@ -1,4 +1,4 @@
-"""Which matches of a table the rules ask for and the tensors allow, and why not the others."""
+"""Decide by rules and tensors which pattern matches are quantized, and why the others are not."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class Plan:
 
 
 class MatchReader:
-    """Decides about matches, and remembers the reason for each node it turns down."""
+    """Accepts or refuses matches, and keeps the reason for each node that it refuses."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class MatchReader:
         self.plans: dict[tuple[str, Node, tuple[Node, ...]], Plan] = {}
 
     def accept(self, row: OpRow, match: Match) -> bool:
-        """Whether the row runs the match under the rules; the reason is kept if not."""
+        """Whether a match is quantized as this entry of the table; if not, the reason is kept."""
         scheme = self.book.scheme_for(match.covered[0])
         if scheme is None:
             self.refuse(match, f"rule: {self.book.rule_for(match.covered[0], Role.INPUT)}")
@@ -115,12 +115,12 @@ class MatchReader:
         return True
 
     def _is_for_others(self, slot: Slot, match: Match, scheme: Scheme) -> bool:
-        """Whether a row is for other schemes, and the table has a reason for this one."""
+        """Whether the entry is for other schemes, and the table has its own reason for this one."""
         is_told = operator_name(match.anchor) in self.table.reasons and len(match.covered) == 1
         return is_told and not slot.suits(scheme.for_role(slot.role))
 
     def _preference(self, row: OpRow, match: Match) -> Preference | None:
-        """What keeps this match float, or its operator as a pass before annotation found."""
+        """The preference that keeps a match float: the backend's, or one that a pass has set."""
         for name, preference in self.preferences.items():
             if name not in self.allowed and preference.keeps is not None:
                 if preference.keeps(row, match):
@@ -141,7 +141,7 @@ class MatchReader:
         return chosen
 
     def _resolve(self, slot: Slot, scheme: Scheme) -> TensorScheme | None:
-        """`Slot.resolve`, once for each slot and scheme: the table and the book hold both."""
+        """`Slot.resolve`, cached; the table and the rule book keep the keys alive."""
         key = id(slot), id(scheme)
         if key not in self.resolved:
             self.resolved[key] = slot.resolve(scheme)
@@ -165,16 +165,17 @@ class MatchReader:
                 raise ValueError(f'its {slot.role} "{value.name}" is float64, q/dq take float32')
 
     def refuse(self, match: Match, reason: str, fitting: int = 0, fix: str = "") -> None:
-        """Keep a reason and its fix for each node of a match: of the row with most fitting tensors.
+        """Keep a reason and its fix for each node of a match.
 
-        Among rows with equally many the first one stays.
+        Of several entries that refuse a node, the one with the most fitting tensors gives the
+        reason; of equals, the first.
         """
         for node in match.covered:
             if node not in self.reasons or self.reasons[node][0] < fitting:
                 self.reasons[node] = fitting, reason, fix
 
     def leave(self, nodes: Iterable[Node], reason: str) -> None:
-        """Keep one reason for nodes that no match is asked about."""
+        """Keep one reason for nodes, without a match."""
         self.reasons |= {node: (0, reason, "") for node in nodes}
 
     def record(self, node: Node) -> FloatRecord:
@@ -199,7 +200,7 @@ class MatchReader:
 
 
 def _check_computed(row: OpRow, slot: Slot, match: Match) -> None:
-    """Refuse a product of two constants: runtimes compute it once, and have no integers for it.
+    """Refuse a product of two constants: runtimes fold it into a float constant.
 
     Raises:
         ValueError: the slot is the input of an operator with a weight, and holds a constant.

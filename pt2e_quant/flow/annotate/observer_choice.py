@@ -105,7 +105,7 @@ class ObserverChoice:
         return _searched(search, ch_axis=scheme.granularity.axis)
 
     def _search_for(self, scheme: TensorScheme) -> WeightSearch:
-        """Three integers are searched for: on a scale of the whole range most weights become 0."""
+        """How scales are found; min-max scales would round most ternary weights to 0."""
         low, high = scheme.range
         is_ternary = high - low <= 2 and self.search is WeightSearch.MIN_MAX
         return WeightSearch.MSE if is_ternary else self.search
@@ -116,7 +116,7 @@ def _searched(search: WeightSearch, **layout: int) -> Any:
 
 
 def is_plain(scheme: TensorScheme) -> bool:
-    """Whether torch's qschemes say a scheme: also its groups run along the last axis."""
+    """Whether torch's qschemes can express a scheme; its groups must run along the last axis."""
     granularity = scheme.granularity
     return scheme.is_plain and not (isinstance(granularity, PerGroup) and granularity.axis != -1)
 

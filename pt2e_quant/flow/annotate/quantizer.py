@@ -46,7 +46,7 @@ class ComposableQuantizer(Quantizer):
         self.quantizers = list(quantizers)
 
     def for_qat(self) -> "ComposableQuantizer":
-        """The same for training, of those quantizers that have a form for it."""
+        """A copy for training: quantizers that have `for_qat` are replaced by its result."""
         chosen = [getattr(q, "for_qat", lambda same=q: same)() for q in self.quantizers]
         return ComposableQuantizer(chosen)
 

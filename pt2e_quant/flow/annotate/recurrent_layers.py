@@ -19,7 +19,7 @@ overrules: how a backend rounds its operands at run time, or why it has no integ
 
 
 def place_recurrent(gm: GraphModule, book: RuleBook, form: RecurrentForm) -> None:
-    """Split the recurrent operators that rules give int8 weights; each other one keeps the reason.
+    """Split the recurrent operators that rules give int8 weights; the others get a reason.
 
     Args:
         gm: the graph to annotate.

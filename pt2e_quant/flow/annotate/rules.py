@@ -143,7 +143,7 @@ class RuleBook:
         )
 
     def _selecting(self, node: Node) -> tuple[int, ...]:
-        """The places of the rules that select a node, the first to decide first."""
+        """The indices of the rules that select a node, the deciding one first."""
         found = self._selected.get(node)
         if found is None:
             found = tuple(

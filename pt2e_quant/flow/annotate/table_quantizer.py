@@ -91,13 +91,13 @@ class TableQuantizer(Quantizer):
         self.scales: ScaleFormat | None = None
 
     def set_global(self, scheme: Scheme | None) -> "TableQuantizer":
-        """What every node gets that no other rule speaks about; None leaves them float."""
+        """Set the scheme of all nodes that no other rule selects; None leaves them float."""
         return self._add(RuleKind.GLOBAL, "", scheme, ALL_ROLES)
 
     def set_module_name(
         self, name: str, scheme: Scheme | None, *, roles: Iterable[Role] = ALL_ROLES
     ) -> "TableQuantizer":
-        """What the modules of a name get, with all inside them: a glob, or a regex after "re:"."""
+        """Set the scheme of modules and all inside them, by name: a glob, or "re:" and a regex."""
         return self._add(RuleKind.MODULE_NAME, name, scheme, roles)
 
     def set_module_type(
@@ -107,20 +107,20 @@ class TableQuantizer(Quantizer):
         *,
         roles: Iterable[Role] = ALL_ROLES,
     ) -> "TableQuantizer":
-        """What the modules of a class get, with all inside them."""
+        """Set the scheme of all modules of a class, and of their submodules."""
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
         return self._add(RuleKind.MODULE_TYPE, name, scheme, roles)
 
     def set_operator(
         self, operator: object, scheme: Scheme | None, *, roles: Iterable[Role] = ALL_ROLES
     ) -> "TableQuantizer":
-        """What the calls of an operator get: "aten.linear", "linear", or torch.ops.aten.linear."""
+        """Set the scheme of an operator: "aten.linear", "linear", or torch.ops.aten.linear."""
         return self._add(RuleKind.OPERATOR, str(operator), scheme, roles)
 
     def set_node(
         self, name: str, scheme: Scheme | None, *, roles: Iterable[Role] = ALL_ROLES
     ) -> "TableQuantizer":
-        """What the nodes of a name get: a glob, or a regex after "re:"."""
+        """Set the scheme of nodes by name: a glob, or "re:" and a regex."""
         return self._add(RuleKind.NODE, name, scheme, roles)
 
     def add_rule(
@@ -129,9 +129,9 @@ class TableQuantizer(Quantizer):
         """Add a rule that brings observers or algorithms of its own.
 
         Args:
-            rule: what some nodes get.
-            algorithms: those of the rule's names that this quantizer does not have; they are
-                applied where the rule asks for them alone.
+            rule: selects nodes, and says how they are quantized.
+            algorithms: those that the rule names and this quantizer does not have; they are
+                applied only to the nodes that the rule selects.
         """
         there = {algorithm.name for algorithm in self.algorithms}
         new = [a for a in map(algorithm_named, algorithms) if a.name not in there]
@@ -148,12 +148,12 @@ class TableQuantizer(Quantizer):
         return self
 
     def with_observers(self, **changes: Any) -> "TableQuantizer":
-        """Vary the observers, for example `with_observers(activation=MSEObserver)`."""
+        """Replace observers, for example `with_observers(activation=MSEObserver)`."""
         self.observers = replace(self.observers, **changes)
         return self
 
     def with_search(self, search: str) -> "TableQuantizer":
-        """How the scales of weights are found: "min_max", "mse" or "hqq".
+        """Choose how the scales of weights are found: "min_max", "mse" or "hqq".
 
         Raises:
             ConfigError: there is no such search.
@@ -163,20 +163,20 @@ class TableQuantizer(Quantizer):
     def with_scales(self, scales: ScaleFormat) -> "TableQuantizer":
         """Keep the scales of integer weights in another form, for example in float16.
 
-        In memory and in files of `pt2e_quant.save`: XNNPACK and ONNX Runtime take float32 scales
-        alone, and are given the same values in it. Small floats and code books keep the scales
-        that their schemes say.
+        This holds in memory and in files of `pt2e_quant.save`. XNNPACK and ONNX Runtime take only
+        float32 scales, so lowering converts them. Float formats and code books keep the scale
+        dtype of their schemes.
         """
         self.scales = scales
         return self
 
     def add_algorithm(self, algorithm: str | Algorithm) -> "TableQuantizer":
-        """Do something to weights and ranges besides: "gptq", or `Gptq(damping=0.05)`.
+        """Add an algorithm for weights or ranges: "gptq", or `Gptq(damping=0.05)`.
 
         It replaces one of the same name. prepare refuses it if it applies to nothing.
 
         Raises:
-            ConfigError: its name is unknown, or it does not go with one that is there.
+            ConfigError: its name is unknown, or it conflicts with one that was added before.
         """
         made = algorithm_named(algorithm)
         self.algorithms = combined(self.algorithms, [made])
@@ -184,7 +184,7 @@ class TableQuantizer(Quantizer):
         return self
 
     def remove_algorithm(self, name: str) -> "TableQuantizer":
-        """Leave out an algorithm of this name, also one that the recipe brings."""
+        """Remove the algorithm of this name, whether it was added or is part of the recipe."""
         there = [algorithm.name for algorithm in self.algorithms]
         if name not in there:
             raise ConfigError(f'this quantizer has no algorithm "{name}": {near(name, there)}')
@@ -203,7 +203,7 @@ class TableQuantizer(Quantizer):
         return self
 
     def allowing(self, *names: str) -> "TableQuantizer":
-        """Quantize also what the backend keeps float for these; see `quantizer.preferences`.
+        """Overrule preferences of the backend, which keep operators float; see `self.preferences`.
 
         Raises:
             ConfigError: there is no such preference; near names are offered.
@@ -221,7 +221,7 @@ class TableQuantizer(Quantizer):
         return self
 
     def for_qat(self) -> "TableQuantizer":
-        """The same for training: fake-quantizes; what algorithms would choose is learned."""
+        """A copy for training: with fake-quantizes, and without algorithms."""
         made = copy.copy(self)
         made.rules = [
             rule

@@ -108,16 +108,16 @@ class AnnotationWriter:
         return found
 
     def _kept(self, slot: Slot, scheme: TensorScheme) -> TensorScheme:
-        """A scheme that a row takes, with scales in the form asked for."""
+        """A scheme with its scales in the dtype that the user asked for."""
         if self.scales is None or slot.role is not Role.WEIGHT or scheme.format is not None:
             return scheme
         return replace(scheme, scales=self.scales)
 
 
 def _fixed_before(source: Node, spec: QuantizationSpecBase) -> FixedQParamsQuantizationSpec | None:
-    """The spec of what a reader is given on a fixed scale, where it takes such integers.
+    """The fixed spec of the value that an operator reads, where the operator accepts it.
 
-    On a scale of its own it would round values once more that are on a grid already.
+    With a scale of its own the reader would round values that are on a grid already.
     """
     annotation = source.meta.get(Q_ANNOTATION_KEY)
     fixed = annotation.output_qspec if annotation is not None else None

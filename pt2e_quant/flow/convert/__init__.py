@@ -1,1 +1,1 @@
-"""Observers become q/dq nodes, weights become integers."""
+"""Turn observers into q/dq nodes and weights into integers."""

@@ -92,7 +92,7 @@ END_OF_TRAINING = (
     fold_expanded_conv_bn,
     remove_dropout,
 )
-"""What a trained graph goes through to be one for inference."""
+"""The passes that make an inference graph of a trained one."""
 
 
 def convert_pt2e(
@@ -150,7 +150,7 @@ def convert_pt2e(
 
 @contextmanager
 def _marked_if_stopped(gm: GraphModule) -> Iterator[None]:
-    """Leave a mark on a graph whose convert is interrupted: a second one would go wrong."""
+    """Mark a graph whose convert is interrupted, because a second convert would be wrong."""
     try:
         yield
     except Exception:
@@ -259,7 +259,7 @@ class _Converter:
         self.editor.finish()
 
     def _convert_held(self) -> None:
-        """Convert the constants that no node observes; those of other forms get one first."""
+        """Convert the constants without observer nodes; unusual ones get an observer node first."""
         plain: list[HeldPlace] = []
         others: list[HeldPlace] = []
         for place in held_places(self.gm, self.state.constants):
@@ -327,7 +327,7 @@ class _Converter:
         return True
 
     def _convert_otherwise(self, node: Node, source: Node, observer: Any) -> bool:
-        """Convert an observer that asks for no q/dq of ours; returns whether it was one."""
+        """Convert an observer that has `convert` or a float dtype; returns whether it has."""
         if hasattr(observer, "convert"):
             # It brings operators of its own; it erases its node.
             if hasattr(observer, "target_dtype"):
@@ -359,7 +359,7 @@ class _Converter:
         return self.qparams[observer_info.group]
 
     def _hand_on(self, node: Node, quantized: Quantized) -> None:
-        """Give each annotated reader a dequantize of its own, the others one together."""
+        """Give each annotated reader its own dequantize; the other readers share one."""
         readers = list(node.users)
         own = [u for u in readers if Q_ANNOTATION_KEY in u.meta and u.op != "call_module"]
         rest = [u for u in readers if Q_ANNOTATION_KEY not in u.meta or u.op == "call_module"]

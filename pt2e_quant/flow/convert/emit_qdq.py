@@ -36,12 +36,12 @@ _lib = torch.ops.quantized_decomposed
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A quantize node, and what undoes it.
+    """A quantize node, and how to dequantize it.
 
     Args:
         node: the quantize.
         undo: the dequantize op.
-        arguments: what both take after their tensor.
+        arguments: of both, after their tensor.
         names_dtype: the dequantize takes the dtype it gives as its last argument; the others
             take it as a keyword, and give float32 without.
     """
@@ -52,7 +52,7 @@ class Quantized:
     names_dtype: bool = False
 
     def dequantize(self, editor: Editor, *, of: Node, like: Node | None = None) -> Node:
-        """A dequantize of its own for one reader of a value.
+        """Insert a dequantize for one reader of the value.
 
         Args:
             editor: inserts it.
@@ -241,7 +241,7 @@ def emit_run_time_scales(
 
 
 def described(scheme: TensorScheme, dim: int) -> dict[str, Any]:
-    """What a record says of a scheme, by field; scales are too many to say twice."""
+    """The fields of a record that describe a scheme; scales are in the graph, not in records."""
     low, high = scheme.range
     scales = "" if scheme.scales == FLOAT32_SCALES else str(scheme.scales)
     named = {} if scheme.format is None else {"dtype": str(scheme.format)}

@@ -29,7 +29,7 @@ REFERENCE_OF_KEY = "reference_of"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceOf:
-    """What a reference graph was made of; the tensors are shared.
+    """The canonical graph of a reference graph; the tensors are shared.
 
     Args:
         graph: the canonical graph.
@@ -50,8 +50,8 @@ def integer_reference(
 ) -> GraphModule:
     """Write a canonical graph in integers, in place.
 
-    What no form of `passes.reference.forms` covers is computed in float between a dequantize and a
-    quantize that are written out; the notes of the provenance say why.
+    Operators without a form in `passes.reference.forms` are computed in float, between an explicit
+    dequantize and quantize; notes of the provenance say why.
 
     Args:
         gm: of `convert_pt2e`.
@@ -95,7 +95,7 @@ def _passes(arithmetic: Arithmetic, floats: Set[str]) -> tuple[GraphPass, ...]:
 
 
 def refuse_gradients(gm: GraphModule) -> None:
-    """Let a graph, and its deep copies, say that it has no gradient; once a graph."""
+    """Make a graph and its deep copies raise when a gradient is asked for."""
     if mark_results not in gm._forward_hooks.values():
         gm.register_forward_hook(mark_results, with_kwargs=True)
         gm._register_deepcopy_hook(refuse_gradients)

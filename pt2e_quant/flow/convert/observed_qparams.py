@@ -60,7 +60,7 @@ def record_of(
 
 
 def recorded(qparams: QParams) -> dict[str, Any]:
-    """What a record says of qparams; those of groups are too many to say them twice."""
+    """The fields of a record that hold qparams; those of groups are left to the graph."""
     is_grouped = qparams.group_size is not None
     return {
         "quant_min": qparams.quant_min,
@@ -73,7 +73,7 @@ def recorded(qparams: QParams) -> dict[str, Any]:
 
 
 def recorded_affine(observer: Any) -> dict[str, Any]:
-    """What a record says of an observer with torchao's affine granularity, ours or theirs."""
+    """The fields of a record for an observer with torchao's affine granularity, ours or theirs."""
     limits = DTYPES.get(observer.target_dtype)
     least, most = (limits.quant_min, limits.quant_max) if limits is not None else (0, 0)
     return {

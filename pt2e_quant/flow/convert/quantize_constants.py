@@ -54,7 +54,7 @@ class HeldPlace:
 
     @property
     def like(self) -> Node:
-        """Whose module its q/dq belong to: its reader's, or that of a view of a constant."""
+        """The node that gives q/dq their module stack: the reader, or a view of a constant."""
         return self.readers[0] if self.source.op == "get_attr" else self.source
 
 
@@ -113,10 +113,10 @@ def quantize_constants(
     groups: dict[int, list[HeldPlace]] = {}
     for place in places:
         groups.setdefault(place.constant.observer_info.group, []).append(place)
-    known = _look_jointly(groups)
+    known = _observe_jointly(groups)
     records = []
     for group, members in show_progress(groups.items(), "quantizing weights", enabled=progress):
-        found = known[group] if group in known else _look(members)
+        found = known[group] if group in known else _observe(members)
         for place in members:
             integers = store.put(place.source, place.value, found.qparams, like=place.like)
             if integers not in layouts:
@@ -135,7 +135,7 @@ def quantize_constants(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What an observer has come to at the constants of one group."""
+    """The result of observing the constants of one group."""
 
     observer: Any
     qparams: QParams
@@ -147,8 +147,8 @@ class _Found:
         return record_of(observer_info, place.like, self.observer, name, fields, self.observed)
 
 
-def _look_jointly(groups: Mapping[int, Sequence[HeldPlace]]) -> dict[int, _Found]:
-    """What min-max observers come to, those of equal settings together."""
+def _observe_jointly(groups: Mapping[int, Sequence[HeldPlace]]) -> dict[int, _Found]:
+    """Observe constants with min-max observers, all those of equal settings at once."""
     ranges: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
     observers: dict[int, Any] = {}
     for group, members in groups.items():
@@ -168,8 +168,8 @@ def _look_jointly(groups: Mapping[int, Sequence[HeldPlace]]) -> dict[int, _Found
     return found
 
 
-def _look(members: Sequence[HeldPlace]) -> _Found:
-    """What the observer of a group comes to, shown one constant after another."""
+def _observe(members: Sequence[HeldPlace]) -> _Found:
+    """Observe the constants of one group, one after another."""
     observer: Any = copy.deepcopy(members[0].constant.observer)
     node = members[0].source
     try:
@@ -200,10 +200,10 @@ def _stored_bytes(integers: Node, layout: Layout) -> int:
 def show_constants(
     gm: GraphModule, nodes: Sequence[tuple[Node, Any]], *, is_qat: bool
 ) -> list[str]:
-    """Show each constant to its observer if that saw nothing, and make room for biases.
+    """Show each constant to its observer if it saw nothing, and widen scales for biases.
 
-    A bias has the step scale_x * scale_w of the sum that it is added to. Where either is tiny,
-    as in a channel of a dead input, int32 does not hold it: the weight's scale is made larger.
+    A bias has the scale scale_x * scale_w of the sum that it is added to. If either is tiny, as in
+    a channel that is always 0, the bias overflows int32: then the weight's scale is made larger.
 
     Args:
         gm: the prepared graph.

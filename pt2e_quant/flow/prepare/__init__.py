@@ -1,1 +1,1 @@
-"""Observers are put into an annotated graph."""
+"""Insert observers into an annotated graph."""

@@ -1,6 +1,6 @@
-"""The input check of prepared and converted graphs, in place of torch's own.
+"""The input check of prepared and converted graphs. It replaces torch's own.
 
-The hooks that torch hangs on `ExportedProgram.module()` do not say what to export instead.
+The errors of torch's hooks on `ExportedProgram.module()` do not say what to export instead.
 """
 
 from typing import Any
@@ -33,8 +33,8 @@ def keep_sample(
 ) -> None:
     """A forward hook: keep the first call of a prepared graph, with its float result.
 
-    So the gate has its sample too where data is run through without `calibrate`. A graph that
-    writes buffers or inputs is left to `calibrate`, which keeps them.
+    The check of the lowered artifact uses it where the user calls the prepared graph instead of
+    `calibrate`. For graphs that write buffers or inputs only `calibrate` keeps a sample.
     """
     if SAMPLE_KEY in gm.meta or PREPARED_KEY not in gm.meta or torch.compiler.is_compiling():
         return

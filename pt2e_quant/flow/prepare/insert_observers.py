@@ -1,7 +1,7 @@
-"""Put the observers of annotated places into a graph, or hold them beside it for constants.
+"""Insert the observers of annotated places into a graph.
 
-A constant is the same in every batch. Where nothing in the prepared graph has to read what is known
-of it, an observer node there is a call a batch, a line of code and a node to make for nothing.
+Constants get no observer node where `may_hold` allows it: convert observes them once. A node would
+observe the same values again in every batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ class Inserter:
         self.count = 0
 
     def hold(self, held: Mapping[int, nn.Module]) -> None:
-        """Note what convert has to look at, in the place of observer nodes."""
+        """List the constants that convert observes instead of observer nodes."""
         edges: dict[tuple[int, Node], list[EdgeOrNode]] = {}
         for place, group in self.groups.items():
             if group.index in held:
@@ -166,10 +166,10 @@ _NO_CALLBACK = "Quantizer.prepare_obs_or_fq_callback"
 
 
 def may_hold(quantizer: Any, state: PreparedState) -> bool:
-    """Whether nothing of a quantizer asks for observers of constants in the prepared graph.
+    """Whether the prepared graph can do without observers of constants.
 
-    Its algorithms read them and change weights under them; a callback is handed all of them; in
-    training they quantize.
+    It cannot if algorithms read these observers and change the weights, if the quantizer has a
+    callback that takes all observers, or in training, where they fake-quantize.
     """
     callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
     # That of each library's base class does nothing.
@@ -224,7 +224,7 @@ def _is_held(
 
 
 def _only_looks(observer: Any) -> bool:
-    """Whether an observer does nothing but find qparams, which become a static quantize."""
+    """Whether all that an observer gives convert is the qparams of a static quantize."""
     if is_fake_quantize(observer) or hasattr(observer, "convert"):
         return False
     if not hasattr(observer, "calculate_qparams") or getattr(observer, "is_dynamic", False):
@@ -236,9 +236,9 @@ def _only_looks(observer: Any) -> bool:
 def _let_go_of_tied(
     gm: GraphModule, groups: Any, held: dict[int, Group], constants: frozenset[Node]
 ) -> None:
-    """Observe a constant in the graph everywhere if another place of it is observed there.
+    """Give a constant observer nodes everywhere if one of its other uses has an observer node.
 
-    What shares its storage and its qparams is stored once: that is decided in one place.
+    Constants that share storage and qparams are stored once, so one place has to decide that.
     """
     storages = {
         group.index: {
@@ -268,9 +268,9 @@ def _storage(gm: GraphModule, node: Node) -> list[int]:
 def drop_unobservable(
     gm: GraphModule, groups: dict[EdgeOrNode, Group], masks: MaskInfo, *, as_torchao: bool
 ) -> None:
-    """Leave out places that hold no float data: integers, masks, destinations of writes.
+    """Remove places that hold no float data: integers, masks, destinations of writes.
 
-    A graph as torchao's keeps q/dq in front of writes of inputs, and a note says what that loses.
+    With as_torchao, q/dq in front of writes of inputs stay, and a note says what is lost.
     """
     written = WrittenPlaces(gm.graph)
     notes = provenance_of(gm).notes

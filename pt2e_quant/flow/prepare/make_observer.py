@@ -1,4 +1,4 @@
-"""Spec to observer: ours, or another library's, built as that library builds it."""
+"""Make the observer of a spec, also of specs and constructors of other libraries."""
 
 import copy
 import inspect

@@ -1,4 +1,4 @@
-"""The error of a graph of which nothing is to be quantized: why, and what would help."""
+"""The error for a graph in which nothing was annotated: the reasons, and a fix."""
 
 from collections import Counter
 

@@ -80,7 +80,7 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     fold_affines,
     drop_dead_constants,
 )
-"""What every graph goes through before a quantizer sees it, in this order."""
+"""The passes that run before a quantizer sees a graph, in this order."""
 
 QAT_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
@@ -103,8 +103,8 @@ def prepare_pt2e(
 ) -> GraphModule:
     """Annotate a captured graph and insert observers.
 
-    Constants get none where nothing but convert needs to know of them
-    (`hold_constants.may_hold`): convert looks at each once.
+    Constants get none where only convert needs their qparams (`insert_observers.may_hold`):
+    convert observes each once.
 
     Args:
         model: of torch.export.export, or its `.module()`, which is edited in place. The
@@ -188,7 +188,7 @@ def prepare_captured(
 
 
 def _check_reached(gm: GraphModule, options: "_Options") -> None:
-    """Refuse an algorithm asked for that has no site; one whose sites another took has a note."""
+    """Refuse an algorithm that was asked for and has no site; note one whose sites another took."""
     takers = [a.name for a in options.algorithms if a.name in options.applied and a.needs_float]
     for algorithm in options.algorithms:
         if algorithm.name in options.asked and algorithm.name not in options.reached:
@@ -242,7 +242,7 @@ def _prepare(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
 
 
 def _choose_dtypes(gm: GraphModule, quantizer: Any, options: _Options) -> None:
-    """Compute in float32 what the backend of a quantizer has no kernels for.
+    """Change dtypes that the backend of a quantizer has no kernels for to float32.
 
     Before anything is folded, so that nothing is folded in half precision.
     """
@@ -317,7 +317,7 @@ def _passes(options: _Options) -> tuple[GraphPass, ...]:
 
 
 def _transformed(gm: GraphModule, quantizer: Any) -> GraphModule:
-    """What the quantizer makes of a graph: the same, edited, or another (Arm's passes retrace)."""
+    """The graph after the quantizer's own passes: edited in place, or a new one (Arm's retrace)."""
     made: GraphModule = quantizer.transform_for_annotation(gm) or gm
     if made is not gm:
         run_passes(made, (strip_guards,))  # exporting anew makes new ones

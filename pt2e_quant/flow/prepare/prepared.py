@@ -1,4 +1,4 @@
-"""What prepare remembers for calibrate and convert, kept in `gm.meta`."""
+"""The state that prepare leaves in `gm.meta` for calibrate and convert."""
 
 import copy
 from collections.abc import Iterator
@@ -58,12 +58,12 @@ class HeldConstant:
 
 
 HALF_CONVERTED = "half converted"
-"""In the place of a graph's PreparedState: a convert of it was stopped, and not by an error."""
+"""Replaces a graph's PreparedState when its convert is interrupted (by Ctrl-C)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PreparedState:
-    """What each observer node and each held constant is for, and what convert still has to run.
+    """The observers and held constants of a graph, and what convert has to run.
 
     Args:
         observer_infos: by name of the observer node.
@@ -128,7 +128,7 @@ def prepared_graphs(gm: GraphModule) -> Iterator[GraphModule]:
 
 
 def observed_node(node: Node) -> Node:
-    """What an observer node looks at."""
+    """The node that an observer node observes."""
     source = node.args[0]
     assert isinstance(source, Node)
     return source

@@ -1,4 +1,4 @@
-"""Attention masks, found by where values flow and not by how large they are.
+"""Find attention masks by dataflow, not by their values.
 
 A mask reaches softmax (or an attention operator) only by being added to scores, or by choosing
 among them. Its extreme entries (`finfo.min`, -inf) mark positions and are no data: a range that

@@ -51,7 +51,7 @@ NORMALIZED: tuple[Op, ...] = (
 
 
 def find_roots(graph: Graph) -> Mapping[Node, Node]:
-    """Each root mean square, standard deviation, or reciprocal of one, and what it is of."""
+    """Each root mean square, standard deviation or reciprocal of one, with the value it is of."""
     patterns = [("root", op) for op in (*_RECIPROCALS, *_SQUARE_ROOTS, *_DEVIATIONS)]
     return {match.anchor: match.node("x") for _, match in find_matches(graph, patterns)}
 

@@ -129,7 +129,7 @@ def _is_table(node: Node, x: Tensor) -> bool:
 
 
 def _source(node: Node) -> Node | None:
-    """What a node works on element by element, keeping the last axis."""
+    """The input of a view or elementwise operator that keeps the last axis, else None."""
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
         return None

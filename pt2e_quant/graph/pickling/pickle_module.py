@@ -1,4 +1,4 @@
-"""Graph modules that pickle as they are: every node with its metadata, no retracing.
+"""Pickle graph modules with the metadata of every node, and without retracing.
 
 torch.fx pickles a graph module as Python code and traces that code when it is loaded, which loses
 annotations, fake values and module stacks.
