@@ -105,7 +105,8 @@ def check_artifact(
             where quantization does not reach the result; both plus a negative margin_db), or than
             FLOOR_DB if the float result is unknown, and DRAW_MARGIN_DB further than each of DRAWS
             runs of the graph with rounding noise, and than its steps explain; or more elements of
-            another result differ than in any of DRAWS runs whose steps flip as other runtimes' may.
+            another result differ than in any of FLIP_DRAWS runs whose steps flip as other runtimes'
+            may.
     """
     trials = Trials(gm, sample, artifact.capture)
     report, first = artifact.report, trials.trials[0]

@@ -28,6 +28,10 @@ DRAWS = 16
 """Runs with noise. An artifact that differs from the graph by rounding alone is one more draw of
 their distribution: it is further away than all of them once in 17 times at most."""
 
+FLIP_DRAWS = 64
+"""Runs with flipped steps. In a small result a few values flip, each by as much as a result, so
+that runs differ more than those with rounding noise."""
+
 _FLIPS_MARGIN_DB = 3.0
 """How much more the flips of an artifact may weigh than those of any draw: they are few, and as
 many calls are judged, each may be the one in 17."""

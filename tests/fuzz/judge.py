@@ -14,6 +14,7 @@ from pt2e_quant.backends.judge_results import CEILING_DB, FLOAT_CEILING_DB, FRES
 from pt2e_quant.backends.rounded_results import rounded_results
 from pt2e_quant.backends.rounding_noise import (
     DRAWS,
+    FLIP_DRAWS,
     bound_with_flips,
     run_with_flipped_steps,
     run_with_moved_steps,
@@ -72,7 +73,8 @@ class Expected:
     def draws(self, run: Run) -> list[list[Any]]:
         """The flat results of the graph with noise."""
         if run not in self._drawn:
-            self._drawn[run] = [self._draw(partial(run, draw=draw)) for draw in range(DRAWS)]
+            count = FLIP_DRAWS if run is run_with_flipped_steps else DRAWS
+            self._drawn[run] = [self._draw(partial(run, draw=draw)) for draw in range(count)]
         return self._drawn[run]
 
 
