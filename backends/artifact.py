@@ -73,7 +73,7 @@ class Artifact(ABC):
         temperature: float = 0.0,
         seed: int = 0,
     ) -> Tensor:
-        """Go on with a text, with a language model that `pq.export_causal_lm` exported.
+        """Continue a text with a language model that `pq.export_causal_lm` exported.
 
         Starts with an empty cache and leaves an empty one.
 
@@ -107,7 +107,7 @@ class Artifact(ABC):
     def float_operators(self, gm: GraphModule) -> frozenset[str]:
         """The nodes of the graph that was lowered which the program computes in float.
 
-        Of a file that says nothing of its operators they are those that the report names.
+        If the file does not list its operators, they are those that the report names.
 
         Args:
             gm: that graph.
@@ -157,7 +157,7 @@ class Artifact(ABC):
             UnsupportedError: the runtime cannot tell.
         """
         raise UnsupportedError(
-            f"{self.report.backend} does not tell how long its operators take",
+            f"{self.report.backend} does not report the times of its operators",
             fix="profile the same recipe on another backend",
         )
 
@@ -167,7 +167,7 @@ class Artifact(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget what earlier calls wrote into buffers: the next call starts as the first did."""
+        """Restore the buffers: the next call starts as the first did."""
 
     @abstractmethod
     def state(self) -> Mapping[str, Tensor]:
@@ -182,7 +182,7 @@ class Artifact(ABC):
         """
 
     def keep_figures(self) -> None:  # noqa: B027  (an artifact whose file has no place for them)
-        """Write what the check found into the file that `save` writes."""
+        """Add the results of the check to the file that `save` writes."""
 
     @property
     @abstractmethod
@@ -256,9 +256,9 @@ class _Slot:
 class KnownCalls:
     """Binds calls to a capture; the checks are made once per signature.
 
-    A signature is what the checks look at: how the arguments are nested and named, the shape,
-    dtype, layout and device of every tensor, the value of everything else. A call with a
-    container or a tensor type that is not torch's or Python's own is checked every time.
+    A signature holds everything that the checks depend on: how the arguments are nested and named,
+    the shape, dtype, layout and device of every tensor, the value of everything else. A call with
+    containers or tensor types of other libraries is checked every time.
 
     Args:
         capture: the call that the program was captured with.
@@ -317,9 +317,9 @@ class KnownCalls:
 
 
 def _read(values: Iterable[Any], leaves: list[Any], signature: list[Any]) -> bool:
-    """Append the leaves of some arguments and their signature; False: a type is not known here.
+    """Append the leaves of some arguments and their signature; False for an unknown type.
 
-    The signature reads one way only: a tensor starts with its shape, all else with its type.
+    Signatures are unambiguous: a tensor starts with its shape, everything else with its type.
     """
     for value in values:
         kind = type(value)

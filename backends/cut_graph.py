@@ -1,4 +1,4 @@
-"""The program in front of a value: a canonical graph that ends at one of its own values."""
+"""Cut a canonical graph so that it ends at one of its own values."""
 
 import copy
 import warnings
@@ -19,8 +19,7 @@ from pt2e_quant.graph.ops import is_getitem
 def operators(gm: GraphModule) -> tuple[Node, ...]:
     """The nodes that compute on the call's inputs and on written buffers, in graph order.
 
-    No q/dq, no choice of their scales, no views, no elements of tuples, and nothing that is made
-    of constants alone.
+    Without q/dq, choices of their scales, views, elements of tuples, and constants.
     """
     varying = _varying(gm)
     return tuple(
@@ -35,7 +34,7 @@ def operators(gm: GraphModule) -> tuple[Node, ...]:
 
 
 def _chooses_scales(node: Node) -> bool:
-    """Whether its results are scales and zero points, no values."""
+    """Whether the results of a call are scales and zero points."""
     used = [node, *(user for user in node.users if is_getitem(user))]
     readers = [(value, reader) for value in used for reader in value.users if reader not in used]
     return all(is_qdq(reader) and reader.args[0] is not value for value, reader in readers)
@@ -53,7 +52,7 @@ def _varying(gm: GraphModule) -> set[Node]:
 
 
 def values_to_compare(gm: GraphModule) -> tuple[Node, ...]:
-    """The float values that a canonical graph can end at and be lowered much as it was, in order.
+    """The values at which a canonical graph can be cut and still be lowered alike, in order.
 
     Those behind a quantize with constant scales, and results that no quantize reads. What a lone
     chain of operators hands to a quantize is not among them: a runtime has it as integers, if at

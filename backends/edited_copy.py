@@ -1,4 +1,4 @@
-"""A copy of a graph module, with bodies and weights of its own: what a lowering edits."""
+"""Copy a graph module with its bodies, so that a lowering can edit it."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -43,7 +43,7 @@ LowerPart: TypeAlias = Callable[[GraphModule], Artifact]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstApart:
-    """What the search found.
+    """The result of the search.
 
     Args:
         text: for the error, behind what is wrong.
@@ -64,7 +64,7 @@ def find_first_apart(
     lower_part: LowerPart,
     bound_db: float,
 ) -> FirstApart | None:
-    """The first operator from which on an artifact is further from its graph than a bound.
+    """The first operator at which an artifact differs from its graph by more than a bound.
 
     Args:
         gm: the canonical graph.

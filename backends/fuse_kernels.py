@@ -1,4 +1,4 @@
-"""The registry's patterns between dequantize and quantize become calls of fused kernels."""
+"""Replace patterns between dequantize and quantize by calls of fused kernels."""
 
 from collections.abc import Callable
 

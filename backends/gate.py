@@ -1,4 +1,4 @@
-"""The check every artifact passes before it is handed out."""
+"""The gate: every artifact is checked against its graph before a user gets it."""
 
 import math
 from collections.abc import Sequence
@@ -81,12 +81,12 @@ def check_artifact(
 ) -> None:
     """Run an artifact and its canonical graph on a sample and on other calls, and compare.
 
-    Each result is judged alone, and each written buffer that the artifact shows. Behind the sample
-    come calls of other sizes with fresh data, each size twice, and at last the sample again, behind
-    a reset. Calls that the graph itself refuses are left out, with a note.
+    Each result is judged by itself, and so is each written buffer that the artifact shows. The
+    sample is followed by calls of other sizes with fresh data, each size twice, and after a reset
+    by the sample again. Calls that the graph itself refuses are left out, with a note.
 
-    The graph runs on one thread, so that what is asked for does not depend on their number; the
-    artifact runs as it will.
+    The graph runs on one thread, so that the expected results do not depend on the number of
+    threads; the artifact runs with as many as it is set to.
 
     Args:
         artifact: what was lowered, before its first call; it is reset afterwards. Its report is
@@ -173,7 +173,7 @@ def _ceilings(gm: GraphModule, first: Trial) -> dict[str, float]:
 
 
 def _least_db(expected: Results, found: Results) -> float:
-    """The least SQNR of the float results; nan if one cannot be compared."""
+    """The least SQNR of the float results; NaN if one cannot be compared."""
     ratios = [compare(value, found.get(name)).ratio_db for name, value in expected.items()]
     return math.nan if any(math.isnan(ratio) for ratio in ratios) else min(ratios, default=math.inf)
 

@@ -1,4 +1,4 @@
-"""Whether what an artifact gives is what its graph gives, but for rounding: result by result."""
+"""Judge, result by result, whether an artifact equals its graph up to rounding."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ FRESH_MARGIN_DB = 3.0
 _ELEMENTWISE: Overloads = (
     *(*VIEWS, *RELU, *RELU6, *HARDTANH, *CLAMP, *LEAKY_RELU, *SIGMOID, *TANH),
 )
-"""What may stand between the last quantize and a result, which it moves by a step alike."""
+"""Operators between the last quantize and a result that keep a difference of one step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Judge:
     lower_part: LowerPart | None = None
 
     def judge(self, at: int, found: Results, where: str) -> None:
-        """Compare all that one call gave.
+        """Compare all results of one call.
 
         Args:
             at: the number of the call.
@@ -133,7 +133,7 @@ class Judge:
     def _judge_integers(
         self, at: int, name: str, wrong: int, where: str, shown: str, total: int
     ) -> None:
-        """Integers, bools and numbers: equal but for what flips where runtimes round their way."""
+        """Judge integers, bools and numbers: equal, except where rounding flips a step."""
         expected = self.trials.trials[at].results[name]
         more = 10 ** ((FRESH_MARGIN_DB if at else DRAW_MARGIN_DB) / 10)
         most = 0

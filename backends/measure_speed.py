@@ -1,4 +1,4 @@
-"""How fast an artifact is against the float program, both lowered alike and called in turn."""
+"""Time an artifact against the float program, lowered alike and called in turn."""
 
 import time
 import warnings

@@ -1,4 +1,4 @@
-"""What artifacts that are torch modules share: buffers, files, profiles."""
+"""The artifact of backends whose program is a torch module: buffers, files, profiles."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,7 +57,7 @@ class ModuleArtifact(Artifact):
         )
 
     def reset(self) -> None:
-        """Forget what earlier calls wrote into buffers."""
+        """Restore the buffers that earlier calls wrote."""
         with torch.no_grad():
             for name, value in self.initial.items():
                 self.module.get_buffer(name).copy_(value)
@@ -67,7 +67,7 @@ class ModuleArtifact(Artifact):
         return {name: self.module.get_buffer(name) for name in self.initial}
 
     def keep_figures(self) -> None:
-        """Write what the check found into the file."""
+        """Add the results of the check to the file."""
         self.data = with_figures(self.data, self.report)
         self.report.size_bytes = len(self.data)
 

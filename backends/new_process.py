@@ -72,7 +72,7 @@ def run_in_new_process(
         status, printed = _start(files.folder, limit_s)
         if status is None:
             raise ArtifactError(
-                f"a new process that runs the artifact was still at it after {limit_s:.0f} s: "
+                f"a new process that runs the artifact had not finished after {limit_s:.0f} s: "
                 f"{files.step()}{printed}",
                 fix=_FIX,
             )
@@ -113,7 +113,7 @@ def _start(folder: Path, limit_s: float) -> tuple[int | None, str]:
 
 
 def _last_words(lines: Sequence[str]) -> str:
-    """What a process printed around the place where Python tells that it is dying."""
+    """The lines that a process printed around Python's fatal error."""
     fatal = [at for at, line in enumerate(lines) if line.startswith("Fatal Python error")]
     first = fatal[0] - 3 if fatal else len(lines) - 10
     return "".join(f"\n    {line}" for line in lines[max(0, first) :][:10])
@@ -147,7 +147,7 @@ FAILED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be run.
+    """The calls to run in a new process.
 
     Args:
         backend: the name of the backend that loads the artifact.
@@ -202,11 +202,11 @@ class JobFiles:
         return found
 
     def tell(self, step: str) -> None:
-        """Write down what is being done, before it is done."""
+        """Write the name of the step that starts now."""
         (self.folder / "step.txt").write_text(step)
 
     def step(self) -> str:
-        """What was being done last."""
+        """The name of the last step that was started."""
         path = self.folder / "step.txt"
         return path.read_text() if path.exists() else "starting"
 

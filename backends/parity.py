@@ -1,4 +1,4 @@
-"""How far an artifact is from exact integers, in steps, value by value."""
+"""Compare an artifact with the integer reference, value by value and in steps."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from pt2e_quant.kernels.cost import Cost
 
 
 class WorkKind(StrEnum):
-    """What an operator does with its numbers."""
+    """The kind of work of an operator."""
 
     INTEGER = "integer"
     """Computes with integers."""
@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def time_us(self) -> float:
-        """Of all operators together, without what the runtime does between them."""
+        """The time of all operators, without the runtime's own between them."""
         return sum(node.time_us for node in self.nodes)
 
     def share(self, node: NodeTime) -> float:

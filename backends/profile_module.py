@@ -1,4 +1,4 @@
-"""What a lowered module does in a call: node by node, on the clock and in torch's profiler."""
+"""Profile a call of a lowered module node by node, by the clock or in torch's profiler."""
 
 import statistics
 import time
@@ -132,7 +132,7 @@ def profile_module(module: GraphModule, arguments: Sequence[Any], *, runtime: st
 
 
 def _kind(node: Node) -> WorkKind:
-    """What an operator of a lowered or canonical graph does."""
+    """The kind of work of an operator of a lowered or canonical graph."""
     kernel = _kernel(node)
     if kernel is not None:
         return _KINDS.get(kernel.op, WorkKind.INTEGER)

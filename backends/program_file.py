@@ -61,7 +61,7 @@ class StoredProgram:
     figures: tuple[float | None, float | None] = (None, None)
 
     def report(self, backend: str) -> Report:
-        """What is known of the artifact before it is made; `backend` is the runtime's name."""
+        """The report of an artifact before it is made; `backend` is the runtime's name."""
         report = Report(
             backend=backend,
             provenance=provenance_of(self.gm),
@@ -109,7 +109,7 @@ def write_program(
 
 
 def with_figures(data: bytes, report: Report) -> bytes:
-    """A file with what its check found, which is known only when the file is there."""
+    """A copy of a file with the results of its check, which are known only after it is made."""
     stream = io.BytesIO(data)
     figures = (report.sqnr_canonical_db, report.sqnr_float_db)
     with zipfile.ZipFile(stream, "a") as archive:

@@ -10,11 +10,11 @@ from pt2e_quant.backends.compare_results import Results, name_results
 from pt2e_quant.backends.sample_run import copied_leaves
 
 BUFFER = "buffer "
-"""What the name of a written buffer begins with among the results of a call."""
+"""The prefix of written buffers among the named results of a call."""
 
 
 def run_artifact(artifact: Artifact, leaves: Sequence[Any]) -> Results:
-    """What an artifact gives at one call, and the buffers that it shows."""
+    """The results of an artifact at one call, and the buffers that it shows."""
     found = list(artifact.run_leaves(copied_leaves(leaves)))
     state = artifact.state()
     return name_results(artifact.capture, copied_leaves(found) if state else found) | state_results(

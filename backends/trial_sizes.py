@@ -18,7 +18,7 @@ CHEAP = 1 << 32
 """Work of a call that is tried without a thought, in multiplications: about a tenth of a second."""
 
 _ELEMENT = 16
-"""What one element of an operator that only moves or rounds values counts, in multiplications."""
+"""The cost of one element that is only moved or rounded, in multiplications."""
 
 _BY_WEIGHT = frozenset(
     getattr(aten, name)

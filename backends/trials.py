@@ -1,4 +1,4 @@
-"""The calls that an artifact is checked with, and what the canonical graph makes of each."""
+"""The calls that an artifact is checked with, and the canonical graph's results of each."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class Trials:
         self.gm = gm
         self.trials: list[Trial] = []
         self.skipped: list[str] = []
-        """What the graph itself refused, with its words."""
+        """The calls that the graph itself refused, with its errors."""
         start = time.perf_counter()
         with _as_it_was(gm):
             for label, variants in _planned(gm, sample, capture):
@@ -100,7 +100,7 @@ class Trials:
             self.skipped.append(f"{label} is not checked: {refusal}")
 
     def noisy(self, at: int, draw: int) -> Results:
-        """What the graph gives at one call with noise, in all calls before it if it has state."""
+        """The graph's results with rounding noise, also in earlier calls if it has state."""
         return self._again(at, partial(run_with_rounding_noise, self.gm, draw=draw))
 
     def moved(self, at: int, draw: int) -> Results:
@@ -112,7 +112,7 @@ class Trials:
         return self._again(at, partial(run_with_flipped_steps, self.gm, draw=draw))
 
     def shifted(self, at: int, place: Node, by: float) -> Results:
-        """What the graph gives at one call if a number is added to the value of a node."""
+        """The graph's results if a number is added to the value of a node."""
         run = ShiftedInterpreter(self.gm, place, by).run
         return self._again(at, partial(run, enable_io_processing=False))
 
@@ -224,6 +224,6 @@ def _has_nan(value: Any) -> bool:
 
 @contextmanager
 def _as_it_was(gm: GraphModule) -> Iterator[None]:
-    """Run a graph on one thread; its buffers are as before behind the block."""
+    """Run a graph on one thread, and restore its buffers after the block."""
     with torch.no_grad(), one_thread(), preserve_buffers(gm, capture_of(gm)):
         yield

@@ -1,4 +1,4 @@
-"""Translation validation: what each pass of a lowering makes of every value, on several calls.
+"""Translation validation: compare every value before and after each pass, on several calls.
 
 The graph runs before and after each pass, on the sample, on fresh data and on extreme inputs, and
 every value that has kept its name, dtype and shape is compared. So the pass and the first value
@@ -78,7 +78,7 @@ class PassValidation:
             self.values[at] = found
 
     def bound_db(self, at: int, key: str, ratio: float) -> float:
-        """What is asked for of a value: less where the canonical graph itself is moved by noise."""
+        """The required SQNR of a value; lower where noise moves the canonical graph too."""
         least = CEILING_DB
         plain = self._run(self.gm, self.calls[at][1])
         if plain is None or key not in plain:
@@ -183,7 +183,7 @@ def check_values(
 def validation_of(
     validate: bool, gm: GraphModule, example_inputs: Sequence[Any] | None
 ) -> PassValidation | None:
-    """What a lowering shows its graph to between passes, None if it is not asked to."""
+    """The validation of a lowering's passes, None if it is not asked for."""
     return PassValidation(gm, choose_sample(gm, example_inputs)) if validate else None
 
 

@@ -92,7 +92,8 @@ class Backend:
         """
         if self.policy is None or SLOWER not in self.policy.preferences:
             raise ConfigError(
-                f'backend "{self.name}" has nothing slower to allow', fix="leave out --allow-slower"
+                f'backend "{self.name}" has no slower kernels to allow',
+                fix="leave out --allow-slower",
             )
         return replace(self, allowed=self.allowed | {SLOWER})
 

@@ -139,7 +139,7 @@ class XnnpackArtifact(Artifact):
             UnsupportedError: always.
         """
         raise UnsupportedError(
-            "ExecuTorch's wheel is built without its event tracer: it does not tell how long the "
+            "ExecuTorch's wheel is built without its event tracer: it cannot report how long the "
             "operators of a .pte take",
             fix='profile the same recipe on ONNX Runtime (quantize(…, backend="onnx")), or time '
             "whole calls: pt2e-quant bench model.pte",

@@ -72,7 +72,7 @@ def _read_npz(path: Path) -> Data:
             arrays = {name: torch.from_numpy(archive[name]) for name in archive.files}
     except TypeError as error:
         raise InputError(
-            f"{path}: an array has a type that torch has not: {error}",
+            f"{path}: an array has a dtype that torch does not have: {error}",
             fix="save numbers: array.astype(np.float32)",
         ) from error
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:

@@ -178,7 +178,7 @@ def _allowing_unmeasured(backend: Backend) -> Backend:
     allowing: Callable[[], Backend] | None = getattr(backend, "allowing_unmeasured", None)
     if allowing is None:
         raise ConfigError(
-            f'backend "{backend.name}" has nothing unmeasured to allow',
+            f'backend "{backend.name}" has no unmeasured kernels to allow',
             fix="leave out --allow-unmeasured",
         )
     return allowing()

@@ -247,7 +247,7 @@ class Capture:
                 )
             if found % limits.multiple:
                 raise InputError(
-                    f"{where}, which is no multiple of {limits.multiple}",
+                    f"{where}, which is not a multiple of {limits.multiple}",
                     fix="torch.export took only such sizes for a Dim.AUTO: pad the input, or "
                     "export the model with operators that take every size",
                 )

@@ -40,7 +40,7 @@ def check_sum(data: bytes, path: object) -> None:
     before, _, rest = data.partition(_MARK)
     if rest[:_DIGITS] != _digest(before, rest[_DIGITS:]):
         raise ArtifactError(
-            f'"{path}" is damaged: its checksum is of other bytes',
+            f'"{path}" is damaged: its checksum does not match',
             fix="copy it again, or lower the model again",
         )
 

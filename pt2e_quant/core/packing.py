@@ -113,7 +113,7 @@ def unpack(packed: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         int8 or uint8 of `shape`; a new tensor, on the device of packed.
 
     Raises:
-        ConfigError: packed has not the dtype or the shape that `pack` gives.
+        ConfigError: packed differs in dtype or shape from what `pack` gives.
     """
     limits = info(dtype)
     check_packed(packed, limits, shape)

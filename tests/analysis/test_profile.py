@@ -30,7 +30,7 @@ def test_profile_when_the_runtime_has_no_tracer_then_says_so(model, plain_backen
     artifact = pq.quantize(
         model, (x,), calibration_data=[x], backend=plain_backend, verify=False, progress=False
     )
-    with pytest.raises(UnsupportedError, match="Plain does not tell how long its operators take"):
+    with pytest.raises(UnsupportedError, match="Plain does not report the times of its operators"):
         pq.profile(artifact, x)
 
 

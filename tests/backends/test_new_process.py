@@ -154,7 +154,7 @@ def test_process_when_the_artifact_is_at_fault_there_then_an_error_names_the_cal
 
 def test_process_when_it_hangs_then_it_is_stopped_at_the_limit(doubling, gm, monkeypatch):
     monkeypatch.setattr(new_process, "LIMIT_S", 30.0)
-    with pytest.raises(ArtifactError, match=r"still at it after 3\d s: in call 1, with the sample"):
+    with pytest.raises(ArtifactError, match=r"finished after 3\d s: in call 1, with the sample"):
         check(doubling, gm, "hang")
 
 

@@ -97,7 +97,7 @@ def test_read_data_when_the_contents_are_no_numbers_then_refused(tmp_path):
     np.savez(tmp_path / "empty.npz")
     torch.save({"x": 3}, tmp_path / "number.pt")
     for name, words in [
-        ("text.npz", "a type that torch has not"),
+        ("text.npz", "a dtype that torch does not have"),
         ("empty.npz", "holds no arrays"),
         ("number.pt", "holds a dict"),
     ]:

@@ -237,7 +237,7 @@ def test_bind_when_torch_took_only_multiples_then_other_sizes_are_refused():
     assert shown_sizes(capture) == ["x: (1 to any, multiples of 2, 3) float32"]
     assert Capture.from_json(capture.to_json()) == capture
     capture.bind((torch.randn(8, 3),))
-    with pytest.raises(InputError, match="size 5 in dimension 0, which is no multiple of 2"):
+    with pytest.raises(InputError, match="size 5 in dimension 0, which is not a multiple of 2"):
         capture.bind((torch.randn(5, 3),))
 
 

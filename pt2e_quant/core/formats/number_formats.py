@@ -68,7 +68,7 @@ class CodeBook:
         values: in rising order; empty where each tensor, or each block, has a table fitted to it.
 
     Raises:
-        ConfigError: the values do not rise, or are too many or too few for the width.
+        ConfigError: the values do not ascend, or are too many or too few for the width.
     """
 
     name: str
@@ -87,7 +87,7 @@ class CodeBook:
             )
         pairs = zip(self.values, self.values[1:], strict=False)
         if not all(low < high for low, high in pairs):
-            raise ConfigError(f'the values of code book "{self.name}" do not rise')
+            raise ConfigError(f'the values of code book "{self.name}" are not in ascending order')
 
     @property
     def is_fitted(self) -> bool:

@@ -141,7 +141,7 @@ class Profile:
             raise ConfigError(f"multipliers have 1 .. 31 bits, found {self.multiplier_bits}")
         if self.bias is Bias.REAL and not self.requantization.has_two_factors:
             raise ConfigError(
-                f'a real bias is added to a real result, which "{self.requantization}" has not',
+                f'a real bias is added to a real result; "{self.requantization}" has none',
                 fix="requantization=Requantization.TWO_FACTORS",
             )
 

@@ -155,7 +155,7 @@ def class_of_name(text: str) -> type:
     if found is None:
         raise _missing(text)
     if not isinstance(found, type) or not _is_data(found) or found.__module__ != _module_of(text):
-        raise ArtifactError(f'"{text}" is nothing that a file may name')
+        raise ArtifactError(f'a file may not name "{text}"')
     return found
 
 
@@ -249,6 +249,6 @@ def _find(text: str) -> Any:
 
 def _missing(text: str) -> ArtifactError:
     return ArtifactError(
-        f'this program holds a "{text}", which this version of pt2e-quant has not',
+        f'this program holds a "{text}", which this version of pt2e-quant does not have',
         fix="pip install -U pt2e-quant, or the version it was saved with",
     )

@@ -200,13 +200,13 @@ class File:
         stored, shape, (first, last) = self.entries[name]
         dtype = getattr(torch, part.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise damaged(self.path, f'"{name}" is of a dtype "{part.dtype}" that torch has not')
+            raise damaged(self.path, f'"{name}" has the dtype "{part.dtype}", which torch lacks')
         length = math.prod(part.shape) * dtype.itemsize
         expected: tuple[str, tuple[int, ...]] = ("U8", (length,))
         if dtype in SAFETENSORS_NAMES:
             expected = (SAFETENSORS_NAMES[dtype], part.shape)
         if (stored, shape) != expected or last - first != length:
-            raise damaged(self.path, f'"{name}" has not the dtype and shape its program names')
+            raise damaged(self.path, f'"{name}" differs in dtype or shape from its program')
         held = self._bytes(first, last, stream, whole)
         if verify and hashlib.sha256(bytes_of(held)).hexdigest() != part.sha256:
             raise damaged(self.path, f'the checksum of "{name}" differs')

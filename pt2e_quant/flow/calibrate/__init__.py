@@ -1,1 +1,1 @@
-"""Data runs through a prepared graph."""
+"""Run data through a prepared graph."""

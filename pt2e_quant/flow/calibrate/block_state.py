@@ -1,4 +1,4 @@
-"""The state of a run by blocks in a folder: what each block changed, and where to go on."""
+"""The state of a block-wise calibration in a folder, from which it can be resumed."""
 
 import hashlib
 import json

@@ -71,7 +71,7 @@ def calibrate(
 
 
 def check_batches(batches: object) -> None:
-    """Refuse what is no iterable of batches."""
+    """Refuse anything but an iterable of batches."""
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise InputError(
             f"batches must be an iterable of batches, found one {type(batches).__name__}",

@@ -48,11 +48,11 @@ def calibrate_by_block(
 ) -> GraphModule:
     """Run batches through a prepared graph block by block, and apply its algorithms to each.
 
-    A block ends wherever one value alone goes on: at a sum of a residual stream, or between
-    layers. The batches run through a block, its algorithms change it by what they gathered, and
-    the batches run through it again with its weights rounded; that is what the next block is given.
-    So statistics are those of the quantized model before, as GPTQ has them, and only those of one
-    block are in memory, with what enters it in each batch. Activations stay float.
+    A block ends wherever only one value is read later: at a sum of a residual stream, or between
+    layers. The batches run through a block, its algorithms change it by their statistics, and the
+    batches run through it again with rounded weights to make the inputs of the next block. So
+    statistics are taken behind quantized blocks, as in GPTQ, and memory holds those of one block
+    and its inputs. Activations stay float.
 
     Algorithms that ask for whole calls (AdaRound and its kin) stream by themselves, in convert.
 
@@ -220,7 +220,7 @@ class _BlockRun:
         self._fresh: dict[str, Statistics] = {}
 
     def nodes(self, number: int) -> list[Node]:
-        """What a block runs, in graph order.
+        """The nodes of a block, in graph order.
 
         What watches its last value belongs to it; statistics of that to the next block too.
         """
@@ -279,7 +279,7 @@ class _BlockRun:
                 self._live[index] = {node: values[node] for node in kept}
 
     def float_outputs(self) -> list[Any]:
-        """What the float model returns for the first batch; observers see nothing."""
+        """The float model's outputs for the first batch, without observers."""
         with torch.no_grad(), preserve_buffers(self.gm, self._capture):
             values = self._start(0, {})
             for node in self.gm.graph.nodes:

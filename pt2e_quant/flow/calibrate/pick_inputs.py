@@ -1,4 +1,4 @@
-"""Pick what a model takes out of the batches that a data loader gives.
+"""Pick the model's inputs from the batches of a data loader.
 
 A loader made for training yields labels too: `(images, labels)`, or a dict with a `labels` key.
 """
@@ -14,7 +14,7 @@ from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import InputError, near
 
 InputPick: TypeAlias = str | int | Sequence[str | int] | Callable[[Any], Any]
-"""What of a batch the model takes.
+"""The parts of a batch that the model takes.
 
 A key or an index: that part is the only input. Several keys: keyword arguments of these names.
 Several indices: positional arguments. A function: of the batch, returns a batch as `calibrate`
@@ -123,6 +123,6 @@ def _part(batch: Any, key: str | int) -> Any:
         elif isinstance(batch, (tuple, list)):
             what += f" of {len(batch)} parts"
         raise InputError(
-            f"inputs={key!r} is no part of the batch, which is {what}",
+            f"inputs={key!r} is not in the batch, which is {what}",
             fix="give a key of the dict, an index of the tuple, or a function of the batch",
         ) from error

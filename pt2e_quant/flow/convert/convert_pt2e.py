@@ -210,7 +210,7 @@ def _check_gathered(state: PreparedState, gathered: Gathered) -> None:
     for name, node, _ in gathered.statistics:
         if name in state.asked_algorithms and name not in seen:
             raise CalibrationError(
-                f"{name} works on calibration data, and none came to its operators",
+                f"{name} needs calibration data, and its operators got none",
                 node=node,
                 fix="calibrate(prepared, batches) before convert_pt2e, also where the recipe "
                 f"needs no data itself; or leave {name} out",

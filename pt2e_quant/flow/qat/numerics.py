@@ -1,4 +1,4 @@
-"""In which arithmetic a prepared graph trains, and when: schedules by step."""
+"""The arithmetic in which a prepared graph trains, and schedules by step."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -227,7 +227,7 @@ class QatSchedule:
                 self.model.apply(action)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the number of steps."""
+        """The state for a checkpoint: the number of steps."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

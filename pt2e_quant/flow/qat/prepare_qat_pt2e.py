@@ -115,7 +115,7 @@ def _needs_none(observer: Any) -> bool:
 
 
 def own_tensors(gm: GraphModule) -> None:
-    """Give a graph module copies of its parameters and buffers; what was one stays one."""
+    """Give a graph module copies of its parameters and buffers; tied ones stay tied."""
     memo: dict[int, Any] = {}
     for module in gm.modules():
         for name, parameter in module._parameters.items():

@@ -1,4 +1,4 @@
-"""The observers of a table quantizer, for training: fake-quantizes in their places."""
+"""Replace the observers of a table quantizer by fake-quantizes for training."""
 
 import inspect
 from dataclasses import replace
@@ -23,7 +23,7 @@ QAT_OBSERVERS = ObserverChoice(
         observer=MovingAveragePerChannelMinMaxObserver, averaging_constant=1.0
     ),
 )
-"""What trains where a quantizer names observers of calibration only."""
+"""The fake-quantizes for quantizers that name only observers of calibration."""
 
 
 def for_training(observers: ObserverChoice) -> ObserverChoice:

@@ -1,4 +1,4 @@
-"""Which operators of a quantized program a chip of integers alone could not run.
+"""Find the operators of a quantized program that an integer-only chip could not run.
 
 Operators are nodes of the graph: a function (`torch.log`, `torch.cat`, `functional.elu`) is seen as
 a module is.
@@ -33,7 +33,7 @@ from pt2e_quant.passes.reference.write_integers import write_integers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What a chip of integers alone could run of a program.
+    """Which operators of a program an integer-only chip could run.
 
     Attributes:
         islands: those that compute in float between the first quantize and the last
@@ -75,7 +75,7 @@ class Audit:
 
 
 def audit(program: Any) -> Audit:
-    """Find the operators that a chip of integers alone could not run.
+    """Find the operators that an integer-only chip could not run.
 
     Args:
         program: a graph of `convert_pt2e` or of `integer_reference`, an exported program of the
@@ -169,7 +169,7 @@ def record_islands(
 
 
 def _of_artifact(artifact: Any) -> Audit:
-    """What its lowering recorded; else what its graph tells, else its file."""
+    """The audit of an artifact: from its lowering's record, else its graph, else its file."""
     if not hasattr(artifact, "islands_in_file"):
         raise ConfigError(
             f"audit reads a quantized graph or an artifact, found {type(artifact).__name__}",
@@ -213,7 +213,7 @@ def _counted(report: Report) -> list[FloatOperator]:
 
 
 def _in_program(report: Report, gm: GraphModule, floats: Set[str]) -> list[FloatOperator]:
-    """What a quantizer left float, and what the program computes in float between q/dq."""
+    """Operators that a quantizer left float, and those in float between q/dq."""
     left = {record.node: record for record in report.provenance.floats}
     regions = {region.node: region.reason for region in report.float_regions}
     graphs = named_graphs(gm)
@@ -241,7 +241,7 @@ def _in_program(report: Report, gm: GraphModule, floats: Set[str]) -> list[Float
 
 
 def _as_recorded(record: FloatRecord) -> FloatOperator:
-    """What a record says of a node that no graph is known of."""
+    """The entry of a node by its record, where there is no graph."""
     return FloatOperator(
         node=record.node,
         operator=record.op,
@@ -262,7 +262,7 @@ _RUN_TIME = (
 
 
 def _remedy(node: Node) -> str:
-    """What would make an operator that nothing quantizes integer."""
+    """How to get an operator into integers."""
     if form_of(node) is None:
         return "write it with operators that have one, or decompose it before prepare"
     name = operator_name(node)
@@ -275,7 +275,7 @@ def _remedy(node: Node) -> str:
 def _islands(
     floats: Iterable[Node], why: Callable[[Node], tuple[str, str]], prefix: str
 ) -> Iterator[FloatOperator]:
-    """What a graph computes in float, moves of data outside of the quantized part excepted.
+    """The float operators of a graph, without data movement outside of the quantized part.
 
     Args:
         floats: its float operators, in graph order.

@@ -259,7 +259,7 @@ def _floats(records: list[FloatRecord], backend: str) -> Table:
 
 
 def _size_facts(records: list[SizeRecord]) -> list[tuple[str, str]]:
-    """What all constants take, and an element of the quantized ones."""
+    """The bytes of all constants, and the bits of an element of the quantized ones."""
     if not records:
         return []
     before = sum(r.size_before for r in records if r.size_after)

@@ -1,4 +1,4 @@
-"""The size ledger: what every constant of a converted graph takes, and what it took in float."""
+"""The size ledger: bytes of every constant of a converted graph, quantized and in float."""
 
 import warnings
 import zlib
@@ -27,7 +27,7 @@ _NOTABLE_SHARE = 0.1
 """A file must be smaller where its constants are by this share: it holds other things too."""
 
 _ENTRY_BYTES = 1024
-"""What a file may hold for each operator and each record of the provenance, beside constants."""
+"""Bytes that a file may hold per operator and record of the provenance, beside constants."""
 
 _DUPLICATE_BYTES = 256
 """Constants from this size on are compared with each other."""
@@ -175,7 +175,7 @@ def _note_equal(
 
 
 def check_smaller(gm: GraphModule, bytes_before: int, *, is_strict: bool) -> None:
-    """Refuse a graph whose weights were quantized and whose constants take no less for it.
+    """Refuse a graph whose constants did not shrink although its weights were quantized.
 
     Below NOTABLE_BYTES of float constants it is a note of the graph's provenance instead.
 

@@ -22,7 +22,7 @@ LOW_DB = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLoss:
-    """What rounding costs one tensor by itself.
+    """The loss of one tensor by its own rounding.
 
     Args:
         name: of the node that makes it, or of the constant.

@@ -1,4 +1,4 @@
-"""What a page is made of: sections with facts, a table and figures."""
+"""Sections of a page: facts, a table and figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

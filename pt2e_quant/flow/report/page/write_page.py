@@ -145,7 +145,7 @@ def _shown(cell: Any) -> str:
 
 
 def _data(section: Section) -> dict[str, Any]:
-    """What the script shows of a section."""
+    """A section as data for the page's script."""
     made: dict[str, Any] = {
         "figures": {label: json.loads(make().to_json()) for label, make in section.figures.items()}
     }
