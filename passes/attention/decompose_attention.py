@@ -25,7 +25,7 @@ from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
 
 def masked_score(dtype: torch.dtype) -> float:
-    """What is added to a masked score: so low that softmax gives exactly 0, and finite.
+    """The number added to masked scores: finite, and so low that softmax gives exactly 0.
 
     Three quarters of the range: a score can be added without reaching infinity, and the sum
     stays below half of the range, where observers stop counting entries as data.
@@ -206,7 +206,7 @@ def _known(seen: Tensor, dtype: torch.dtype, editor: Editor, name: str, like: No
 
 
 def _name(mask: Node) -> str:
-    """What the float form of a constant mask is called."""
+    """The name of the float form of a constant mask."""
     source = source_constant(mask)
     return f"{source.target if source is not None else 'mask'}_additive"
 

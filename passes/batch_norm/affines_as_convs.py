@@ -1,4 +1,4 @@
-"""Write per-channel affines, what batch norms without a convolution become, as convolutions."""
+"""Write per-channel affines (batch norms without a convolution before them) as convolutions."""
 
 from collections.abc import Collection
 
@@ -53,7 +53,7 @@ def affines_as_convs(gm: GraphModule) -> PassResult:
 
 
 def _operands(gm: GraphModule, node: Node, constants: Collection[Node]) -> ChannelOperands | None:
-    """What a product or sum per channel reads, None if it is no such thing."""
+    """The operands of a product or sum per channel, None for anything else."""
     found = channel_operands(gm, node, 1, constants) if node.users else None
     if found is None:
         return None

@@ -128,7 +128,7 @@ def _expand(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Expanded:
-    """What `expand_conv_bn` wrote, found again with observers in it.
+    """A conv and batch norm as `expand_conv_bn` wrote it, with observers inside.
 
     Args:
         norm: the batch norm.
@@ -197,7 +197,7 @@ def _expanded_at(gm: GraphModule, norm: Node) -> _Expanded | None:
 
 
 def _read_as(node: Any, target: Any) -> Node | None:
-    """The constant that a call of an operator takes first, None if it is something else."""
+    """The constant that a call of an operator takes first, else None."""
     if not isinstance(node, Node) or not is_call(node, (target,)):
         return None
     source = node.args[0]
@@ -205,7 +205,7 @@ def _read_as(node: Any, target: Any) -> Node | None:
 
 
 def _behind_modules(gm: GraphModule, node: Any) -> Any:
-    """What observers and fake-quantizes in a row observe."""
+    """The value behind a chain of observers and fake-quantizes."""
     while isinstance(node, Node) and node.op == "call_module":
         if not hasattr(attribute(gm, str(node.target)), "calculate_qparams"):
             break

@@ -1,4 +1,4 @@
-"""Fold what is computed per channel behind a conv or linear into its weight and bias."""
+"""Fold per-channel arithmetic behind a conv or linear into its weight and bias."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from pt2e_quant.passes.batch_norm.norm_producer import MOVES, channel_dim, moved
 
 @dataclass(frozen=True, slots=True)
 class ChannelOperands:
-    """What an operator of two tensors reads: a computed one, and a constant.
+    """The operands of an operator: a computed tensor and a constant.
 
     Attributes:
         x: the computed tensor.
@@ -44,7 +44,7 @@ class ChannelOperands:
 def channel_operands(
     gm: GraphModule, node: Node, dim: int, constants: Collection[Node]
 ) -> ChannelOperands | None:
-    """What a call reads if its constant has a value per channel, None if it is no such call.
+    """The operands of a call whose constant has a value per channel, None for other calls.
 
     Args:
         gm: the graph module.

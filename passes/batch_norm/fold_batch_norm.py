@@ -32,7 +32,7 @@ from pt2e_quant.passes.batch_norm.trained_batch_norm import FoldedConstants, Tra
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """What a batch norm computes per channel: y = x * scale + shift, float64[C] all.
+    """A batch norm as arithmetic per channel: y = x * scale + shift, float64[C] all.
 
     The moments are those of y on the data that the norm was trained with.
     """
@@ -255,7 +255,7 @@ def fold_batch_norm(gm: GraphModule) -> PassResult:
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_trained_batch_norm(gm: GraphModule) -> PassResult:
-    """Store what the trained batch norms make of weights and biases, by the same operations.
+    """Store the weights and biases that trained batch norms give, by the same operations.
 
     Before:  f = conv_bn_0_fold(w, b, …); y = conv2d(x, f[0], f[1]); z = conv_bn_0_norm(y, …)
     After:   z = conv2d(x, weight, bias)

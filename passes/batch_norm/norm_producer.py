@@ -1,4 +1,4 @@
-"""The conv or linear before a batch norm, and whether its channels are what is normalised."""
+"""The conv or linear before a batch norm, and whether its output channels are normalised."""
 
 from torch.fx import Node
 

@@ -64,7 +64,7 @@ def quantize_caches(bits: int = 8, names: str = "*") -> GraphPass:
 
 @dataclass(slots=True)
 class _Cache:
-    """A written buffer and all that happens to it.
+    """A written buffer with its reads and writes.
 
     Attributes:
         target: its dotted name.

@@ -27,7 +27,7 @@ _POWERS = {
     getattr(aten.float_power, overload): getattr(aten.pow, overload)
     for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar")
 }
-"""What gives float64 whatever it reads, and what gives the dtype that it reads."""
+"""Operators that give float64 for any input, and those that give the dtype of their input."""
 
 
 def compute_in_float32(kept: Collection[torch.dtype] = ()) -> GraphPass:
@@ -68,13 +68,13 @@ def _edit(gm: GraphModule, kept: frozenset[torch.dtype]) -> PassResult:
 
 
 def _is_double(gm: GraphModule) -> bool:
-    """Whether a model is in float64: its parameters, or what stands for quantized ones."""
+    """Whether a model is in float64, by its parameters or the dequantizes of quantized ones."""
     weights = (n.meta["val"] for n in gm.graph.nodes if is_dequantize(n))
     return any(w.dtype is torch.float64 for w in (*gm.parameters(), *weights))
 
 
 def _dtypes(gm: GraphModule) -> Iterator[torch.dtype]:
-    """The dtypes that a graph computes with; not those that it only takes and gives."""
+    """The dtypes that a graph computes with, without those of mere inputs and results."""
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         for leaf in value if isinstance(value, (tuple, list)) else (value,):
@@ -195,7 +195,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _keep_copies(editor: Editor, before: Mapping[Node, torch.dtype], output: Node | None) -> None:
-    """Let casts that were copies, and change no dtype now, be copies where that matters.
+    """Replace casts that no longer change a dtype by copies where a copy is needed.
 
     That is where one of the two is written, or where a body (`output` is its output) returns it:
     results of bodies share no storage with their inputs.

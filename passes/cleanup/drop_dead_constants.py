@@ -59,7 +59,7 @@ def _content(module: nn.Module | None) -> list[object]:
 
 
 def _is_unread(node: Node) -> bool:
-    """Whether a node can go: nothing reads it, and it does nothing but give a value."""
+    """Whether a node can be erased: nothing reads it, and it has no side effect."""
     if node.users or node.op not in ("get_attr", "call_function"):
         return False
     is_plain = node.op == "get_attr" or isinstance(node.target, OpOverload) or is_getitem(node)
@@ -72,7 +72,7 @@ def drop_dead_constants(gm: GraphModule) -> PassResult:
 
     Pure calls that nothing reads go first, with what only they read.
 
-    Only the graph module's own tables change: a tensor that somebody else holds lives on.
+    Only the graph module changes: a tensor with other references stays alive.
 
     Before:  bn.running_mean is a buffer, `get_attr` node bn_running_mean has no readers
     After:   neither is there

@@ -1,4 +1,4 @@
-"""Remove checks of values that a runtime's file cannot hold, and tell of each."""
+"""Remove checks of values that a runtime's file cannot hold, with a note for each."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ _ITEM = (aten.item.default,)
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def drop_value_checks(gm: GraphModule) -> PassResult:
-    """Remove checks of numbers that nothing else reads; those of sizes say what a size can be.
+    """Remove checks of numbers that nothing else reads; checks of sizes stay, as they bound them.
 
     Before:  _assert_scalar(eq(item(all(x < 9)), 1), "…"); y = relu(x)
     After:   y = relu(x)
@@ -56,7 +56,7 @@ def _numbers(node: Node) -> Iterator[Node]:
 
 
 def _is_checked_alone(number: Node) -> bool:
-    """Whether all that is computed from a number goes into checks."""
+    """Whether a number is only read by checks."""
     return all(
         is_call(user, _CHECKS)
         or (

@@ -1,4 +1,4 @@
-"""Compute once what depends on constants alone."""
+"""Fold operators that depend only on constants."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -48,9 +48,10 @@ def _is_pure(node: Node) -> bool:
 
 
 def _makes_constant(node: Node) -> bool:
-    """Whether a call makes its result of numbers alone: a range, a window, an identity matrix.
+    """Whether a call makes its result from numbers only: a range, a window, an identity matrix.
 
-    `aten.empty` leaves its values open; operators of other libraries may read what they like.
+    Not `aten.empty`, whose values are undefined, nor operators of other libraries, which may read
+    other state.
     """
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
@@ -58,7 +59,7 @@ def _makes_constant(node: Node) -> bool:
 
 
 def _foldable(gm: GraphModule) -> set[Node]:
-    """The nodes that depend on constants alone, and whose storage nothing writes."""
+    """The nodes that depend only on constants, and whose storage nothing writes."""
     root, written = roots(gm.graph), mutated_roots(gm.graph)
     found: set[Node] = set()
     for node in gm.graph.nodes:
@@ -158,7 +159,7 @@ class _Folder:
         return self.editor.constant(self._name(node, reader), tensor, like=node)
 
     def _held(self, node: Node) -> set[int]:
-        """The storages that the module holds itself: a new constant must not share them."""
+        """The storages that the module holds, which a new constant must not share."""
         return {
             attribute(self.gm, str(s.target)).untyped_storage().data_ptr()
             for s in _Cone().grow(node).sources
@@ -201,10 +202,10 @@ class _Folder:
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_constants(gm: GraphModule) -> PassResult:
-    """Replace what is computed from constants alone by a constant.
+    """Replace values that are computed only from constants by constants.
 
     Weight parametrizations, casts that autocast added and causal masks become plain constants.
-    Quantize and dequantize stay. A result much larger than what it replaces is left computed.
+    Quantize and dequantize stay. A value much larger than the constants it replaces stays computed.
 
     Before:  w = mul(v, g); y = conv2d(x, w)    where v and g are constants
     After:   y = conv2d(x, conv.weight)
@@ -214,13 +215,13 @@ def fold_constants(gm: GraphModule) -> PassResult:
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_layer_constants(gm: GraphModule) -> PassResult:
-    """Do as `fold_constants` for what convs, linears, embeddings and batch norms read."""
+    """Do as `fold_constants`, only for operands of convs, linears, embeddings and batch norms."""
     return _folded(gm, lambda reader: is_call(reader, _LAYERS))
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def fold_observed_constants(gm: GraphModule) -> PassResult:
-    """Do as `fold_constants` for what observers read."""
+    """Do as `fold_constants`, only for inputs of observers."""
     return _folded(gm, lambda reader: reader.op == "call_module")
 
 

@@ -47,7 +47,7 @@ _LOWER_PRECISION = (
     aten.chain_matmul.default,
     aten.linalg_vecdot.default,
 )
-"""What autocast runs in its own dtype, whatever the inputs (PyTorch's autocast op reference).
+"""Operators that autocast runs in its own dtype (PyTorch's autocast op reference).
 
 Their fake kernels do not refuse mixed dtypes, so these are cast without asking what they give.
 """
@@ -107,7 +107,7 @@ class _Casts:
         return None if same else value.dtype
 
     def arguments(self, inner: Node, args: Any, kwargs: Any, place: Node) -> tuple[Any, Any]:
-        """The arguments with which a call gives, without autocast, what it gave with it."""
+        """The arguments with which a call gives the same without autocast as with it."""
         dtype = self._wanted(inner, args, kwargs)
         if dtype is None:
             return args, kwargs

@@ -71,7 +71,7 @@ def _lift_call(
 
 @dataclass(frozen=True, slots=True)
 class _Lifted:
-    """A constant of bodies: its name there, its value, and what holds it outside."""
+    """A constant of bodies: its name there, its value, and the node for it outside."""
 
     name: str
     value: Tensor

@@ -1,4 +1,4 @@
-"""Linears as backends have kernels for: of products with a constant, padded to whole groups."""
+"""Write linears in the forms that backends have kernels for."""
 
 import string
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Remove operators that return the value they are given: aliases, casts, sums with 0, expands."""
+"""Remove operators that return their input: aliases, casts, sums with 0, expands."""
 
 from torch.fx import GraphModule, Node
 
@@ -51,7 +51,7 @@ def _input_of_cast(m: Match, editor: Editor) -> Node | Skip:
 
 
 def _has_neutral(call: Node) -> bool:
-    """Whether the second operand is a number that changes nothing."""
+    """Whether the second operand is the neutral number."""
     number = argument(call, "other")
     return isinstance(number, (int, float)) and number == is_call(call, _FACTORS)
 
@@ -73,7 +73,7 @@ RULES = (
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def remove_identities(gm: GraphModule) -> PassResult:
-    """Replace aliases, casts to the dtype at hand and sums with 0 by what they are given.
+    """Replace aliases, casts to the dtype that a value has, and sums with 0 by their input.
 
     They stand between operators that fuse (models cast around their norms to be safe, and start
     sums of branches that may be absent at 0). Run it

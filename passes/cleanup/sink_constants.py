@@ -20,7 +20,7 @@ def sink_constants(gm: GraphModule) -> PassResult:
     Before:  cond(p, true_body, false_body, (x, weight)),  true_body(x, w): linear(x, w)
     After:   cond(p, true_body, false_body, (x,)),         true_body(x):    linear(x, self.weight)
 
-    So a body can be quantized as any graph is. `lift_constants` is the way back. Tensors are
+    Then a body can be quantized like any other graph. `lift_constants` is the inverse. Tensors are
     shared, not copied.
     """
     notes: list[Note] = []

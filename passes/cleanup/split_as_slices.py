@@ -47,7 +47,7 @@ def _slice_of(editor: Editor, node: Node, split: Node) -> Node | None:
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def chunk_by_sizes(gm: GraphModule) -> PassResult:
-    """Say how large each part of a chunk is, which exporters would compute from the tensor's shape.
+    """Write a chunk with the sizes of its parts, which exporters would compute at run time.
 
     Before:  a, b = chunk(x, 2, 1)
     After:   a, b = split_with_sizes(x, [3, 2], 1); of a dynamic size s

@@ -91,7 +91,7 @@ def _rounds(
 
 
 def _computed(body: GraphModule, operands: Sequence[Any]) -> list[Any]:
-    """A body's results as far as they depend on what is known alone."""
+    """A body's results, as far as they depend only on known values."""
     found: dict[Node, Any] = {}
     given = iter(operands)
     for node in body.graph.nodes:

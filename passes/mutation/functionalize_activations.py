@@ -96,7 +96,7 @@ class _Storage:
         return self.same[source]
 
     def add_view(self, view: Node) -> None:
-        """Take in a view, or a tuple of views, at its place in the graph."""
+        """Add a view, or a tuple of views, at its place in the graph."""
         self.editor.discard([view])
         if is_call_of_pieces(view):
             self.pieces[view] = self.version
@@ -241,7 +241,7 @@ class _Walk:
         return new
 
     def _kept(self, source: Node, node: Node) -> Node:
-        """A value that later writes do not reach: a copy of what lives in a written buffer."""
+        """A value that later writes do not change: a copy, if it shares a written buffer."""
         root = self.aliases.root.get(source)
         if root is None or root not in self.written or root in self.storages:
             return source

@@ -77,7 +77,7 @@ def _readers_of_state(gm: GraphModule) -> list[list[Node]]:
 
 
 def _identity(gm: GraphModule, node: Node) -> object:
-    """What is equal for two nodes that stand for one tensor."""
+    """A key that is equal for two nodes that stand for one tensor."""
     held = attribute(gm, str(node.target)) if node.op == "get_attr" else None
     if not isinstance(held, Tensor):
         return node

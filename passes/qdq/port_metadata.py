@@ -21,12 +21,12 @@ _SIZES = (
 
 
 def readers_of_values(node: Node) -> list[Node]:
-    """Those that read a node's values, not only its size."""
+    """The readers of a node's values, without those of its size."""
     return [user for user in node.users if user.target not in _SIZES]
 
 
 def is_annotated(node: Node) -> bool:
-    """Whether a node carries an annotation that asks for anything."""
+    """Whether a node has an annotation with at least one spec."""
     return is_valid_annotation(node.meta.get(Q_ANNOTATION_KEY))
 
 
@@ -57,7 +57,7 @@ def port_metadata(gm: GraphModule) -> bool:
 
 
 def _origin(node: Node) -> Node:
-    """What a chain of q/dq starts with."""
+    """The node at the start of a chain of q/dq."""
     while (is_dequantize(node) or is_quantize(node)) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node

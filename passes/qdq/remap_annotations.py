@@ -12,7 +12,7 @@ from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode, SpecKind, kind_o
 
 @dataclass(slots=True)
 class Remap:
-    """What took the place of what.
+    """The nodes that replaced others.
 
     Args:
         edges: (producer, consumer) to the new producer that the consumer reads.

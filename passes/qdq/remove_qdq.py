@@ -1,4 +1,4 @@
-"""The float program that a quantized graph stands for."""
+"""Turn a quantized graph back into a float program."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, PassResult, graph_pass
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def remove_qdq(gm: GraphModule) -> PassResult:
-    """Compute in float: activations without their q/dq, weights with the values they stand for.
+    """Remove the q/dq of activations, and store weights by their dequantized values.
 
     Bodies of control flow stay as they are.
 

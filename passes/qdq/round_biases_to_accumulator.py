@@ -28,9 +28,9 @@ def round_biases_to_accumulator(gm: GraphModule) -> PassResult:
     Before:  linear(dq(x_q), dq(w_q), b)
     After:   linear(dq(x_q), dq(w_q), b'),   b' = round(b / step) * step,   step = scale_x * scale_w
 
-    A runtime that takes float biases rounds them to int32 on this step itself. Doing so here
-    makes its rounding the identity: without, one output in thousands is off by one step, and
-    every layer behind makes more of it. The bias stays float: no node is added.
+    Runtimes that take float biases round them to int32 on this step. Rounded here, they do not
+    change there. Otherwise one output in thousands differs by one step from the q/dq graph, and
+    each further layer amplifies that. The bias stays float: no node is added.
     """
     sites = [
         _Site(node, bias, value, *step)
@@ -79,7 +79,7 @@ def _float_constant(gm: GraphModule, bias: Node) -> Tensor | None:
 
 
 def _step(gm: GraphModule, node: Node) -> tuple[float, Tensor, bool] | None:
-    """What a site's step is made of, where both operands are integers with constant qparams."""
+    """The scales of a site's operands, if both are integers with constant qparams."""
     activation, weight = argument(node, "input"), argument(node, "weight")
     if not isinstance(activation, Node) or not isinstance(weight, Node):
         return None

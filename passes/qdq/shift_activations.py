@@ -11,7 +11,7 @@ _SHIFT = {torch.int8: 128, torch.uint8: -128}
 
 
 def shift_activations(gm: GraphModule, found: torch.dtype) -> PassResult:
-    """Turn every activation that is quantized to int8 to uint8, or every one of uint8 to int8.
+    """Change every int8 activation to uint8, or every uint8 one to int8.
 
     The real values are the same to the last bit.
 
@@ -50,7 +50,7 @@ def _shift(node: Node, by: int, dtype: torch.dtype) -> None:
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def signed_activations(gm: GraphModule) -> PassResult:
-    """Take 128 from every integer of an activation's uint8, and from its zero point.
+    """Subtract 128 from the integers and the zero point of each uint8 activation.
 
     For kernels that multiply int8 by int8.
 
@@ -62,7 +62,7 @@ def signed_activations(gm: GraphModule) -> PassResult:
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def unsigned_activations(gm: GraphModule) -> PassResult:
-    """Add 128 to every integer of an activation's int8, and to its zero point.
+    """Add 128 to the integers and the zero point of each int8 activation.
 
     For kernels that multiply uint8 by int8: oneDNN runs int8 by int8 in a reference loop, a
     thousand times slower, or refuses it.

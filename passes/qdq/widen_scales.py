@@ -1,4 +1,4 @@
-"""Write blocks of integers as torch's own operators with float32 scales, where those can."""
+"""Write blocks of integers as torch's own operators with float32 scales, where possible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def widen_scales(gm: GraphModule) -> PassResult:
-    """Give a runtime that takes float32 scales alone what was kept in fewer bits.
+    """Convert scales of fewer bits to float32, for runtimes that take only that.
 
     Before:  dequantize_block(weight_q, weight_scale: float16, None, [1, 32], -8, 7, …)
     After:   dequantize_per_channel_group(weight_q, scale: float32, zero_point, -8, 7, …, 32, …)
@@ -34,7 +34,7 @@ def widen_scales(gm: GraphModule) -> PassResult:
 
 
 def widen_chosen_scales(gm: GraphModule, nodes: Sequence[Node]) -> PassResult:
-    """What `widen_scales` does, at these dequantize_block alone: for a runtime that takes others.
+    """Do as `widen_scales`, only for some dequantize_block: for runtimes that take the others.
 
     Args:
         gm: is changed.
@@ -72,7 +72,7 @@ def widened_qparams(gm: GraphModule, node: Node) -> QParams | None:
 
 @dataclass(frozen=True, slots=True)
 class _Widened:
-    """A dequantize_block that one of torch's own operators can say.
+    """A dequantize_block that can be written as one of torch's own operators.
 
     Attributes:
         node: the dequantize_block.

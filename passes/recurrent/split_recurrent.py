@@ -17,7 +17,7 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSizes:
-    """What decides about the form of one layer.
+    """The sizes of one layer, by which its form is chosen.
 
     Args:
         cell: its kind.
@@ -192,7 +192,7 @@ class _Writer:
         self.cell = Cell(operator_name(node.target).removesuffix("_cell"))
 
     def replace(self) -> None:
-        """Let the cell's readers read what it is made of."""
+        """Let the cell's readers read the operators that replace it."""
         hx = self.named["hx"]
         if self.cell is Cell.LSTM:
             self._replace_lstm(*hx)

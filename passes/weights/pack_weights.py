@@ -1,4 +1,4 @@
-"""Store the integers of a sub-byte weight, and its zero points, in as many bits as they have."""
+"""Pack the integers of sub-byte weights and their zero points."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 
 PACKED_SUFFIX = "_packed"
-"""What the name of a packed constant ends with, behind the name of the integers."""
+"""The suffix of packed constants, behind the name of the integers."""
 
 _BYTES = (torch.int8, torch.uint8)
 
@@ -56,7 +56,7 @@ def pack_weights(gm: GraphModule) -> PassResult:
 
 
 def _may_pack(node: Node) -> bool:
-    """Whether a node may read something to be packed: asked before any constant is looked at."""
+    """Whether a node may read a constant to pack: a cheap test before constants are read."""
     kind = kind_of_qdq(node)
     if kind is None:
         return isinstance(node.target, HigherOrderOperator)
@@ -190,7 +190,7 @@ def _limits(node: Node) -> tuple[int, int] | None:
 
 
 def _range(nodes: list[Node], value: Tensor) -> tuple[int, int]:
-    """The integers that dequantizes allow, or those that there are if one states no range."""
+    """The range that dequantizes allow, or that of the integers if one states no range."""
     known = [limits for limits in map(_limits, nodes) if limits is not None]
     if len(known) < len(nodes):
         return _extremes(value)
@@ -203,7 +203,7 @@ def _extremes(value: Tensor) -> tuple[int, int]:
 
 
 def _packs_zero_points(node: Node) -> bool:
-    """Whether a dequantize's zero points weigh enough: one a group, or a sub-byte weight's."""
+    """Whether zero points are worth packing: one per group, or those of a sub-byte weight."""
     if not {"group_size", "block_size"}.isdisjoint(arguments(node)):
         return True
     limits = _limits(node)

@@ -1,4 +1,4 @@
-"""Store constants as the integers their quantize op makes of them."""
+"""Store constants as the integers that their quantize gives."""
 
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -46,14 +46,14 @@ def store_weights(gm: GraphModule) -> PassResult:
 
 
 def _reads_constant(node: Node, written: Container[str]) -> bool:
-    """Whether a quantize reads a constant or a view of one, no buffer that the graph writes."""
+    """Whether a quantize reads a constant or a view of one that the graph does not write."""
     source = node.args[0]
     constant = source_constant(source) if isinstance(source, Node) else None
     return constant is not None and str(constant.target) not in written
 
 
 class WeightStore:
-    """Stores constants as integers, one by one; a float constant goes with the last that read it.
+    """Stores constants as integers, one by one; a float constant is freed after its last reader.
 
     So no more than one of them is in use at a time, and memory falls from the first weight on where
     nobody else holds them.
@@ -167,7 +167,7 @@ def _name(source: Node) -> str:
 
 
 def _values(gm: GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Arguments with constants in the place of their nodes; None if one is no constant."""
+    """Arguments with the constants of their nodes; None if one is not constant."""
     held = {a: held_constant(gm, a) for a in arguments if isinstance(a, Node)}
     if any(value is None for value in held.values()):
         return None
@@ -184,7 +184,7 @@ def _integers(gm: GraphModule, node: Node, value: Tensor, qparams: Sequence[Any]
 
 
 def _plain(qparams: Sequence[Any]) -> list[object]:
-    """Qparams as values that compare."""
+    """Qparams as plain values that can be compared."""
     # As bytes by way of uint8: numpy has no bfloat16.
     return [
         v.contiguous().reshape(-1).view(torch.uint8).numpy(force=True).tobytes()
