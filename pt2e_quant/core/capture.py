@@ -1,4 +1,4 @@
-"""What torch.export captured of the user's call: inputs, pytrees, dynamic dims, mutated buffers.
+"""The captured call of an exported program: inputs, pytrees, dynamic dims, mutated buffers.
 
 A `Capture` is frozen and lives in `gm.meta["pt2e_quant"]` from prepare to the artifact, so that
 every later step can rebuild inputs and dynamic shapes without the user's help.
@@ -26,7 +26,7 @@ from pt2e_quant.core.tree_specs import (
 
 
 class InputKind(StrEnum):
-    """What one leaf of the call's pytree is."""
+    """The kind of one leaf of the call's pytree."""
 
     TENSOR = "tensor"
     SYMBOL = "symbol"
@@ -120,7 +120,7 @@ class Capture:
         return leaves
 
     def arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call in placeholder order; what stands in a leaf is not checked.
+        """The leaves of a call in placeholder order; the leaves are not checked.
 
         Raises:
             InputError: an argument is missing or unknown, or its containers are not the captured.

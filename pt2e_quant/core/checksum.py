@@ -8,7 +8,7 @@ _MARK = b"pt2e_quant.sha256:"
 _DIGITS = 64
 
 BLANK = (_MARK + b"0" * _DIGITS).decode("ascii")
-"""What the writer of a file puts where the checksum goes."""
+"""The placeholder that a file's writer puts where the checksum goes."""
 
 
 def write_sum(data: bytes) -> bytes:

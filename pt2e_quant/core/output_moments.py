@@ -10,7 +10,7 @@ OUTPUT_MOMENTS_KEY = "pt2e_quant.output_moments"
 
 @dataclass(frozen=True, slots=True)
 class OutputMoments:
-    """What a batch norm gives its output: mean beta and deviation |gamma|, float64[C] both."""
+    """The moments of a batch norm's output: mean beta, deviation |gamma|, float64[C] both."""
 
     mean: Tensor
     deviation: Tensor

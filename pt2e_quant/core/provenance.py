@@ -64,7 +64,7 @@ def record_named(name: str | None) -> RecordKind | None:
 
 @dataclass(slots=True, kw_only=True)
 class TensorRecord:
-    """What happened to one quantized tensor.
+    """The record of one quantized tensor, from rule to storage.
 
     Args:
         name: of the tensor: its producing node, or the parameter's dotted name.
@@ -170,7 +170,7 @@ class FloatOperator:
 
 @dataclass(slots=True, kw_only=True)
 class SizeRecord:
-    """What one constant of the converted graph takes.
+    """The size of one constant of the converted graph.
 
     Args:
         name: of the parameter it comes from.
@@ -229,7 +229,7 @@ class Provenance:
         self.floats = list(records)
 
     def kept_as(self, kind: RecordKind) -> "Provenance":
-        """What a file keeps of the table; itself for "full"."""
+        """The part of the table that a file keeps; the table itself for "full"."""
         if kind is RecordKind.FULL:
             return self
         made = Provenance(quantizer=self.quantizer, sizes=_total(self.sizes), kept=kind)
@@ -239,7 +239,7 @@ class Provenance:
 
     @property
     def lacks(self) -> str:
-        """What a file did not keep, as a sentence; "" where it kept all."""
+        """A sentence on the parts that a file did not keep; "" where it kept all."""
         return _LACKS[self.kept]
 
     def to_json(self, refer: Refer = held_nowhere) -> str:
@@ -335,13 +335,13 @@ def _total(sizes: Sequence[SizeRecord]) -> list[SizeRecord]:
 
 
 _MOST_BYTES, _MOST_SHARE = 4096, 0.03
-"""What a record may take by default, and what share of the constants besides."""
+"""The bytes that a record may take by default, and the share of the constants beyond that."""
 
 
 def choose_record(
     table: Provenance, asked: RecordKind | None, size: Callable[[Provenance], int]
 ) -> Provenance:
-    """What a file keeps of a table: what is asked for, else the most that is small enough.
+    """Choose how much of a table a file keeps: as asked, else the most that is small enough.
 
     Args:
         table: the whole.

@@ -66,7 +66,7 @@ class NumberWriter:
         return len(values)
 
     def text(self) -> str:
-        """What was collected."""
+        """The collected numbers as text."""
         return base64.b64encode(np.array(self._numbers, np.float32).tobytes()).decode("ascii")
 
 

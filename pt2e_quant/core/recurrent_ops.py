@@ -18,7 +18,7 @@ from pt2e_quant.core.qdq import ChoosePerToken, DequantizePerToken, QuantizePerT
 
 
 class Cell(StrEnum):
-    """What one step computes."""
+    """The kind of recurrent cell."""
 
     LSTM = "lstm"
     GRU = "gru"

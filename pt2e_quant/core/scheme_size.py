@@ -1,4 +1,4 @@
-"""What a weight takes under a scheme, as convert stores it: codes, scales, zero_points, tables."""
+"""The size of a weight under a scheme, as convert stores it: codes and qparams."""
 
 import math
 from collections.abc import Sequence

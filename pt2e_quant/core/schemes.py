@@ -12,7 +12,7 @@ from pt2e_quant.core.granularity import Granularity, PerBlock, PerChannel, PerTe
 
 
 class Role(StrEnum):
-    """What a tensor is to the operator that takes or gives it."""
+    """The role of a tensor for the operator that reads or makes it."""
 
     INPUT = "input"
     WEIGHT = "weight"

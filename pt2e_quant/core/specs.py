@@ -133,7 +133,7 @@ class DerivedQuantizationSpec(QuantizationSpecBase):
 
 @dataclass
 class QuantizationAnnotation:
-    """What a Quantizer asks of one node.
+    """The request of a Quantizer for one node.
 
     Args:
         input_qspec_map: input node to its spec; an input that is absent stays float.

@@ -7,7 +7,7 @@ _MARK = b"pt2e_quant.figures:"
 _WIDTH, _COUNT = 12, 2
 
 NO_FIGURES = (_MARK + b" " * (_WIDTH * _COUNT)).decode("ascii")
-"""What the writer of a file puts where the figures go."""
+"""The placeholder that a file's writer puts where the figures go."""
 
 
 def write_figures(data: bytes, figures: Sequence[float | None]) -> bytes:

@@ -50,7 +50,7 @@ def plain_spec(spec: pytree.TreeSpec) -> pytree.TreeSpec:
 
 
 def _torch_text(spec: pytree.TreeSpec) -> str | None:
-    """What torch writes of a structure's outermost class; None if it has no serialized name."""
+    """Torch's text for a structure's outermost class; None if it has no serialized name."""
     try:
         alone = spec if spec.is_leaf() else pytree.TreeSpec(spec.type, spec.context, [])
         return pytree.treespec_dumps(alone)
@@ -177,7 +177,7 @@ def _class_of(tree: dict[str, Any]) -> type | None:
 
 
 def _imported(name: str) -> Any:
-    """What a dotted name stands for in the modules that are imported, None if it is not there."""
+    """The object of a dotted name in the imported modules, None if there is none."""
     path, _, rest = name.partition(".")
     value: Any = sys.modules.get(path)
     while rest and value is not None:
@@ -201,7 +201,7 @@ def _field_names(context: str | None, count: int) -> list[str] | None:
 
 
 def shapes_of(spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
-    """What stands for a call's leaves, in its structure; torch takes a list for a user's class."""
+    """The shapes of a call's leaves, in its structure; torch takes a list for a user's class."""
     if spec.is_leaf():
         return next(leaves)
     parts = [shapes_of(child, leaves) for child in spec.children()]

@@ -11,7 +11,7 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule
 
 _TAKEN = frozenset(dir(GraphModule)) - frozenset(dir(nn.Module)) | {"meta"}
-"""What a graph module has itself: torch does not put a submodule "graph" or "code" beside it."""
+"""A graph module's own attributes: a submodule cannot be named "graph" or "code"."""
 
 
 def graph_module_of(program: ExportedProgram) -> GraphModule:

@@ -1,4 +1,4 @@
-"""What the operators of `core.format_ops` compute, in plain torch.
+"""The definitions of the operators of `core.format_ops`, in plain torch.
 
 `block_size` and the scales' shape are those of `core.blocks`.
 """

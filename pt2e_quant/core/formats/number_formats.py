@@ -1,4 +1,4 @@
-"""What the codes of a quantized tensor stand for where they are not evenly spaced integers.
+"""Number formats of codes that are not evenly spaced integers: small floats and code books.
 
 Small floats are those of OCP's "8-bit Floating Point Specification" (OFP8, 2023) and of its
 "Microscaling Formats Specification v1.0" (MX, 2023). A code book gives the real value of each code.

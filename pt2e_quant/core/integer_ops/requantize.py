@@ -67,13 +67,13 @@ def _quantized(real: float | None, qp: QParams) -> int | None:
 
 
 def byte_offset(storage: torch.dtype) -> int:
-    """What takes an integer to uint8, as which ONNX files store int8 activations for x86."""
+    """The offset from an integer to uint8, as ONNX files store int8 activations for x86."""
     return 128 if storage is torch.int8 else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor(Generic[Value]):
-    """What takes an accumulator to the steps of an output.
+    """The factor from accumulator steps to output steps.
 
     Attributes:
         kind: how it is applied.

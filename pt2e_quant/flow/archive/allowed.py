@@ -1,4 +1,4 @@
-"""What a file may name: operators, and classes and passes of this package. Nothing else."""
+"""The names that a file may hold: operators, and classes and passes of this package."""
 
 import importlib
 import math
@@ -53,10 +53,10 @@ _PYTHON = {
     for name in names.split()
     if hasattr(module, name)
 }
-"""What torch.export writes for arithmetic on sizes."""
+"""The targets that torch.export writes for arithmetic on sizes."""
 
 _FUNCTIONS = {"derive_bias_qparams": derive_bias_qparams}
-"""What a derived observer may call. A file can name no other function, so it can call none."""
+"""The functions of derived observers; a file can name, and so call, no others."""
 
 _OWN = ("core", "flow", "observers", "passes", "pt2e", "tensors")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
@@ -95,7 +95,7 @@ def name_of_target(target: Any) -> str:
 
 
 def target_of_name(name: str, namespaces: Iterable[str] = ()) -> Any:
-    """What a name of `name_of_target` stands for.
+    """The target of a name that `name_of_target` gave.
 
     Args:
         name: as in the file.

@@ -18,10 +18,10 @@ from pt2e_quant.flow.archive.values import ValueWriter
 from pt2e_quant.graph.meta import ORIGIN_KEY, origin_name
 
 NODE_META = ("val", "stack_trace", "torch_fn", "custom")
-"""What is kept of a node's metadata, besides the module stack, annotations and our own keys."""
+"""The metadata kept of nodes, beside the module stack, annotations and our own keys."""
 
 OWN_PREFIX = "pt2e_quant"
-"""What the keys of this package's own metadata begin with."""
+"""The prefix of the keys of this package's own metadata."""
 
 
 class GraphWriter:

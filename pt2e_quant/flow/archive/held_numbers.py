@@ -16,7 +16,7 @@ _HELD = "constant"
 
 
 def refer_to(gm: GraphModule) -> Refer:
-    """What `Provenance.to_json` takes, for a file that holds a graph."""
+    """The argument of `Provenance.to_json` for a file that holds a graph."""
 
     def refer(name: str, field: str, values: Sequence[float]) -> str:
         return _HELD if len(values) > _FEW and _held(gm, name, field) == values else ""
@@ -25,7 +25,7 @@ def refer_to(gm: GraphModule) -> Refer:
 
 
 def read_from(gm: GraphModule) -> Read:
-    """What `Provenance.from_json` takes, for a graph whose constants are there already."""
+    """The argument of `Provenance.from_json` for a graph that has its constants."""
 
     def read(name: str, field: str, word: str) -> Sequence[float]:
         held = _held(gm, name, field) if word == _HELD else None

@@ -10,7 +10,7 @@ from pt2e_quant.flow.archive.allowed import class_of_name, is_identifier, name_o
 from pt2e_quant.flow.archive.values import ValueReader, ValueWriter
 
 _OF_TORCH = frozenset(vars(nn.Module()))
-"""What torch keeps in every module: tables, written one by one, and hooks, which are not."""
+"""Torch's own attributes of modules: tables, written one by one, and hooks, which are not."""
 
 
 class ModuleWriter:

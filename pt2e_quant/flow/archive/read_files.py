@@ -31,7 +31,7 @@ from pt2e_quant.flow.archive.layout import (
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an archive holds.
+    """The contents of an archive.
 
     Attributes:
         program: the JSON value that was written.

@@ -29,7 +29,7 @@ from pt2e_quant.observers.qschemes import PER_CHANNEL, SYMMETRIC
 from pt2e_quant.observers.static.fixed import ImportedQParams
 
 _DTYPES = frozenset({*DTYPES, torch.qint8, torch.quint8, torch.qint32})
-"""What an encoding can say."""
+"""The dtypes that an encoding can express."""
 
 
 def import_encodings(
