@@ -148,3 +148,31 @@ def test_quantize_when_a_result_is_a_class_that_torch_does_not_know_then_names_t
     with pytest.raises(InputError, match="not a known type") as found:
         pq.quantize(Generator(result), (torch.ones(2, 8),), backend="onnx", recipe="w8")
     assert fix in found.value.fix
+
+
+@pytest.mark.parametrize(
+    ("backend", "package"),
+    [("xnnpack", "executorch"), ("onnx", "onnxruntime"), ("cpu", "torch")],
+)
+def test_quantize_when_inputs_are_tiny_then_as_near_as_of_ordinary_size(backend, package):
+    pytest.importorskip(package)
+    found = []
+    for size in (1.0, 1e-9):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+        with torch.no_grad():
+            model[0].bias.mul_(size)
+            model[2].bias.mul_(size)
+        batches = [torch.randn(1, 3, 8, 8) * size for _ in range(4)]
+        target = pq.backends.get(backend)
+        artifact = pq.quantize(
+            model,
+            (batches[0],),
+            calibration_data=batches,
+            backend=target.allowing_slower() if backend == "cpu" else target,
+            progress=False,
+        )
+        assert sum(artifact.report.integer_ops.values()) > 0
+        x = torch.randn(1, 3, 8, 8) * size
+        found.append(pq.sqnr_db(model(x), artifact.run(x)))
+    assert found[1] > found[0] - 0.5

@@ -18,7 +18,7 @@ from pt2e_quant.graph.meta import attribute, constant_of
 from pt2e_quant.graph.op_table import OUT
 from pt2e_quant.graph.ops import Overloads, argument, is_call
 from pt2e_quant.observers.static.fixed import ImportedQParams
-from pt2e_quant.observers.static.minmax import MinMaxObserver
+from pt2e_quant.observers.static.minmax import MinMaxObserver, min_max_like
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
 from pt2e_quant.observers.training.trained_qparams import qparams_of
@@ -179,9 +179,7 @@ class AlgorithmGraph:
 
     def _as_min_max(self, observed: Node, old: Any) -> MinMaxObserver:
         """Put an observer of minimum and maximum in the place of another of the same integers."""
-        made = MinMaxObserver(
-            old.dtype, old.qscheme, quant_min=old.quant_min, quant_max=old.quant_max
-        )
+        made = min_max_like(old)
         self.put_observer(observed, made)
         return made
 

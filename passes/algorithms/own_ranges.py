@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from pt2e_quant.graph.meta import copy_trace
 from pt2e_quant.graph.ops import PAD, argument, is_call
-from pt2e_quant.observers.static.minmax import MinMaxObserver
+from pt2e_quant.observers.static.minmax import min_max_like
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.channel_statistics import ChannelStatistics
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize, qparams_of
@@ -84,7 +84,7 @@ class OwnRanges(Algorithm):
         low, high = statistics.low.amin(1), statistics.high.amax(1)
         if not bool((low < high).any()):
             raise Declined("it is constant in calibration")
-        own = copy.deepcopy(shared) if hasattr(shared, "set_extremes") else _min_max_like(shared)
+        own = copy.deepcopy(shared) if hasattr(shared, "set_extremes") else min_max_like(shared)
         own.set_extremes(low, high)
         ratio = float(qparams_of(shared).scale / qparams_of(own).scale)
         if ratio < self.least_ratio:
@@ -137,15 +137,6 @@ def _adds_a_number(reader: Node) -> bool:
 def _operands(graph: AlgorithmGraph, node: Node, observer: Any) -> list[Node]:
     """The operands of an operator that share a range."""
     return [operand for operand in node.all_input_nodes if graph.observer(operand) is observer]
-
-
-def _min_max_like(observer: Any) -> MinMaxObserver:
-    return MinMaxObserver(
-        observer.dtype,
-        observer.qscheme,
-        quant_min=observer.quant_min,
-        quant_max=observer.quant_max,
-    )
 
 
 def _is_open(graph: AlgorithmGraph, node: Node) -> bool:

@@ -162,7 +162,11 @@ class RangeGroup:
         """An observer of one of the candidates."""
         old = self.observer
         made = ChosenRangeObserver(
-            old.dtype, old.qscheme, quant_min=old.quant_min, quant_max=old.quant_max
+            old.dtype,
+            old.qscheme,
+            quant_min=old.quant_min,
+            quant_max=old.quant_max,
+            eps=float(old.eps),
         )
         made.min_val.copy_(old.min_val.min())
         made.max_val.copy_(old.max_val.max())
@@ -206,8 +210,14 @@ def range_groups(gm: GraphModule, *, any_observer: bool = True) -> dict[int, Ran
         has_hidden = getattr(observer, "ignore_at_or_below", None) is not None
         if is_vector or has_hidden or not bool(observer.min_val.isfinite().all()):
             continue
-        limits = {"quant_min": observer.quant_min, "quant_max": observer.quant_max}
-        seen = RangeCandidates(dtype=observer.dtype, qscheme=observer.qscheme, bins=2048, **limits)
+        seen = RangeCandidates(
+            dtype=observer.dtype,
+            qscheme=observer.qscheme,
+            bins=2048,
+            quant_min=observer.quant_min,
+            quant_max=observer.quant_max,
+            eps=float(observer.eps),
+        )
         found[id(observer)] = RangeGroup(observer, [node], seen)
     return found
 

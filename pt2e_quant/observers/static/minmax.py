@@ -91,6 +91,17 @@ class MinMaxObserver(UniformQuantizationObserverBase):
         self.max_val.fill_(-torch.inf)
 
 
+def min_max_like(observer: Any) -> MinMaxObserver:
+    """An observer of minimum and maximum for the same integers as another of a whole tensor."""
+    return MinMaxObserver(
+        observer.dtype,
+        observer.qscheme,
+        quant_min=observer.quant_min,
+        quant_max=observer.quant_max,
+        eps=float(getattr(observer, "eps", DEFAULT_EPS)),
+    )
+
+
 class PerChannelMinMaxObserver(UniformQuantizationObserverBase):
     """The running min and max of each channel.
 

@@ -12,10 +12,12 @@ resolution of 65536 steps, while a value that clips costs more than all rounding
 """
 
 from math import exp, log, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBase
 from pt2e_quant.observers.static.minmax import tensor_range
 
@@ -24,6 +26,8 @@ MOST = 2.0
 HEADROOM = 2.0
 """What a range of more than 256 integers is widened by at least."""
 LEAST_SAMPLES = 3
+LEAST_SCALE = 2.0**-60
+"""Its inverse and its product with a weight's scale are far from the ends of float32."""
 QUANTILE = 2.3263478740408408
 """Of the standard normal distribution at 99 %."""
 
@@ -40,9 +44,12 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
         quant_min: least integer used; the dtype's own if None.
         quant_max: greatest integer used; the dtype's own if None.
         factory_kwargs: device and dtype of the statistics.
-        eps: the least scale.
+        eps: the least scale; torch.ao's where only 0 was seen.
         is_dynamic: must be False.
     """
+
+    def __init__(self, *args: Any, eps: float = LEAST_SCALE, **kwargs: Any) -> None:
+        super().__init__(*args, eps=eps, **kwargs)
 
     def make_statistics(self) -> None:
         """Register the running range."""
@@ -95,7 +102,9 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero_point of the widened range, both [1]."""
         margin = self.margin
-        return self.qparams_of(self.min_val * margin, self.max_val * margin)
+        scale, zero_point = self.qparams_of(self.min_val * margin, self.max_val * margin)
+        is_dead = (self.min_val == 0) & (self.max_val == 0)
+        return torch.where(is_dead, scale.clamp(min=DEFAULT_EPS), scale), zero_point
 
     def reset_min_max_vals(self) -> None:
         """Forget all statistics."""

@@ -94,3 +94,19 @@ def test_range_when_there_are_16_bits_then_twice_what_was_seen(dtype, shape):
     scales = [observer.calculate_qparams()[0].item() for observer in (plain, wide)]
     assert scales[1] == pytest.approx(2 * scales[0], rel=1e-6)
     assert "what calibration did not see" in wide.steps[0]
+
+
+@pytest.mark.parametrize("size", [1e-5, 1e-9, 1e-15])
+def test_scale_when_values_are_tiny_then_all_steps_are_used(size):
+    observer = PredictedRangeObserver(dtype=torch.uint8)
+    observer(torch.linspace(-1, 1, 100).view(1, 1, 100) * size)
+    scale, _ = observer.calculate_qparams()
+    assert scale.item() == pytest.approx(2 * size / 255, rel=1e-5)
+
+
+def test_scale_when_only_zeros_were_seen_then_as_upstream():
+    observer = PredictedRangeObserver(dtype=torch.uint8)
+    observer(torch.zeros(1, 4, 4))
+    upstream = MinMaxObserver(dtype=torch.uint8)
+    upstream(torch.zeros(1, 4, 4))
+    assert observer.calculate_qparams() == upstream.calculate_qparams()
