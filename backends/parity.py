@@ -19,7 +19,7 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.integer_ops.profiles import Profile, profile_named
 from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, read_qparams
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.flow.calibrate.pick_inputs import as_call
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch
 from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.convert.integer_reference import integer_reference
 from pt2e_quant.graph.op_table import ALLOWED_KEY, operator_name
@@ -103,6 +103,7 @@ def verify_parity(
     quantized: GraphModule | None = None,
     profile: Profile | str | None = None,
     most_nodes: int = 8,
+    inputs: InputPick | None = None,
 ) -> Parity:
     """Compare an artifact with the integer reference of the graph that it was lowered from.
 
@@ -117,6 +118,7 @@ def verify_parity(
             artifact was lowered from. A .pte or .onnx that was loaded from a file has none.
         profile: how the target rounds; by default as the artifact's runtime does.
         most_nodes: how many tensors are compared, spread over the graph; the last always is.
+        inputs: what of each batch the model takes, as `calibrate` has it.
 
     Raises:
         ConfigError: no registered backend made the artifact, its graph is not known, there is no
@@ -135,8 +137,11 @@ def verify_parity(
     found = [node for node in values_to_compare(quantized) if is_dequantize(node)]
     # Of the dequantizes of one tensor, the last one: a result may be it.
     values = list({node.args[0]: node for node in found}.values())
-    bind = capture_of(quantized).bind
-    calls = [Sample.keep(bind(*as_call(batch)), None) for batch in batches]
+    capture = capture_of(quantized)
+    calls = [
+        Sample.keep(bind_batch(capture, batch, inputs, call="verify_parity"), None)
+        for batch in batches
+    ]
     if not calls:
         raise ConfigError("parity needs at least one batch", fix="give calibration batches")
     if not values:

@@ -306,6 +306,11 @@ def _way_out(error: Exception) -> str:
         return (
             "return tensors, or torch.utils._pytree.register_dataclass of the class that it names"
         )
+    if isinstance(error, TypeError) and "argument" in str(error):
+        return (
+            "give what forward takes; where batches have labels too, inputs= picks what the model "
+            'takes: inputs=0, inputs=["input_ids"]'
+        )
     if "dynamic_shapes" in str(error):
         return "name forward's parameters in dynamic_shapes, or give a tuple in their order"
     return "see that model(*args, **kwargs) runs, and then torch.export.export(model, args, kwargs)"

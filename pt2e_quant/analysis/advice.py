@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.analysis.comparison import Comparison, NodeError
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite
+from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.core.errors import ConfigError, module_path
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
@@ -82,22 +83,24 @@ class AdviceList(tuple[Advice, ...]):
         return "\n".join(map(str, self))
 
 
-def advise(quantized: GraphModule, comparison: Comparison | None = None) -> AdviceList:
+def advise(quantized: GraphModule | Artifact, comparison: Comparison | None = None) -> AdviceList:
     """What the records of a quantized graph, and a comparison of it, call for.
 
     What the graph itself shows comes first, then the nodes of the comparison, the worst first.
 
     Args:
-        quantized: of `convert`.
+        quantized: of `convert`, or an artifact that was lowered from it.
         comparison: of `compare` with the float program, on data like that of evaluation.
 
     Raises:
-        ConfigError: the graph is not quantized.
+        ConfigError: the graph is not quantized, or the artifact was loaded without one.
     """
-    side = GraphSide(quantized, "")
-    if not side.is_quantized:
+    gm = quantized.quantized if isinstance(quantized, Artifact) else quantized
+    side = GraphSide(gm, "") if isinstance(gm, GraphModule) else None
+    if side is None or not side.is_quantized:
         raise ConfigError(
-            "advise needs a quantized graph", fix="give the result of pq.convert(prepared)"
+            "advise needs a quantized graph, which files of artifacts do not hold",
+            fix="give the result of pq.convert(prepared), or of pq.quantize(…)",
         )
     found = [advice for rule in _OF_GRAPHS for advice in rule(side)]
     rows = () if comparison is None else comparison.activations

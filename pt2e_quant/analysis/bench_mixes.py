@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.analysis.latency import Stopwatch
 from pt2e_quant.analysis.menu import Option
-from pt2e_quant.analysis.metric import Metric, MetricSum
+from pt2e_quant.analysis.metric import Metric, MetricSum, Picker
 from pt2e_quant.backends.artifact import result_builder
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe_file import FLOAT, RecipeFile
@@ -22,7 +22,7 @@ from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning
 from pt2e_quant.core.read_capture import CAPTURE_KEY, capture_of, rebuild_capture
 from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
-from pt2e_quant.flow.calibrate.pick_inputs import as_call
+from pt2e_quant.flow.calibrate.pick_inputs import as_call, bind_batch
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
@@ -89,7 +89,7 @@ class Bench:
         backend: Backend,
         data: Iterable[Any],
         held: Iterable[Any],
-        picked: Callable[[Any], tuple[Any, Any]],
+        picked: Picker,
         metric: Metric | None,
         progress: bool,
     ) -> None:
@@ -117,7 +117,7 @@ class Bench:
     def build(self, recipe: RecipeFile, *, strict: bool = True) -> GraphModule:
         """A converted graph; without `strict` also one of which nothing is quantized."""
         prepared = prepare_pt2e(self.program, recipe.quantizer(self.backend), strict=strict)
-        calibrate(prepared, (self.picked(batch)[0] for batch in self.data), progress=False)
+        calibrate(prepared, map(self.picked.inputs_of, self.data), progress=False)
         return convert_pt2e(prepared, progress=False)
 
     def measure(self, gm: GraphModule | None) -> float:
@@ -140,7 +140,7 @@ class Bench:
         """The leaves of the results of one batch."""
         is_ours = CAPTURE_KEY in gm.meta
         capture = capture_of(gm) if is_ours else rebuild_capture(gm)
-        leaves = capture.bind(*as_call(self.picked(batch)[0]))
+        leaves = bind_batch(capture, self.picked(batch)[0])
         with torch.no_grad(), preserve_buffers(gm, capture):
             if is_ours:
                 found = gm(*capture.positional(leaves))

@@ -27,7 +27,7 @@ from pt2e_quant.core.errors import ConfigError, module_path, source_line
 from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qparams import QParams, quantize
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch, pick_inputs
 from pt2e_quant.flow.report.worst_tensors import by_channel
 from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.graph.op_table import operator_name
@@ -83,9 +83,8 @@ def compare(
     lacking = [m.report.provenance.lacks for m in models if isinstance(m, Artifact)]
     shown = show_progress(itertools.chain([first], taken), "comparing", enabled=progress)
     for batch in shown:
-        args, kwargs = as_call(batch)
         sides = comparing.left, comparing.right
-        comparing.add(*(side.capture.bind(args, kwargs) for side in sides))
+        comparing.add(*(bind_batch(side.capture, batch, call="compare") for side in sides))
     return comparing.result([text for text in lacking if text])
 
 

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
@@ -105,6 +105,14 @@ def split_batch(batch: Any, inputs: InputPick | None, targets: InputPick | None)
     part named "labels" or like it; of anything else all are inputs, and the targets are None.
     Where the targets are named by an index or a key, the other parts are the inputs.
     """
+    inputs, targets = _picks(batch, inputs, targets)
+    return pick_inputs(batch, inputs), None if targets is None else _only(batch, targets)
+
+
+def _picks(
+    batch: Any, inputs: InputPick | None, targets: InputPick | None
+) -> tuple[InputPick | None, InputPick | None]:
+    """What `split_batch` picks of a batch where not all is said."""
     if isinstance(batch, Mapping):
         key = next((key for key in _LABELS if key in batch), None)
         if targets is None and key is not None:
@@ -116,22 +124,47 @@ def split_batch(batch: Any, inputs: InputPick | None, targets: InputPick | None)
             targets = 1
         if inputs is None and isinstance(targets, int):
             inputs = [at for at in range(len(batch)) if targets not in (at, at - len(batch))]
-    return pick_inputs(batch, inputs), None if targets is None else _only(batch, targets)
+    return inputs, targets
 
 
-def picker(
-    measure: object | None, inputs: InputPick | None, targets: InputPick | None
-) -> Callable[[Any], tuple[Any, Any]]:
-    """What takes batches apart as `split_batch` does; without a measure all is the model's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picker:
+    """Takes batches apart as `split_batch` does.
+
+    Attributes:
+        inputs: as `split_batch` has it.
+        targets: as `split_batch` has it.
+        splits: whether there may be targets; otherwise all of a batch is the model's.
+    """
+
+    inputs: InputPick | None = None
+    targets: InputPick | None = None
+    splits: bool = True
+
+    def __call__(self, batch: Any) -> tuple[Any, Any]:
+        """What the model takes of a batch, and the targets."""
+        if not self.splits:
+            return pick_inputs(batch, self.inputs), None
+        return split_batch(batch, self.inputs, self.targets)
+
+    def inputs_of(self, batch: Any) -> Any:
+        """What the model takes of a batch, which need not have the targets: to calibrate on."""
+        inputs = self.inputs
+        if self.splits:
+            inputs, _ = _picks(batch, inputs, self.targets)
+        return pick_inputs(batch, inputs)
+
+
+def picker(measure: object | None, inputs: InputPick | None, targets: InputPick | None) -> Picker:
+    """What takes batches apart; without a measure and targets all is the model's.
 
     Args:
         measure: the metric or the loss that takes targets; None if there is none.
         inputs: as `split_batch` has it.
         targets: as `split_batch` has it.
     """
-    if measure is None and targets is None:
-        return lambda batch: (pick_inputs(batch, inputs), None)
-    return partial(split_batch, inputs=inputs, targets=targets)
+    splits = measure is not None or targets is not None
+    return Picker(inputs=inputs, targets=targets, splits=splits)
 
 
 def _only(batch: Any, targets: InputPick) -> Any:

@@ -19,6 +19,7 @@ from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.subgraphs import copy_graph
 from pt2e_quant.one_call import capture_model
+from pt2e_quant.tensors.graphs.graph import quantized_weights, to_graph
 
 
 def open_graph(model: object, batch: Any, like: GraphModule | None = None) -> GraphSide | None:
@@ -42,6 +43,9 @@ def open_graph(model: object, batch: Any, like: GraphModule | None = None) -> Gr
     if isinstance(model, nn.Module):
         args, kwargs = as_call(batch)
         shapes = rebuild_capture(like).dynamic_shapes() if like is not None else None
+        if quantized_weights(model):
+            gm = to_graph(model, args, kwargs, dynamic_shapes=shapes)
+            return GraphSide(gm, f"the quantized module {type(model).__name__}")
         program = capture_model(model, args, kwargs, shapes)
         return GraphSide(_as_prepared(captured(program)), f"the module {type(model).__name__}")
     return None

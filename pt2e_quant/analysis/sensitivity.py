@@ -27,7 +27,7 @@ from pt2e_quant.core.errors import ConfigError, module_path, near
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, bind_batch
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
@@ -91,12 +91,12 @@ def sensitivity(
     picked = picker(metric if loss is None else loss, inputs, targets)
     data = held if calibration_data is None else calibration_data
     model = _captured(program, held, picked)
-    quantized, name = _quantized(model, recipe, backend, lambda: (picked(b)[0] for b in data))
+    quantized, name = _quantized(model, recipe, backend, lambda: map(picked.inputs_of, data))
     weighing = _Weighing(model, quantized, progress)
 
     def calls() -> Iterable[Call]:
         for taken, wanted in map(picked, held):
-            yield Call(leaves=weighing.side.capture.bind(*as_call(taken)), targets=wanted)
+            yield Call(leaves=bind_batch(weighing.side.capture, taken), targets=wanted)
 
     if chosen is Method.WEIGHT:
         return weighing.result(chosen, name, weight_costs(weighing.twin))

@@ -13,7 +13,7 @@ from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qdq import is_quantize, read_qparams
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch
 from pt2e_quant.flow.calibrate.sample import Sample, copied
 from pt2e_quant.flow.report.page.plot import COLOURS, figure, graph_objects
 from pt2e_quant.flow.report.page.section import DataTable, Section
@@ -149,7 +149,7 @@ def tensor_values(
     losses: Sequence[TensorLoss] = ()
     with torch.no_grad(), preserve_buffers(gm, capture):
         for batch in batches:
-            leaves = capture.bind(*as_call(pick_inputs(batch, inputs)))
+            leaves = bind_batch(capture, batch, inputs, call="tensor_values")
             if not losses:
                 sample = Sample(leaves=tuple(copied(leaves)), float_outputs=None)
                 losses = worst_tensors(gm, sample, count=len(gm.graph.nodes))

@@ -1,8 +1,9 @@
 """`quantize_`: a module's weights quantized in place, and activations with them."""
 
 import contextlib
+import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from pt2e_quant.core.errors import (
     CalibrationError,
     ConfigError,
+    InputError,
     Pt2eQuantError,
     Pt2eQuantWarning,
 )
@@ -260,6 +262,21 @@ def with_input(tensor: QuantizedTensor, scale: Tensor, zero_point: Tensor) -> Qu
     return tensor.like(parts, tensor.form)
 
 
+def check_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check that a module's forward has the parameters for a call.
+
+    Raises:
+        InputError: it has not: labels may be among the inputs.
+    """
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"{type(module).__name__}.forward does not take the batch: {error}",
+            fix="leave labels out, by inputs=0 or as in ((x,) for x, label in loader)",
+        ) from error
+
+
 def run_batches(
     module: nn.Module,
     batches: Iterable[Any],
@@ -270,6 +287,7 @@ def run_batches(
     for batch in batches:
         args, kwargs = as_call(pick_inputs(batch, inputs))
         watch = contextlib.nullcontext() if ranges is None else ranges.watching()
+        check_call(module, args, kwargs)
         with torch.no_grad(), watch:
             module(*args, **kwargs)
     if ranges is not None:

@@ -32,6 +32,15 @@ def test_advise_when_nothing_is_wrong_then_there_is_no_advice(made):
     assert pq.advise(gm, pq.compare(program, gm, batches, progress=False)) == ()
 
 
+def test_advise_when_given_an_artifact_then_its_graph_is_read(made):
+    *_, gm, batches = made
+    artifact = pq.backends.get("cpu").lower(copy.deepcopy(gm), (batches[0],), verify=False)
+    assert pq.advise(artifact) == pq.advise(gm)
+    artifact.quantized = None
+    with pytest.raises(ConfigError, match="which files of artifacts do not hold"):
+        pq.advise(artifact)
+
+
 def test_advise_when_channels_stand_out_then_smooth_quant_mends_it():
     model, batches = small()
     with torch.no_grad():

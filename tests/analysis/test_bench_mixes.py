@@ -5,6 +5,7 @@ import torch
 
 import pt2e_quant as pq
 from pt2e_quant.analysis.bench_mixes import Bench, Goal, mean_cosine
+from pt2e_quant.analysis.metric import Picker
 from pt2e_quant.backends.target.recipe_file import RecipeFile
 
 
@@ -14,7 +15,7 @@ def test_bench_when_a_loader_shuffles_then_results_are_held_against_their_own_ba
     program = torch.export.export(torch.nn.Linear(4, 3), (torch.randn(1, 4),))
     loader = torch.utils.data.DataLoader(data, batch_size=1, shuffle=True)
     onnx = pq.backends.get("onnx")
-    bench = Bench(program, onnx, loader, loader, lambda batch: (batch, None), None, False)
+    bench = Bench(program, onnx, loader, loader, Picker(), None, False)
     assert bench.measure(bench.build(RecipeFile(backend="onnx", recipe="int8"))) > 0.99
 
 

@@ -97,3 +97,12 @@ def test_batches_of_when_an_iterator_is_given_then_it_can_be_read_twice():
     assert [*held, *held] == [1, 2, 1, 2]
     given = [3]
     assert batches_of(given) is given
+
+
+def test_picker_when_calibration_data_has_no_targets_then_its_inputs_are_found():
+    x, y = torch.zeros(2, 3), torch.ones(2)
+    for pick in (picker(share_right, 0, 1), picker(share_right, None, 1)):
+        assert pick.inputs_of((x, y))[0] is x
+        assert pick.inputs_of((x,))[0] is x
+    assert picker(share_right, 0, 1).inputs_of(x)[0] is x  # not its first row
+    assert picker(share_right, None, "labels").inputs_of({"x": x}) == {"x": x}

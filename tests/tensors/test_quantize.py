@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.errors import CalibrationError, ConfigError, InputError
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.tensors import QuantizedTensor
@@ -180,3 +180,12 @@ def test_module_when_packed_anew_then_codes_and_ties_stay():
 def test_module_when_nothing_is_chosen_then_refused():
     with pytest.raises(ConfigError, match="no module of this Embedding"):
         quantize_(nn.Embedding(3, 4), "w8")
+
+
+def test_quantize_when_batches_have_labels_then_the_error_names_the_argument():
+    model = nn.Sequential(nn.Linear(8, 4)).eval()
+    batch = (torch.randn(2, 8), torch.zeros(2))
+    with pytest.raises(InputError, match=r"(?s)does not take the batch.*inputs=0"):
+        pq.quantize_(model, "int8", calibration_data=[batch])
+    assert type(model[0].weight) is nn.Parameter
+    pq.quantize_(model, "int8", calibration_data=[batch], inputs=0)

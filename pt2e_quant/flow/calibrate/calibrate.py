@@ -14,7 +14,7 @@ from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qdq import required_attribute
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.input_ranges import note_ranges
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs, suggest_pick
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch
 from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY, Sample, copied
 from pt2e_quant.flow.prepare.prepared import observers_of, prepared_graphs, prepared_state
 from pt2e_quant.graph.alias import written_inputs
@@ -88,13 +88,9 @@ def checked_call(capture: Capture, batch: Any, inputs: InputPick | None, index: 
         InputError: it does not fit the captured graph.
     """
     try:
-        args, kwargs = as_call(pick_inputs(batch, inputs))
-        return capture.bind(args, kwargs)
+        return bind_batch(capture, batch, inputs, call="calibrate")
     except InputError as error:
-        fix = error.fix
-        if inputs is None and (pick := suggest_pick(capture, batch)):
-            fix = f"calibrate(…, {pick}): the rest of the batch is no input of the model"
-        raise InputError(f"calibration batch {index}: {error.what}", fix=fix) from error
+        raise InputError(f"calibration batch {index}: {error.what}", fix=error.fix) from error
 
 
 def _check_finite(watched: Sequence[tuple[Node, Any]], index: int) -> None:

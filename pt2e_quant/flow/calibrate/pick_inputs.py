@@ -39,6 +39,8 @@ def pick_inputs(batch: Any, inputs: InputPick | None) -> Any:
     >>> pick_inputs({"x": 1, "mask": 2, "labels": 3}, ["x", "mask"])
     {'x': 1, 'mask': 2}
 
+    A batch that is a tensor has one part, itself.
+
     Raises:
         InputError: the batch has no such part.
     """
@@ -90,6 +92,31 @@ def _as_array(value: Any) -> Any:
         ) from error
 
 
+def bind_batch(
+    capture: Capture, batch: Any, inputs: InputPick | None = None, *, call: str = ""
+) -> list[Any]:
+    """A batch as the checked inputs of a captured call.
+
+    Args:
+        capture: of the call.
+        batch: as `calibrate` takes it.
+        inputs: what of it the model takes.
+        call: the function that the user called, for the error.
+
+    Raises:
+        InputError: it does not fit; where leaving labels out would help, the fix says which
+            `inputs=` does.
+    """
+    try:
+        return capture.bind(*as_call(pick_inputs(batch, inputs)))
+    except InputError as error:
+        if inputs is None and (pick := suggest_pick(capture, batch)):
+            shown = f"{call}(…, {pick})" if call else pick
+            fix = f"{shown}: the rest of the batch is no input of the model"
+            raise InputError(error.what, fix=fix) from error
+        raise
+
+
 def suggest_pick(capture: Capture, batch: Any) -> str:
     """The `inputs=` argument that makes a refused batch fit; "" if leaving parts out does not."""
     for pick in _candidates(capture, batch):
@@ -114,7 +141,11 @@ def _candidates(capture: Capture, batch: Any) -> list[InputPick]:
 
 
 def _part(batch: Any, key: str | int) -> Any:
+    if isinstance(batch, (torch.Tensor, np.ndarray)) and key == 0:
+        return batch  # the only input already, not rows of it
     try:
+        if isinstance(batch, (torch.Tensor, np.ndarray)):
+            raise IndexError
         return batch[key]
     except (KeyError, IndexError, TypeError) as error:
         what = f"a {type(batch).__name__}"

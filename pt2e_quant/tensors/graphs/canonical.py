@@ -28,6 +28,13 @@ from pt2e_quant.tensors.values import real_scale, to_qparams
 
 def emit_real_values(tensor: QuantizedTensor) -> Tensor:
     """The real values by the dequantize operator that a canonical graph has for the scheme."""
+    layout = tensor.form.layout
+    if torch.compiler.is_exporting() and layout not in ("plain", "packed"):
+        raise ConfigError(
+            f'torch.export takes the layouts "plain" and "packed", found "{layout}", which is '
+            "memory of this machine",
+            fix='pq.tensors.pack_(model, "plain") first, or pq.tensors.to_graph(model, args)',
+        )
     parts, form = tensor.plain_parts(), tensor.form
     scheme, codes, block = form.scheme, parts["codes"], list(form.block)
     dtype = {} if form.dtype is torch.float32 else {"out_dtype": form.dtype}

@@ -8,8 +8,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import calibrate
-from pt2e_quant.flow.calibrate.pick_inputs import pick_inputs
+from pt2e_quant.flow.calibrate.pick_inputs import bind_batch, pick_inputs
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
 
@@ -79,7 +80,7 @@ def test_batch_when_its_size_is_wrong_then_the_error_shows_no_pick(prepared):
     [
         ({"image": 1, "label": 2}, "imge", 'did you mean "image"'),
         ((1, 2), 2, "a tuple of 2 parts"),
-        (torch.ones(()), 0, "a Tensor"),
+        (torch.ones(()), 1, "a Tensor"),
     ],
 )
 def test_part_when_absent_then_refused_with_what_there_is(batch, inputs, says):
@@ -97,3 +98,17 @@ def test_quantize_when_data_has_labels_then_inputs_picks(plain_backend, loader):
         progress=False,
     )
     assert artifact.run(torch.ones(4, 4)).shape == (4, 4)
+
+
+def test_pick_when_the_batch_is_a_tensor_then_it_is_its_only_part():
+    x = torch.zeros(2, 3)
+    assert pick_inputs(x, 0)[0] is x
+    with pytest.raises(InputError, match="inputs=1 is no part of the batch, which is a Tensor"):
+        pick_inputs(x, 1)
+
+
+def test_bind_when_the_batch_has_labels_then_the_error_names_the_argument(prepared):
+    capture = capture_of(prepared)
+    with pytest.raises(InputError, match=r"profile\(…, inputs=0\)"):
+        bind_batch(capture, (torch.ones(4, 4), torch.zeros(4)), call="profile")
+    assert len(bind_batch(capture, (torch.ones(4, 4), torch.zeros(4)), 0)) == 1

@@ -232,3 +232,12 @@ def test_graph_when_weights_are_tied_then_they_stay_one():
     graph = to_graph(model, (places,))
     torch.testing.assert_close(graph(places), model(places), rtol=0, atol=0)
     assert sum(v.numel() for k, v in graph.state_dict().items() if k.endswith("_q")) == 64 * 96
+
+
+def test_export_when_the_layout_is_of_this_machine_then_says_how():
+    model = mlp()
+    quantize_(model, "w4_g32", layout="int4_rows")
+    with pytest.raises(ConfigError, match=r"(?s)takes the layouts.*pack_.*to_graph"):
+        torch.export.export(model, (X,))
+    pq.tensors.pack_(model, "plain")
+    torch.export.export(model, (X,))
