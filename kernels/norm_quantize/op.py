@@ -15,6 +15,7 @@ from pt2e_quant.graph.ops import arguments
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.kernels.cost import Cost, moved_bytes
+from pt2e_quant.kernels.epilogue.read_graph import output_arguments
 from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.norm_quantize import reference
@@ -93,8 +94,8 @@ def cost(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Cost:
 
 def build(site: Site) -> Node:
     """`norm_quantize` to the qparams of the quantizes behind the norm."""
-    norm, out, now = read_norm(site.match), site.output, site.editor.now
-    assert out is not None  # REWRITTEN_RESULT
+    norm, now = read_norm(site.match), site.editor.now
+    assert site.output is not None  # REWRITTEN_RESULT
     return site.call(
         NormQuantize,
         now(norm.x),
@@ -104,12 +105,7 @@ def build(site: Site) -> Node:
         norm.eps,
         norm.rounds_first,
         norm.value_dtype,
-        out_dtype=out.dtype,
-        out_scale=out.scale,
-        out_zero_point=out.zero_point,
-        out_min=out.quant_min,
-        out_max=out.quant_max,
-        label=site.label,
+        **output_arguments(site),
     )
 
 

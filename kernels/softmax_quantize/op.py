@@ -12,6 +12,7 @@ from pt2e_quant.graph.op_table import Constraint, OpRow
 from pt2e_quant.graph.ops import arguments, is_call
 from pt2e_quant.graph.pattern import Match, Op, Pattern, Var, either_order
 from pt2e_quant.kernels.cost import Cost, moved_bytes
+from pt2e_quant.kernels.epilogue.read_graph import output_arguments
 from pt2e_quant.kernels.fused_op import define, triton_kernel
 from pt2e_quant.kernels.kernel import Device, Kernel
 from pt2e_quant.kernels.quantized_values import QUANTIZED_RESULT
@@ -122,20 +123,15 @@ def _factor(match: Match) -> float:
 
 def build(site: Site) -> Node:
     """`softmax_quantize` to the qparams of the quantizes behind the softmax."""
-    match, out, now = site.match, site.output, site.editor.now
-    assert out is not None  # QUANTIZED_RESULT
+    match, now = site.match, site.editor.now
+    assert site.output is not None  # QUANTIZED_RESULT
     return site.call(
         SoftmaxQuantize,
         now(match.node("x")),
         now(match.node("mask")) if "add" in match.nodes else None,
         _factor(match),
         match.anchor.meta["val"].dtype,
-        out_dtype=out.dtype,
-        out_scale=out.scale,
-        out_zero_point=out.zero_point,
-        out_min=out.quant_min,
-        out_max=out.quant_max,
-        label=site.label,
+        **output_arguments(site),
     )
 
 
