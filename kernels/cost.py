@@ -1,4 +1,4 @@
-"""What a call of a kernel must move and compute: the two sides of its roofline."""
+"""The cost of a kernel call: bytes moved and operations, the two sides of its roofline."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What every launch of a Triton kernel does first: check its tensors, name itself."""
+"""Checks before the launch of a Triton kernel, and its name in profiles."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from pt2e_quant.core.errors import InputError, UnsupportedError
 from pt2e_quant.kernels.profiler_range import profiler_range
 
 ELEMENTS = (torch.int8, torch.uint8, torch.float32, torch.float16, torch.bfloat16)
-"""What an elementwise kernel reads: integers with qparams, or floats."""
+"""The input dtypes of elementwise kernels: integers with qparams, or floats."""
 
 MINIMUM_CAPABILITY = (8, 0)
 """Triton's int8 products need mma of the second version: Ampere and later."""

@@ -8,10 +8,10 @@ from importlib.resources import files
 
 
 class Variant(StrEnum):
-    """What a unit writes, where one fast kernel says nothing of the other."""
+    """The output of a kernel, where its speed differs by output."""
 
     PLAIN = ""
-    """What the unit's name says: integers, or floats."""
+    """Integers, or floats, as the kernel's name says."""
     E4M3 = "e4m3"
     """8-bit floats, by a unit that writes integers too."""
     PIXELS = "pixels"

@@ -39,11 +39,11 @@ _CHOOSERS: dict[QdqKind, tuple[Granularity, tuple[object, ...]]] = {
     # Of torch's own operators, whose scales no kernel reads, a linear takes the floats behind.
     QdqKind.PER_TENSOR_DYNAMIC: (PerTensor(), (QuantizeTensor,)),
 }
-"""What gives the scales of rows, or of a tensor, at run time."""
+"""Operators that choose the scales of rows, or of a tensor, at run time."""
 
 
 def scheme_of(gm: GraphModule, node: object) -> TensorScheme | None:
-    """What a dequantize says of its tensor; None of anything else, and of code books.
+    """The scheme of a dequantized tensor; None for other nodes, and for code books.
 
     A 4-bit weight has the dtype that its bytes are packed as.
     """
@@ -121,7 +121,7 @@ def _fits(found: TensorScheme | None, slot: Slot) -> bool:
 
 
 _SCALE_CHOOSERS = (QuantizeRowsE4m3, NormQuantizePerTokenE4m3, QuantizeTensorE4m3)
-"""What gives scales at run time, beside choose_scales."""
+"""Operators that choose scales at run time, beside choose_scales."""
 
 
 def scheme_of_blocks(gm: GraphModule, node: Node) -> TensorScheme | None:
@@ -173,7 +173,7 @@ def _is_chosen(scales: Node) -> bool:
 
 
 def _granularity(block: Sequence[int]) -> Granularity | None:
-    """What `core.blocks.block_lengths` made a block of."""
+    """The granularity that `core.blocks.block_lengths` made a block of."""
     if all(length == WHOLE for length in block):
         return PerTensor()
     if len(block) > 1 and block[0] == 1 and all(length == WHOLE for length in block[1:]):

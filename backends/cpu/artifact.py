@@ -46,7 +46,7 @@ class CpuArtifact(ModuleArtifact):
         self.program = program
         self._call = flat_call(module)
         self.check: Callable[[CpuArtifact], None] | None = None
-        """What the lowering checked it with, for `compile` to check again; None if it did not."""
+        """The lowering's check, which `compile` repeats; None if there was none."""
         self._compiled: CompiledProgram | None = None
 
     def run_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
@@ -122,7 +122,7 @@ class CpuArtifact(ModuleArtifact):
 
 
 def flat_call(module: GraphModule) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What a module computes, from its leaves in placeholder order to the leaves of its result.
+    """A module's computation, from its leaves in placeholder order to the leaves of its result.
 
     The module's own call takes the user's containers apart and puts them together again, and
     looks every constant up through the modules that hold it: a fifth of a call of a network of

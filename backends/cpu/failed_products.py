@@ -33,7 +33,7 @@ from pt2e_quant.kernels.product_trial.product import Operator, PostOpKind, Produ
 from pt2e_quant.kernels.product_trial.verdicts import verdicts_of
 
 FAILED_PRODUCT = "integer product that fails here"
-"""What the report calls it."""
+"""The reason in the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ _LONGEST_CHAIN = 3
 
 
 def _held(gm: GraphModule, node: Node) -> Tensor | None:
-    """What a dequantize of a constant always gives, None of anything else."""
+    """The value of a dequantize of a constant, None for other nodes."""
     found = constant_of(gm, node)
     if found is not None or not (is_dequantize(node) or node.target is Unpack):
         return found
@@ -171,7 +171,7 @@ _UNBOUNDED = 4
 
 
 def products_of(node: Node) -> tuple[Product, ...]:
-    """What a node multiplies: at the example's, the smallest and the largest captured sizes.
+    """The products of a node at the example's, the smallest and the largest captured sizes.
 
     None of a node that calls no product of oneDNN.
     """

@@ -131,7 +131,7 @@ class SumsForInductor(CustomGraphPass):
                 _add_summand(graph, node)
 
     def uuid(self) -> str:
-        """What Inductor's cache of compiled graphs knows the pass by."""
+        """The key of the pass in Inductor's cache of compiled graphs."""
         return "pt2e_quant.sums_for_inductor.1"
 
 

@@ -73,7 +73,7 @@ _FIX = 'quantize with recipe "int8_reduced", whose sums are exact on any CPU'
 
 
 def lowering_passes(registry: Registry, failures: Sequence[Failure]) -> tuple[GraphPass, ...]:
-    """What lowering to a program runs, in order."""
+    """The passes of a lowering to a program, in order."""
     return (
         strip_guards,
         widen_scales,
@@ -201,7 +201,7 @@ def _tried_graph(
 
 
 def make_module(program: GraphModule, validation: Validation | None = None) -> GraphModule:
-    """What runs fastest without a compiler: weights packed, sums in place, q/dq in one pass."""
+    """The fastest form without a compiler: packed weights, sums in place, single-pass q/dq."""
     return opaque_to_compile(edited_copy(program, MODULE_PASSES, validation=validation))
 
 

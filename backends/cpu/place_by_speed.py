@@ -145,7 +145,7 @@ def _behind_data_movement(node: Node) -> Node:
 
 
 def _product(match: Match) -> Product | None:
-    """What a match multiplies, symbolic sizes as in the example; None if they are not known."""
+    """The product of a match, with sizes as in the example; None if they are not known."""
     op, weight = match.nodes["op"], match.node("w").meta["val"]
     sizes = expected_sizes(match.node("x").meta["val"].shape)
     if sizes is None or 0 in sizes:

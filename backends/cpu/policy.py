@@ -1,4 +1,4 @@
-"""What the CPU backend keeps float although oneDNN could run it in integers.
+"""Operators that the CPU backend keeps float although oneDNN could run them in integers.
 
 A max-pool or a cat on uint8 moves a quarter of the bytes; but away from convolutions and linears it
 costs a quantize before it and a dequantize behind it. Products whose class of sizes measured slower

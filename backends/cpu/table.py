@@ -1,4 +1,4 @@
-"""What oneDNN runs in integers from torch's own CPU build: the registry's entries as an op table.
+"""The op table of the CPU backend: what oneDNN in torch's own CPU build runs in integers.
 
 Weights are int8 per output channel with zero_point 0, activations uint8: with int8 activations
 oneDNN falls back to a reference loop, or refuses. Results are quantized where what reads them

@@ -31,7 +31,7 @@ _OPS: dict[object, str] = {
     Quantize: "quantize",
     QuantizePixels: "quantize",
 }
-"""What passes of their own insert, without an entry of the registry."""
+"""Operators that passes insert without an entry of the registry."""
 
 _WRITE_BOTH = frozenset(_OPS.values())
 """Units whose results in 8-bit floats were measured apart from those in integers."""
@@ -69,7 +69,7 @@ def _fused_op(node: Node) -> str | None:
 
 
 def _variant(node: Node, op: str) -> Variant:
-    """What a fused call writes, where its unit was measured apart for that."""
+    """The output dtype of a fused call, where its kernel was measured separately for it."""
     if node.target is QuantizePixels:
         return Variant.PIXELS
     value = node.meta["val"]

@@ -57,7 +57,7 @@ _UNMEASURED, _SLOWER, _STRICT = "allow_unmeasured", "allow_slower", "strict"
 
 
 def lowering_passes(registry: Registry, measures: Measures) -> tuple[GraphPass, ...]:
-    """What lowering runs, in order: what gives integers per token goes before what takes them."""
+    """The passes of a lowering, in order: producers of per-token integers before their readers."""
     return (
         strip_guards,
         signed_activations,

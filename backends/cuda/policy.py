@@ -1,4 +1,4 @@
-"""What stays float on a GPU although a kernel could run it: what measured slower, or nowhere."""
+"""Operators that stay float on a GPU because their kernel measured slower, or was not measured."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ UNMEASURED = "unmeasured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What is known of the speed of kernels on the device that a program is lowered for.
+    """The measured speed of kernels on the device that a program is lowered for.
 
     Args:
         device: its name as `kernels.tiles.device_slug` writes it, "" where there is none.
@@ -78,7 +78,7 @@ class Measures:
 
 
 def measures_here(*, allow_unmeasured: bool = False, allow_slower: bool = False) -> Measures:
-    """What is known of the GPU at hand; nothing where there is none."""
+    """The measured speed of kernels on this machine's GPU; empty if there is none."""
     if not torch.cuda.is_available():
         return Measures(device="", allow_unmeasured=allow_unmeasured, allow_slower=allow_slower)
     major, minor = torch.cuda.get_device_capability()

@@ -1,4 +1,4 @@
-"""What the kernels of this package run on an NVIDIA GPU: the registry's entries, as an op table."""
+"""The op table of the CUDA backend: what this package's kernels run on an NVIDIA GPU."""
 
 from pt2e_quant.graph.op_table import OpTable
 from pt2e_quant.kernels.kernel import Device

@@ -268,7 +268,7 @@ _ROWS = re.compile(r"_rows_[a-z_]+$")
 """The names of what `choose_rows` makes for `multiply_rows`: each row's scale and zero_point."""
 
 _ADDED = re.compile(r"(_token_\d+|/duplicated.*|_nchwc|_quant|_fused)$")
-"""What ONNX Runtime puts behind the names of nodes that it makes of others."""
+"""Suffixes that ONNX Runtime adds to the names of nodes that it makes from others."""
 
 
 @dataclass(slots=True)

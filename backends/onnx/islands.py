@@ -1,4 +1,4 @@
-"""What an .onnx file tells of the operators that ONNX Runtime computes in float."""
+"""Read from an .onnx file which operators ONNX Runtime computes in float."""
 
 from collections.abc import Mapping, Set
 

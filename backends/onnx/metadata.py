@@ -1,4 +1,4 @@
-"""What travels inside an .onnx file besides the model: the call, the results, provenance."""
+"""The metadata in an .onnx file: the call, the results, provenance."""
 
 import base64
 import json
@@ -54,7 +54,7 @@ class Metadata:
 
     @property
     def provenance(self) -> Provenance:
-        """What happened to every tensor."""
+        """The records of all tensors."""
         return self.report.provenance
 
     def to_properties(

@@ -1,4 +1,4 @@
-"""What ONNX Runtime keeps float although it could run it in integers."""
+"""Operators that this backend keeps float although ONNX Runtime could run them in integers."""
 
 from pt2e_quant.backends.onnx.table import STATIC_TABLE
 from pt2e_quant.backends.target.leave_slower import NOT_SLOWER

@@ -107,7 +107,7 @@ def _plain_name(operator: Operator) -> str:
 
 
 def _float_bytes(gm: GraphModule, provenance: Provenance) -> int:
-    """What the constants take in float: those there are, and what quantizing saved."""
+    """The bytes of all constants in float: their bytes now, and those saved by quantizing."""
     tensors: list[Tensor] = [*gm.parameters(), *gm.buffers()]
     stored = sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
     saved = sum(r.size_before - r.size_after for r in provenance.tensors if r.size_after)

@@ -17,7 +17,7 @@ from pt2e_quant.graph.subgraphs import copy_graph
 
 
 class ResultKind(StrEnum):
-    """What one leaf of the result is."""
+    """The kind of one leaf of the result."""
 
     TENSOR = "tensor"
     COMPLEX = "complex"

@@ -21,7 +21,7 @@ from pt2e_quant.core.errors import ArtifactError
 
 
 class OperatorKind(StrEnum):
-    """What numbers an operator computes with."""
+    """The kind of numbers that an operator computes with."""
 
     INTEGER = "integer"
     FLOAT = "float"
@@ -142,7 +142,7 @@ def open_session(
 
 
 def optimize(model: bytes) -> tuple[OptimizedModel, onnxruntime.InferenceSession]:
-    """What ONNX Runtime runs for a model, and the session that runs it."""
+    """The operators that ONNX Runtime runs for a model, and the session that runs them."""
     with tempfile.TemporaryDirectory(prefix="pt2e_quant_") as folder:
         path = Path(folder) / "optimized.onnx"
         session = open_session(model, optimized_path=path)
@@ -263,7 +263,7 @@ _STOPS = (
     stops.NotImplemented,
     stops.RuntimeException,
 )
-"""What a call of ONNX Runtime raises."""
+"""The errors that a call of ONNX Runtime raises."""
 
 
 def _stopped(error: Exception) -> ArtifactError:

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's CPU provider runs in integers, as data.
+"""The op table of ONNX Runtime's CPU provider: what it runs in integers.
 
 Every row was proven by lowering it, running it and counting operators in the model that ONNX
 Runtime optimized; `tests/backends/onnx/test_table.py` does so again.

@@ -40,7 +40,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 _SHOWN = frozenset(
     ir.DataType[name] for name in ("FLOAT", "DOUBLE", "INT8", "UINT8", "INT32", "INT64", "BOOL")
 )
-"""What numpy and torch both hold."""
+"""Dtypes that numpy and torch both have."""
 
 _NOISE = 2.0**-21
 """Of each float value, relative to its root mean square; see `backends/rounding_noise.py`."""
@@ -69,7 +69,7 @@ class RewriteValidation:
         """The last one that ONNX Runtime took; None before the export."""
         self.data = b""
         self.changes: list[str] = []
-        """What was done since."""
+        """The changes since `model`."""
 
     def start(self, graph: Graph, model: ir.Model) -> None:
         """Compare a translated graph's results with the model's.
@@ -113,7 +113,7 @@ class RewriteValidation:
         self.model, self.changes = copied, []
 
     def _bound_db(self, at: int, key: str, ratio: float) -> float:
-        """What is asked for of a value: less where the model itself is moved by noise."""
+        """The required SQNR of a value; lower where rounding noise moves the model itself."""
         plain, least = self.values[at], CEILING_DB
         if self.model is None or plain is None:
             return self.passes.bound_db(at, key, ratio)
@@ -153,7 +153,7 @@ def _origins(model: ir.Model) -> dict[str, str]:
 
 
 def _runner(model: ir.Model) -> Callable[[Sequence[Any]], Values | None]:
-    """What a model computes for a call, by name; None where ONNX Runtime stops.
+    """All values of a model for a call, by name; None where ONNX Runtime fails.
 
     Raises:
         ArtifactError: ONNX Runtime does not load the model.

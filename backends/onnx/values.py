@@ -18,7 +18,7 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True, slots=True)
 class Dequantized:
-    """What one QuantizeLinear or DequantizeLinear with constant qparams says.
+    """The qparams of a QuantizeLinear or DequantizeLinear whose qparams are constant.
 
     Args:
         node: the QuantizeLinear or DequantizeLinear.

@@ -104,7 +104,7 @@ class XnnpackArtifact(Artifact):
         self.pte = renew_sum(write_figures(self.pte, figures))
 
     def contents(self) -> ProgramContents:
-        """What the file runs, read from the file itself."""
+        """The operators that the file runs, read from the file itself."""
         if self._contents is None:
             self._contents = read_contents(self.pte)
         return self._contents

@@ -1,4 +1,4 @@
-"""What must hold of an operator for XNNPACK to run it in integers, with the text that says so."""
+"""Constraints of op-table entries: when XNNPACK runs an operator in integers, each with a text."""
 
 from typing import Any
 

@@ -38,7 +38,7 @@ GROUP_SIZES = (32, 64, 128, 256)
 """Group sizes of int4 weights that have a row: the kernels take any multiple of 32."""
 
 BFLOAT16_SCALES = ScaleFormat(precision=torch.bfloat16)
-"""What the delegate rounds the scales of groups to."""
+"""The dtype that the delegate rounds scales of groups to."""
 
 INT4_ROWS = weight_scheme(4)
 INT4_GROUPS = tuple(weight_scheme(4, size) for size in GROUP_SIZES)

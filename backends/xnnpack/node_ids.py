@@ -33,7 +33,7 @@ _CLAMPING = ("aten::relu", "aten::hardtanh", "aten::clamp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handles:
-    """What the debug handles of a program stand for.
+    """The nodes that the debug handles of a program stand for.
 
     Args:
         nodes: the name of the float program's node, by handle.

@@ -61,7 +61,7 @@ def _admit_integers(
         def get_node_and_deps(
             self, node: torch.fx.Node, ep: ExportedProgram
         ) -> list[torch.fx.Node]:
-            """What the delegate takes with a node: nothing, where it stays float."""
+            """The nodes that the delegate takes with a node; none where it stays float."""
             if why_beyond_scales(node, config.target_name) or reads_scalar(node):
                 return [node]
             found: list[torch.fx.Node] = super().get_node_and_deps(node, ep)
@@ -136,7 +136,7 @@ def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
         def get_node_and_deps(
             self, node: torch.fx.Node, ep: ExportedProgram
         ) -> list[torch.fx.Node]:
-            """What the delegate takes with a node: nothing, where a refusal left it in float."""
+            """The nodes that the delegate takes with a node; none where a refusal left it float."""
             if leave_of(node) and issubclass(config, GenericNodePartitionerConfig):
                 return [node]
             found: list[torch.fx.Node] = super().get_node_and_deps(node, ep)
@@ -172,7 +172,7 @@ def _packs_what_is_written(
 
 
 def _near(node: torch.fx.Node) -> set[torch.fx.Node]:
-    """What a node reads and what reads it, two steps away at most."""
+    """The neighbours of a node in the graph, at most two steps away."""
     sources, readers = list(node.all_input_nodes), list(node.users)
     further = (n for source in sources for n in source.all_input_nodes)
     return {*sources, *further, *readers, *(n for reader in readers for n in reader.users)}

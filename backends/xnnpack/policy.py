@@ -1,4 +1,4 @@
-"""What XNNPACK keeps float although the delegate could run it in integers."""
+"""Operators that this backend keeps float although XNNPACK could run them in integers."""
 
 from torch.fx import Node
 

@@ -1,4 +1,4 @@
-"""What the recipe names of this backend stand for."""
+"""The recipes of this backend."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What ExecuTorch's XNNPACK delegate runs in integers, as data.
+"""The op table of ExecuTorch's XNNPACK delegate: what it runs in integers.
 
 Every row is proven by `tests/backends/xnnpack/test_table.py`, which lowers and runs it on two
 sizes, with static and with dynamic shapes, and reads the delegate's contents.
@@ -190,7 +190,7 @@ _MOVES = (
     _moves("copy", ops.IDENTITIES, "nothing: it is dropped"),
 )
 STATIC_ROWS = (*limit_sums(STATIC_GEMMS), *_BINARIES, *_UNARIES, *_POOLS, *_MOVES)
-"""What runs in integers between static scales."""
+"""Entries that run in integers between static scales."""
 
 TABLE = OpTable(
     backend="XNNPACK",

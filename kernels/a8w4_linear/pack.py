@@ -41,7 +41,7 @@ def pack_halves(weight: Tensor, half: int) -> Tensor:
 
 
 def unpack_halves(packed: Tensor, K: int) -> Tensor:
-    """What `pack_halves` was given: int8[N, K]."""
+    """The inverse of `pack_halves`: int8[N, K]."""
     blocks, N, half = packed.shape
     both = torch.stack([packed << 4 >> 4, packed >> 4], dim=2)
     return both.transpose(0, 1).reshape(N, blocks * 2 * half)[:, :K].contiguous()

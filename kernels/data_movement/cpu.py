@@ -1,4 +1,4 @@
-"""What only moves data, and max-pooling, on the uint8 of oneDNN's operators."""
+"""Data movement and max-pooling on the uint8 of oneDNN's operators."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ _MOVES = (
 _MAX_POOL = _moves("max_pool2d", ops.MAX_POOL2D, "quantized.max_pool2d", NO_INDICES)
 
 _MEASURED: dict[str, Callable[[Site], Node]] = {"cat": build, _MAX_POOL.name: build_max_pool}
-"""What `python -m benchmarks.cpu_elementwise` measures, by the class that it writes."""
+"""The measurements of `python -m benchmarks.cpu_elementwise`, by shape class."""
 
 
 def _build(row: OpRow) -> Callable[[Site], Node]:

@@ -1,4 +1,4 @@
-"""What only moves data moves the integers: torch's own operators do, on any device."""
+"""Data movement on integers, by torch's own operators on any device."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,1 +1,1 @@
-"""What a kernel does with a sum before it is written: bias, residual, activation, requantize."""
+"""The epilogue of kernels: bias, residual, activation, requantize."""

@@ -1,4 +1,4 @@
-"""What follows a sum of products, as one value: every fused operator's last arguments."""
+"""The epilogue of a sum of products: the last arguments of every fused operator."""
 
 import math
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ _LIMITS = {Activation.CLAMP: 2, Activation.LEAKY_RELU: 1}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Epilogue:
-    """What is done to a sum, in this order and each step rounded to float32.
+    """The steps on a sum, in this order, each rounded to float32.
 
     real = sum * scale;  real += bias;  real += residual;  real = activation(real);  then one of
     a cast to a float dtype (to the nearest, ties to even);
@@ -119,5 +119,5 @@ class Epilogue:
 
     @property
     def scaling(self) -> float:
-        """What brings a result to its codes: a factor for integers, a divisor for floats."""
+        """The number from a result to its codes: a factor for integers, a divisor for floats."""
         return self.inverse_scale if self.is_integer else self.out_scale

@@ -49,7 +49,7 @@ def activation_of(node: Node) -> Found | None:
 
 
 def epilogue_arguments(site: Site) -> dict[str, Any]:
-    """What follows the sum in a match with the names b, add, y and an activation as its anchor.
+    """The epilogue of a match with the names b, add and y, and an activation as its anchor.
 
     Returns:
         Arguments of `EPILOGUE_SCHEMA`: nodes for tensors, numbers for the rest.
@@ -89,7 +89,7 @@ def output_arguments(site: Site) -> dict[str, Any]:
 
 
 def operand_of(site: Site, node: Node) -> tuple[Node, float, int]:
-    """What a kernel reads for a value: its integers with scale and zero point, else its floats.
+    """The operand of a kernel for a value: its integers with scale and zero point, else its floats.
 
     Floats have the scale 1.0 and the zero point 0, which nothing reads.
     """

@@ -91,14 +91,14 @@ def _read(site: Site) -> GroupedWeight:
 def _few_rows(
     site: Site, weight: GroupedWeight, pairs: Node, zeros: Tensor
 ) -> tuple[Node | int, ...]:
-    """What `linear_of_int4` takes between x and the bias."""
+    """The arguments of `linear_of_int4` between x and the bias."""
     packed = site.editor.call(PackInt4, pairs, like=site.source, before=site.place)
     scales = site.constant("scales_and_zeros", scales_and_zeros(weight.scale, zeros))
     return packed, weight.group_size, scales, len(weight.integers)
 
 
 def _two_limbs(site: Site, scale: Tensor, pairs: Node, zeros: Tensor) -> tuple[Node | None, ...]:
-    """What `linear_of_limbs` takes between x and the bias."""
+    """The arguments of `linear_of_limbs` between x and the bias."""
     stored = pairs, site.constant("group_scale", scale), site.constant("group_zero_point", zeros)
     high, low = (
         site.editor.call(PackInt4Limbs, *stored, is_high, like=site.source, before=site.place)

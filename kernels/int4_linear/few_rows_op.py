@@ -27,7 +27,7 @@ BFLOAT16_ERROR = 2.0**-8
 
 
 def scales_and_zeros(scale: Tensor, zero_point: Tensor | None) -> Tensor:
-    """What the operator takes: bfloat16[K / group_size, N, 2], N filled up to sixteens.
+    """The operator's operand: bfloat16[K / group_size, N, 2], N padded to a multiple of 16.
 
     It computes (code - 8) * scale + zero, so zero is (8 - zero_point) * scale.
 

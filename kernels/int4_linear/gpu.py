@@ -34,7 +34,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 @triton.jit
 def _zero_words(zero_point, IS_HALF: tl.constexpr, EMULATE: tl.constexpr):
-    """What `_weights` takes off: zero points int32[BLOCK_N, 1] as pairs of 16-bit floats."""
+    """The zero points that `_weights` subtracts: int32[BLOCK_N, 1] as pairs of 16-bit floats."""
     if EMULATE:
         return zero_point
     elif IS_HALF:

@@ -22,7 +22,7 @@ from pt2e_quant.core.errors import ConfigError
 BLOCK = 128
 """Codes of a channel in one block."""
 OFFSET = 8
-"""What is added to a signed integer, and what a code of zero_point 0 then is."""
+"""The offset from signed integers to codes, and so the code of zero_point 0."""
 _QUARTERS, _WORDS = 4, 16
 
 
@@ -61,7 +61,7 @@ def pack_codes(codes: Tensor) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, K: int) -> Tensor:
-    """What `pack_codes` was given: uint8[N, K]."""
+    """The inverse of `pack_codes`: uint8[N, K]."""
     blocks, N, _ = packed.shape
     words = packed.transpose(0, 1)
     codes = torch.empty((N, blocks, _QUARTERS, _WORDS, 2), dtype=torch.uint8, device=packed.device)

@@ -20,7 +20,7 @@ def pack_weight(weight: Tensor, groups: int) -> Tensor:
 
 
 def unpack_weight(packed: Tensor) -> Tensor:
-    """What `pack_weight` was given: int8[O, C / groups, KH, KW]."""
+    """The inverse of `pack_weight`: int8[O, C / groups, KH, KW]."""
     if packed.dim() == 3:
         return packed.permute(2, 0, 1).unsqueeze(1).contiguous()
     return packed.permute(0, 3, 1, 2).contiguous()

@@ -64,7 +64,7 @@ def _along(x: Tensor, axis: int, windows: Sequence[Span], reduce: Any) -> Tensor
 def _counts(
     rows: Sequence[Span], columns: Sequence[Span], *, counts_padding: bool, divisor: int
 ) -> Tensor:
-    """What every window's sum is divided by: float32[H, W]."""
+    """The divisor of every window's sum: float32[H, W]."""
 
     def lengths(windows: Sequence[Span]) -> Tensor:
         return torch.tensor([s.padded if counts_padding else s.end - s.start for s in windows])

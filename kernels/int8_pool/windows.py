@@ -8,7 +8,7 @@ from pt2e_quant.core.errors import ConfigError
 
 
 class PoolKind(StrEnum):
-    """What a window is reduced to."""
+    """The reduction of a window."""
 
     MAX = "max"
     AVERAGE = "average"

@@ -28,7 +28,7 @@ _VALUES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class NormKind(StrEnum):
-    """What rows are divided by."""
+    """The divisor of rows."""
 
     LAYER = "layer"
     """The deviation from their mean, which is taken off."""
@@ -105,7 +105,7 @@ class FoundNorm:
 
 
 def read_norm(match: Match) -> FoundNorm:
-    """What a match of one of `NORMS` normalizes by."""
+    """The norm of a match of one of `NORMS`."""
     op = match.nodes["op"]
     is_layer = is_call(op, LAYER_NORM)
     bias = match.values.get("b")
@@ -123,7 +123,7 @@ def read_norm(match: Match) -> FoundNorm:
 
 
 def _before_cast(x: Node) -> Node:
-    """What a cast to float32 was made of, where that is a float kernels read."""
+    """The source of a cast to float32 if kernels can read it, else the node itself."""
     source = x.args[0] if x.args else None
     if not is_call(x, CASTS) or not isinstance(source, Node):
         return x

@@ -142,7 +142,7 @@ _FUSED: dict[object, Any] = {
     QuantizeRows: NormQuantizePerToken,
     QuantizeRowsE4m3: NormQuantizePerTokenE4m3,
 }
-"""What quantizes rows to what normalizes them too."""
+"""Operators that quantize rows, to those that normalize them too."""
 
 
 def _one_reader(match: Match) -> bool:

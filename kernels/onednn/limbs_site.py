@@ -88,7 +88,7 @@ def linear_row(
 
 
 def row_limbs(site: Site, weight: Node, scale: Tensor) -> tuple[Node | None, ...]:
-    """What `linear_of_limbs` takes between x and the bias, of int8 weights with a scale a row."""
+    """The arguments of `linear_of_limbs` between x and the bias, for int8 weights per row."""
     like = site.match.nodes["op"]
     packed = site.editor.call(PackLinear, weight, None, like=like, before=site.place)
     return limb_operands(site, (packed, scale), None)

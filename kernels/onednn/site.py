@@ -1,4 +1,4 @@
-"""What every fused call of oneDNN is made of, read off a match."""
+"""The parts of a fused oneDNN call, read from a match."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from pt2e_quant.kernels.site import Site
 
 aten: Any = torch.ops.aten
 FLOAT = Affine(1.0, 0, 0, 0, torch.float32)
-"""What oneDNN wants to hear of a float result or summand."""
+"""The qparams that oneDNN takes for a float result or summand."""
 _FULL_MAX = 255
 _CHANNELS_LAST = (QConv, ConvSum, torch.ops.quantized.max_pool2d.default)
 """Their results are in this order already."""
@@ -25,7 +25,7 @@ _CHANNELS_LAST = (QConv, ConvSum, torch.ops.quantized.max_pool2d.default)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operands:
-    """What goes into a fused call.
+    """The operands of a fused call.
 
     Args:
         x: uint8 activations.

@@ -30,7 +30,7 @@ from pt2e_quant.kernels.product_trial.run_in_child import TIME_COMMAND
 from pt2e_quant.kernels.product_trial.time_product import time_product
 
 RIGHT = ""
-"""What `try_product` returns of a product that is right."""
+"""The result of `try_product` for a correct product."""
 
 _SPREAD = 8.0
 """Real values before the activation function reach to this: through all pieces of it."""
@@ -328,7 +328,7 @@ def _try_int_mm(product: Product, generator: torch.Generator, threads: tuple[int
 
 
 def run_here(products: Iterable[Product], *, command: Sequence[str]) -> Mapping[Product, str]:
-    """What `run_in_child` gives, without a child: each product is tried on one thread.
+    """Do as `run_in_child` without a child process: each product is tried on one thread.
 
     A product that hangs or crashes takes this process with it: `run_in_child` survives those.
     """

@@ -16,7 +16,7 @@ from pt2e_quant.kernels.product_trial.product import Product
 
 _LOOP = "from pt2e_quant.kernels.product_trial.run_here import {0}; {0}()"
 COMMAND = (sys.executable, "-c", _LOOP.format("serve"))
-"""What runs in the child: products on its standard input, reports on its standard output."""
+"""The child's command: products on its standard input, reports on its standard output."""
 TIME_COMMAND = (sys.executable, "-c", _LOOP.format("serve_times"))
 """The same to time them: what is reported is `Times.text`."""
 
@@ -52,7 +52,7 @@ def run_in_child(
     start_s: float = _START_S,
     each_s: float = _EACH_S,
 ) -> Mapping[Product, str]:
-    """What is wrong with each product, "" for nothing.
+    """The fault of each product, "" for none.
 
     One child tries them all. Where it ends or takes too long, the product that it was trying is at
     fault, and another child tries the rest.

@@ -38,7 +38,7 @@ class Times:
 
     @property
     def text(self) -> str:
-        """What `read_times` reads."""
+        """The text that `read_times` reads."""
         return json.dumps(asdict(self))
 
 

@@ -1,4 +1,4 @@
-"""What is known of this machine's products: kept in a file of the user's cache folder."""
+"""Verdicts on this machine's integer products, kept in a file of the user's cache folder."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def cache_file() -> Path:
 
 
 def verdicts_of(products: Iterable[Product]) -> tuple[Mapping[Product, str], str]:
-    """What is wrong with each product here, "" for nothing; those not known are tried and kept.
+    """The fault of each product on this machine, "" for none; unknown ones are tried and kept.
 
     Returns:
         Reasons by product, and why nothing could be tried, "" if it could.
@@ -68,7 +68,7 @@ def times_of(products: Iterable[Product]) -> Mapping[Product, Times]:
 def _known(
     products: Iterable[Product], command: Sequence[str], prefix: str, *, is_whole: bool
 ) -> dict[Product, str]:
-    """What a child reports of products, from the file or asked for now and kept.
+    """The reports on products, from the file or else from a child process, and then kept.
 
     Args:
         products: of which.
@@ -127,7 +127,7 @@ def _cache_folder() -> Path:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """What a file holds; nothing of one that is missing or damaged: its products are tried anew."""
+    """The contents of a file; empty if it is missing or damaged: products are tried again."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -34,7 +34,7 @@ def shape_class(elements: int) -> str:
 
 
 _PARTIALS = {False: torch.float32, True: torch.int32}
-"""What partial ranges are kept in, by whether they are of 8-bit floats."""
+"""The dtype of partial ranges, by whether they are of 8-bit floats."""
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def partial_ranges_kernel(
     PARTIALS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What each program's blocks reach: least and greatest, or for codes the greatest magnitude.
+    """The range of each program's blocks: least and greatest, or for codes the greatest magnitude.
 
     partials: float32[2, PARTIALS], or int32[1, PARTIALS] of `magnitude_bits`.
     """

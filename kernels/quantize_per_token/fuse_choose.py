@@ -92,7 +92,7 @@ def _call(editor: Editor, choice: Choice, *, like: Node) -> list[Node]:
 
 
 def quantizes_of(x: Node, qparams: list[Node], quantize: Any, dequantize: Any) -> list[Node]:
-    """What quantizes x by qparams; empty if anything but that and its dequantize reads them.
+    """The quantizes of x by qparams; empty if the qparams have readers other than q/dq of x.
 
     Args:
         x: the tensor that they are chosen for.
@@ -200,7 +200,7 @@ def _is_row(block: Sequence[int]) -> bool:
 
 
 _CHOOSERS = {ChoosePerTensor: False, ChoosePerTensorSymmetric: True}
-"""What chooses int8 qparams of a tensor, to whether the zero point is 0."""
+"""Operators that choose int8 qparams of a tensor, to whether the zero point is 0."""
 
 
 @graph_pass(needs=(), gives=())

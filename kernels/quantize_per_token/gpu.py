@@ -88,7 +88,7 @@ def quantize_row_e4m3(x, scale):
 
 @triton.jit
 def _reach(x, IS_E4M3: tl.constexpr):
-    """What the greatest of is sought: the values, or for codes `magnitude_bits`."""
+    """The numbers whose maximum is taken: the values, or for codes `magnitude_bits`."""
     if IS_E4M3:
         return magnitude_bits(x)
     else:

@@ -1,1 +1,1 @@
-"""What products that compute out^T = W x^T share: the order of tiles, sums over splits of K."""
+"""Products computed as out^T = W x^T: the order of tiles, sums over splits of K."""

@@ -268,7 +268,7 @@ def _unpack_rows(packed: Tensor, bits: int, is_signed: bool) -> Tensor:
 
 
 def _reached(program: ExportedProgram, *, inputs: bool, state: bool) -> set[Node]:
-    """What depends on the call's inputs, or on buffers that a call writes."""
+    """The nodes that depend on the call's inputs, or on buffers that a call writes."""
     signature = program.graph_signature
     written = {*signature.buffers_to_mutate.values()}
     names = {

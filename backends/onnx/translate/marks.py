@@ -29,7 +29,7 @@ def mark(
     attributes: Mapping[str, OpSchema.AttrType] | None = None,
     domain: str = MARKS,
 ) -> Any:
-    """What an onnxscript operator is called through; the schema is known to nothing else.
+    """An onnxscript operator with a schema that is registered nowhere else.
 
     Args:
         name: of the operator.

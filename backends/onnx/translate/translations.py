@@ -278,7 +278,7 @@ def _in_dtype(value: float | ir.Value, dtype: ir.DataType) -> ir.Value:
 
 
 def _uncast(value: ir.Value) -> ir.Value:
-    """What DynamicQuantizeLinear gave, behind the cast to torch's wider type."""
+    """The output of DynamicQuantizeLinear behind the cast to torch's wider type."""
     cast_node = value.producer()
     source = cast_node.inputs[0] if cast_node is not None and cast_node.op_type == "Cast" else None
     producer = source.producer() if source is not None else None
