@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.observers.rounding import rounded
@@ -188,7 +189,7 @@ class _Chooser:
             for source in reader.all_input_nodes:
                 group = self.group_of.get(source)
                 if group is not None and len(group.qparams) > 1:
-                    again = run.again if _is_pure(reader) and isinstance(value, Tensor) else None
+                    again = run.again if _is_pure(reader) and is_inexact(value) else None
                     for x, weight in self._calls_like(run.env[source], group.stretch(source)):
                         self._compare(group, (source, reader), x, weight, again)
 
@@ -218,7 +219,11 @@ class _Chooser:
         weight: float,
         again: Callable[[Node, Node, Tensor], Any] | None,
     ) -> None:
-        """Add a call's noise and signal at a reader, or at the tensor if that cannot run again."""
+        """Add a call's noise and signal at a reader, or at the tensor itself.
+
+        At the tensor where the reader cannot run again, or gives no floats: noise has no meaning in
+        an index or a comparison.
+        """
         source, reader = edge
         expected = value if again is None else again(reader, source, value)
         self.signal[edge] += weight * energy(expected)

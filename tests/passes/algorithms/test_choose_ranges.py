@@ -76,6 +76,23 @@ def test_choose_ranges_when_outliers_count_for_nothing_then_they_are_clipped(bac
     assert len(notes) == 1
 
 
+class Compared(Reader):
+    """The same; what is quantized is also compared with a number, and its places are sorted."""
+
+    def forward(self, x):
+        y = torch.relu(self.conv(x))
+        return self.after(y), y > 0.5, y.flatten(1).argmax(1), y.flatten(1).topk(3)[1]
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack", "cpu"])
+def test_choose_ranges_when_a_reader_gives_no_floats_then_judged_at_the_tensor(backend):
+    model, data = Compared(0.0), images(8, seed=1)
+    gm = converted(model, data, "balanced", backend)
+    with torch.no_grad():
+        assert pq.sqnr_db(model(data[0])[0], gm(data[0])[0]) > 30
+    assert input_record(gm).evidence.startswith(("squared error; runner-up", "99.9 %; runner-up"))
+
+
 def test_choose_ranges_when_outliers_count_then_the_observed_range_stays():
     model, data = Reader(1.0), images(8, seed=1)
     fast, gm = converted(model, data, "fast"), converted(model, data, "balanced")
