@@ -17,7 +17,7 @@ from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import OUT, AlgorithmGraph, is_static_per_tensor
 from pt2e_quant.passes.algorithms.grid import Declined
 
-__all__ = ["SPLIT_KEY", "OwnRanges"]
+__all__ = ["SPLIT_KEY", "OwnRanges", "SharedPlaces", "split_range"]
 
 SPLIT_KEY = "pt2e_quant.split_range"
 """The key of an observer node's `meta` where a range was split: the name of the observer node that
@@ -25,7 +25,7 @@ told what it is for."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class SharedPlaces:
     """A tensor of a shared range, and what only moves its data.
 
     Args:
@@ -89,13 +89,13 @@ class OwnRanges(Algorithm):
         ratio = float(qparams_of(shared).scale / qparams_of(own).scale)
         if ratio < self.least_ratio:
             raise Declined(f"the range that it shares is {ratio:.2g} times its own")
-        _split(site.graph, site.plan, shared, own)
+        split_range(site.graph, site.plan, own)
         return f"{self.name}: the range that it shares is {ratio:.0f} times as wide"
 
 
-def _split(graph: AlgorithmGraph, plan: _Plan, shared: Any, own: Any) -> None:
-    """Observe a tensor by `own`, and by `shared` where it is joined with others."""
-    gm = graph.gm
+def split_range(graph: AlgorithmGraph, plan: SharedPlaces, own: Any) -> None:
+    """Observe a tensor by `own`, and as before where it is joined with others."""
+    gm, shared = graph.gm, graph.observer(plan.observed[0])
     for node in plan.observed:
         gm.set_submodule(str(node.target), own)
         node.meta[SPLIT_KEY] = str(node.target)
@@ -111,7 +111,7 @@ def _split(graph: AlgorithmGraph, plan: _Plan, shared: Any, own: Any) -> None:
     graph.editor.changed = True
 
 
-def _plan(graph: AlgorithmGraph, root: Node) -> _Plan | None:
+def _plan(graph: AlgorithmGraph, root: Node) -> SharedPlaces | None:
     """How to split a tensor from the range that it shares; None if nothing else reads it."""
     observer = graph.observer(root)
     observed, merges, has_others, is_joined = [root], [], False, False
@@ -126,7 +126,7 @@ def _plan(graph: AlgorithmGraph, root: Node) -> _Plan | None:
                 is_joined = is_joined or count > 1
             else:
                 observed.append(made)
-    return _Plan(tuple(observed), tuple(merges)) if is_joined and has_others else None
+    return SharedPlaces(tuple(observed), tuple(merges)) if is_joined and has_others else None
 
 
 def _adds_a_number(reader: Node) -> bool:

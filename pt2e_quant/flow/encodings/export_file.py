@@ -78,7 +78,9 @@ def export_encodings(
 
 
 def _encodings(gm: GraphModule) -> Iterator[Encoding]:
-    records = {record.name: record for record in provenance_of(gm).tensors}
+    records: dict[str, TensorRecord] = {}
+    for record in provenance_of(gm).tensors:
+        records.setdefault(record.name, record)  # its own range, before the one that it shares
     done: set[str] = set()
     for node in gm.graph.nodes:
         source = node.args[0] if is_dequantize(node) else None

@@ -1,5 +1,6 @@
 """Import the qparams of a JSON file into a prepared program."""
 
+import copy
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.dtypes import DTYPES, info
 from pt2e_quant.core.errors import ArtifactError, ConfigError, near
+from pt2e_quant.flow.convert.observed_qparams import infos_of_split
 from pt2e_quant.flow.encodings.aimet import read_dicts, read_lists
 from pt2e_quant.flow.encodings.encoding import Encoding
 from pt2e_quant.flow.encodings.export_file import width_of
@@ -27,6 +29,8 @@ from pt2e_quant.flow.prepare.prepared import (
 from pt2e_quant.graph.subgraphs import BODY_KEY
 from pt2e_quant.observers.qschemes import PER_CHANNEL, SYMMETRIC
 from pt2e_quant.observers.static.fixed import ImportedQParams
+from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Gathered
+from pt2e_quant.passes.algorithms.own_ranges import SPLIT_KEY, OwnRanges, split_range
 
 _DTYPES = frozenset({*DTYPES, torch.qint8, torch.quint8, torch.qint32})
 """The dtypes that an encoding can express."""
@@ -59,11 +63,12 @@ def import_encodings(
         raise ConfigError(
             "this program is prepared for training", fix="import into one of prepare_pt2e"
         )
+    encodings = [((names or {}).get(e.name, e.name), e) for e in _read(Path(path))]
+    _split_ranges(prepared, dict(encodings))
     places = _places(prepared)
     fixed: dict[int, tuple[Encoding, ImportedQParams | None]] = {}
     done = []
-    for encoding in _read(Path(path)):
-        name = (names or {}).get(encoding.name, encoding.name)
+    for name, encoding in encodings:
         if name not in places:
             raise ArtifactError(
                 f'{path} names a tensor "{name}" that is not observed here: {near(name, places)}',
@@ -106,6 +111,24 @@ class _Place:
     shape: tuple[int | None, ...]
 
 
+def _split_ranges(prepared: GraphModule, encodings: Mapping[str, Encoding]) -> None:
+    """Give tensors that share a range here, and not in the file, one of their own."""
+    for graph in prepared_graphs(prepared):
+        state, body = prepared_state(graph), graph.meta.get(BODY_KEY)
+        of_graph = AlgorithmGraph(graph, Gathered())
+        for site in list(OwnRanges().sites(of_graph)):
+            joined = [merge for merge, _ in site.plan.merges]
+            named = [n.name if body is None else f"{body}/{n.name}" for n in (site.node, *joined)]
+            own, *others = (encodings.get(name) for name in named)
+            if own is None or all(e is None or e.scale == own.scale for e in others):
+                continue
+            observer = copy.deepcopy(of_graph.observer(site.plan.observed[0]))
+            split_range(of_graph, site.plan, observer)
+        if of_graph.editor.finish():
+            nodes = list(observers_of(graph))
+            state.observer_infos |= infos_of_split(nodes, state.observer_infos, state.constants)
+
+
 def _places(prepared: GraphModule) -> dict[str, list[_Place]]:
     """The observers of each observed tensor by its name, as the records name it."""
     found: dict[str, list[_Place]] = {}
@@ -125,6 +148,8 @@ def _places(prepared: GraphModule) -> dict[str, list[_Place]]:
 def _observed(graph: GraphModule, state: PreparedState) -> Iterator[tuple[str, Any, Node]]:
     """(name, observer, a node of its shape) of each tensor with an observer, also held ones."""
     for node, observer in observers_of(graph):
+        if node.meta.get(SPLIT_KEY, node.target) != node.target:
+            continue  # the tensor for a concatenation: the range is that of the others there
         yield state.observer_infos[str(node.target)].source, observer, node
     names = {constant.node for constant in state.constants}
     nodes = {node.name: node for node in graph.graph.nodes if node.name in names}

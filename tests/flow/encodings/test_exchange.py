@@ -312,3 +312,36 @@ def test_import_when_in_groups_then_the_same_packed_weights(format, tmp_path):
     again = pq.convert_pt2e(again)
     for name, value in original.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
+
+
+class Joined(nn.Module):
+    """A concatenation of a large and a small tensor; the small one is a result as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.large, self.small = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+        self.last = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        large, small = self.large(x), 0.01 * self.small(x)
+        return self.last(torch.cat([large, small], 1)), small
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_import_when_a_range_was_split_then_it_is_split_here(format, tmp_path):
+    pytest.importorskip("onnxruntime", reason="its recipe splits ranges")
+    torch.manual_seed(0)
+    model, data = Joined().eval(), [torch.randn(1, 3, 8, 8) for _ in range(4)]
+    quantizer = pq.backends.get("onnx").quantizer
+
+    def prepared():
+        return pq.prepare_pt2e(torch.export.export(model, (data[0],)), quantizer("int8"))
+
+    original = pq.convert_pt2e(pq.calibrate(prepared(), data, progress=False))
+    pq.export_encodings(original, tmp_path / "e.json", format=format)
+    again = prepared()
+    pq.import_encodings(again, tmp_path / "e.json")
+    again = pq.convert_pt2e(pq.calibrate(again, data, progress=False))
+    for left, right in zip(original(data[0]), again(data[0]), strict=True):
+        assert torch.equal(left, right)
+    assert pq.sqnr_db(model(data[0])[1], again(data[0])[1]) > 30
