@@ -28,6 +28,7 @@ from pt2e_quant.backends.xnnpack.artifact import (
     load,
 )
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
+from pt2e_quant.backends.xnnpack.float_regions import float_regions, refuse_float
 from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.node_ids import Handles, floats_of, read_handles
@@ -61,7 +62,6 @@ from pt2e_quant.backends.xnnpack.passes.embeddings import (
 from pt2e_quant.backends.xnnpack.passes.images import (
     conv1d_as_conv2d,
     pool_by_depthwise,
-    volumes_as_images,
 )
 from pt2e_quant.backends.xnnpack.passes.lookup_chains import separate_functions
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import (
@@ -93,6 +93,7 @@ from pt2e_quant.backends.xnnpack.passes.refloat import (
     unfold_biases,
 )
 from pt2e_quant.backends.xnnpack.passes.scale_limits import notes_of_scales
+from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images, volumes_in_integers
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.sizes import (
     PlanForDeclared,
@@ -161,6 +162,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         decompose_caches(has_casts=False),
         refuse_codes,
         functionalize_state,
+        volumes_in_integers,
         volumes_as_images,
         plain_strides,
         decompose_attention,
@@ -224,7 +226,7 @@ def _emit(job: Job[Options]) -> Draft:
     report = Report(backend="XNNPACK", provenance=provenance_of(gm))
     slower = [n for record in records if record.name == leave_slower.name for n in record.notes]
     told_float = (note for r in records if r.name == refloat_leftovers.name for note in r.notes)
-    regions = [FloatRegion(node=n.node, what="runs in float", reason=n.text) for n in told_float]
+    regions = float_regions(told_float, work, gm)
     telling = {p.name for p in (drop_value_checks, embed_bytes, refloat_products)}
     told = [*changed, *(r for r in records if r.name in telling)]
     report.notes += [f"{n.node}: {n.text}" for r in told for n in r.notes if not n.skipped]
@@ -251,24 +253,10 @@ def _emit(job: Job[Options]) -> Draft:
     _describe(artifact, gm)
     return Draft(
         artifact=artifact,
-        refuse=lambda: _refuse_float(gm, regions),
+        refuse=lambda: refuse_float(gm, regions),
         keeps_weights=bool(slower)
         or any(r.notes for r in records if r.name == refloat_products.name),
     )
-
-
-def _refuse_float(gm: GraphModule, regions: Sequence[FloatRegion]) -> None:
-    """Stop at what the passes sent back to float.
-
-    Raises:
-        UnsupportedError: naming the first.
-    """
-    for worst in regions[:1]:
-        raise UnsupportedError(
-            f"XNNPACK cannot keep {worst.node} quantized: {worst.reason}",
-            node=next((n for n in gm.graph.nodes if n.name == worst.node), None),
-            fix="lower(..., strict=False) to run it in float",
-        )
 
 
 @graph_pass(needs=(), gives=())

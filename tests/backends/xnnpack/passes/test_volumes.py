@@ -8,7 +8,8 @@ from torch.export import Dim
 
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.passes.images import volumes_as_images
+from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images, volumes_in_integers
+from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.graph.pipeline import run_passes
 
 CONVS = {
@@ -147,3 +148,93 @@ def test_lower_when_another_quantizer_made_the_graph_then_its_volumes_are_writte
     assert any(n.target is torch.ops.aten.conv3d.default for n in gm.graph.nodes)
     artifact = BACKEND.lower(gm)
     torch.testing.assert_close(artifact.run(x), gm(x), atol=1 / 256, rtol=0)
+
+
+INT8 = pq.QuantizationSpec(
+    dtype=torch.int8,
+    observer_or_fake_quant_ctr=pq.MinMaxObserver,
+    quant_min=-128,
+    quant_max=127,
+    qscheme=torch.per_tensor_affine,
+)
+ROWS = pq.QuantizationSpec(
+    dtype=torch.int8,
+    observer_or_fake_quant_ctr=pq.PerChannelMinMaxObserver,
+    quant_min=-127,
+    quant_max=127,
+    qscheme=torch.per_channel_symmetric,
+    ch_axis=0,
+)
+
+
+class EachConv(pq.Quantizer):
+    """Quantizes convolutions of volumes as they stand, as ExecuTorch's XNNPACKQuantizer does.
+
+    Args:
+        result: whether the result is quantized too, behind a clip where one follows.
+    """
+
+    def __init__(self, *, result: bool = True) -> None:
+        self.result = result
+
+    def annotate(self, gm):
+        for conv in [n for n in gm.graph.nodes if n.target is torch.ops.aten.conv3d.default]:
+            (reader, *_) = conv.users
+            last = reader if "relu" in reader.name else conv
+            inputs = {conv.args[0]: INT8, conv.args[1]: ROWS}
+            for node, specs, out in ((conv, inputs, last is conv), (last, {}, last is not conv)):
+                if specs or out:
+                    node.meta["quantization_annotation"] = pq.QuantizationAnnotation(
+                        input_qspec_map=specs,
+                        output_qspec=INT8 if out and self.result else None,
+                        _annotated=True,
+                    )
+
+    def validate(self, gm):
+        pass
+
+
+class Annotated(nn.Module):
+    """Padding, strides, dilation, groups, with a clip behind them and without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = CONVS["strided"], CONVS["dilated"]
+        self.between = nn.Conv3d(6, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.between(torch.relu(self.first(x))))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_lower_when_another_quantizer_annotates_conv3d_then_in_integers(
+    quantize_with, make_noise, dynamic
+):
+    x = make_noise((2, 4, 7, 8, 9))
+    gm = quantize_with(Annotated(), (x,), EachConv(), dynamic=dynamic)
+    artifact = BACKEND.lower(gm)
+    assert artifact.report.integer_ops == {"Conv2d": 3}
+    assert artifact.report.float_regions == []
+    for batch in (2, 1, 4) if dynamic else (2,):
+        other = make_noise((batch, 4, 7, 8, 9), batch)
+        # A value on a tie is a step of 256 away.
+        assert pq.sqnr_db(gm(other), artifact.run(other)) > 40
+
+
+def test_volumes_in_integers_when_run_again_then_nothing_changes(quantize_with, make_noise):
+    gm = quantize_with(Annotated(), (make_noise((2, 4, 7, 8, 9)),), EachConv())
+    (record,) = run_passes(gm, (volumes_in_integers,))
+    assert [n.node for n in record.notes] == ["conv3d", "conv3d_1", "conv3d_2"]
+    assert not run_passes(gm, (volumes_in_integers,))[0].notes
+
+
+def test_lower_when_a_conv3d_cannot_be_integer_then_its_own_node_is_named(
+    quantize_with, make_noise
+):
+    x = make_noise((2, 4, 7, 8, 9))
+    gm = quantize_with(nn.Sequential(CONVS["strided"], nn.Tanh()), (x,), EachConv(result=False))
+    with pytest.raises(UnsupportedError, match="cannot keep conv3d quantized") as caught:
+        BACKEND.lower(gm)
+    assert (caught.value.node_name, "module  0" in str(caught.value)) == ("conv3d", True)
+    artifact = BACKEND.lower(gm, strict=False)
+    assert {"conv3d"} <= {region.node for region in artifact.report.float_regions}
