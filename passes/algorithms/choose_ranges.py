@@ -30,6 +30,7 @@ from pt2e_quant.passes.algorithms.observed_run import (
 from pt2e_quant.passes.algorithms.paired_run import fixed_nodes
 from pt2e_quant.passes.algorithms.range_groups import (
     AS_OBSERVED,
+    SQUARED,
     Calls,
     RangeGroup,
     Weighted,
@@ -40,17 +41,19 @@ from pt2e_quant.passes.algorithms.range_groups import (
 
 LEAST_CALLS = 6
 """Two to set ranges by, two to judge them on, and two to confirm the choice."""
-LEAST_GAINS = (1.0, 1.25)
-"""By what factor a tensor's error must fall for another range: two choices, held against each
-other in the whole model."""
+CAUTIOUS = 1.25
+"""By how much a tensor's error must fall for another range, in the more cautious of two choices."""
 LEAST_GAIN_DB = 0.25
-"""By how much the whole model must gain over the observed ranges, on the calls judged on."""
+"""By how much the whole model must gain over the observed ranges, on all calls but those that set
+candidates."""
 CONFIRMED_DB = 0.1
 """By how much it must gain on calls that nothing was chosen by."""
 
 BEYOND = 0.05
 """How often a call is taken to exceed what calibration saw."""
 
+FINALISTS = 2
+"""Choices beside the observed ranges that calls without a part in them decide between."""
 MOST_COMPARED = 4
 """In how many calls each tensor alone is rounded, in every second of them exceeded as well."""
 
@@ -61,32 +64,24 @@ Choice = dict[int, str]
 """The name of each group's range, by the id of its observer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A choice, and what it and the observed ranges cost in the whole model."""
-
-    choice: Choice
-    observed: OutputError
-    chosen: OutputError
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChooseRanges(Algorithm):
     """Give activations the ranges that cost least on calibration calls that did not set them.
 
     An observer that keeps the range of all data is right where few large values matter, and wastes
     steps where they do not. Which it is depends on the tensor, on its readers and on the data.
-    A third of the kept calls set other ranges, by least squared error and by percentiles. On the
-    second third each range is judged by the error that rounding this tensor alone makes in the
-    output of the operators that read it, in these calls and in one that exceeds them by as much as
-    they differ from each other: a few calls do not show the largest one. The winners are held
-    against the observers' ranges in the whole model with all that is quantized rounded, weights
-    too, there too with a call that exceeds the others. What wins is confirmed on the last third,
-    which had no part in the choice: it is taken only where the model's output comes nearer to the
-    float one there, and the gain over all judged calls is more than its standard error.
+    Some of the kept calls set other ranges, by least squared error and by percentiles. On half of
+    these each range is judged by the error that rounding this tensor alone makes in the output of
+    the operators that read it, in these calls and in one that exceeds them by as much as they
+    differ from each other: a few calls do not show the largest one. The winners, those that win
+    clearly, and the ranges of least squared error at all tensors are held against the observers' in
+    the whole model with all that is quantized rounded, weights too, there too with a call that
+    exceeds the others. The best two go on to calls that had no part in any of this. What is better
+    on all these calls is taken if the model's output comes nearer to the float one on the new calls
+    alone, and the gain on all is more than its standard error.
 
-    Together the steps cost at most three runs of the model for each of 18 or more calls of
-    calibration, whatever their number, 60 at most.
+    Together the steps cost at most three runs of the model for each call of 12 or more of
+    calibration, whatever their number, 80 at most.
 
     Args:
         any_observer: also where somebody chose the observer; False for ranges that a recipe left
@@ -128,7 +123,7 @@ class ChooseRanges(Algorithm):
             chooser.judge()
             if not any(group.errors for group in groups.values()):
                 raise Declined("ranges are as observed: no other range differs from them")
-            choice, text = chooser.confirmed(chooser.decide())
+            choice, text = chooser.confirmed()
         for key, name in choice.items():
             group = groups[key]
             made = group.observer if name == AS_OBSERVED else group.chosen(name)
@@ -174,7 +169,7 @@ class _Chooser:
         return value
 
     def fit(self) -> None:
-        """Set the candidates of each group by the first half of the calls."""
+        """Set the candidates of each group."""
         run = ObservedRun(self.gm, self._see)
         for call in self._show(self.calls.fitted, "finding ranges"):
             run.call(call)
@@ -182,7 +177,7 @@ class _Chooser:
             group.set_candidates()
 
     def judge(self) -> None:
-        """Measure each candidate at the output of what reads the tensor, on the other half."""
+        """Measure each candidate at the output of what reads the tensor."""
         run = ObservedRun(self.gm, self._see)
 
         def measure(reader: Node, value: Any) -> None:
@@ -199,11 +194,22 @@ class _Chooser:
             self.is_exceeded = number % (2 * step) == step  # when more maxima are known
             self.weight = weight
             self.compared.append((call, floats(run.call(call)), weight))
+            if run.after is measure:
+                self._measure_outputs(run)
         self.compared += self._exact(self._beyond())
         for (source, reader, name), noise in self.noise.items():
             errors = self.group_of[source].errors
             share = noise / max(self.signal[source, reader], 1e-30)
             errors[name] = errors.get(name, 0.0) + share
+
+    def _measure_outputs(self, run: ObservedRun) -> None:
+        """Measure the candidates of what the model returns: nothing in the graph reads it."""
+        output = self.gm.graph.output_node()
+        for source in output.all_input_nodes:
+            group = self.group_of.get(source)
+            if group is not None and len(group.qparams) > 1:
+                for x, weight in self._calls_like(run.env[source], group.stretch(source)):
+                    self._compare(group, (source, output), x, weight, None)
 
     def _calls_like(self, given: Tensor, stretch: float) -> Iterator[tuple[Tensor, float]]:
         """A value in one call, and in one that exceeds it, with their weights."""
@@ -232,38 +238,57 @@ class _Chooser:
             found = rounded if again is None else again(reader, source, rounded)
             self.noise[source, reader, name] += weight * energy(found - expected)
 
-    def decide(self) -> Decision:
-        """The choice that is best in the whole model, on the calls that judge."""
+    def tried(self) -> list[Choice]:
+        """What is compared in the whole model, the observed ranges first; equal choices are one."""
         judged = {key: group for key, group in self.groups.items() if group.errors}
-        tried: list[Choice] = [dict.fromkeys(judged, AS_OBSERVED)]
-        for least_gain in LEAST_GAINS:
-            choice = {key: group.winner(least_gain) for key, group in judged.items()}
-            if choice not in tried:
-                tried.append(choice)
-        errors = self._whole(tried, self.compared)
-        best = max(range(len(tried)), key=lambda at: errors[at].db)
-        best = best if errors[best].db > errors[0].db + LEAST_GAIN_DB else 0
-        return Decision(tried[best], errors[0], errors[best])
+        found: list[Choice] = [dict.fromkeys(judged, AS_OBSERVED)]
+        winners = {key: group.winner() for key, group in judged.items()}
+        cautious = {key: group.winner(CAUTIOUS) for key, group in judged.items()}
+        squares = {
+            key: SQUARED if SQUARED in group.errors else AS_OBSERVED
+            for key, group in judged.items()
+        }
+        for choice in (winners, cautious, squares):
+            if choice not in found:
+                found.append(choice)
+        return found
 
-    def confirmed(self, decision: Decision) -> tuple[Choice, str]:
-        """The choice if it holds on calls that had no part in it; and a line that says so."""
-        choice = decision.choice
-        changed = sum(name != AS_OBSERVED for name in choice.values())
-        text = f"{changed} of {len(self.groups)} activation ranges differ from the observed ones"
-        observed = dict.fromkeys(choice, AS_OBSERVED)
-        if not changed:
-            return observed, f"{text}: others were no better on {len(self.judged)} calls"
+    def confirmed(self) -> tuple[Choice, str]:
+        """The choice that is best in the whole model and holds on calls that had no part in it.
+
+        And a line that says so. Few calls tell little of which choice is best: the calls that
+        confirm have a say in it too.
+        """
+        tried = self.tried()
+        observed = tried[0]
+        if len(tried) == 1:
+            return observed, (
+                f"0 of {len(self.groups)} activation ranges differ from the observed ones: others "
+                f"were no better on {len(self.judged)} calls"
+            )
+        judged = self._whole(tried, self.compared)
+        best = sorted(range(1, len(tried)), key=lambda at: -judged[at].db)[:FINALISTS]
+        tried = [observed, *(tried[at] for at in best)]
+        judged = [judged[0], *(judged[at] for at in best)]
         unseen = self._exact(self.calls.unseen)
-        before, after = self._whole((observed, choice), unseen, "confirming ranges")
-        all_before, all_after = before + decision.observed, after + decision.chosen
+        confirming = self._whole(tried, unseen, "confirming ranges")
+        both = [a + b for a, b in zip(judged, confirming, strict=True)]
+        at = max(range(1, len(tried)), key=lambda number: both[number].db)
+        before, after = confirming[0], confirming[at]
+        changed = sum(name != AS_OBSERVED for name in tried[at].values())
         where = (
             f"on {len(unseen)} calls that had no part in the choice, the quantized model is at "
             f"{after.db:.1f} dB with {changed} other ranges and at {before.db:.1f} dB with the "
             "observed ones"
         )
-        if after.db < before.db + CONFIRMED_DB or all_after.sure_gain(all_before) < CONFIRMED_DB:
+        is_gain = both[at].db > both[0].db + LEAST_GAIN_DB
+        is_sure = both[at].sure_gain(both[0]) >= CONFIRMED_DB
+        if not (is_gain and is_sure and after.db >= before.db + CONFIRMED_DB):
             return observed, f"ranges are as observed: {where}"
-        return choice, f"{text}: {where}"
+        return tried[at], (
+            f"{changed} of {len(self.groups)} activation ranges differ from the observed ones: "
+            f"{where}"
+        )
 
     def _exact(self, calls: Iterable[Weighted]) -> list[Compared]:
         """Calls with what the float model makes of them."""

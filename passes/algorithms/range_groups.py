@@ -83,9 +83,13 @@ AS_OBSERVED = "as observed"
 
 MOST_LEVELS = 256
 MOST_USED = 12
-"""Calls that set ranges and that judge them, taken together; the others confirm the choice."""
+"""Calls that set ranges, half of which judge them; the others confirm the choice."""
 LARGEST_SHARE = 4
 """Of the calls that set and judge, one in so many is one of the largest that calibration made."""
+RUNS = 3
+"""Of the model for each call of calibration, at most, where the calls that confirm can be fewer."""
+COMPARED, CONFIRMED = 4, 3
+"""Choices that judged calls decide between in the whole model, and those that confirm."""
 SPREADS = 1.5
 """By how many standard deviations of the calls' maxima a call that is not seen exceeds them."""
 
@@ -142,7 +146,7 @@ class RangeGroup:
         """The candidates, best first; of equals the observer's own range."""
         return sorted(self.errors, key=lambda name: (self.errors[name], name != AS_OBSERVED))
 
-    def winner(self, least_gain: float) -> str:
+    def winner(self, least_gain: float = 1.0) -> str:
         """The best candidate if it is better than the observer's range by a factor."""
         best = self.ranked()[0]
         is_gain = self.errors[best] * least_gain < self.errors[AS_OBSERVED]
@@ -259,7 +263,7 @@ class Calls:
 
     Attributes:
         fitted: those that set ranges.
-        judged: those that ranges are judged on, the largest of all calibration's first.
+        judged: those of them that ranges are judged on, the largest of all calibration's first.
         unseen: those that the choice is confirmed on.
     """
 
@@ -269,8 +273,10 @@ class Calls:
 
 
 def split_calls(kept: KeptCalls) -> Calls:
-    """The kept calls in three parts of about the same size.
+    """The kept calls in three parts: those that set ranges alone, that judge too, that confirm.
 
+    Two ends are set by thousands of values in each call: it hardly flatters a range that calls
+    which judge it had a part in it, while fewer calls to set it by make it worse.
     The very largest call judges, others of the largest confirm, for all of them: a range that clips
     them may look best on a sample that lacks them. The others are a sample of the rest.
     """
@@ -282,6 +288,12 @@ def split_calls(kept: KeptCalls) -> Calls:
     half = len(large) // 2
     rest = [kept.sample[at] for at, number in enumerate(kept.places) if number not in numbers]
     largest, others = [kept.largest[at] for at in large], rest[: used - half]
+    judged = [*largest[0:half:2], *others[1::2]]
+    fitted = [*largest[1:half:2], *others[0::2], *judged]
+    # Candidates are set, each is judged, the choices are compared, on a call beyond the others too.
+    taken = len(fitted) + len(judged) + 1 + COMPARED * (len(judged) + 1)
+    room = (RUNS * kept.count - taken) // (1 + CONFIRMED) - len(largest[half:])
+    confirming = rest[len(others) :][: max(room, 0 if largest else 1)]
 
     def weighted(largest: list[list[Any]], others: list[list[Any]]) -> list[Weighted]:
         of_large = len(large) / max(1, len(largest))
@@ -289,7 +301,7 @@ def split_calls(kept: KeptCalls) -> Calls:
         return [*((c, of_large) for c in largest), *((c, of_others) for c in others)]
 
     return Calls(
-        fitted=[*largest[1:half:2], *others[0::2]],
+        fitted=fitted,
         judged=weighted(largest[0:half:2], others[1::2]),
-        unseen=weighted(largest[half:], rest[len(others) :]),
+        unseen=weighted(largest[half:], confirming),
     )

@@ -71,7 +71,7 @@ def test_qparams_over_when_the_ends_are_those_seen_then_the_observers_own(prepar
 )  # fmt: skip
 def test_evidence_when_a_range_is_taken_then_it_and_the_runner_up_are_named(errors, taken, said):
     group = RangeGroup(None, [], None, errors=errors)
-    assert group.winner(1.0) == taken
+    assert group.winner() == taken
     assert group.evidence(taken) == said
 
 
