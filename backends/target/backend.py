@@ -204,7 +204,7 @@ class Backend:
             record=record_named(record),
             measure=measure,
         )
-        return self._told(lowering.lower(gm, example_inputs, options))
+        return self._with_caution(lowering.lower(gm, example_inputs, options))
 
     def load(self, path: str | Path, **own: Any) -> Artifact:
         """Read a file that an artifact of this backend saved.
@@ -218,7 +218,7 @@ class Backend:
             MissingExtraError: the backend's package is not installed.
         """
         self.require_extra()
-        return self._told(self._lowers().load(path, **self._chosen(own)))
+        return self._with_caution(self._lowers().load(path, **self._chosen(own)))
 
     def _lowers(self) -> Lowers:
         try:
@@ -235,7 +235,7 @@ class Backend:
         """The options of `lower` that the names in `allowed` stand for."""
         return [f"allow_{name}" for name in self.allowed]
 
-    def _told(self, artifact: Artifact) -> Artifact:
+    def _with_caution(self, artifact: Artifact) -> Artifact:
         if self.caution:
             artifact.report.notes.insert(0, f'backend "{self.name}" is {self.caution}')
         return artifact

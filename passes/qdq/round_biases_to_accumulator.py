@@ -41,10 +41,10 @@ def round_biases_to_accumulator(gm: GraphModule) -> PassResult:
         and (step := _step(gm, node)) is not None
     ]
     editor, notes = Editor(gm), []
-    for site, snapped in zip(sites, _snapped(sites), strict=True):
-        if snapped is None or torch.equal(snapped, site.value):
+    for site, rounded in zip(sites, _rounded(sites), strict=True):
+        if rounded is None or torch.equal(rounded, site.value):
             continue
-        held = editor.rebind(site.bias, snapped, reader=site.node)
+        held = editor.rebind(site.bias, rounded, reader=site.node)
         if held is not site.bias:
             site.node.replace_input_with(site.bias, held)
         text = f"{site.bias.target}: rounded to the accumulator's step"
@@ -100,7 +100,7 @@ def _step(gm: GraphModule, node: Node) -> tuple[float, Tensor, bool] | None:
     return scale, found, kind is QdqKind.PER_CHANNEL
 
 
-def _snapped(sites: Sequence[_Site]) -> list[Tensor | None]:
+def _rounded(sites: Sequence[_Site]) -> list[Tensor | None]:
     """Each bias on its steps, those with a step for each output in one computation."""
     found: dict[int, Tensor] = {}
     along = [i for i, site in enumerate(sites) if _is_vector(site)]

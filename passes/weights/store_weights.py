@@ -98,7 +98,7 @@ class WeightStore:
             self.sizes[name] = _bytes(value), after
             self.notes.append(Note(node.name, f"{name}: {_bytes(value)} -> {after} bytes"))
         self.editor.replace(node, self.made[key])
-        self.let_go(node)
+        self.erase_if_unread(node)
 
     def put(self, source: Node, value: Tensor, qparams: QParams, *, like: Node) -> Node:
         """The node of a constant's integers; one for all constants of equal bits and qparams.
@@ -123,15 +123,15 @@ class WeightStore:
         made.meta[FLOAT_NAME_KEY] = name
         return made
 
-    def let_go(self, node: Node) -> None:
-        """Erase a node that nothing reads, its constant from the module too."""
+    def erase_if_unread(self, node: Node) -> None:
+        """Erase a node if nothing reads it, and its constant from the module."""
         constant = source_constant(node if node.op == "get_attr" else node.all_input_nodes[0])
         self.editor.erase_dead([node])
         if constant is not None and constant._erased:
             self._release(str(constant.target))
 
     def _place(self, source: Node, value: Tensor) -> object:
-        """Equal for constants of one storage, seen alike."""
+        """A key that is equal for equal views of one storage."""
         constant = source_constant(source)
         held = None if constant is None else attribute(self.gm, str(constant.target))
         pointer = value.untyped_storage().data_ptr()

@@ -107,7 +107,7 @@ class IntegerQuantizer(Quantizer):
                 continue
             if form_of(node) is None:
                 if _is_float(node):
-                    floats.append(_left(node))
+                    floats.append(_float_record(node))
                 continue
             inputs: dict[Node, QuantizationSpecBase | None] = {}
             for source in [] if _clamped(node) else node.all_input_nodes:
@@ -224,7 +224,7 @@ def _clamped(node: Node) -> Node | None:
     return None if form is None or form in MOVE_FORMS or form.name in _CHOOSING else source
 
 
-def _left(node: Node) -> FloatRecord:
+def _float_record(node: Node) -> FloatRecord:
     return FloatRecord(
         node=node.name,
         op=operator_name(node),

@@ -180,7 +180,7 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
     provenance = provenance_of(gm)
     for body in direct_bodies(gm):
         _convert_graph(body.gm, how, is_body=True)
-        _take_over(provenance, provenance_of(body.gm), body.name)
+        _add_body_records(provenance, provenance_of(body.gm), body.name)
     state = prepared_state(gm)
     gathered = take_statistics(gm, state.algorithms)
     gathered.progress = how.progress
@@ -217,7 +217,7 @@ def _check_gathered(state: PreparedState, gathered: Gathered) -> None:
             )
 
 
-def _take_over(table: Provenance, inner: Provenance, body: str) -> None:
+def _add_body_records(table: Provenance, inner: Provenance, body: str) -> None:
     """Add a body's records to those of the graph around it, under the body's name."""
     table.tensors += [replace(r, name=f"{body}/{r.name}") for r in inner.tensors]
     table.floats += [replace(r, node=f"{body}/{r.node}") for r in inner.floats]
@@ -295,7 +295,7 @@ class _Converter:
         source = observed_node(node)
         if self._convert_blocks(node, source, observer):
             return
-        if self._convert_otherwise(node, source, observer):
+        if self._convert_special(node, source, observer):
             return
         if getattr(observer, "is_dynamic", False):
             self._record(node, observer, {"is_dynamic": True})
@@ -308,7 +308,7 @@ class _Converter:
             qparams = self._qparams(self._observer_info(node), observer)
             self._record(node, observer, recorded(qparams))
             quantized = emit_static(self.editor, node, source, qparams)
-        self._hand_on(node, quantized)
+        self._insert_dequantizes(node, quantized)
 
     def _convert_blocks(self, node: Node, source: Node, observer: Any) -> bool:
         """Convert an observer of blocks, small floats or code books; returns whether it was one."""
@@ -323,10 +323,10 @@ class _Converter:
             return False
         dim = node.meta["val"].dim()
         self._record(node, observer, described(observer.scheme, dim))
-        self._hand_on(node, quantized)
+        self._insert_dequantizes(node, quantized)
         return True
 
-    def _convert_otherwise(self, node: Node, source: Node, observer: Any) -> bool:
+    def _convert_special(self, node: Node, source: Node, observer: Any) -> bool:
         """Convert an observer that has `convert` or a float dtype; returns whether it has."""
         if hasattr(observer, "convert"):
             # It brings operators of its own; it erases its node.
@@ -358,7 +358,7 @@ class _Converter:
             )
         return self.qparams[observer_info.group]
 
-    def _hand_on(self, node: Node, quantized: Quantized) -> None:
+    def _insert_dequantizes(self, node: Node, quantized: Quantized) -> None:
         """Give each annotated reader its own dequantize; the other readers share one."""
         readers = list(node.users)
         own = [u for u in readers if Q_ANNOTATION_KEY in u.meta and u.op != "call_module"]

@@ -122,14 +122,14 @@ def quantize_constants(
             if integers not in layouts:
                 base = qdq_name(place.source)
                 layouts[integers] = static_layout(editor, base, found.qparams, like=place.like)
-            _hand_out(editor, place, integers, layouts[integers])
+            _insert_dequantizes(editor, place, integers, layouts[integers])
             record = found.record(place)
             record.size_before = place.value.numel() * place.value.element_size()
             record.size_after = _stored_bytes(integers, layouts[integers])
             records.append(record)
         for place in members:
             del place.value
-            store.let_go(place.source)
+            store.erase_if_unread(place.source)
     return records
 
 
@@ -183,7 +183,7 @@ def _observe(members: Sequence[HeldPlace]) -> _Found:
         raise type(error)(error.what, node=node, fix=error.fix) from error
 
 
-def _hand_out(editor: Editor, place: HeldPlace, integers: Node, layout: Layout) -> None:
+def _insert_dequantizes(editor: Editor, place: HeldPlace, integers: Node, layout: Layout) -> None:
     quantized = layout.of(integers)
     for reader in place.readers:
         like = reader if place.source.op == "get_attr" else place.source

@@ -168,7 +168,7 @@ def _take(
     known = fixed.get(key)
     if known is None:
         is_derived = hasattr(place.observer, "obs_or_fqs")
-        fixed[key] = encoding, None if is_derived else _made(place, name, encoding)
+        fixed[key] = encoding, None if is_derived else _imported_qparams(place, name, encoding)
         return
     other = known[0]
     if (other.scale, other.zero_point) != (encoding.scale, encoding.zero_point):
@@ -178,7 +178,7 @@ def _take(
         )
 
 
-def _made(place: _Place, name: str, encoding: Encoding) -> ImportedQParams:
+def _imported_qparams(place: _Place, name: str, encoding: Encoding) -> ImportedQParams:
     observer = place.observer
     if encoding.steps:
         raise ArtifactError(

@@ -45,7 +45,7 @@ class Inserter:
         self.state = state
         self.constants = constants
         self.original: dict[Node, Node] = {}
-        self.hung: dict[tuple[Node, int], Node] = {}
+        self.observer_nodes: dict[tuple[Node, int], Node] = {}
         self.count = 0
 
     def hold(self, held: Mapping[int, nn.Module]) -> None:
@@ -92,9 +92,9 @@ class Inserter:
     def _insert(self, at: Node, source: Node, place: EdgeOrNode) -> Node:
         observer: Any = self.observers[place]
         key = at, id(observer)
-        if key in self.hung:
-            self._extend(self.hung[key], place)
-            return self.hung[key]
+        if key in self.observer_nodes:
+            self._extend(self.observer_nodes[key], place)
+            return self.observer_nodes[key]
         name = f"activation_post_process_{self.count}"
         self.count += 1
         self.gm.add_module(name, observer)
@@ -116,7 +116,7 @@ class Inserter:
             places = self.groups[place].places
             observer.observes_constant = all(_source_of(p) is source for p in places)
         self.original[made] = at
-        self.hung[key] = made
+        self.observer_nodes[key] = made
         self.state.observer_infos[name] = self._observer_info(
             [place], named, is_constant=is_constant
         )
@@ -211,9 +211,9 @@ def hold_constants(
         key = spec_key(group.spec)
         if key not in shared:
             shared[key] = make(group)
-        if _only_looks(shared[key]):
+        if _finds_static_qparams(shared[key]):
             held[group.index] = group
-    _let_go_of_tied(gm, found.values(), held, constants)
+    _insert_for_tied(gm, found.values(), held, constants)
     return {index: shared[spec_key(group.spec)] for index, group in held.items()}
 
 
@@ -223,7 +223,7 @@ def _is_held(
     return not isinstance(place, Node) and place[0] in constants and place[0] not in groups
 
 
-def _only_looks(observer: Any) -> bool:
+def _finds_static_qparams(observer: Any) -> bool:
     """Whether all that an observer gives convert is the qparams of a static quantize."""
     if is_fake_quantize(observer) or hasattr(observer, "convert"):
         return False
@@ -233,7 +233,7 @@ def _only_looks(observer: Any) -> bool:
     return hasattr(observer, "block_qparams") or not dtype.is_floating_point
 
 
-def _let_go_of_tied(
+def _insert_for_tied(
     gm: GraphModule, groups: Any, held: dict[int, Group], constants: frozenset[Node]
 ) -> None:
     """Give a constant observer nodes everywhere if one of its other uses has an observer node.

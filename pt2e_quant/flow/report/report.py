@@ -205,7 +205,7 @@ def _tensors(records: list[TensorRecord]) -> Table:
             first.role,
             kind_of(first),
             _scales([scale for record in group for scale in record.scale]),
-            _seen(group),
+            _seen_range(group),
             choices_of(group),
             size if first.size_after else "",
             rule,
@@ -244,7 +244,7 @@ def _scales(scales: list[float]) -> str:
     return f"{min(scales):.3g}…{max(scales):.3g} x{len(scales)}"
 
 
-def _seen(group: list[TensorRecord]) -> str:
+def _seen_range(group: list[TensorRecord]) -> str:
     observed = [record.observed for record in group if record.observed is not None]
     if not observed:
         return ""
