@@ -37,7 +37,7 @@ PATCH = Patch(
 )
 
 _LOCK = threading.RLock()
-"""What is replaced is the whole process's: one thread at a time."""
+"""The patch holds for the whole process, so one thread at a time may install it."""
 
 _FREE = frozenset(
     {"call", "requires", "ensures", "should_preserve_symbolic_input_metadata", "_abc_impl"}
@@ -96,7 +96,7 @@ def _call_once(original: _Call) -> _Call:
 
 
 def _signature(node: Node) -> str:
-    """What a node's value follows from. Meta copied to another node does not fit that node."""
+    """A key of everything that a node's value depends on; it differs for meta of another node."""
     shape = getattr(node.meta.get("val"), "shape", "") if node.op == "placeholder" else ""
     return f"{node.name}: {node.target}{node.args}{node.kwargs}{shape}"
 

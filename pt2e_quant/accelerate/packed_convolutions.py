@@ -39,7 +39,7 @@ class PackedConvolutions:
         dilation: Sequence[int] = (1,),
         groups: int = 1,
     ) -> Tensor | None:
-        """What `aten.conv2d` gives, but for rounding and with the channels last in memory.
+        """Equal to `aten.conv2d` up to rounding, with the channels last in memory.
 
         None where it is to be called itself.
 

@@ -187,7 +187,7 @@ def _listed(values: Iterable[Any]) -> str:
 
 @cache
 def _globals() -> dict[str, Any]:
-    """What the code of every graph may name."""
+    """Names that the code of every graph may use."""
     return dict(Graph().python_code("self").globals)
 
 

@@ -25,7 +25,7 @@ _SAVE_NPZ = "np.savez(path, x=x): one array an input, the samples on its first a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """What a data argument holds: named arrays, or batches as `calibrate` takes them.
+    """The contents of a data argument: named arrays, or batches as `calibrate` takes them.
 
     Args:
         label: the argument, for messages.

@@ -1,4 +1,4 @@
-"""What `--json` prints: one object with the name and version of its schema."""
+"""The output of `--json`: one object with the name and version of its schema."""
 
 import json
 import math

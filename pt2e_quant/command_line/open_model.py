@@ -37,7 +37,7 @@ from pt2e_quant.graph.op_table import operator_name
 
 
 def describe_archive(gm: GraphModule, path: Path) -> Report:
-    """What a loaded program is: converted, with its table; or prepared, with its observers.
+    """The state of a loaded program: converted, with its table; or prepared, with its observers.
 
     Args:
         gm: of `load`.
@@ -194,7 +194,7 @@ def _open_pte(path: Path, capture: Capture, threads: int) -> RunLeaves:
 
 
 def describe_program(gm: GraphModule) -> Report:
-    """What of a program is quantized: its q/dq nodes, and the operators between them."""
+    """The quantized part of a program: its q/dq nodes, and the operators between them."""
     provenance = Provenance(quantizer="read off the graph")
     integer: Counter[str] = Counter()
     floating: Counter[str] = Counter()

@@ -57,7 +57,7 @@ def read_max_sizes(texts: Sequence[str]) -> dict[str, dict[int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeOptions:
-    """What the command was asked for.
+    """The arguments of the command.
 
     Args:
         model: the .pt2 file.

@@ -22,5 +22,5 @@ class WrapperModule(nn.Module):
         self.fn = fn
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function gives."""
+        """The result of the function."""
         return self.fn(*args, **kwargs)

@@ -174,7 +174,7 @@ def prepare_for_propagation_comparison(model: GraphModule) -> GraphModule:
 
 
 def extract_results_from_loggers(model: GraphModule) -> Results:
-    """What a graph of `prepare_for_propagation_comparison` has kept, by origin."""
+    """The outputs that a graph of `prepare_for_propagation_comparison` has kept, by origin."""
     loggers = [m for m in model.children() if isinstance(m, OutputLogger) and m.stats]
     return {m.debug_info: (m.node_name, m.nn_module_stack, m.stats) for m in loggers}
 

@@ -15,7 +15,7 @@ from pt2e_quant.training.rounding import Rounding, round_to_integers
 
 _LIMIT = 127
 _MULTIPLE, _LEAST_ROWS = 8, 32
-"""What torch's integer kernel on a GPU asks of inner size and columns, and of rows."""
+"""The factor of inner size and columns, and the least rows, of torch's integer kernel on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

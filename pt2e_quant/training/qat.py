@@ -37,7 +37,7 @@ class _RoundTrip(torch.autograd.Function):
 
 
 class FormatFakeQuantize(nn.Module):
-    """What a format leaves of a weight: groups, blocks, small floats, tables.
+    """The fake-quantize of weights in any format: groups, blocks, small floats, tables.
 
     The graph flow's fake-quantizes know evenly spaced integers per tensor and per channel.
     """

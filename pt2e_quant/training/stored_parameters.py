@@ -222,7 +222,7 @@ def _one_of_neighbours(scaled: Tensor, form: FloatFormat | CodeBook) -> Tensor:
 
 
 def _sorted_values(form: FloatFormat | CodeBook, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What a format's codes stand for, rising, and the codes."""
+    """The values of a format's codes in ascending order, and the codes."""
     if isinstance(form, CodeBook):
         table = form.table().to(device)
         return table, torch.arange(table.numel(), dtype=torch.uint8, device=device)

@@ -251,7 +251,7 @@ def real_values(param: Tensor) -> Tensor:
 
 
 def extremes_of_whole(param: DTensor, values: Tensor) -> Tensor:
-    """What the scales of a shard are found from: its values, or the extremes on all ranks.
+    """The numbers for the scales of a shard: its values, or the extremes on all ranks.
 
     A scale of a row that ranks share is the scale of the whole row.
 

@@ -47,7 +47,7 @@ class MappingType(_EqualByName):
 
 
 class ZeroPointDomain(_EqualByName):
-    """What a zero_point is: an integer, a real value (of the middle integer), or none."""
+    """The kind of a zero_point: an integer, a real value (of the middle integer), or none."""
 
     INT = auto()
     FLOAT = auto()
@@ -303,7 +303,7 @@ def _operators() -> Any:
 
 
 def _free_name(model: GraphModule, source: Node) -> str:
-    """What the qparams of a node are named after: its parameter, else the node itself."""
+    """The base of the names of a node's qparams: its parameter, else the node itself."""
     base = str(source.target) if source.op == "get_attr" else source.name
     owner, _, leaf = base.rpartition(".")
     module = model.get_submodule(owner)

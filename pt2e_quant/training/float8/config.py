@@ -1,4 +1,4 @@
-"""What a linear's three products are configured by: roles of operands, kernels, scaling."""
+"""The configuration of a linear's three products: roles of operands, kernels, scaling."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,7 +15,7 @@ BLOCK = 128
 
 
 class GemmInputRole(StrEnum):
-    """What an operand of a product is to the linear."""
+    """The role of an operand of a product in the linear."""
 
     INPUT = "input"
     WEIGHT = "weight"
@@ -97,7 +97,7 @@ def choose_mm_config(
 
 
 class Float8Scaling(StrEnum):
-    """What shares a scale."""
+    """The part of a tensor that shares a scale."""
 
     TENSORWISE = "tensorwise"
     ROWWISE = "rowwise"
@@ -157,7 +157,7 @@ class Float8TrainingConfig:
         return found
 
     def granularity_of(self, role: GemmInputRole, *, inner_axis: int) -> Granularity:
-        """What shares a scale in an operand.
+        """The part of an operand that shares a scale.
 
         Args:
             role: the operand.

@@ -140,4 +140,4 @@ _KEEP = frozenset(
         _aten._pin_memory.default,
     }
 )
-"""What keeps the kind of tensor; every other operator sees, and gives, plain values."""
+"""Operators that keep the tensor class; all others take and give plain values."""

@@ -13,7 +13,7 @@ from pt2e_quant.core.granularity import Granularity, PerRow, PerTensor
 from pt2e_quant.training.float8.config import ScaledMMConfig, format_of
 
 MULTIPLE = 16
-"""What a GPU's kernel wants the inner size and the columns to be multiples of."""
+"""The inner size and the columns must be multiples of this for a GPU's kernel."""
 _LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 
 

@@ -31,7 +31,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, kw_only=True)
 class Float8Form(TensorForm):
-    """What a float8 tensor is, without its numbers.
+    """A float8 tensor without its numbers.
 
     Args:
         role: which operand of a linear's products it is.
@@ -77,7 +77,7 @@ class Float8Tensor(QuantizedTensor):
         return granularity.dim if isinstance(granularity, PerRow) else None
 
     def operand(self) -> Operand:
-        """What a kernel reads: codes and scales in the order of axes that code sees."""
+        """The operands of a kernel: codes and scales in the axis order of the visible tensor."""
         granularity, axes = self.form.scheme.granularity, self.form.axes
         if not self.form.is_upright:
             granularity = _transposed(granularity)
@@ -140,7 +140,7 @@ class Cast:
     dtype: torch.dtype | None = None
 
     def form(self, x: Tensor) -> Float8Form:
-        """What it makes of a tensor."""
+        """The form of the float8 tensor of x."""
         number = format_of(self.float8)
         scheme = TensorScheme(
             dtype=number.code_dtype, granularity=self.granularity, symmetric=True, format=number
@@ -182,7 +182,7 @@ def to_float8(
 
 
 def cast_to_float8(x: Tensor, cast: Cast, scale: Tensor | None = None) -> Tensor:
-    """What `to_float8` computes, without its gradient."""
+    """The forward pass of `to_float8`."""
     if isinstance(x, DTensor):
         return _cast_shards(x, cast, scale)
     if scale is None:
@@ -325,4 +325,4 @@ _OPERATORS: MappingProxyType[Any, _Run] = MappingProxyType(
         _c10d.wait_tensor.default: _collect,
     }
 )
-"""What stays float8 besides what any quantized tensor keeps; others get real values."""
+"""Operators that keep float8, beside those of all quantized tensors; others get real values."""

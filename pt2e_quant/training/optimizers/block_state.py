@@ -152,7 +152,7 @@ def _table(book: CodeBook, device: torch.device) -> Tensor:
 
 
 def like_param(local: Tensor, param: Tensor) -> Tensor:
-    """What belongs to a parameter's shard, as a DTensor if the parameter is one.
+    """A tensor of a shard's rows, as a DTensor if the parameter is one.
 
     Args:
         local: a tensor with the rows of the shard.
