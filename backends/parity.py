@@ -24,6 +24,7 @@ from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.convert.integer_reference import integer_reference
 from pt2e_quant.graph.op_table import ALLOWED_KEY, operator_name
 from pt2e_quant.graph.subgraphs import copy_graph
+from pt2e_quant.passes.reference.read_sites import reads_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,7 @@ def verify_parity(
             part.meta[ALLOWED_KEY] = {*part.meta.get(ALLOWED_KEY, ()), SLOWER}
         lowered = artifact if whole else backend.lower(part, verify=False, strict=False)
         rows.append(_compare(value, part, lowered, calls, rounding))
-    between = (n for n in quantized.graph.nodes if n.name in floats and _is_between(n))
+    between = (n for n in quantized.graph.nodes if n.name in floats and reads_integers(n))
     return Parity(
         profile=rounding.name,
         nodes=tuple(rows),
@@ -177,11 +178,6 @@ def _nothing_static(quantized: GraphModule) -> ConfigError:
         "as fast",
         fix='quantizer.remove_algorithm("run_time_scales") before prepare keeps calibrated scales',
     )
-
-
-def _is_between(node: Node) -> bool:
-    """Whether an operator reads what was dequantized: an integer form may define it."""
-    return any(is_dequantize(source) for source in node.all_input_nodes)
 
 
 def backend_of(artifact: Artifact) -> Backend:

@@ -138,7 +138,7 @@ def _found(node: Node) -> FoundSite | None:
     if is_quantize(node):
         return _ending_in(node) if kind_of_qdq(node) is QdqKind.PER_TENSOR else None
     form = form_of(node)
-    if form is None or not form.is_for_float or not _reads_integers(node):
+    if form is None or not form.is_for_float or not reads_integers(node):
         return None
     is_read_as_float = not all(_is_quantized_by(user) for user in node.users)
     return FoundSite(form=form, op=node) if is_read_as_float else None
@@ -153,12 +153,13 @@ def _ending_in(quantize: Node) -> FoundSite | None:
     if is_call(op, CLAMPS) and not is_dequantize(op.all_input_nodes[0]):
         activation, op = op, op.all_input_nodes[0]
     form = form_of(op)
-    if form is None or not (_reads_integers(op) or masked_scores(op)):
+    if form is None or not (reads_integers(op) or masked_scores(op)):
         return None
     return FoundSite(form=form, op=op, activation=activation, quantize=quantize)
 
 
-def _reads_integers(node: Node) -> bool:
+def reads_integers(node: Node) -> bool:
+    """Whether an operator reads a dequantized value."""
     return any(is_dequantize(source) for source in node.all_input_nodes)
 
 

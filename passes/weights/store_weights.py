@@ -87,7 +87,7 @@ class WeightStore:
         value, qparams = constant_of(self.gm, source), _values(self.gm, node.args[1:])
         if value is None or qparams is None:
             return
-        name = _name(source)
+        name = qdq_name(source)
         key = (node.target, self._place(source, value), *_plain(qparams))
         if key not in self.made:
             integers = _integers(self.gm, node, value, qparams)
@@ -114,7 +114,7 @@ class WeightStore:
             if _are_equal(known, qparams):
                 return node
         integers = quantize(value.contiguous(), qparams)
-        made = self._hold(_name(source), integers, like)
+        made = self._hold(qdq_name(source), integers, like)
         found.append((qparams, made))
         return made
 
@@ -161,7 +161,8 @@ def _are_equal(a: QParams, b: QParams) -> bool:
     return torch.equal(a.scale, b.scale) and torch.equal(a.zero_point, b.zero_point)
 
 
-def _name(source: Node) -> str:
+def qdq_name(source: Node) -> str:
+    """The dotted name that the integers and qparams of a node are stored under, before a suffix."""
     constant = source_constant(source)
     return source.name if constant is None else str(constant.target)
 

@@ -124,11 +124,13 @@ def _checked(spec: Any, node: Node, where: str) -> Any:
     return spec
 
 
-def _name(place: EdgeOrNode) -> str:
+def place_name(place: EdgeOrNode) -> str:
+    """The node of an output, or "producer -> consumer" of an edge."""
     return place.name if isinstance(place, Node) else f"{place[0].name} -> {place[1].name}"
 
 
-def _node_of(place: EdgeOrNode) -> Node:
+def reader_of(place: EdgeOrNode) -> Node:
+    """The node of an output, or the consumer of an edge."""
     return place if isinstance(place, Node) else place[1]
 
 
@@ -137,8 +139,8 @@ def _target(
 ) -> EdgeOrNode:
     if target not in specs:
         raise AnnotationError(
-            f'"{_name(place)}" {verb} "{_name(target)}", which has no spec',
-            node=_node_of(place),
+            f'"{place_name(place)}" {verb} "{place_name(target)}", which has no spec',
+            node=reader_of(place),
             fix="annotate that edge or output too",
         )
     return target
@@ -159,8 +161,8 @@ def _check_rooted(
     for place in specs:
         if sets.find(place) not in roots:
             raise AnnotationError(
-                f'"{_name(place)}" shares in a circle in which no place has a spec of its own',
-                node=_node_of(place),
+                f'"{place_name(place)}" shares in a circle in which no place has a spec of its own',
+                node=reader_of(place),
                 fix="give one of them a QuantizationSpec",
             )
 

@@ -29,7 +29,8 @@ from pt2e_quant.core.qdq import (
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import fake_cast, source_constant
+from pt2e_quant.graph.meta import fake_cast
+from pt2e_quant.passes.weights.store_weights import qdq_name
 
 _lib = torch.ops.quantized_decomposed
 
@@ -67,12 +68,6 @@ class Quantized:
         return editor.call(
             self.undo, self.node, *arguments, like=like or of, before=of, val=value, **named
         )
-
-
-def qdq_name(source: Node) -> str:
-    """The dotted name that the qparams of a node are stored under, before the suffix."""
-    constant = source_constant(source)
-    return source.name if constant is None else str(constant.target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.provenance import TensorRecord
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.flow.annotate.observer_choice import derive_bias_qparams
-from pt2e_quant.flow.convert.emit_qdq import Layout, qdq_name, static_layout
+from pt2e_quant.flow.convert.emit_qdq import Layout, static_layout
 from pt2e_quant.flow.convert.joint_qparams import is_min_max, joint_qparams, range_of
 from pt2e_quant.flow.convert.observed_qparams import has_seen, observed_range, record_of, recorded
 from pt2e_quant.flow.prepare.prepared import HeldConstant, observed_node
@@ -28,7 +28,7 @@ from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxO
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights.weight import WeightObserver
 from pt2e_quant.passes.qdq.round_biases_to_accumulator import BIAS_BELOW
-from pt2e_quant.passes.weights.store_weights import WeightStore
+from pt2e_quant.passes.weights.store_weights import WeightStore, qdq_name
 
 __all__ = []
 

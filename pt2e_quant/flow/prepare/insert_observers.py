@@ -16,7 +16,7 @@ from torch.fx.traceback import NodeSource, NodeSourceAction
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode, SpecKind, kind_of
-from pt2e_quant.flow.annotate.groups import Group
+from pt2e_quant.flow.annotate.groups import Group, place_name, reader_of
 from pt2e_quant.flow.annotate.write_annotations import RULE_KEY
 from pt2e_quant.flow.prepare.make_observer import spec_key
 from pt2e_quant.flow.prepare.prepared import HeldConstant, ObserverInfo, PreparedState
@@ -58,7 +58,7 @@ class Inserter:
             HeldConstant(
                 observer_info=self._observer_info(places, source, is_constant=True),
                 node=source.name,
-                readers=tuple(_user_of(place).name for place in places),
+                readers=tuple(reader_of(place).name for place in places),
                 observer=held[index],
             )
             for (index, source), places in edges.items()
@@ -107,7 +107,7 @@ class Inserter:
         if is_bare:
             # It computes nothing that the consumer does: what is compared by origin is not it.
             made.meta["from_node"] = [NodeSource(made, "prepare_pt2e", NodeSourceAction.CREATE)]
-        copy_trace(made, _user_of(place) if is_bare else source)
+        copy_trace(made, reader_of(place) if is_bare else source)
         named = self.sources.get(source, source)
         is_constant = named in self.constants
         # What is trained is no constant to its observer.
@@ -129,8 +129,8 @@ class Inserter:
         return ObserverInfo(
             group=self.groups[place].index,
             role=self._role(place, is_constant),
-            rule=str(_user_of(place).meta.get(RULE_KEY, "")),
-            uses=tuple(_shown(p) for p in places),
+            rule=str(reader_of(place).meta.get(RULE_KEY, "")),
+            uses=tuple(place_name(p) for p in places),
             source=source.name if source.op != "get_attr" else str(source.target),
             is_constant=is_constant,
         )
@@ -138,7 +138,7 @@ class Inserter:
     def _extend(self, observer_node: Node, place: EdgeOrNode) -> None:
         observer_infos, name = self.state.observer_infos, str(observer_node.target)
         observer_infos[name] = replace(
-            observer_infos[name], uses=(*observer_infos[name].uses, _shown(place))
+            observer_infos[name], uses=(*observer_infos[name].uses, place_name(place))
         )
 
     def _role(self, place: EdgeOrNode, is_constant: bool) -> Role:
@@ -152,14 +152,6 @@ class Inserter:
 
 def _source_of(place: EdgeOrNode) -> Node:
     return place if isinstance(place, Node) else place[0]
-
-
-def _user_of(place: EdgeOrNode) -> Node:
-    return place if isinstance(place, Node) else place[1]
-
-
-def _shown(place: EdgeOrNode) -> str:
-    return place.name if isinstance(place, Node) else f"{place[0].name} -> {place[1].name}"
 
 
 _NO_CALLBACK = "Quantizer.prepare_obs_or_fq_callback"
