@@ -52,7 +52,8 @@ __all__ = ["Trial", "run_trial"]
 
 Call = tuple[Sequence[Any], dict[str, Any]]
 
-CALIBRATION = 4
+CALIBRATION = 8
+"""Calls, so many that ranges are chosen by what they cost."""
 ROUNDING_DB = 20.0
 """Of a float32 result to a float64 one: below it the model computes nothing."""
 LARGEST_SIZE = 64
