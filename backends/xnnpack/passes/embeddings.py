@@ -1,4 +1,4 @@
-"""Embedding tables kept as int8, one scale per row, or as int4 in rows or groups.
+"""Embedding tables kept as int8 or uint8, one scale per row, or as int4 in rows or groups.
 
 `quantized_decomposed::embedding_byte` and `embedding_4bit` dequantize only the rows that are looked
 up. They live in ExecuTorch's quantized kernels, which a device has to link; `embed_portable` does
@@ -147,6 +147,8 @@ def embed_portable(gm: GraphModule) -> PassResult:
     Before:  embedding(dequantize_per_channel(table_q, scale, zero_point, 0), indices)
     After:   float(embedding(table_q, indices)) * embedding(scale_column, indices)
 
+    Zero points other than 0 are looked up as the scales are, and subtracted.
+
     Before:  embedding(dequantize_per_channel_group(table_q, scale, zero_point, -8, 7), indices)
     After:   embedding(pairs, long(embedding(packed, indices))) * embedding(scale, indices)
 
@@ -157,8 +159,6 @@ def embed_portable(gm: GraphModule) -> PassResult:
     def rows(m: Match, editor: Editor) -> Node | Skip:
         if (declined := decline_rows(m, gm)) is not None:
             return declined
-        if constant_read(gm, m["zero_point"]).any():
-            return Skip("the portable form has no zero_point")
         return _int4(gm, m, editor) if is_int4_rows(m, gm) else _bytes(gm, m, editor)
 
     def groups(m: Match, editor: Editor) -> Node | Skip:
@@ -174,8 +174,11 @@ def embed_portable(gm: GraphModule) -> PassResult:
 
 def _bytes(gm: GraphModule, m: Match, editor: Editor) -> Node:
     rows = editor.call(aten.embedding.default, m["table"], m["indices"], like=m.anchor)
-    cast = editor.call(aten._to_copy.default, rows, dtype=torch.float32, like=m.anchor)
-    return editor.call(aten.mul.Tensor, cast, _scales(gm, m, editor), like=m.anchor)
+    value = editor.call(aten._to_copy.default, rows, dtype=torch.float32, like=m.anchor)
+    if constant_read(gm, m["zero_point"]).any():
+        zero_points = _columns_of_rows(gm, m, "zero_point", editor)
+        value = editor.call(aten.sub.Tensor, value, zero_points, like=m.anchor)
+    return editor.call(aten.mul.Tensor, value, _scales(gm, m, editor), like=m.anchor)
 
 
 def _int4(gm: GraphModule, m: Match, editor: Editor) -> Node:
@@ -203,10 +206,15 @@ def _int4(gm: GraphModule, m: Match, editor: Editor) -> Node:
 
 def _scales(gm: GraphModule, m: Match, editor: Editor) -> Node:
     """The scales of the rows looked up, float32[..., groups]."""
-    stored = constant_read(gm, m["scale"]).float()
+    return _columns_of_rows(gm, m, "scale", editor)
+
+
+def _columns_of_rows(gm: GraphModule, m: Match, name: str, editor: Editor) -> Node:
+    """A qparam of the rows looked up, float32[..., groups]."""
+    stored = constant_read(gm, m[name]).float()
     matrix = stored.reshape(len(stored), -1).clone()
-    scales = editor.constant(f"{m['scale'].target}_column", matrix, like=m.anchor)
-    return editor.call(aten.embedding.default, scales, m["indices"], like=m.anchor)
+    columns = editor.constant(f"{m[name].target}_column", matrix, like=m.anchor)
+    return editor.call(aten.embedding.default, columns, m["indices"], like=m.anchor)
 
 
 OFFSET = 8
@@ -264,8 +272,8 @@ def decline_rows(m: Match, gm: GraphModule) -> Skip | None:
     """Why a match of `FIND_ROWS` has no form here; None if it has."""
     if (declined := _decline(m)) is not None:
         return declined
-    if m["axis"] != 0 or constant_read(gm, m["table"]).dtype is not torch.int8:
-        return Skip("its table is not int8 per row")
+    if m["axis"] != 0 or constant_read(gm, m["table"]).dtype not in (torch.int8, torch.uint8):
+        return Skip("its table is not int8 or uint8 per row")
     return None
 
 

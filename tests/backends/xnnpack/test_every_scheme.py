@@ -20,6 +20,7 @@ from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer
 
 LENGTH = torch.export.Dim("length", min=1, max=32)
 BATCH = torch.export.Dim("batch", min=1, max=8)
@@ -199,6 +200,20 @@ def test_embedding_when_int4_asked_for_then_4bit_kernel_and_equal(scheme):  # ty
     assert portable.contents().kernels["aten.embedding"] == 3
     assert not portable.contents().kernels[NIBBLE_LOOKUP]
     torch.testing.assert_close(portable.run(other), canonical(other), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("portable_only", [False, True])
+def test_embedding_when_its_rows_are_uint8_then_looked_up_and_near(portable_only):  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    model, ids = nn.Embedding(30, 64), torch.randint(0, 30, (2, 5))
+    model.weight.data += torch.arange(30)[:, None] / 10  # zero points of each row's own
+    canonical = convert_pt2e(prepare_pt2e(exported(model, ids), EmbeddingQuantizer()))
+    artifact = BACKEND.lower(canonical, (ids,), portable_only=portable_only)
+    kernels = {"aten.embedding": 3} if portable_only else {BYTE_LOOKUP: 1}
+    assert {name: artifact.contents().kernels[name] for name in kernels} == kernels
+    other = torch.randint(0, 30, (4, 3))
+    torch.testing.assert_close(artifact.run(other), canonical(other), rtol=0, atol=1e-5)
+    assert sqnr_db(model(other), artifact.run(other)) > 40
 
 
 def test_convolution_when_dynamic_then_delegate_runs_it():  # type: ignore[no-untyped-def]
