@@ -15,6 +15,7 @@ from pt2e_quant.backends.gate import choose_sample
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.sample_run import run_graph
 from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.backends.target.recipe_file import RecipeName
 from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.export import export
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
@@ -51,7 +52,7 @@ def quantize(
     dynamic_shapes: Any = None,
     calibration_data: Iterable[Any] | None = None,
     backend: str | Backend,
-    recipe: str | None = "int8",
+    recipe: RecipeName | None = "int8",
     inputs: InputPick | None = None,
     algorithms: Sequence[str | Algorithm] = (),
     effort: str | None = None,
@@ -79,7 +80,7 @@ def quantize(
             positional ones, a tensor the only one. None for weight-only and dynamic recipes.
         backend: "xnnpack", "onnx", "cpu", "cuda", or one of an entry point; or a backend itself,
             as `with_kernels` gives it.
-        recipe: a recipe of that backend, or the path of a .toml; None lowers `quantize_`'s codes.
+        recipe: of that backend, a .toml or `tune(…).recipe`; None lowers `quantize_`'s codes.
         inputs: what of each calibration batch the model takes, as `calibrate` has it: `inputs=0`
             for a loader of (images, labels).
         algorithms: as `prepare_pt2e` takes them: `["gptq"]`. Most of them need calibration data.
@@ -150,7 +151,7 @@ def _prepared(
     target: Backend,
     model: nn.Module | ExportedProgram,
     exported: tuple[Any, Any, Any],
-    recipe: str | None,
+    recipe: RecipeName | None,
     how: tuple[Sequence[str | Algorithm], str | None, bool, str | None, bool],
 ) -> tuple[ExportedProgram, GraphModule]:
     """The program, and its prepared graph."""
@@ -167,7 +168,7 @@ def _prepared(
 def _to_accuracy(
     model: nn.Module | ExportedProgram,
     exported: tuple[Any, Any, Any],
-    base: tuple[str | None, Backend, Sequence[str | Algorithm], Mapping[str, Any]],
+    base: tuple[RecipeName | None, Backend, Sequence[str | Algorithm], Mapping[str, Any]],
     goal: tuple[Iterable[Any] | None, float | None, "Metric | None"],
     shown: tuple[InputPick | None, Verify, bool],
 ) -> Artifact:
@@ -204,7 +205,7 @@ def _prepare_stored(
 
 
 def _quantizer(
-    target: Backend, recipe: str, search: str | None, *, pad_groups: bool
+    target: Backend, recipe: RecipeName, search: str | None, *, pad_groups: bool
 ) -> TableQuantizer:
     quantizer = target.quantizer(recipe)
     if search is not None:

@@ -12,7 +12,7 @@ from pt2e_quant.backends.artifact import Artifact, Verify, is_installed
 from pt2e_quant.backends.quiet import quiet_imports
 from pt2e_quant.backends.target.policy import SLOWER, Policy
 from pt2e_quant.backends.target.recipe import Recipes
-from pt2e_quant.backends.target.recipe_file import SUFFIX, read_recipe
+from pt2e_quant.backends.target.recipe_file import RecipeName, as_recipe_file
 from pt2e_quant.core.errors import ConfigError, MissingExtraError, near
 from pt2e_quant.core.provenance import record_named
 from pt2e_quant.flow.annotate.recurrent_layers import RecurrentForm
@@ -107,16 +107,19 @@ class Backend:
             if not is_installed(package):
                 raise MissingExtraError(self.extra, package)
 
-    def quantizer(self, recipe: str = "int8") -> TableQuantizer:
-        """A fresh quantizer for a recipe: a name, or the path of a recipe file ("….toml").
+    def quantizer(self, recipe: RecipeName = "int8") -> TableQuantizer:
+        """A fresh quantizer for a recipe.
+
+        Args:
+            recipe: a name, the path of a recipe file ("….toml"), or what was read from one.
 
         Raises:
             ConfigError: no recipe has that name; the nearest one is offered. Or the file cannot
                 be read, or is of another backend.
         """
-        if recipe.endswith(SUFFIX):
-            return read_recipe(recipe).quantizer(self)
-        found = self.recipes.named(recipe, self.table)
+        if (file := as_recipe_file(recipe)) is not None:
+            return file.quantizer(self)
+        found = self.recipes.named(str(recipe), self.table)
         if found.here is not None:
             found = found.here(found)
         made = TableQuantizer(

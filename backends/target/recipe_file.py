@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pt2e_quant.backends.artifact import write_artifact
 from pt2e_quant.backends.target.recipe import unaliased
@@ -170,6 +170,28 @@ class RecipeFile:
         if Path(path).suffix != SUFFIX:
             raise ConfigError(f'a recipe file ends in {SUFFIX}, found "{path}"')
         write_artifact(path, self.to_toml().encode())
+
+
+RecipeName: TypeAlias = str | Path | RecipeFile
+"""What names a recipe: its name, the path of a recipe file, or such a file that was read."""
+
+
+def as_recipe_file(recipe: RecipeName) -> RecipeFile | None:
+    """The recipe file that a caller gave or named by its path; None for the name of a recipe.
+
+    Raises:
+        ConfigError: the file cannot be read, or it is something else.
+    """
+    if isinstance(recipe, RecipeFile):
+        return recipe
+    if isinstance(recipe, Path) or (isinstance(recipe, str) and recipe.endswith(SUFFIX)):
+        return read_recipe(recipe)
+    if isinstance(recipe, str):
+        return None
+    raise ConfigError(
+        f"a recipe is a name or a recipe file, found {type(recipe).__name__}",
+        fix='recipe="int8", or recipe="mixed.toml"',
+    )
 
 
 def read_recipe(path: str | Path) -> RecipeFile:

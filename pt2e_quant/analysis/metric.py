@@ -63,7 +63,16 @@ class MetricSum:
             self.object.update(outputs, targets)
             return
         count = samples_of(outputs)
-        self.total += as_number(self.function(outputs, targets)) * count
+        try:
+            measured = self.function(outputs, targets)
+        except (TypeError, AttributeError) as error:
+            if targets is not None:
+                raise
+            raise ConfigError(
+                f"the metric failed on a batch without targets: {error}",
+                fix="give batches (inputs, targets), or targets= where they are a part of them",
+            ) from error
+        self.total += as_number(measured) * count
         self.samples += count
 
     def value(self) -> float:

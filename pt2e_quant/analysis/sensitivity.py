@@ -23,6 +23,7 @@ from pt2e_quant.analysis.weigh_groups import Call, ExactCosts, GradientCosts, we
 from pt2e_quant.backends.artifact import result_builder
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.backend import Backend
+from pt2e_quant.backends.target.recipe_file import RecipeFile
 from pt2e_quant.core.errors import ConfigError, module_path, near
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.whole_file import whole_file
@@ -61,7 +62,8 @@ def sensitivity(
 
     Args:
         program: the float model.
-        recipe: the name of one of `backend`, a quantizer, or what `convert` made of the program.
+        recipe: the name of one of `backend`, a recipe file, a quantizer, or what `convert` made of
+            the program.
         batches: as `calibrate` takes them, with the targets of the metric where it has some.
         backend: whose recipe it is.
         metric: a function of a batch's outputs and targets, or an object with `update` and
@@ -148,8 +150,8 @@ def _quantized(
                 fix="give the result of convert, or the name of a recipe with backend=…",
             )
         return recipe, "the quantized graph"
-    name = recipe if isinstance(recipe, str) else type(recipe).__name__
-    if isinstance(recipe, str):
+    name = str(recipe) if isinstance(recipe, (str, Path)) else type(recipe).__name__
+    if isinstance(recipe, (str, Path, RecipeFile)):
         if backend is None:
             raise ConfigError(
                 f'the recipe "{recipe}" is of a backend',

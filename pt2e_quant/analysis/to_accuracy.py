@@ -11,7 +11,7 @@ from pt2e_quant.analysis.metric import Metric
 from pt2e_quant.analysis.tune import tune
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.target.backend import Backend
-from pt2e_quant.backends.target.recipe_file import SUFFIX, RecipeFile, read_recipe
+from pt2e_quant.backends.target.recipe_file import RecipeFile, RecipeName, as_recipe_file
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 
@@ -65,7 +65,7 @@ def quantize_to_accuracy(
 
 
 def base_recipe(
-    recipe: str | None,
+    recipe: RecipeName | None,
     target: Backend,
     algorithms: Sequence[str | Algorithm],
     others: Mapping[str, Any],
@@ -87,7 +87,6 @@ def base_recipe(
             "accuracy_drop takes a recipe, and algorithms by name",
             fix='recipe="int8", algorithms=["gptq"]; or pq.tune(recipe=RecipeFile(…))',
         )
-    if recipe.endswith(SUFFIX):
-        base = read_recipe(recipe)
+    if (base := as_recipe_file(recipe)) is not None:
         return replace(base, algorithms=(*base.algorithms, *named))
-    return RecipeFile(backend=target.name, recipe=recipe, algorithms=named)
+    return RecipeFile(backend=target.name, recipe=str(recipe), algorithms=named)

@@ -14,7 +14,7 @@ from pt2e_quant.analysis.tuned import Tuned
 from pt2e_quant.backends.artifact import Verify
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.backend import Backend
-from pt2e_quant.backends.target.recipe_file import RecipeFile, read_recipe
+from pt2e_quant.backends.target.recipe_file import RecipeFile, RecipeName, as_recipe_file
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.one_call import capture_model
 
@@ -33,7 +33,7 @@ def tune(
     dynamic_shapes: Any = None,
     calibration_data: Iterable[Any],
     backend: str | Backend,
-    recipe: str | RecipeFile = "int8",
+    recipe: RecipeName = "int8",
     target: float | None = None,
     accuracy_drop: float | None = None,
     budget: Mapping[str, float] | None = None,
@@ -108,9 +108,5 @@ def tune(
     return search.result(best, artifact)
 
 
-def _recipe_of(recipe: str | RecipeFile, backend: Backend) -> RecipeFile:
-    if isinstance(recipe, RecipeFile):
-        return recipe
-    if recipe.endswith(".toml"):
-        return read_recipe(recipe)
-    return RecipeFile(backend=backend.name, recipe=recipe)
+def _recipe_of(recipe: RecipeName, backend: Backend) -> RecipeFile:
+    return as_recipe_file(recipe) or RecipeFile(backend=backend.name, recipe=str(recipe))

@@ -165,12 +165,13 @@ def _share_memory(tensor: QuantizedTensor) -> QuantizedTensor:
     """Move the parts to memory that processes share; the tensor itself has no storage."""
     for part in tensor.parts.values():
         if not part.is_mkldnn:  # a process packs its own
-            part.share_memory_()
+            part.share_memory_()  # type: ignore[no-untyped-call]  # torch's
     return tensor
 
 
 def _is_shared(tensor: QuantizedTensor) -> bool:
-    return all(part.is_shared() for part in tensor.parts.values() if not part.is_mkldnn)
+    own = (part for part in tensor.parts.values() if not part.is_mkldnn)
+    return all(part.is_shared() for part in own)  # type: ignore[no-untyped-call]  # torch's
 
 
 ATEN[torch.ops.aten.addmm.default] = _product_below

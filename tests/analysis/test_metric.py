@@ -106,3 +106,9 @@ def test_picker_when_calibration_data_has_no_targets_then_its_inputs_are_found()
         assert pick.inputs_of((x,))[0] is x
     assert picker(share_right, 0, 1).inputs_of(x)[0] is x  # not its first row
     assert picker(share_right, None, "labels").inputs_of({"x": x}) == {"x": x}
+
+
+def test_metric_when_it_fails_without_targets_then_says_how_to_give_them():
+    total = MetricSum(share_right)
+    with pytest.raises(ConfigError, match=r"batch without targets.*\n.*targets="):
+        total.add(torch.zeros(2, 3), None)

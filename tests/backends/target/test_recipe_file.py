@@ -43,6 +43,20 @@ def test_recipe_file_when_made_a_quantizer_then_every_field_counts(tmp_path):
     assert (last.observers.activation, last.algorithms) == (MSEObserver, {"gptq"})
 
 
+def test_recipe_file_when_given_by_path_or_as_it_is_then_the_same_quantizer(tmp_path):
+    path = tmp_path / "recipe.toml"
+    MADE.save(path)
+    expected = get("onnx").quantizer(str(path)).rules
+    for given in (path, MADE):
+        assert get("onnx").quantizer(given).rules == expected
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    recipe = RecipeFile(backend="cpu", recipe="w8")
+    artifact = pq.quantize(model, (torch.ones(2, 8),), backend="cpu", recipe=recipe)
+    assert artifact.report.backend == "oneDNN"
+    with pytest.raises(ConfigError, match="a name or a recipe file, found int"):
+        get("onnx").quantizer(8)
+
+
 def test_recipe_file_when_a_rule_has_ranges_and_algorithms_then_its_node_alone_gets_them():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 4))
