@@ -35,7 +35,10 @@ def _portable(tensor: QuantizedTensor) -> QuantizedTensor:
 
 @_handles(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def _alias(func: Any, args: Any, kwargs: Any) -> Any:
-    return changed_parts(args[0], lambda part: part if part.is_mkldnn else part.detach())
+    made = changed_parts(args[0], lambda part: part if part.is_mkldnn else part.detach())
+    if any(part.is_mkldnn for part in made.parts.values()):
+        made.alias_of = args[0]
+    return made
 
 
 @_handles(aten.clone.default)
@@ -84,7 +87,7 @@ def _copy(func: Any, args: Any, kwargs: Any) -> Any:
                 source = source.to_layout("plain").to_layout(into.form.layout)
             for name, part in source.parts.items():
                 if part.is_mkldnn:
-                    setattr(into, name, part)
+                    into.replace_part(name, part)
                 else:
                     getattr(into, name).copy_(part)
             return into

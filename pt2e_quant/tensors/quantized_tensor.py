@@ -53,6 +53,7 @@ class QuantizedTensor(torch.Tensor):
 
     form: TensorForm
     part_names: tuple[str, ...]
+    alias_of: "QuantizedTensor | None" = None
 
     @staticmethod
     def __new__(
@@ -180,9 +181,8 @@ class QuantizedTensor(torch.Tensor):
     @property
     def nbytes(self) -> int:  # type: ignore[override]  # a property of torch.Tensor too
         """Bytes that the parts take."""
-        return sum(part.nbytes for part in self.parts.values() if not part.is_mkldnn) + sum(
-            part.numel() * part.element_size() for part in self.parts.values() if part.is_mkldnn
-        )
+        # Opaque parts have no nbytes of their own.
+        return sum(part.numel() * part.element_size() for part in self.parts.values())
 
     # ---- changing it ----
 
@@ -194,16 +194,13 @@ class QuantizedTensor(torch.Tensor):
         encode: Callable[[Tensor, Mapping[str, Tensor], TensorForm], Tensor] = encode,
         ranges: Tensor | None = None,
     ) -> "QuantizedTensor":
-        """Take the nearest codes to new real values, under new scales, in the memory there is.
+        """Take the nearest codes to new real values, under new scales, in place; return the tensor.
 
         Args:
             values: float, of this shape.
             search: how scales are found.
             encode: gives the codes, of (values, qparams, form): another rounding, say.
             ranges: what scales are found from, of as many dimensions; the values if None.
-
-        Returns:
-            This tensor.
         """
         form, order = self.form, _inverse(self.form.axes)
         if not self.numel():
@@ -216,11 +213,17 @@ class QuantizedTensor(torch.Tensor):
             packed = layout_named(form.layout).pack(plain, form.with_layout("plain"))
             for name, value in packed.items():
                 part: Tensor = getattr(self, name)
-                if part.is_mkldnn:  # it cannot be written
-                    setattr(self, name, value)
+                if part.is_mkldnn:
+                    self.replace_part(name, value)
                 else:
                     part.copy_(value)
         return self
+
+    def replace_part(self, name: str, value: Tensor) -> None:
+        """Take another opaque part, which cannot be written; so does what this is an alias of."""
+        setattr(self, name, value)
+        if self.alias_of is not None:
+            self.alias_of.replace_part(name, value)
 
     # ---- what torch asks of a subclass ----
 
@@ -292,7 +295,7 @@ class QuantizedTensor(torch.Tensor):
         dtypes = {n: p.dtype for n, p in portable.parts.items() if held[n].dtype is not p.dtype}
         starting = get_spawning_popen()
         if starting is not None and portable is not self:
-            # A process that is being started opens their memory after this pickle is written.
+            # The new process opens their memory after this pickle is written.
             vars(starting).setdefault("held_parts", []).append(held)
         return rebuild_quantized_tensor, (held, text, self.requires_grad, is_parameter, dtypes)
 
@@ -376,13 +379,9 @@ def on_real_values(func: Any, args: Any, kwargs: Any) -> Any:
 
     real_args, real_kwargs = torch.utils._pytree.tree_map(real, (args, kwargs))
     found = func(*real_args, **real_kwargs)
-    for place, argument in enumerate(func._schema.arguments):
+    for argument, written, values in zip(func._schema.arguments, args, real_args, strict=False):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
-        if place < len(args):
-            written, values = args[place], real_args[place]
-        else:
-            written, values = kwargs.get(argument.name), real_kwargs.get(argument.name)
         # Written in place: codes are found anew. Operators on lists write each of a list.
         is_list = isinstance(written, (list, tuple))
         for tensor, value in zip(written, values, strict=True) if is_list else [(written, values)]:

@@ -5,6 +5,7 @@ import copy
 import peft
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -171,3 +172,20 @@ def test_module_when_written_in_place_then_codes_follow():
     torch.testing.assert_close(model.first.weight.dequantize(), expected)
     again = copy.deepcopy(model)
     assert torch.equal(again(X), model(X))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("layout", ["plain", "auto"])
+def test_distributed_checkpoint_when_loaded_in_place_then_codes_are_those_saved(layout, tmp_path):
+    # It writes into detached tensors: opaque parts, which are replaced, were lost.
+    models = [nn.Sequential(nn.Linear(64, 32)).eval() for _ in range(2)]
+    for model in models:
+        quantize_(model, "w8", layout=layout)
+    saved, loaded = models
+    dcp.save({"model": saved.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"model": loaded.state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    loaded.load_state_dict(state["model"])
+    x = torch.randn(2, 64)
+    assert torch.equal(loaded[0].weight.dequantize(), saved[0].weight.dequantize())
+    assert torch.equal(loaded(x), saved(x))
