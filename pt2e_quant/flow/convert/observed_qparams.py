@@ -103,14 +103,14 @@ def infos_of_split(
     last = max(i.group for i in (*infos.values(), *(held.observer_info for held in constants)))
     groups: dict[int, int] = {}
     found: dict[str, ObserverInfo] = {}
-    for node, observer, like in split:
-        info, name = infos[like], str(node.target)
-        if name == like:
-            group = groups.setdefault(id(observer), last + len(groups) + 1)
-            found[name] = replace(info, group=group)
-        else:
-            uses = tuple(f"{info.source} -> {user.name}" for user in node.users)
-            found[name] = replace(info, role=Role.INPUT, uses=uses)
+    for _, observer, like in [one for one in split if one[0].target == one[2]]:
+        group = groups.setdefault(id(observer), last + len(groups) + 1)
+        found[like] = replace(infos[like], group=group)
+    for node, observer, like in [one for one in split if one[0].target != one[2]]:
+        info = infos[like]
+        group = groups.get(id(observer), info.group)
+        uses = tuple(f"{info.source} -> {user.name}" for user in node.users)
+        found[str(node.target)] = replace(info, group=group, role=Role.INPUT, uses=uses)
     return found
 
 

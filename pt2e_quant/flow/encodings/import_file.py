@@ -30,7 +30,7 @@ from pt2e_quant.graph.subgraphs import BODY_KEY
 from pt2e_quant.observers.qschemes import PER_CHANNEL, SYMMETRIC
 from pt2e_quant.observers.static.fixed import ImportedQParams
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Gathered
-from pt2e_quant.passes.algorithms.own_ranges import SPLIT_KEY, OwnRanges, split_range
+from pt2e_quant.passes.algorithms.own_ranges import SPLIT_KEY, shared_ranges, split_range
 
 _DTYPES = frozenset({*DTYPES, torch.qint8, torch.quint8, torch.qint32})
 """The dtypes that an encoding can express."""
@@ -116,14 +116,15 @@ def _split_ranges(prepared: GraphModule, encodings: Mapping[str, Encoding]) -> N
     for graph in prepared_graphs(prepared):
         state, body = prepared_state(graph), graph.meta.get(BODY_KEY)
         of_graph = AlgorithmGraph(graph, Gathered())
-        for site in list(OwnRanges().sites(of_graph)):
-            joined = [merge for merge, _ in site.plan.merges]
-            named = [n.name if body is None else f"{body}/{n.name}" for n in (site.node, *joined)]
-            own, *others = (encodings.get(name) for name in named)
-            if own is None or all(e is None or e.scale == own.scale for e in others):
-                continue
-            observer = copy.deepcopy(of_graph.observer(site.plan.observed[0]))
-            split_range(of_graph, site.plan, observer)
+        for shared in list(shared_ranges(of_graph)):
+            scales: dict[Node, tuple[float, ...]] = {}
+            for node in shared.units:
+                name = node.name if body is None else f"{body}/{node.name}"
+                if name in encodings:
+                    scales[node] = encodings[name].scale
+            widest = max(scales.values(), default=())
+            own = {s: copy.deepcopy(shared.observer) for s in {*scales.values()} - {widest}}
+            split_range(of_graph, shared, {n: own[s] for n, s in scales.items() if s in own})
         if of_graph.editor.finish():
             nodes = list(observers_of(graph))
             state.observer_infos |= infos_of_split(nodes, state.observer_infos, state.constants)

@@ -48,8 +48,15 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
         is_dynamic: must be False.
     """
 
-    def __init__(self, *args: Any, eps: float = LEAST_SCALE, **kwargs: Any) -> None:
-        super().__init__(*args, eps=eps, **kwargs)
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.quint8,
+        qscheme: torch.qscheme = torch.per_tensor_affine,
+        *,
+        eps: float = LEAST_SCALE,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dtype, qscheme, eps=eps, **kwargs)
 
     def make_statistics(self) -> None:
         """Register the running range."""
