@@ -4,6 +4,7 @@ With state the cache is buffers that a call writes; artifacts keep them from cal
 the caller hands the cache in and gets the next one back.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,14 +118,20 @@ class _Slots:
         return 0
 
 
-def _logits(model: nn.Module, ids: Tensor, slots: _Slots) -> Tensor:
+def _cache_name(model: nn.Module) -> str:
+    """The name of the cache among the model's arguments: from transformers 5.24 on `cache`."""
+    names = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
+def _logits(model: nn.Module, ids: Tensor, slots: _Slots, cache_name: str) -> Tensor:
     positions = slots.positions
     result = model(
         input_ids=ids,
         attention_mask=_mask(model, positions, slots.tensors[0]),
         position_ids=positions[None],
-        past_key_values=slots,
         use_cache=True,
+        **{cache_name: slots},
     )
     logits: Tensor = result.logits
     return logits
@@ -164,6 +171,7 @@ class _WithState(nn.Module):
     def __init__(self, model: nn.Module, cache: Sequence[Tensor]) -> None:
         super().__init__()
         self.model = model
+        self.cache_name = _cache_name(model)
         self.count = len(cache)
         for index, tensor in enumerate(cache):
             self.register_buffer(f"cache_{index}", tensor, persistent=False)
@@ -171,7 +179,8 @@ class _WithState(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Logits float[1, T, vocabulary] of ids int64[1, T] at positions int64[T]."""
         tensors = [getattr(self, f"cache_{index}") for index in range(self.count)]
-        return _logits(self.model, input_ids, _Slots(tensors, positions, in_place=True))
+        slots = _Slots(tensors, positions, in_place=True)
+        return _logits(self.model, input_ids, slots, self.cache_name)
 
 
 class _WithoutState(nn.Module):
@@ -180,13 +189,14 @@ class _WithoutState(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.cache_name = _cache_name(model)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, cache: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits as `_WithState` gives them, and the cache with the new tokens in it."""
         slots = _Slots(cache, positions)
-        return _logits(self.model, input_ids, slots), slots.tensors
+        return _logits(self.model, input_ids, slots, self.cache_name), slots.tensors
 
 
 def _check(model: nn.Module, max_length: int, max_prompt: int | None) -> None:
@@ -214,7 +224,7 @@ def _cache_shapes(model: nn.Module) -> list[tuple[int, int]]:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
     try:
         with torch.no_grad():
-            past = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
+            past = getattr(model(input_ids=ids, use_cache=True), _cache_name(model), None)
     except Exception as error:  # some architectures take more, or cannot make a cache themselves
         raise _no_cache(model, f"{type(error).__name__}: {error}") from error
     layers: Sequence[Any] = getattr(past, "layers", None) or ()
@@ -225,7 +235,7 @@ def _cache_shapes(model: nn.Module) -> list[tuple[int, int]]:
             raise _no_cache(model, f"a layer of it keeps a {type(layer).__name__}")
         shapes += [(t.shape[1], t.shape[3]) for t in (keys, values)]
     if not shapes:
-        raise _no_cache(model, "it returns no past_key_values with keys and values")
+        raise _no_cache(model, f"it returns no {_cache_name(model)} with keys and values")
     return shapes
 
 
