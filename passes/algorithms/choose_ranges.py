@@ -80,7 +80,7 @@ class ChooseRanges(Algorithm):
     on all these calls is taken if the model's output comes nearer to the float one on the new calls
     alone, and the gain on all is more than its standard error.
 
-    Together the steps cost at most three runs of the model for each call of 12 or more of
+    Together the steps cost at most three runs of the model for each call of 16 or more of
     calibration, whatever their number, 80 at most.
 
     Args:

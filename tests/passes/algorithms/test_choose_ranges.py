@@ -53,6 +53,13 @@ def converted(model, data, effort, backend="onnx", recipe="int8", **observers):
     return pq.convert_pt2e(pq.calibrate(prepared, data, progress=False))
 
 
+def calibrated(model, data):
+    program = torch.export.export(model.eval(), (data[0],))
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
+    return pq.calibrate(prepared, data, progress=False)
+
+
 def sqnr(model, gm, data):
     with torch.no_grad():
         return pq.sqnr_db([model(x) for x in data], [gm(x) for x in data])
@@ -133,10 +140,7 @@ def test_choose_ranges_when_few_calls_are_large_then_no_worse_than_observed(back
 def test_whole_model_when_calls_differ_widely_then_one_that_exceeds_them_counts(contrast):
     data = images(8, seed=0, outlier=0.0)
     data[0::2] = [x * contrast for x in data[0::2]]  # those that set other ranges
-    quantizer = pq.backends.get("onnx").quantizer("int8")
-    program = torch.export.export(Reader(1.0).eval(), (data[0],))
-    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
-    pq.calibrate(prepared, data, progress=False)
+    prepared = calibrated(Reader(1.0), data)
     take_statistics(prepared, prepared_state(prepared).algorithms)
     groups = range_groups(prepared)
     judged = [([x], 1.0) for x in data[1::2]]
@@ -195,10 +199,7 @@ def test_choose_ranges_when_no_effort_is_named_then_other_recipes_and_no_data_ar
 def test_choose_ranges_when_others_are_no_better_on_unseen_calls_then_as_observed_with_both():
     # The calls that set and judge are alike; in those that confirm, the outliers count.
     model, calm = Reader(1.0), images(16, seed=1, outlier=3.0)
-    program = torch.export.export(model.eval(), (calm[0],))
-    quantizer = pq.backends.get("onnx").quantizer("int8")
-    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
-    pq.calibrate(prepared, [*calm, 8 * calm[0]], progress=False)
+    prepared = calibrated(model, [*calm, 8 * calm[0]])
     take_statistics(prepared, prepared_state(prepared).algorithms)
     groups = range_groups(prepared)
     wide, parts = [([8 * x], 1.0) for x in calm[:4]], [[x] for x in calm]
@@ -218,11 +219,7 @@ def test_choose_ranges_when_others_are_no_better_on_unseen_calls_then_as_observe
 def _chooser(errors):
     """A chooser of a network with two open ranges, whose candidates cost what is given."""
     data = images(8, seed=1)
-    program = torch.export.export(Reader(1.0).eval(), (data[0],))
-    prepared = pq.prepare_pt2e(
-        program, pq.backends.get("onnx").quantizer("int8"), effort="balanced"
-    )
-    pq.calibrate(prepared, data, progress=False)
+    prepared = calibrated(Reader(1.0), data)
     take_statistics(prepared, prepared_state(prepared).algorithms)
     groups = range_groups(prepared)
     for group in groups.values():
@@ -368,10 +365,7 @@ def test_choose_ranges_when_a_foreign_quantizer_is_given_an_effort_then_its_rang
 
 def test_choose_ranges_when_a_prepared_graph_is_saved_then_the_choice_is_the_same(tmp_path):
     model, data = Reader(0.0), images(8, seed=1)
-    quantizer = pq.backends.get("onnx").quantizer("int8")
-    program = torch.export.export(model, (data[0],))
-    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
-    pq.calibrate(prepared, data, progress=False)
+    prepared = calibrated(model, data)
     pq.save(prepared, tmp_path / "prepared.qpt2")
     expected = pq.convert_pt2e(copy.deepcopy(prepared))
     found = pq.convert_pt2e(pq.load(tmp_path / "prepared.qpt2"))
@@ -417,9 +411,6 @@ def test_choose_ranges_when_progress_is_asked_for_then_each_step_shows_it(monkey
 
     monkeypatch.setattr(choose_ranges, "show_progress", show)
     data = images(8, seed=1)
-    program = torch.export.export(Reader(0.0), (data[0],))
-    quantizer = pq.backends.get("onnx").quantizer("int8")
-    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
-    pq.convert_pt2e(pq.calibrate(prepared, data, progress=False), progress=True)
+    pq.convert_pt2e(calibrated(Reader(0.0), data), progress=True)
     steps = "finding", "judging", "comparing", "confirming"
     assert shown == [(f"{step} ranges", True) for step in steps]
