@@ -136,8 +136,16 @@ def convert_to_float8_training(
         module: as `linear_products.convert_linears` takes it; what it returns and raises too.
         config: how; `Float8TrainingConfig()` if None.
         filter: likewise.
+
+    Raises:
+        ConfigError: also where `config` is something else.
     """
-    chosen = config or Float8TrainingConfig()
+    chosen = Float8TrainingConfig() if config is None else config
+    if not isinstance(chosen, Float8TrainingConfig):
+        raise ConfigError(
+            f"config is a Float8TrainingConfig, found {chosen!r}",
+            fix='Float8TrainingConfig(scaling="rowwise")',
+        )
 
     def products(linear: nn.Linear, name: str) -> Float8Products:
         is_rowwise = chosen.scaling is Float8Scaling.ROWWISE

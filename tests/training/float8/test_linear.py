@@ -154,3 +154,13 @@ def test_float8_linear_when_the_batch_is_empty_then_it_gives_nothing():
         assert y.shape == (0, 20)
         y.sum().backward()
         assert module[0].weight.grad.abs().sum() == 0
+
+
+def test_convert_to_float8_training_when_the_config_is_a_name_then_the_class_is_shown():
+    model = nn.Sequential(nn.Linear(16, 16))
+    with pytest.raises(ConfigError, match="config is a Float8TrainingConfig, found 'rowwise'"):
+        convert_to_float8_training(model, "rowwise")
+    assert type(model[0]) is nn.Linear
+    chosen = Float8TrainingConfig(scaling="rowwise")
+    assert chosen.scaling is Float8Scaling.ROWWISE
+    convert_to_float8_training(model, chosen)
