@@ -5,10 +5,10 @@ XNNPACK (in ExecuTorch 1.4) computes successive functions of one value of 8 bits
 values of the chain, as in `x * sigmoid(x)`. Its memory is corrupted where a table that it has
 made meets another function: the runtime then frees a table twice, when the program is loaded or
 let go of (google/XNNPACK pull requests 9935 and 10756, issues.chromium.org/497456778). Chains of
-more than ten nodes corrupt it too.
+more than ten nodes corrupt it too. A requantization between two scales is two nodes of a chain.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from executorch.exir.dialects._ops import ops as exir_ops
@@ -72,6 +72,9 @@ _SAME_VALUES = frozenset(
 _FUSED = 4
 """How many functions may be one table: each is up to two nodes, and ten are XNNPACK's limit."""
 
+_REQUANTIZATION = 2
+"""The nodes of a requantization: a conversion to float and one to integers."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -79,7 +82,7 @@ class _Place:
 
     Attributes:
         root: the value of 8 bits that begins it.
-        depth: functions since then.
+        depth: functions since then, a requantization counted as two.
         in_float: whether one of them reads what another gives without q/dq between the two.
     """
 
@@ -123,7 +126,10 @@ def _place_of(node: Node, places: dict[Node, _Place]) -> _Place | None:
     if node.target is _DEQUANTIZE and not _is_constant(node):
         return places.get(node.args[0]) or _Place(node.args[0], 0)  # type: ignore[arg-type]  # a node
     if node.target in _SAME_VALUES:
-        return places.get(node.args[0])  # type: ignore[arg-type]  # a node
+        place = places.get(node.args[0])  # type: ignore[arg-type]  # a node
+        if place is not None and _is_requantization(node):
+            return replace(place, depth=place.depth + _REQUANTIZATION)
+        return place
     if node.target not in _UNARY | _BINARY:
         return None
     operands = [places.get(n) for n in node.all_input_nodes if not _is_constant(n)]
@@ -135,6 +141,12 @@ def _place_of(node: Node, places: dict[Node, _Place]) -> _Place | None:
     )
     in_float = in_float or any(p.in_float for p in found)
     return _Place(found[0].root, 1 + max(p.depth for p in found), in_float)
+
+
+def _is_requantization(node: Node) -> bool:
+    """Whether a quantize reads a dequantize: XNNPACK converts to float and back."""
+    source = node.args[0]
+    return node.target is _QUANTIZE and isinstance(source, Node) and source.target is _DEQUANTIZE
 
 
 def _is_with_constant(node: Node) -> bool:

@@ -5,6 +5,17 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+    XNNPACKQuantizer,
+    get_symmetric_quantization_config,
+)
+from executorch.exir.dialects._ops import ops as exir_ops
+from torch import Tensor, nn
+
+import pt2e_quant as pq
+from pt2e_quant.backends.xnnpack import lower
+from pt2e_quant.backends.xnnpack.passes.lookup_chains import separate_functions
 
 CHILD = """
 import gc, sys
@@ -66,6 +77,44 @@ def test_separate_functions_when_xnnpack_would_fuse_them_wrongly_then_right_resu
             f"{LONG} @ p.view(4, 1);4",
         ]
     )
+
+
+class Shifted(nn.Module):
+    """A sum with a constant behind a slice: XNNPACKQuantizer gives the two unlike scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.conv(x)[:, 1::2] + 2).sigmoid().log().flatten(1).sum(-1) + 0.5
+
+
+def test_separate_functions_when_a_constant_is_behind_a_requantization_then_apart(monkeypatch):
+    graphs = []
+
+    def separated(gm):
+        result = separate_functions(gm)
+        graphs.append(gm)
+        return result
+
+    monkeypatch.setattr(lower, "separate_functions", separated)
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, 4, 4)
+    sizes = ({0: torch.export.Dim("batch", max=16)},)
+    program = torch.export.export(Shifted().eval(), (x,), dynamic_shapes=sizes)
+    config = get_symmetric_quantization_config(is_per_channel=True)
+    prepared = pq.prepare_pt2e(program, XNNPACKQuantizer().set_global(config))
+    gm = pq.convert_pt2e(pq.calibrate(prepared, [(x,)] * 2, progress=False))
+    artifact = pq.backends.get("xnnpack").lower(gm)
+    assert torch.allclose(artifact.run(x[:2]), gm(x[:2]), atol=1e-3)
+    edge = exir_ops.edge
+    (first, *_) = [n for n in graphs[0].graph.nodes if n.target is edge.aten.add.Tensor]
+    node, seen = first.args[0], []
+    while node.op == "call_function" and node.target is not edge.aten.slice_copy.Tensor:
+        seen.append(node.target)
+        node = node.args[0]
+    assert edge.aten.view_copy.default in seen
 
 
 @pytest.mark.slow
