@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.cut_graph import cut_behind, operators
-from pt2e_quant.core.errors import Pt2eQuantError, UnsupportedError
+from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError, UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.graph.ops import is_getitem
 
@@ -46,6 +46,24 @@ def named_refusals(gm: GraphModule, try_part: TryPart) -> Iterator[None]:
             node=first_refused(gm, try_part),
             fix=_FIX,
         ) from error
+
+
+@contextmanager
+def named_node(gm: GraphModule, try_part: TryPart) -> Iterator[None]:
+    """Add the first operator that is refused to errors of the block that name none.
+
+    Where each part of the graph is taken alone, its output is named.
+
+    Raises:
+        UnsupportedError, ArtifactError: as the block raised it, with a node and a fix.
+    """
+    try:
+        yield
+    except (UnsupportedError, ArtifactError) as error:
+        if error.node_name:
+            raise
+        node = first_refused(gm, try_part) or gm.graph.output_node()
+        raise type(error)(error.what, node=node, fix=error.fix or _FIX) from error
 
 
 def _first_line(error: Exception) -> str:

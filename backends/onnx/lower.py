@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 import onnxruntime
@@ -14,7 +15,7 @@ from onnxscript.rewriter._pattern_ir import Constant
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from pt2e_quant.backends.name_refused import first_refused
+from pt2e_quant.backends.name_refused import named_node
 from pt2e_quant.backends.onnx.artifact import OnnxArtifact, read_artifact
 from pt2e_quant.backends.onnx.metadata import Metadata
 from pt2e_quant.backends.onnx.passes.carry_state import carry_state, return_written
@@ -285,10 +286,14 @@ def _emit(job: Job[Options]) -> Draft:
         *(f"{capture.inputs[index].name}_written" for index in written),
         *(tensor.output_name for tensor in state),
     ]
+    if not names:
+        reason = "the model gives no tensor, and ONNX Runtime loads no model without a result"
+        raise UnsupportedError(reason, node=flat.graph.output_node(), fix="return a tensor")
     rewrites = None if validation is None else RewriteValidation(validation)
     model, origins = _export(flat, names, portable=portable, validation=rewrites)
     name_inputs(model.graph, [tensor.input_name for tensor in state])
-    plain, optimized, session, left = _optimize(model, portable=portable, validation=rewrites)
+    with named_node(flat, partial(_load_part, portable=portable)):
+        plain, optimized, session, left = _optimize(model, portable=portable, validation=rewrites)
     report = make_report(gm, optimized, origins)
     told = {region.node for region in slower}
     others = (one for one in left if one.result not in told)
@@ -358,18 +363,14 @@ def _export(
     Raises:
         UnsupportedError: naming it.
     """
-
-    def export_part(part: GraphModule) -> object:
-        return export_model(export_again(part), ["part"], portable=portable)
-
-    try:
+    with named_node(flat, partial(_load_part, portable=portable)):
         ep = export_again(flat)
         return export_model(ep, names, named=flat.graph, portable=portable, validation=validation)
-    except UnsupportedError as error:
-        if error.node_name:
-            raise
-        node = first_refused(flat, export_part)
-        raise UnsupportedError(error.what, node=node, fix=error.fix) from error
+
+
+def _load_part(part: GraphModule, *, portable: bool) -> None:
+    """Export a part of a graph and load it."""
+    optimize(_serialize(export_model(export_again(part), ["part"], portable=portable)[0]))
 
 
 def _with_metadata(model: ir.Model, metadata: Metadata, record: RecordKind | None) -> bytes:

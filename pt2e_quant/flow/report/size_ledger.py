@@ -177,7 +177,8 @@ def _note_equal(
 def check_smaller(gm: GraphModule, bytes_before: int, *, is_strict: bool) -> None:
     """Refuse a graph whose constants did not shrink although its weights were quantized.
 
-    Below NOTABLE_BYTES of float constants it is a note of the graph's provenance instead.
+    Below NOTABLE_BYTES of quantized weights in float it is a note of the graph's provenance
+    instead: the qparams of small weights may take more than is saved.
 
     Args:
         gm: a converted graph, its ledger taken.
@@ -205,7 +206,7 @@ def check_smaller(gm: GraphModule, bytes_before: int, *, is_strict: bool) -> Non
     text = f"its weights are quantized, but the graph's constants {grew}: {listed}"
     if twice:
         text += f"; also kept in float: {', '.join(twice[:3])}"
-    if bytes_before < NOTABLE_BYTES:
+    if sum(r.size_before for r in quantized) < NOTABLE_BYTES:
         provenance_of(gm).notes.append(text)
         return
     error = UnsupportedError(

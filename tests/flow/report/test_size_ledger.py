@@ -220,3 +220,18 @@ def test_check_file_when_little_was_to_shrink_then_nothing_is_said(quantizer):
     gm = pq.convert_pt2e(prepared(Linears(), quantizer))
     report = Report(backend="Toy", provenance=provenance_of(gm), size_bytes=10**9)
     check_file_smaller(report, is_strict=True)
+
+
+def test_convert_when_small_weights_grow_beside_large_float_ones_then_it_is_a_note(quantizer):
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small, self.large = KeptFloat(16), nn.Parameter(torch.randn(400, 64))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.small(x), torch.where(x.sum() > 0, self.large, 0.0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gm = pq.convert_pt2e(prepared(Beside(), quantizer, width=16))
+    assert "grew from 103,424 to" in provenance_of(gm).notes[-1]
