@@ -35,17 +35,16 @@ QUANTILE = 2.3263478740408408
 class PredictedRangeObserver(UniformQuantizationObserverBase):
     """The running min and max of a tensor; of one vector a sample, widened as predicted.
 
-    More than 256 integers cover at least twice the observed range.
+    More than 256 integers cover at least twice the observed range. It takes torch.ao's other
+    arguments too: `reduce_range` (use one bit less), and `is_dynamic`, which must be False.
 
     Args:
         dtype: integer dtype to quantize to.
         qscheme: per_tensor_affine or per_tensor_symmetric.
-        reduce_range: use one bit less; give quant_min and quant_max instead.
         quant_min: least integer used; the dtype's own if None.
         quant_max: greatest integer used; the dtype's own if None.
         factory_kwargs: device and dtype of the statistics.
         eps: the least scale; torch.ao's where only 0 was seen.
-        is_dynamic: must be False.
     """
 
     def __init__(

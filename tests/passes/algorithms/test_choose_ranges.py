@@ -15,33 +15,9 @@ from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
 from pt2e_quant.passes.algorithms import choose_ranges
 from pt2e_quant.passes.algorithms.algorithm import take_statistics
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges, _Chooser
-from pt2e_quant.passes.algorithms.observed_run import ObservedRun, OutputError
-from pt2e_quant.passes.algorithms.range_groups import AS_OBSERVED, SQUARED, Calls, range_groups
-
-CHANNELS, WIDE = 8, 3
-
-
-def images(count, *, seed, spread=0.0, outlier=100.0):
-    """Noise, where each image has a few large values in one channel, the same in every image."""
-    generator = torch.Generator().manual_seed(seed)
-    made = torch.randn(count, 1, CHANNELS, 16, 16, generator=generator).clamp(-3, 3)
-    made[:, :, WIDE, 4, 4] = outlier
-    contrast = torch.exp(spread * torch.randn(count, 1, 1, 1, 1, generator=generator))
-    return [*(made * contrast)]
-
-
-class Reader(nn.Module):
-    """A convolution, of which the wide channel is a share; the image is computed."""
-
-    def __init__(self, share):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.after = nn.Conv2d(CHANNELS, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
-        with torch.no_grad():
-            self.conv.weight[:, WIDE] *= share
-
-    def forward(self, x):
-        return self.after(torch.relu(self.conv(x)))
+from pt2e_quant.passes.algorithms.observed_run import ObservedRun
+from pt2e_quant.passes.algorithms.range_groups import AS_OBSERVED, Calls, range_groups
+from tests.passes.algorithms.outlier_images import CHANNELS, Reader, calibrated, images
 
 
 def converted(model, data, effort, backend="onnx", recipe="int8", **observers):
@@ -51,13 +27,6 @@ def converted(model, data, effort, backend="onnx", recipe="int8", **observers):
     program = torch.export.export(model.eval(), (data[0],))
     prepared = pq.prepare_pt2e(program, quantizer, effort=effort)
     return pq.convert_pt2e(pq.calibrate(prepared, data, progress=False))
-
-
-def calibrated(model, data):
-    program = torch.export.export(model.eval(), (data[0],))
-    quantizer = pq.backends.get("onnx").quantizer("int8")
-    prepared = pq.prepare_pt2e(program, quantizer, effort="balanced")
-    return pq.calibrate(prepared, data, progress=False)
 
 
 def sqnr(model, gm, data):
@@ -214,56 +183,6 @@ def test_choose_ranges_when_others_are_no_better_on_unseen_calls_then_as_observe
             changed = any(name != AS_OBSERVED for name in choice.values())
             assert changed == (unseen is not wide)
             assert text.startswith("ranges are as observed: on 4 calls") != changed
-
-
-def _chooser(errors):
-    """A chooser of a network with two open ranges, whose candidates cost what is given."""
-    data = images(8, seed=1)
-    prepared = calibrated(Reader(1.0), data)
-    take_statistics(prepared, prepared_state(prepared).algorithms)
-    groups = range_groups(prepared)
-    for group in groups.values():
-        group.errors = dict(errors)
-    calls = Calls(fitted=[], judged=[], unseen=[([x], 1.0) for x in data[:2]])
-    return _Chooser(prepared, groups, calls, progress=False)
-
-
-def test_tried_when_squared_error_wins_nowhere_then_it_is_compared_in_the_whole_model_too():
-    errors = {AS_OBSERVED: 1.0, SQUARED: 1.1, "99.9 %": 2.0}
-    chooser = _chooser(errors)
-    assert [set(choice.values()) for choice in chooser.tried()] == [{AS_OBSERVED}, {SQUARED}]
-    chooser = _chooser({**errors, "99.9 %": 0.9})  # too little for the cautious choice
-    found = [set(choice.values()) for choice in chooser.tried()]
-    assert found == [{AS_OBSERVED}, {"99.9 %"}, {SQUARED}]
-    assert len(_chooser({AS_OBSERVED: 1.0, SQUARED: 0.5}).tried()) == 2
-
-
-@pytest.mark.parametrize(
-    ("judged", "unseen", "taken"),
-    [
-        ((20.0, 21.0, 20.9), (20.0, 20.5, 21.5), SQUARED),  # the calls that confirm decide
-        ((20.0, 23.0, 20.9), (20.0, 21.0, 21.0), "99.9 %"),
-        ((20.0, 19.5, 19.9), (20.0, 20.5, 23.0), SQUARED),  # few calls judged wrongly
-        ((20.0, 23.0, 22.0), (20.0, 20.05, 19.0), AS_OBSERVED),  # nothing is confirmed
-        ((20.0, 20.1, 20.1), (20.0, 20.2, 20.2), AS_OBSERVED),  # too little
-    ],
-)
-def test_confirmed_when_choices_differ_then_all_calls_that_set_nothing_decide(
-    judged, unseen, taken, monkeypatch
-):
-    chooser = _chooser({AS_OBSERVED: 1.0, SQUARED: 0.9, "99.9 %": 0.8})
-
-    names = AS_OBSERVED, "99.9 %", SQUARED
-
-    def whole(choices, compared, text="comparing ranges"):
-        of_name = dict(zip(names, judged if text == "comparing ranges" else unseen, strict=True))
-        found = [of_name[name] for choice in choices for name in set(choice.values())]
-        return [OutputError([1.0] * 4, [10 ** (-db / 10)] * 4) for db in found]
-
-    monkeypatch.setattr(chooser, "_whole", whole)
-    choice, text = chooser.confirmed()
-    assert set(choice.values()) == {taken}
-    assert text.startswith("ranges are as observed") == (taken == AS_OBSERVED)
 
 
 @pytest.mark.parametrize("backend", ["onnx", "xnnpack", "cpu"])
