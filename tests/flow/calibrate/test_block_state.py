@@ -92,7 +92,8 @@ def test_run_when_stopped_then_goes_on_and_ends_with_the_same_graph(tmp_path, ra
 def test_streamed_algorithms_when_listed_then_all_that_gather_statistics():
     named = {getattr(given, "name", given) for given, _ in STREAMED}
     own = map(algorithm_named, OWN_NAMES)
-    assert named == {a.name for a in own if a.watches_sites and not a.needs_calls}
+    watching = {a.name for a in own if a.watches_sites and not a.needs_calls}
+    assert named == watching - {"own_ranges"}  # it is for concatenations: these models have none
 
 
 @pytest.mark.parametrize(("algorithm", "recipe"), STREAMED, ids=str)

@@ -103,7 +103,7 @@ def test_quantize_when_data_has_labels_then_inputs_picks(plain_backend, loader):
 def test_pick_when_the_batch_is_a_tensor_then_it_is_its_only_part():
     x = torch.zeros(2, 3)
     assert pick_inputs(x, 0)[0] is x
-    with pytest.raises(InputError, match="inputs=1 is no part of the batch, which is a Tensor"):
+    with pytest.raises(InputError, match="inputs=1 is not in the batch, which is a Tensor"):
         pick_inputs(x, 1)
 
 
