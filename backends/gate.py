@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch.fx import GraphModule
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.compare_results import Results, compare
@@ -20,13 +22,14 @@ from pt2e_quant.backends.judge_results import (
 from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.new_process import run_in_new_process
 from pt2e_quant.backends.registry import names
-from pt2e_quant.backends.rounded_results import rounded_results
 from pt2e_quant.backends.run_calls import run_artifact
 from pt2e_quant.backends.trials import Trial, Trials
 from pt2e_quant.core.errors import ArtifactError, ConfigError, Pt2eQuantError, near
 from pt2e_quant.core.inexact import is_inexact
+from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.sample import Sample, sample_of
+from pt2e_quant.graph.alias import nested_graphs, subgraph_of, writes
 
 __all__ = [
     "CEILING_DB",
@@ -36,6 +39,7 @@ __all__ = [
     "check_artifact",
     "choose_sample",
     "loader_of",
+    "rounded_results",
 ]
 
 _AGAIN = "the sample again, behind other calls and a reset"
@@ -195,3 +199,35 @@ def _run(
         raise ArtifactError(
             f"the artifact stops{where}: {what}", node=node, fix=fix or "verify=False to look at it"
         ) from error
+
+
+def rounded_results(gm: GraphModule) -> tuple[bool, ...]:
+    """Whether quantization reaches each result, in flat order; the others are float32 throughout.
+
+    Values of 16 bits count as rounded too, because runtimes compute them in float32. Values that
+    are written in place are not followed: if one of them may be rounded, every result may be.
+    Operators from elsewhere than ATen (kernels, foreign quantize operators) may round.
+    """
+    rounded: set[Node] = set()
+    for node in gm.graph.nodes:
+        if _rounds(node) or any(source in rounded for source in node.all_input_nodes):
+            rounded.add(node)
+    leaves = pytree.tree_leaves(gm.graph.output_node().args[0])
+    if any(written for node in rounded for written in writes(node)):
+        return (True,) * len(leaves)
+    return tuple(isinstance(leaf, Node) and leaf in rounded for leaf in leaves)
+
+
+def _rounds(node: Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < 4:
+        return True
+    if node.op == "get_attr":
+        body = subgraph_of(node)
+        return body is not None and any(
+            _rounds(inner) for graph in nested_graphs(body) for inner in graph.graph.nodes
+        )
+    if node.op != "call_function":
+        return False
+    namespace = getattr(node.target, "namespace", "aten")
+    return is_qdq(node) or namespace not in ("aten", "higher_order", "prim", "prims")

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.backends.gate import rounded_results
 from pt2e_quant.backends.judge_results import CEILING_DB, FLOAT_CEILING_DB, FRESH_MARGIN_DB
-from pt2e_quant.backends.rounded_results import rounded_results
 from pt2e_quant.backends.rounding_noise import (
     DRAWS,
     FLIP_DRAWS,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
-from pt2e_quant.backends.rounded_results import rounded_results
+from pt2e_quant.backends.gate import rounded_results
 
 
 class Two(nn.Module):
