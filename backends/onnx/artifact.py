@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact, ShownNode, read_file, write_artifact
-from pt2e_quant.backends.onnx.islands import read_islands
 from pt2e_quant.backends.onnx.metadata import Metadata
+from pt2e_quant.backends.onnx.report import read_islands
 from pt2e_quant.backends.onnx.runtime import (
     Operator,
     OperatorKind,

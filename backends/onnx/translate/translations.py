@@ -16,11 +16,11 @@ from torch.onnx._internal.exporter._torchlib.ops.hop import (
     higher_order_while_loop,
 )
 
-from pt2e_quant.backends.onnx.translate.formats import format_translations
+from pt2e_quant.backends.onnx.rewrites.expand_per_token import per_token_translations
+from pt2e_quant.backends.onnx.rewrites.write_formats import format_translations
+from pt2e_quant.backends.onnx.rewrites.write_recurrent import recurrent_translations
 from pt2e_quant.backends.onnx.translate.marks import mark
-from pt2e_quant.backends.onnx.translate.per_token import per_token_translations
 from pt2e_quant.backends.onnx.translate.pools import pool_translations
-from pt2e_quant.backends.onnx.translate.recurrent import recurrent_translations
 from pt2e_quant.backends.onnx.values import MICROSOFT
 from pt2e_quant.graph.idioms.masks import AdditiveMask, AnySeen
 from pt2e_quant.graph.idioms.rms_norm import RmsNorm
