@@ -1,5 +1,6 @@
-"""Lowering: one walk from a canonical graph to oneDNN's fused operators."""
+"""Lowering: one walk from a canonical graph to oneDNN's fused operators, and its report."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cpu.artifact import CpuArtifact
-from pt2e_quant.backends.cpu.describe import UNFUSED_WEIGHT, describe
 from pt2e_quant.backends.cpu.failed_products import (
     Failure,
     deciding_without,
@@ -22,11 +22,11 @@ from pt2e_quant.backends.cpu.passes.module_passes import (
     write_sums_in_place,
 )
 from pt2e_quant.backends.cpu.passes.pack_recurrent import pack_recurrent
-from pt2e_quant.backends.cpu.passes.single_pass_qdq import single_pass_qdq
+from pt2e_quant.backends.cpu.passes.single_pass_qdq import FULL_RANGES, single_pass_qdq
 from pt2e_quant.backends.cpu.recipes import RECIPES
-from pt2e_quant.backends.cpu.table import REGISTRY
+from pt2e_quant.backends.cpu.table import REGISTRY, decide
 from pt2e_quant.backends.edited_copy import edited_copy
-from pt2e_quant.backends.fuse_kernels import fuse_kernels
+from pt2e_quant.backends.fuse_kernels import KERNEL_KEY, REFUSED_KEY, fuse_kernels
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
 from pt2e_quant.backends.target.float_retries import Leave
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, in_float32
@@ -34,21 +34,21 @@ from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.backends.target.recipe import Wanted
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.read_capture import capture_of
-from pt2e_quant.core.schemes import Role
 from pt2e_quant.flow.report.report import FloatRegion, Report
-from pt2e_quant.graph.op_table import Slot
+from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import LINEAR, is_call
-from pt2e_quant.graph.pattern import Match
 from pt2e_quant.graph.pipeline import GraphPass, Validation, run_passes
-from pt2e_quant.graph.subgraphs import named_graphs
+from pt2e_quant.graph.subgraphs import NamedGraph, named_graphs
+from pt2e_quant.kernels.cost import moved_bytes
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
+from pt2e_quant.kernels.onednn.speed import SHAPE_CLASS_KEY, cpu_slug, measured_here
 from pt2e_quant.kernels.product_trial.verdicts import TRIALS_VARIABLE, are_tried
 from pt2e_quant.kernels.quantize_per_token.fuse_choose import fuse_choose_quantize
-from pt2e_quant.kernels.quantized_values import affine_of, read_weight, requantized
-from pt2e_quant.kernels.read_scheme import scheme_of, slots_fit
+from pt2e_quant.kernels.quantized_values import affine_of
+from pt2e_quant.kernels.read_scheme import scheme_of
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.lift_constants import lift_constants
@@ -58,6 +58,7 @@ from pt2e_quant.passes.qdq.shift_activations import unsigned_activations
 from pt2e_quant.passes.qdq.widen_scales import widen_scales
 
 SUFFIX = ".qpt2"
+UNFUSED_WEIGHT = "dequantize of a weight"
 
 MODULE_PASSES: tuple[GraphPass, ...] = (
     write_sums_in_place,
@@ -236,47 +237,6 @@ LOWERING = Lowering(
 )
 
 
-def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match], bool]:
-    """A predicate for the matcher; why a match that fits is left goes to `refused`, by node."""
-    return lambda kernel, match: _fits(gm, kernel, match, refused)
-
-
-def _fits(gm: GraphModule, kernel: Kernel, match: Match, refused: dict[str, str]) -> bool:
-    """Whether the q/dq around a match are the row's; why one that fits is left goes to `refused`.
-
-    Ranges narrower than the row's, or of weights that use -128, are taken: what a foreign
-    quantizer wrote runs too.
-    """
-    row = kernel.row
-    takes_floats = any(slot.role is Role.INPUT and not slot.accepts for slot in row.slots)
-    if takes_floats and not slots_fit(gm, row, match):
-        return False
-    if not takes_floats and not all(_slot_fits(gm, match, slot) for slot in row.slots):
-        return False
-    broken = row.refusal(match)
-    if broken is not None:
-        refused.setdefault(match.anchor.name, f"{kernel.op} needs {broken.text}")
-    return broken is None
-
-
-def _slot_fits(gm: GraphModule, match: Match, slot: Slot) -> bool:
-    at, role = slot.at, slot.role
-    if any(accepted.is_dynamic for accepted in slot.accepts):
-        found = scheme_of(gm, match[at])
-        return found is not None and any(found.fits(accepted) for accepted in slot.accepts)
-    if role is Role.WEIGHT:
-        return match[at] is None or read_weight(gm, match[at]) is not None
-    if role is Role.OUTPUT:
-        written = requantized(match.anchor)
-        return written is not None and written[0].dtype is torch.uint8
-    if at == "y":  # a summand may be float
-        return isinstance(match[at], Node)
-    value = match[at]
-    sources = value if isinstance(value, tuple) else (value,)
-    affines = [affine_of(source) for source in sources]
-    return all(affine is not None and affine.dtype is torch.uint8 for affine in affines)
-
-
 def opaque_to_compile(module: GraphModule) -> GraphModule:
     """Let `torch.compile` of a model around a module call it instead of tracing into it.
 
@@ -322,3 +282,87 @@ def unfused_weights(program: GraphModule, weights: Sequence[FloatRegion]) -> Uns
         node=reader,
         fix=f"{nearest}lower(..., strict=False) to dequantize it in every call",
     )
+
+
+def describe(report: Report, program: GraphModule, module: GraphModule) -> None:
+    """Count what runs, and say which q/dq are left, why, and what each moves in a call.
+
+    Args:
+        report: written to.
+        program: the fused graph, its q/dq as the canonical graph has them.
+        module: what runs, with those replaced by faster forms.
+    """
+    counts: Counter[str] = Counter()
+    floats: Counter[str] = Counter()
+    for node in (node for graph in named_graphs(module) for node in graph.gm.graph.nodes):
+        if node.op != "call_function":
+            continue
+        name = operator_name(node)
+        is_fused = KERNEL_KEY in node.meta or name.startswith("quantized.")
+        (counts if is_fused or _gives_integers(node) else floats)[name] += 1
+    report.integer_ops, report.float_ops = dict(counts), dict(floats)
+    graphs = named_graphs(program)
+    report.float_regions.extend(
+        float_region for graph in graphs for float_region in _float_regions(graph)
+    )
+    for record in report.provenance.tensors:
+        record.backends["cpu"] = f"{record.dtype} in oneDNN's operators"
+    lone = [n for graph in graphs for n in graph.gm.graph.nodes if is_qdq(n)]
+    quantizes = sum(not is_dequantize(n) for n in lone)
+    moved = sum(_moved(n) for n in lone)
+    size = f"{moved:,} bytes" if type(moved) is int else f"{moved} bytes"
+    report.notes.append(
+        f"{quantizes} quantize and {len(lone) - quantizes} dequantize passes left: "
+        f"{size} in every call" + (", one round of each loop counted" if len(graphs) > 1 else "")
+    )
+    report.notes.extend(_speeds(graphs))
+
+
+def _float_regions(graph: NamedGraph) -> list[FloatRegion]:
+    """The weights of one graph that are dequantized in every call."""
+    refused: dict[str, str] = graph.gm.meta.get(REFUSED_KEY, {})
+    return [
+        FloatRegion(
+            node=graph.prefix + (reader := next(iter(node.users)).name),
+            what=UNFUSED_WEIGHT,
+            reason=refused.get(reader, "no fused operator takes it"),
+            cost="one pass over the weight in every call",
+        )
+        for node in graph.gm.graph.nodes
+        if is_dequantize(node) and node.args[0] in graph.constants and node.users
+    ]
+
+
+def _moved(node: Node) -> int:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return moved_bytes(source.meta["val"], node.meta["val"])
+
+
+def _speeds(graphs: Sequence[NamedGraph]) -> list[str]:
+    """The measured speed over float of every operator's shape class in use, or that none is."""
+    found: Counter[tuple[str, str]] = Counter()
+    others: Counter[str] = Counter()
+    for node in (node for graph in graphs for node in graph.gm.graph.nodes):
+        kernel: Kernel | None = node.meta.get(KERNEL_KEY)
+        if kernel is not None and SHAPE_CLASS_KEY in node.meta:
+            found[kernel.op, node.meta[SHAPE_CLASS_KEY]] += 1
+        elif kernel is not None and not kernel.measured:
+            others[kernel.op] += 1
+    return [_speed(op, name, count) for (op, name), count in sorted(found.items())] + [
+        f"{op}: not measured on a CPU ({count} calls)" for op, count in others.items()
+    ]
+
+
+def _speed(op: str, shape_class: str, count: int) -> str:
+    calls = "1 call" if count == 1 else f"{count} calls"
+    what = f"{op}, {shape_class or 'symbolic sizes'} ({calls})"
+    ratio = measured_here(op).get(shape_class)
+    if ratio is None:
+        return f"{what}: not measured on {cpu_slug()}"
+    kept = "; kept, its tensors are quantized already" if ratio < 1.0 else ""
+    return f"{what}: measured {ratio:.2f} times as fast as float on {cpu_slug()}{kept}"
+
+
+def _gives_integers(node: Node) -> bool:
+    return getattr(node.meta.get("val"), "dtype", None) in FULL_RANGES

@@ -5,8 +5,7 @@ from functools import partial
 
 from torch.fx import GraphModule
 
-from pt2e_quant.backends.cpu.place_by_speed import place_by_speed
-from pt2e_quant.backends.cpu.policy import policy_of
+from pt2e_quant.backends.cpu.policy import place_by_speed, policy_of
 from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data

@@ -8,7 +8,7 @@ from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.backends import get
-from pt2e_quant.backends.cpu import describe, policy
+from pt2e_quant.backends.cpu import lower, policy
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY
 from pt2e_quant.core.errors import Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.provenance import provenance_of
@@ -178,7 +178,7 @@ def test_class_when_slower_than_float_then_float_and_a_warning_says_what_to_do(
 def test_class_when_slower_but_allowed_then_fused_and_the_report_says_how_slow(
     make_noise, monkeypatch
 ):
-    for module in (policy, describe):
+    for module in (policy, lower):
         monkeypatch.setattr(module, "measured_here", lambda op: {AS_EXPORTED: 0.8})
     _, artifact = lowered_net(make_noise, CPU.allowing_slower())
     assert artifact.report.integer_ops[ROWS] == 2

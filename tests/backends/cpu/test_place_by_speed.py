@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.backends import get
-from pt2e_quant.backends.cpu import place_by_speed
+from pt2e_quant.backends.cpu import policy
 from pt2e_quant.core.errors import Pt2eQuantWarning
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.kernels.product_trial.product import Operator, PostOpKind, Product
@@ -38,8 +38,8 @@ def timed(monkeypatch):
             if p.weight[0] in times
         }
 
-    monkeypatch.setattr(place_by_speed, "times_of", times_of)
-    monkeypatch.setattr(place_by_speed, "are_tried", lambda: True)
+    monkeypatch.setattr(policy, "times_of", times_of)
+    monkeypatch.setattr(policy, "are_tried", lambda: True)
     return times
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pt2e_quant.backends import get
-from pt2e_quant.backends.cpu import describe, policy
+from pt2e_quant.backends.cpu import lower, policy
 from pt2e_quant.core.errors import Pt2eQuantWarning
 from pt2e_quant.core.recurrent_ops import RecurrentLayer, Rounding
 from pt2e_quant.flow.calibrate.calibrate import calibrate
@@ -23,7 +23,7 @@ ALONE, CHAIN = "depthwise, small", "depthwise, small, in a chain"
 def measured(monkeypatch):
     """What the machine measured, as the test has it."""
     ratios: dict[str, float] = {}
-    for module in (policy, describe):
+    for module in (policy, lower):
         monkeypatch.setattr(module, "measured_here", lambda op: ratios)
     return ratios
 

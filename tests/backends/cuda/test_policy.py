@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_tune import write_measured
-from pt2e_quant.backends.cuda.describe import describe
-from pt2e_quant.backends.cuda.lower import lower_graph
+from pt2e_quant.backends.cuda.lower import describe, lower_graph
 from pt2e_quant.backends.cuda.policy import Measures
 from pt2e_quant.backends.cuda.table import REGISTRY
 from pt2e_quant.core.provenance import provenance_of
