@@ -28,7 +28,6 @@ from pt2e_quant.backends.xnnpack.artifact import (
     load,
 )
 from pt2e_quant.backends.xnnpack.contents import read_contents, read_named_data
-from pt2e_quant.backends.xnnpack.float_regions import float_regions, refuse_float
 from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.node_ids import Handles, floats_of, read_handles
@@ -83,12 +82,14 @@ from pt2e_quant.backends.xnnpack.passes.recurrent import (
 from pt2e_quant.backends.xnnpack.passes.recurrent_loops import CONFIG, loop_recurrent
 from pt2e_quant.backends.xnnpack.passes.refloat import (
     choose_per_row,
+    float_regions,
     has_per_tensor,
     leave_slower,
     own_biases,
     own_operands,
     refloat_leftovers,
     refloat_products,
+    refuse_float,
     split_biases,
     unfold_biases,
 )

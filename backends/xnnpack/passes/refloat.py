@@ -5,6 +5,7 @@ convolution's weight it even returns wrong numbers (ExecuTorch 1.4). So every q/
 against the form that the partitioner takes, and folded or dropped if it has another.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from pt2e_quant.backends.xnnpack.passes.kernel_forms import (
 )
 from pt2e_quant.backends.xnnpack.passes.normalize_overloads import view_shape
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_no_product
+from pt2e_quant.core.errors import UnsupportedError
 from pt2e_quant.core.qdq import (
     CHOOSE_QPARAMS_OPS,
     ChoosePerToken,
@@ -29,11 +31,13 @@ from pt2e_quant.core.qdq import (
     QdqKind,
     QuantizePerToken,
     is_dequantize,
+    is_qdq,
     is_quantize,
     kind_of_qdq,
 )
+from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import attribute, constant_nodes, constant_of
+from pt2e_quant.graph.meta import attribute, constant_nodes, constant_of, origin_name
 from pt2e_quant.graph.ops import (
     ADDMM,
     CONV1D,
@@ -347,3 +351,39 @@ def choose_per_row(gm: GraphModule) -> PassResult:
         editor.discard([*node.users, node, *(p for p in picks if isinstance(p, Node)), chosen])
         notes.append(Note(node.name, "the delegate finds the qparams of each row"))
     return PassResult(editor.finish(), tuple(notes))
+
+
+_SEPARATOR = ", "
+
+
+def float_regions(notes: Iterable[Note], work: GraphModule, gm: GraphModule) -> list[FloatRegion]:
+    """One region for each note of a pass that put operators back to float.
+
+    Args:
+        notes: their nodes are names in `work`, separated by commas where there are several.
+        work: the copy that the passes edited; its new operators have other names than in `gm`.
+        gm: the canonical graph that was lowered; the regions name its nodes.
+    """
+    given = {node.name for node in gm.graph.nodes}
+    written_for = {origin_name(node): node.name for node in gm.graph.nodes if not is_qdq(node)}
+    names = {n.name: written_for.get(origin_name(n), n.name) for n in work.graph.nodes}
+    found: dict[tuple[str, str], None] = {}
+    for note in notes:
+        told = [n if n in given else names.get(n, n) for n in note.node.split(_SEPARATOR)]
+        found[_SEPARATOR.join(dict.fromkeys(told)), note.text] = None
+    return [FloatRegion(node=node, what="runs in float", reason=text) for node, text in found]
+
+
+def refuse_float(gm: GraphModule, regions: Sequence[FloatRegion]) -> None:
+    """Refuse the lowering if there is a region in float.
+
+    Raises:
+        UnsupportedError: there is one; the error names the first.
+    """
+    for worst in regions[:1]:
+        names = worst.node.split(_SEPARATOR)
+        raise UnsupportedError(
+            f"XNNPACK cannot keep {worst.node} quantized: {worst.reason}",
+            node=next((n for n in gm.graph.nodes if n.name in names), None),
+            fix="lower(..., strict=False) to run it in float",
+        )
