@@ -80,7 +80,7 @@ from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import fold_observed_constants
 from pt2e_quant.passes.cleanup.lift_constants import lift_constants
 from pt2e_quant.passes.cleanup.remove_dropout import remove_dropout
-from pt2e_quant.passes.mutation.restore_in_place import restore_in_place
+from pt2e_quant.passes.mutation.functionalize_activations import restore_in_place
 from pt2e_quant.passes.qdq.port_metadata import port_metadata
 from pt2e_quant.passes.reference.integer_forward import drop_integer_forwards
 from pt2e_quant.passes.weights.pack_weights import pack_weights

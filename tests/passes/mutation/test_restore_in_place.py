@@ -4,8 +4,11 @@ from torch import nn
 
 from pt2e_quant.graph.ops import aten
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
-from pt2e_quant.passes.mutation.restore_in_place import in_place, restore_in_place
+from pt2e_quant.passes.mutation.functionalize_activations import (
+    functionalize_activations,
+    in_place,
+    restore_in_place,
+)
 
 
 class Run(nn.Module):
