@@ -16,17 +16,61 @@ from torch.fx.traceback import NodeSource, NodeSourceAction
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY, EdgeOrNode, SpecKind, kind_of
-from pt2e_quant.flow.annotate.groups import Group, place_name, reader_of
+from pt2e_quant.flow.annotate.check_specs import check_groups, check_observers
+from pt2e_quant.flow.annotate.groups import Group, collect_groups, place_name, reader_of
+from pt2e_quant.flow.annotate.table_quantizer import MASKS_KEY
 from pt2e_quant.flow.annotate.write_annotations import RULE_KEY
-from pt2e_quant.flow.prepare.make_observer import spec_key
+from pt2e_quant.flow.prepare.make_observer import make_observer, make_observers, spec_key
 from pt2e_quant.flow.prepare.prepared import HeldConstant, ObserverInfo, PreparedState
 from pt2e_quant.graph.alias import WrittenPlaces
-from pt2e_quant.graph.idioms.attention_masks import MaskInfo
-from pt2e_quant.graph.meta import attribute, copy_trace, source_constant
+from pt2e_quant.graph.idioms.attention_masks import MaskInfo, find_masks
+from pt2e_quant.graph.meta import attribute, constant_nodes, copy_trace, source_constant
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
 
 
-class Inserter:
+def insert_observers(
+    gm: GraphModule,
+    quantizer: Any,
+    state: PreparedState,
+    sources: Mapping[Node, Node],
+    *,
+    holds: bool,
+) -> None:
+    """Insert one observer per qparam group into an annotated graph.
+
+    Args:
+        gm: annotated; edited in place.
+        quantizer: its `prepare_obs_or_fq_callback`, if it has one, may replace observers.
+        state: takes what is recorded of each observer.
+        sources: folded weights and biases in training, with their constants.
+        holds: constants get no observer node where convert can observe them once.
+    """
+    groups = collect_groups(gm)
+    found = gm.meta.pop(MASKS_KEY, None)
+    # Putting batch norms back for training changes the graph that annotate saw.
+    masks = find_masks(gm) if found is None or state.is_qat else found
+    drop_unobservable(gm, groups, masks, as_torchao=state.as_torchao)
+    check_groups(groups)
+    constants = constant_nodes(gm.graph)
+    held: dict[int, nn.Module] = {}
+    if holds:
+        held = hold_constants(gm, groups, constants, lambda group: make_observer(group, {}))
+    observers = make_observers(
+        groups.values(), held, is_qat=state.is_qat, by_statistics=state.as_torchao
+    )
+    check_observers(groups, observers, strict=state.is_strict)
+    by_place: dict[EdgeOrNode, nn.Module] = {
+        p: observers[g.index] for p, g in groups.items() if g.index not in held
+    }
+    callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
+    if callback is not None:
+        callback(gm, by_place)
+    inserter = _Inserter(gm, by_place, groups, state, sources, constants)
+    inserter.hold(held)
+    inserter.run()
+
+
+class _Inserter:
     """Puts observers on annotated edges and outputs: one walk, one new name per node."""
 
     def __init__(

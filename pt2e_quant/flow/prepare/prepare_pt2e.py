@@ -1,12 +1,11 @@
 """prepare: annotate a captured graph and put one observer per qparam group into it."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -16,43 +15,36 @@ from pt2e_quant.core.effort import Effort, effort_named
 from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
-from pt2e_quant.core.specs import EdgeOrNode
 from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.annotate.check_specs import (
     check_annotations,
-    check_groups,
-    check_observers,
+    nothing_quantized,
     watch_annotations,
 )
-from pt2e_quant.flow.annotate.groups import collect_groups
-from pt2e_quant.flow.annotate.table_quantizer import MASKS_KEY, TableQuantizer
+from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.prepare.input_check import install_input_check
-from pt2e_quant.flow.prepare.insert_observers import (
-    Inserter,
-    drop_unobservable,
-    hold_constants,
-    may_hold,
-)
-from pt2e_quant.flow.prepare.make_observer import make_observer, make_observers
-from pt2e_quant.flow.prepare.nothing_quantized import nothing_quantized
+from pt2e_quant.flow.prepare.insert_observers import insert_observers, may_hold
 from pt2e_quant.flow.prepare.prepared import (
     PREPARED_KEY,
     PreparedState,
     prepared_graphs,
     prepared_state,
 )
-from pt2e_quant.flow.prepare.removed_training_ops import RemovedTrainingOps, remove_training_ops
 from pt2e_quant.flow.qat.train_mode import allow_exported_model_train_eval
 from pt2e_quant.flow.report.audit import refuse_left_float
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.editor import DEFER_RECOMPILE
-from pt2e_quant.graph.idioms.attention_masks import find_masks
-from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.pickling.pickle_module import make_picklable
 from pt2e_quant.graph.pipeline import GraphPass, log_passes, one_recompile, run_passes
 from pt2e_quant.graph.subgraphs import BODY_KEY, copy_bodies, direct_bodies
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, insert_statistics
 from pt2e_quant.passes.algorithms.registry import algorithm_named, combined, with_effort
+from pt2e_quant.passes.batch_norm.detach_batch_norm import (
+    DetachedNorm,
+    attach_batch_norms,
+    detach_batch_norms,
+)
+from pt2e_quant.passes.batch_norm.expanded_conv_bn import expand_conv_bn
 from pt2e_quant.passes.batch_norm.fold_affines import fold_affines
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_batch_norm
 from pt2e_quant.passes.cleanup.compute_in_float32 import compute_in_float32
@@ -60,7 +52,12 @@ from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.fold_constants import fold_constants, fold_layer_constants
 from pt2e_quant.passes.cleanup.inline_regions import inline_regions
 from pt2e_quant.passes.cleanup.linear_forms import einsums_as_linears, vectors_as_rows
-from pt2e_quant.passes.cleanup.remove_dropout import remove_dropout
+from pt2e_quant.passes.cleanup.remove_dropout import (
+    DetachedDropout,
+    attach_dropouts,
+    detach_dropouts,
+    remove_dropout,
+)
 from pt2e_quant.passes.cleanup.remove_identities import remove_identities
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
@@ -286,7 +283,7 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
     )
     gm.meta[PREPARED_KEY] = state
     holds = may_hold(quantizer, state) and not options.observe_constants
-    _insert_observers(gm, quantizer, state, taken.sources, holds=holds)
+    insert_observers(gm, quantizer, state, taken.sources, holds=holds)
     options.reached.update(insert_statistics(gm, state.algorithms))
     taken.put_dropouts_back(gm)
     recompile(gm)
@@ -344,34 +341,37 @@ def captured(model: ExportedProgram | GraphModule) -> GraphModule:
     )
 
 
-def _insert_observers(
-    gm: GraphModule,
-    quantizer: Any,
-    state: PreparedState,
-    sources: Mapping[Node, Node],
-    *,
-    holds: bool,
-) -> None:
-    groups = collect_groups(gm)
-    found = gm.meta.pop(MASKS_KEY, None)
-    # Putting batch norms back for training changes the graph that annotate saw.
-    masks = find_masks(gm) if found is None or state.is_qat else found
-    drop_unobservable(gm, groups, masks, as_torchao=state.as_torchao)
-    check_groups(groups)
-    constants = constant_nodes(gm.graph)
-    held: dict[int, nn.Module] = {}
-    if holds:
-        held = hold_constants(gm, groups, constants, lambda group: make_observer(group, {}))
-    observers = make_observers(
-        groups.values(), held, is_qat=state.is_qat, by_statistics=state.as_torchao
-    )
-    check_observers(groups, observers, strict=state.is_strict)
-    by_place: dict[EdgeOrNode, nn.Module] = {
-        p: observers[g.index] for p, g in groups.items() if g.index not in held
-    }
-    callback = getattr(quantizer, "prepare_obs_or_fq_callback", None)
-    if callback is not None:
-        callback(gm, by_place)
-    inserter = Inserter(gm, by_place, groups, state, sources, constants)
-    inserter.hold(held)
-    inserter.run()
+@dataclass(slots=True)
+class RemovedTrainingOps:
+    """Training-only batch norms and dropouts of one graph, removed during annotation.
+
+    Args:
+        norms: as they were.
+        dropouts: as they were.
+        expands: batch norms stay in sight, and those behind convs are written out as operators.
+        sources: once the batch norms are back, folded weights and biases with their constants.
+    """
+
+    norms: list[DetachedNorm] = field(default_factory=list)
+    dropouts: list[DetachedDropout] = field(default_factory=list)
+    expands: bool = False
+    sources: dict[Node, Node] = field(default_factory=dict)
+
+    def put_norms_back(self, gm: GraphModule) -> None:
+        """After annotation: observers go around the batch norms."""
+        self.sources = expand_conv_bn(gm) if self.expands else attach_batch_norms(gm, self.norms)
+
+    def put_dropouts_back(self, gm: GraphModule) -> None:
+        """After the observers are in: dropout reads what they hand on."""
+        attach_dropouts(gm, self.dropouts)
+
+
+def remove_training_ops(gm: GraphModule, *, expands: bool = False) -> RemovedTrainingOps:
+    """Take out every batch norm behind a conv or linear, and every dropout.
+
+    Args:
+        gm: the graph module.
+        expands: leave the batch norms for a quantizer that annotates them, as torchao's do.
+    """
+    norms = [] if expands else detach_batch_norms(gm)
+    return RemovedTrainingOps(norms=norms, dropouts=detach_dropouts(gm), expands=expands)
