@@ -1,16 +1,13 @@
 """AdaRound: choose for each weight whether to round it down or up, by the layer's output error."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
+from pt2e_quant.passes.algorithms.algorithm import Site, Stage, WeightAlgorithm
 from pt2e_quant.passes.algorithms.grid import Declined, Grid
 from pt2e_quant.passes.algorithms.row_moments import RowMoments, gain_db, row_moments
 
@@ -19,7 +16,7 @@ ZETA, GAMMA = 1.1, -0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaRound(Algorithm):
+class AdaRound(WeightAlgorithm):
     """Round weights down or up so that the layer's output changes least.
 
     Layer by layer in graph order, with the inputs of the quantized model and the outputs of the
@@ -53,10 +50,6 @@ class AdaRound(Algorithm):
     regularization: float = 8.0
     warm_start: float = 0.2
     beta: tuple[float, float] = (20.0, 2.0)
-
-    def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
-        """Every quantized weight of a linear or convolution."""
-        return (Site(graph, node, "weight") for node in graph.quantized((*LINEAR, *CONV)))
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Round one weight."""

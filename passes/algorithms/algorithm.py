@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.errors import module_path
+from pt2e_quant.core.provenance import FloatRecord, provenance_of
+from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, copy_trace
+from pt2e_quant.graph.op_table import operator_name
+from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.graph.pipeline import HAS_VALUES, GraphPass, Note, PassResult
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
@@ -23,8 +29,11 @@ __all__ = [
     "Algorithm",
     "Site",
     "Stage",
+    "WeightAlgorithm",
     "as_pass",
     "insert_statistics",
+    "move_spec",
+    "record_inserted",
     "take_statistics",
 ]
 
@@ -136,6 +145,40 @@ class Algorithm(ABC):
     def runs_in_convert(self) -> bool:
         """Whether it works on the prepared graph, with its observers."""
         return self.needs_data or self.stage is Stage.CORRECTIONS
+
+
+class WeightAlgorithm(Algorithm):
+    """An algorithm that has a site at each weight in integers of a linear or convolution."""
+
+    def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
+        """Every quantized weight of a linear or convolution."""
+        return (Site(graph, node, "weight") for node in graph.quantized((*LINEAR, *CONV)))
+
+
+def move_spec(call: Node, old: Node, new: Node) -> None:
+    """Let the annotation of an operator that reads `new` in place of `old` name `new`."""
+    specs = getattr(call.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})
+    if old in specs:
+        specs[new] = specs.pop(old)
+
+
+def record_inserted(graph: AlgorithmGraph, node: Node, reason: str, *held: Tensor) -> None:
+    """Record an operator that an algorithm inserted and that computes in float.
+
+    Args:
+        graph: what it is in.
+        node: the operator.
+        reason: which algorithm inserted it, and what for.
+        held: its constants.
+    """
+    record = FloatRecord(
+        node=node.name,
+        op=operator_name(node),
+        module=module_path(node),
+        reason=reason,
+        size=sum(value.numel() * value.element_size() for value in held),
+    )
+    provenance_of(graph.gm).floats.append(record)
 
 
 def as_pass(

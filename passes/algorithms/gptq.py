@@ -1,6 +1,5 @@
 """GPTQ: round a weight column by column, and let later columns make up for each error."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log10
 from typing import ClassVar
@@ -9,10 +8,9 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant
+from pt2e_quant.passes.algorithms.algorithm import Site, Stage, WeightAlgorithm
+from pt2e_quant.passes.algorithms.algorithm_graph import Constant
 from pt2e_quant.passes.algorithms.grid import Declined, Grid
 from pt2e_quant.passes.algorithms.weight_blocks import (
     gathered_hessians,
@@ -23,7 +21,7 @@ from pt2e_quant.passes.algorithms.weight_blocks import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gptq(Algorithm):
+class Gptq(WeightAlgorithm):
     """Choose the integers of weights so that the operator's output changes least.
 
     The error of a rounded column is spread over the columns not yet rounded by the inverse Hessian
@@ -60,10 +58,6 @@ class Gptq(Algorithm):
                 "gptq with act_order reaches the columns of a group at different times",
                 fix="act_order=False, or static_groups=True",
             )
-
-    def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
-        """Every quantized weight of a linear or convolution."""
-        return (Site(graph, node, "weight") for node in graph.quantized((*LINEAR, *CONV)))
 
     def statistics(self, site: Site) -> Statistics:
         """The Hessian of the input, of a convolution that of its windows."""

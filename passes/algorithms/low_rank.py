@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import module_path
-from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.graph.ops import LINEAR, argument, aten
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.input_hessian import InputHessian
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage, record_inserted
 from pt2e_quant.passes.algorithms.algorithm_graph import (
     AlgorithmGraph,
     is_quantized_output,
@@ -99,15 +98,8 @@ class LowRank(Algorithm):
         total = editor.call(aten.add.Tensor, linear, back, like=linear, after=back, val=value)
         for reader in readers:
             reader.replace_input_with(linear, total)
-        provenance_of(graph.gm).floats.append(
-            FloatRecord(
-                node=thin.name,
-                op="aten.linear",
-                module=owner,
-                reason=f"{self.name} put it there, to give back a part of the rounding error",
-                size=sum(factor.numel() * factor.element_size() for factor in held),
-            )
-        )
+        reason = f"{self.name} put it there, to give back a part of the rounding error"
+        record_inserted(graph, thin, reason, *held)
 
 
 def _factors(error: Tensor, hessian: Tensor, rank: int, damping: float) -> tuple[Tensor, Tensor]:

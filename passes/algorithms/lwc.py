@@ -1,6 +1,5 @@
 """Learned weight clipping: train the part of each range that a weight is rounded in."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log10
 from typing import ClassVar
@@ -8,10 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
+from pt2e_quant.passes.algorithms.algorithm import Site, Stage, WeightAlgorithm
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.weight_blocks import (
     WeightBlocks,
@@ -26,7 +23,7 @@ START = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lwc(Algorithm):
+class Lwc(WeightAlgorithm):
     """Learn how much of its range each row or group is rounded in, by gradient descent.
 
     OmniQuant's learnable weight clipping (equation 2): the ends of a range are sigmoid(g) * max
@@ -46,10 +43,6 @@ class Lwc(Algorithm):
 
     steps: int = 60
     learning_rate: float = 0.05
-
-    def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
-        """Every quantized weight of a linear or convolution."""
-        return (Site(graph, node, "weight") for node in graph.quantized((*LINEAR, *CONV)))
 
     def statistics(self, site: Site) -> Statistics:
         """The Hessian of the input, of a convolution that of its windows."""

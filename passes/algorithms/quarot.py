@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.core.errors import UnsupportedError, module_path
-from pt2e_quant.core.provenance import FloatRecord, provenance_of
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.idioms.rms_norm import NORMALIZED, RMS_NORM
 from pt2e_quant.graph.meta import constant_of
@@ -29,7 +28,7 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pattern import find_matches
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site
+from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, move_spec, record_inserted
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
 from pt2e_quant.passes.algorithms.grid import Declined
 
@@ -159,16 +158,9 @@ class QuaRot(Algorithm):
         turned = editor.call(aten.linear.default, split, matrix, like=linear)
         made = editor.call(aten.flatten.using_ints, turned, -2, -1, like=linear)
         linear.replace_input_with(source, made)
-        _move_spec(linear, source, made)
-        provenance_of(graph.gm).floats.append(
-            FloatRecord(
-                node=turned.name,
-                op="aten.linear",
-                module=owner,
-                reason=f"{self.name} put it there, to spread outlier channels",
-                size=held.numel() * held.element_size(),
-            )
-        )
+        move_spec(linear, source, made)
+        reason = f"{self.name} put it there, to spread outlier channels"
+        record_inserted(graph, turned, reason, held)
         return f"quarot: its input is rotated at run time in blocks of {size}"
 
 
@@ -297,14 +289,7 @@ def _replace(graph: AlgorithmGraph, call: Node, name: str, change: Any) -> None:
     new = graph.editor.rebind(old, change(value.double()).to(value.dtype), reader=call)
     if new is not old:
         call.replace_input_with(old, new)
-        _move_spec(call, old, new)
-
-
-def _move_spec(call: Node, old: Node, new: Node) -> None:
-    """Let the annotation of an operator speak of another input."""
-    specs = getattr(call.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})
-    if old in specs:
-        specs[new] = specs.pop(old)
+        move_spec(call, old, new)
 
 
 def rotation(size: int, seed: int) -> Tensor:

@@ -8,11 +8,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.core.errors import module_path
-from pt2e_quant.core.provenance import FloatRecord, provenance_of
-from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.graph.idioms.rms_norm import FEATURE_NORMS
 from pt2e_quant.graph.meta import ORIGIN_KEY, origin_name
 from pt2e_quant.graph.ops import CONV, LAYER_NORM, LINEAR, MUL, RELU, argument, aten, is_call
+from pt2e_quant.passes.algorithms.algorithm import move_spec, record_inserted
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, Constant, unobserved
 from pt2e_quant.passes.algorithms.grid import Declined
 
@@ -238,16 +237,7 @@ def multiply(
     made.meta[ORIGIN_KEY] = origin_name(unobserved(source))
     for reader in dict.fromkeys(readers):
         reader.replace_input_with(source, made)
-        specs = getattr(reader.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})
-        if source in specs:  # before there are observers
-            specs[made] = specs.pop(source)
-    provenance_of(graph.gm).floats.append(
-        FloatRecord(
-            node=made.name,
-            op="aten.mul",
-            module=owner,
-            reason=f"{by} put it there, to give outlier channels their own steps",
-            size=held.numel() * held.element_size(),
-        )
-    )
+        move_spec(reader, source, made)
+    reason = f"{by} put it there, to give outlier channels their own steps"
+    record_inserted(graph, made, reason, held)
     return made

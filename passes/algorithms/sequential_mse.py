@@ -1,22 +1,19 @@
 """Sequential MSE: choose the scales of weights by the error of what the layer computes."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pt2e_quant.graph.ops import CONV, LINEAR
 from pt2e_quant.observers.statistics.base import Statistics
-from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
-from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
+from pt2e_quant.passes.algorithms.algorithm import Site, Stage, WeightAlgorithm
 from pt2e_quant.passes.algorithms.grid import Declined, scale_of
 from pt2e_quant.passes.algorithms.row_moments import RowMoments, gain_db, row_moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequentialMse(Algorithm):
+class SequentialMse(WeightAlgorithm):
     """Shrink the scales of each row of a weight to where the output's squared error is least.
 
     Layer by layer in graph order, on the inputs that the quantized model has there.
@@ -37,10 +34,6 @@ class SequentialMse(Algorithm):
 
     candidates: int = 20
     least: float = 0.4
-
-    def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
-        """Every quantized weight of a linear or convolution."""
-        return (Site(graph, node, "weight") for node in graph.quantized((*LINEAR, *CONV)))
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Choose the scales of one weight."""
