@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pt2e_quant.backends.fuse_kernels import ANCHOR_KEY, KERNEL_KEY, Decide
-from pt2e_quant.backends.target.float_retries import leave_of
+from pt2e_quant.backends.target.float_retries import fallback_of
 from pt2e_quant.core.capture import DimRange
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.core.read_capture import dims_of
@@ -96,7 +96,7 @@ def deciding_without(decide: Decide, failures: Sequence[Failure]) -> Decide:
 
         def takes_tried(kernel: Kernel, match: Match) -> bool:
             reason = reasons.get((kernel.name, match.anchor.name))
-            if reason is None and leave_of(match.anchor):
+            if reason is None and fallback_of(match.anchor):
                 reason = "its lowering was refused in integers"
             if reason is None:
                 return takes(kernel, match)
@@ -120,7 +120,7 @@ def hold_weights(failures: Sequence[Failure]) -> GraphPass:
 
     def edit(gm: GraphModule) -> PassResult:
         editor = Editor(gm)
-        anchors = failed | {node.name for node in gm.graph.nodes if leave_of(node)}
+        anchors = failed | {node.name for node in gm.graph.nodes if fallback_of(node)}
         notes = []
         for node in [n for n in gm.graph.nodes if is_dequantize(n)]:
             value = _held(gm, node)

@@ -28,7 +28,7 @@ from pt2e_quant.backends.cpu.table import REGISTRY, decide
 from pt2e_quant.backends.edited_copy import edited_copy
 from pt2e_quant.backends.fuse_kernels import KERNEL_KEY, REFUSED_KEY, fuse_kernels
 from pt2e_quant.backends.program_file import StoredProgram, read_program, write_program
-from pt2e_quant.backends.target.float_retries import Leave
+from pt2e_quant.backends.target.float_retries import Fallback
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, in_float32
 from pt2e_quant.backends.target.lower import Options as AnyOptions
 from pt2e_quant.backends.target.recipe import Wanted
@@ -233,7 +233,7 @@ LOWERING = Lowering(
     prepare=_start,
     emit=_emit,
     load=load,
-    leaves=lambda _: Leave.INTEGERS,
+    fallback=lambda _: Fallback.FLOAT,
 )
 
 

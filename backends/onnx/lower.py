@@ -36,7 +36,7 @@ from pt2e_quant.backends.onnx.runtime import OptimizedModel, optimize
 from pt2e_quant.backends.onnx.translate.translations import translation_table
 from pt2e_quant.backends.onnx.validate_rewrites import RewriteValidation
 from pt2e_quant.backends.quiet import without_remarks
-from pt2e_quant.backends.target.float_retries import Leave, leave_of
+from pt2e_quant.backends.target.float_retries import Fallback, fallback_of
 from pt2e_quant.backends.target.leave_slower import slower_regions
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, RuntimeOptions
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
@@ -243,7 +243,7 @@ _FIRST = (
     promote_cats,
     chunk_by_sizes,
     write_complex(_has_complex),
-    write_functions(_HAS, lambda node: leave_of(node) is Leave.DELEGATE, takes_sizes=False),
+    write_functions(_HAS, lambda node: fallback_of(node) is Fallback.PLAIN, takes_sizes=False),
     name_squeezed_dims,
     split_left,
 )
@@ -319,7 +319,7 @@ def _emit(job: Job[Options]) -> Draft:
     return Draft(
         artifact=OnnxArtifact(checked, metadata, session=session),
         refuse=lambda: _check_refused(gm, refused_weights(optimized), origins),
-        keeps_weights=any(map(leave_of, gm.graph.nodes)),
+        keeps_weights=any(map(fallback_of, gm.graph.nodes)),
         finish=finish,
     )
 
@@ -391,9 +391,9 @@ def _serialize(model: ir.Model) -> bytes:
     return data
 
 
-def _leaves(node: Node) -> Leave:
-    """Functions whose operator of ONNX is inexact can be written with others."""
-    return Leave.DELEGATE if str(node.target) in FUNCTIONS else Leave.INTEGERS
+def _last(node: Node) -> Fallback:
+    """The last fallback: functions of which ONNX's operator is inexact are written with others."""
+    return Fallback.PLAIN if str(node.target) in FUNCTIONS else Fallback.FLOAT
 
 
-LOWERING = Lowering(name="onnx", options=Options, emit=_emit, load=read_artifact, leaves=_leaves)
+LOWERING = Lowering(name="onnx", options=Options, emit=_emit, load=read_artifact, fallback=_last)

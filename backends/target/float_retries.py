@@ -7,46 +7,46 @@ from typing import TypeVar
 
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.backends.target.leave_slower import CLIPS
 from pt2e_quant.core.errors import ArtifactError, Pt2eQuantError, UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize
 from pt2e_quant.flow.report.report import FloatRegion
-from pt2e_quant.graph.ops import CLAMP, HARDTANH, RELU, RELU6, Overloads, is_call
+from pt2e_quant.graph.ops import is_call
 from pt2e_quant.graph.subgraphs import copy_graph
 
 T = TypeVar("T")
 
-_KEY = "pt2e_quant_leave"
+_KEY = "pt2e_quant_fallback"
 """In `meta["custom"]`, which passes, exports and ExecuTorch's decompositions hand on."""
 
-_CLIPS: Overloads = (*RELU, *RELU6, *HARDTANH, *CLAMP)
 _MOST = 4
 """So many times a graph is lowered again at most."""
 
 
-class Leave(IntEnum):
-    """How an operator falls back to float. Its q/dq stay, so that values are the same."""
+class Fallback(IntEnum):
+    """How an operator that is refused in integers is computed; its q/dq stay, and its values."""
 
-    NOTHING = 0
-    INTEGERS = 1
-    """It is not computed in integers."""
-    DELEGATE = 2
-    """Nor in a delegate, or in one inexact operator."""
+    NONE = 0
+    FLOAT = 1
+    """In float, by the operator of the backend."""
+    PLAIN = 2
+    """In float outside of the delegate, or by several exact operators instead of an inexact one."""
 
 
-def nothing(_: Node) -> Leave:
+def no_fallback(_: Node) -> Fallback:
     """For backends without a fallback: every refusal is final."""
-    return Leave.NOTHING
+    return Fallback.NONE
 
 
-def leave_of(node: Node) -> Leave:
+def fallback_of(node: Node) -> Fallback:
     """The fallback that a node is marked with."""
-    return Leave(node.meta.get("custom", {}).get(_KEY, Leave.NOTHING))
+    return Fallback(node.meta.get("custom", {}).get(_KEY, Fallback.NONE))
 
 
-def leave(node: Node, most: Leave) -> None:
+def mark_fallback(node: Node, fallback: Fallback) -> None:
     """Mark a node and those that are fused with it with a fallback."""
     for one in _fused_with(node):
-        one.meta["custom"] = {**one.meta.get("custom", {}), _KEY: int(most)}
+        one.meta["custom"] = {**one.meta.get("custom", {}), _KEY: int(fallback)}
 
 
 class FloatRetries:
@@ -54,12 +54,12 @@ class FloatRetries:
 
     Args:
         gm: the canonical graph, which is not changed.
-        most: the last fallback of an operator that the backend has.
+        last: the last fallback that the backend has for an operator.
     """
 
-    def __init__(self, gm: GraphModule, *, most: Callable[[Node], Leave]) -> None:
+    def __init__(self, gm: GraphModule, *, last: Callable[[Node], Fallback]) -> None:
         self.gm = gm
-        self._most = most
+        self._last = last
         self._first: Pt2eQuantError | None = None
         self._reasons: dict[str, str] = {}
         self._rest = _MOST
@@ -81,11 +81,11 @@ class FloatRetries:
 
     def regions(self) -> list[FloatRegion]:
         """The operators in float, for the report."""
-        what = {name: leave_of(n) for n in self.gm.graph.nodes if (name := n.name) in self._reasons}
+        what = {n.name: fallback_of(n) for n in self.gm.graph.nodes if n.name in self._reasons}
         return [
             FloatRegion(
                 node=name,
-                what=f"runs in float{', with plain operators' * (what[name] > Leave.INTEGERS)}",
+                what=f"runs in float{', with plain operators' * (what[name] > Fallback.FLOAT)}",
                 reason=f"in integers it is refused: {reason}",
             )
             for name, reason in self._reasons.items()
@@ -101,10 +101,10 @@ class FloatRetries:
         # Where differences add up, the operator that shows them may be one that rounds nothing.
         before = _quantized_before(node) if isinstance(error, ArtifactError) else ()
         for one in (node, *before):
-            more = _next(one, error)
-            if more is not None and more <= self._most(one):
+            fallback = _next(one, error)
+            if fallback is not None and fallback <= self._last(one):
                 self._rest -= 1
-                leave(one, more)
+                mark_fallback(one, fallback)
                 self._reasons.setdefault(one.name, error.what)
                 self.gm = made
                 return True
@@ -126,12 +126,12 @@ def _quantized_before(node: Node) -> Iterator[Node]:
 def _fused_with(node: Node) -> list[Node]:
     """A node, and what runtimes compute in one step with it: clips behind it, or what it clips."""
     found = [node]
-    while is_call(found[0], _CLIPS) and len(found[0].all_input_nodes[0].users) == 1:
+    while is_call(found[0], CLIPS) and len(found[0].all_input_nodes[0].users) == 1:
         source = found[0].all_input_nodes[0]
         if source.op != "call_function" or is_qdq(source):
             break
         found.insert(0, source)
-    while len(found[-1].users) == 1 and is_call(reader := next(iter(found[-1].users)), _CLIPS):
+    while len(found[-1].users) == 1 and is_call(reader := next(iter(found[-1].users)), CLIPS):
         found.append(reader)
     return found
 
@@ -142,12 +142,12 @@ def _near(node: Node) -> Iterator[bool]:
     yield from map(is_quantize, node.users)
 
 
-def _next(node: Node, error: Pt2eQuantError) -> Leave | None:
-    left = leave_of(node)
-    if left is Leave.DELEGATE:
+def _next(node: Node, error: Pt2eQuantError) -> Fallback | None:
+    tried = fallback_of(node)
+    if tried is Fallback.PLAIN:
         return None
     if any(_near(node)):
-        return Leave(left + 1)
+        return Fallback(tried + 1)
     # What this package refuses itself of an operator in float is refused everywhere.
     is_foreign = error.__cause__ is not None and not isinstance(error.__cause__, Pt2eQuantError)
-    return Leave.DELEGATE if is_foreign or isinstance(error, ArtifactError) else None
+    return Fallback.PLAIN if is_foreign or isinstance(error, ArtifactError) else None

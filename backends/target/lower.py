@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
 from pt2e_quant.backends.measure_speed import measure_speed
-from pt2e_quant.backends.target.float_retries import FloatRetries, Leave, nothing
+from pt2e_quant.backends.target.float_retries import Fallback, FloatRetries, no_fallback
 from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.backends.target.try_in_float import leave_in_float
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
@@ -117,7 +117,7 @@ class Lowering(Generic[OptionsT]):
             it in the report.
         load: reads a file that an artifact saved.
         prepare: the graph to start from, or a refusal.
-        leaves: the last fallback that the backend has for an operator (`leave_of` reads it). A
+        fallback: the last that the backend has for an operator (`fallback_of` reads it). A
             graph that is refused for one operator, or is wrong there, is lowered again with that
             operator in float.
     """
@@ -127,7 +127,7 @@ class Lowering(Generic[OptionsT]):
     emit: Callable[[Job[OptionsT]], Draft]
     load: Callable[..., Artifact]
     prepare: Callable[[GraphModule, OptionsT], GraphModule] = lambda gm, _: in_float32(gm)
-    leaves: Callable[[Node], Leave] = nothing
+    fallback: Callable[[Node], Fallback] = no_fallback
 
     def lower(
         self, gm: GraphModule, example_inputs: Sequence[Any] | None, options: OptionsT
@@ -145,8 +145,8 @@ class Lowering(Generic[OptionsT]):
             quantized = copy_graph(gm)
         validation = validation_of(options.validate, gm, example_inputs)
         sample = choose_sample(gm, example_inputs) if options.verify else None
-        most = nothing if options.is_part else self.leaves
-        retries = FloatRetries(gm, most=most)
+        last = no_fallback if options.is_part else self.fallback
+        retries = FloatRetries(gm, last=last)
         while True:
             left = retries.regions()
             job = Job(gm=retries.gm, options=options, validation=validation, left=left)

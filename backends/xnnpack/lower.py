@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.accelerate.executorch_passes import fewer_interpretations
 from pt2e_quant.accelerate.share_constants import share_constants
 from pt2e_quant.backends.name_refused import named_refusals
-from pt2e_quant.backends.target.float_retries import Leave, leave_of
+from pt2e_quant.backends.target.float_retries import Fallback, fallback_of
 from pt2e_quant.backends.target.leave_slower import slower_regions
 from pt2e_quant.backends.target.lower import Draft, Job, Lowering, RuntimeOptions, in_float32
 from pt2e_quant.backends.target.refuse_formats import refuse_formats
@@ -147,7 +147,7 @@ class Options(RuntimeOptions):
 
 def _is_left_norm(node: Node) -> bool:
     """Whether ExecuTorch's kernel of a layer norm was too far from the graph."""
-    return is_call(node, LAYER_NORM) and leave_of(node) is Leave.DELEGATE
+    return is_call(node, LAYER_NORM) and fallback_of(node) is Fallback.PLAIN
 
 
 def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
@@ -379,5 +379,5 @@ LOWERING = Lowering(
     prepare=_start,
     emit=_emit,
     load=load,
-    leaves=lambda _: Leave.DELEGATE,
+    fallback=lambda _: Fallback.PLAIN,
 )

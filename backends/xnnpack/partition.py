@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from pt2e_quant.backends.target.float_retries import Leave, leave_of
+from pt2e_quant.backends.target.float_retries import Fallback, fallback_of
 from pt2e_quant.backends.xnnpack.passes.scale_limits import why_beyond_scales
 
 __all__ = []
@@ -137,7 +137,7 @@ def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
             self, node: torch.fx.Node, ep: ExportedProgram
         ) -> list[torch.fx.Node]:
             """The nodes that the delegate takes with a node; none where a refusal left it float."""
-            if leave_of(node) and issubclass(config, GenericNodePartitionerConfig):
+            if fallback_of(node) and issubclass(config, GenericNodePartitionerConfig):
                 return [node]
             found: list[torch.fx.Node] = super().get_node_and_deps(node, ep)
             return found
@@ -148,11 +148,11 @@ def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
 
 def _is_left(node: torch.fx.Node, config: type[XNNPartitionerConfig]) -> bool:
     """Whether a refusal left a node to ExecuTorch's own kernels."""
-    leave = leave_of(node)
-    if leave is Leave.INTEGERS and issubclass(config, GEMMConfig):
+    fallback = fallback_of(node)
+    if fallback is Fallback.FLOAT and issubclass(config, GEMMConfig):
         # Its weight is computed, or it would have been folded.
         return any(is_dequant(n) for n in node.all_input_nodes[1:])
-    return leave is Leave.DELEGATE
+    return fallback is Fallback.PLAIN
 
 
 def _packs_what_is_written(

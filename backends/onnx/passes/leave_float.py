@@ -15,7 +15,7 @@ from pt2e_quant.backends.onnx.report import Refused
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import write_as_arithmetic
 from pt2e_quant.backends.onnx.rewrites.split_results import write_product
 from pt2e_quant.backends.onnx.values import constant, read_dequantize, redirect, remove_unread
-from pt2e_quant.backends.target.float_retries import leave_of
+from pt2e_quant.backends.target.float_retries import fallback_of
 from pt2e_quant.backends.target.leave_slower import find_slower
 from pt2e_quant.core.errors import module_path
 from pt2e_quant.core.qdq import is_dequantize
@@ -42,7 +42,7 @@ def leave_refused(gm: GraphModule) -> PassResult:
     After:   linear(maximum(dq(x_q), dq(x_q)), w), w the float values of w_q
     """
     editor = Editor(gm)
-    for node in [n for n in gm.graph.nodes if n.op == "call_function" and leave_of(n)]:
+    for node in [n for n in gm.graph.nodes if n.op == "call_function" and fallback_of(n)]:
         for read in [n for n in node.all_input_nodes if is_dequantize(n)]:
             if isinstance(read.args[0], Node) and constant_of(gm, read.args[0]) is not None:
                 fold_dequantize(gm, editor, read)

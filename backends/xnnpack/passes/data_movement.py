@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from pt2e_quant.backends.target.float_retries import leave_of
+from pt2e_quant.backends.target.float_retries import fallback_of
 from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
@@ -79,7 +79,7 @@ def requantize_behind_moves(gm: GraphModule) -> PassResult:
         read = move.args[0] if is_call(move, DATA_MOVEMENT) else None
         if not isinstance(read, Node) or read.target is not DequantizePerTensor:
             continue
-        if leave_of(move) or read.args[1:] == quantize.args[1:] or len(move.users) > 1:
+        if fallback_of(move) or read.args[1:] == quantize.args[1:] or len(move.users) > 1:
             continue
         stored = editor.call(QuantizePerTensor, move, *read.args[1:], like=move, before=quantize)
         value = editor.call(DequantizePerTensor, stored, *read.args[1:], like=move, before=quantize)
@@ -91,7 +91,7 @@ def requantize_behind_moves(gm: GraphModule) -> PassResult:
 
 def _clipped(m: Match, editor: Editor) -> Node | Skip:
     quantize, clip, pool, x = m.anchor, m.node("clip"), m.node("pool"), m.node("x")
-    if x.target is not DequantizePerTensor or leave_of(clip) or leave_of(pool):
+    if x.target is not DequantizePerTensor or fallback_of(clip) or fallback_of(pool):
         return Skip("one of them stays float")
     qparams = quantize.args[1:]
     if qparams == m.node("stored").args[1:]:
@@ -180,7 +180,7 @@ def move_integers(gm: GraphModule) -> PassResult:
         moved = editor.now(source)
         call = moved.args[0] if is_getitem(moved) else moved
         assert isinstance(call, Node)
-        if not is_call(call, MOVED_AS_INTEGERS) or delegate_moves(call) or leave_of(call):
+        if not is_call(call, MOVED_AS_INTEGERS) or delegate_moves(call) or fallback_of(call):
             continue
         if any(u is not quantize for u in moved.users):
             continue

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.backends.target.float_retries import Leave, leave, leave_of
+from pt2e_quant.backends.target.float_retries import Fallback, fallback_of, mark_fallback
 from pt2e_quant.backends.target.leave_slower import find_slower
 from pt2e_quant.backends.xnnpack.passes.kernel_forms import (
     GEMMS,
@@ -162,7 +162,7 @@ def leave_slower(gm: GraphModule) -> PassResult:
         if is_call(node, _FUNCTIONS):
             continue
         if weight is None or _is_constant(gm, weight):
-            leave(node, Leave.INTEGERS)
+            mark_fallback(node, Fallback.FLOAT)
             notes.append(slower.note)
     return PassResult(changed=False, notes=tuple(notes))
 
@@ -185,7 +185,7 @@ def refloat_products(gm: GraphModule) -> PassResult:
     notes = []
     for node in [n for n in gm.graph.nodes if is_call(n, GEMMS)]:
         reason, weight = why_no_product(gm, node), operands(node)[1]
-        is_left = leave_of(node) and is_dequantize(weight)
+        is_left = fallback_of(node) and is_dequantize(weight)
         is_left = is_left and constant_of(gm, weight.args[0]) is not None
         if (reason is not None or is_left) and len(weight.users) == 1:
             fold_dequantize(gm, editor, weight)
@@ -231,7 +231,7 @@ def refloat_leftovers(gm: GraphModule) -> PassResult:
                 fold_dequantize(gm, editor, node)
                 notes.append(Note(readers, reason))
         elif is_quantize(source) and (reason := _run_time_reason(gm, node)) is not None:
-            if not any(leave_of(reader) for reader in node.users):
+            if not any(fallback_of(reader) for reader in node.users):
                 notes.append(Note(node.name, reason))
             editor.replace(node, editor.now(source.args[0]))  # type: ignore[arg-type]  # a node
             editor.discard([source, *_dynamic_qparams(source)])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
-from pt2e_quant.backends.target.float_retries import Leave, leave
+from pt2e_quant.backends.target.float_retries import Fallback, mark_fallback
 from pt2e_quant.backends.xnnpack import partition
 from pt2e_quant.backends.xnnpack import partition as delegate_limits
 from pt2e_quant.backends.xnnpack.backend import BACKEND
@@ -120,7 +120,7 @@ def test_linear_of_run_time_scales_when_left_then_no_second_reason_under_strict(
     gm = pq.convert_pt2e(prepared)
     (linear,) = (n for n in gm.graph.nodes if n.target is torch.ops.aten.linear.default)
     assert linear.args[0].name.startswith("dequantize_per_token")
-    leave(linear, Leave.INTEGERS)
+    mark_fallback(linear, Fallback.FLOAT)
     artifact = BACKEND.lower(gm, strict=True)
     assert artifact.report.integer_ops == {}
     assert sqnr_db(model(x), artifact.run(x)) > 40
