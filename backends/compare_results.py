@@ -15,7 +15,7 @@ from pt2e_quant.core.leaf_paths import leaf_paths
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 
 Results: TypeAlias = Mapping[str, Any]
-"""What a call gave: a name for each leaf of its result and for each buffer that it wrote."""
+"""The results of a call: each leaf of its result and each buffer that it wrote, by name."""
 
 _HUGE = torch.finfo(torch.float32).max / 2
 """Floats from here on stand for infinity: masks are written with the largest finite number."""

@@ -289,7 +289,7 @@ def _sources(gm: GraphModule) -> dict[Node, list[Node]]:
 
 
 def _place(root: Node) -> object:
-    """What stands for a value's storage: nodes that read one buffer share it."""
+    """A key of a value's storage: nodes that read one buffer share it."""
     return str(root.target) if root.op == "get_attr" else root
 
 

@@ -217,7 +217,7 @@ class Judge:
         return FirstApart(text=f"it is {node.name}", node=node) if isinstance(node, Node) else None
 
     def _leaf(self, name: str) -> Any:
-        """What the graph's output names in the place of a result; None for a buffer."""
+        """The entry of the graph's output that gives a result; None for a buffer."""
         names = [n for n in self.trials.trials[0].results if not _is_buffer(n)]
         leaves = pytree.tree_leaves(self.trials.gm.graph.output_node().args[0])
         return leaves[names.index(name)] if name in names and len(leaves) == len(names) else None

@@ -68,7 +68,7 @@ class Trials:
             for label, variants in _planned(gm, sample, capture):
                 self._add(label, variants)
         self.seconds = time.perf_counter() - start
-        """What the graph took for all calls."""
+        """The time of the graph for all calls, in seconds."""
 
     def _add(self, label: str, variants: Sequence[Sequence[Any]]) -> None:
         """Run the first variant of a call that the graph takes."""

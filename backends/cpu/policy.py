@@ -285,7 +285,7 @@ class _Network:
             self._readers.setdefault(layer.source, []).append(layer)
 
     def total_us(self) -> float:
-        """What all layers take as they are placed."""
+        """The time of all layers as they are placed, in microseconds."""
         return self._cost(list(dict.fromkeys([*self._made_by, *self._readers])))
 
     def groups(self, *, alone: bool) -> Iterator[list[_Layer]]:

@@ -173,7 +173,7 @@ class RecipeFile:
 
 
 RecipeName: TypeAlias = str | Path | RecipeFile
-"""What names a recipe: its name, the path of a recipe file, or such a file that was read."""
+"""A recipe's name, the path of a recipe file, or such a file that was read."""
 
 
 def as_recipe_file(recipe: RecipeName) -> RecipeFile | None:

@@ -41,11 +41,11 @@ _SIZES = (("small", 1 << 18), ("medium", 1 << 22))
 _GEMMS = CONV1D + CONV2D + ops.LINEAR
 _MADE_BY = (QConv, ConvSum)
 _BETWEEN = CONV_POST_OPS + ops.LEAKY_RELU
-"""What is passed in looking for the convolution before or behind; q/dq are as well."""
+"""Operators between two convolutions that still count as neighbours; q/dq count too."""
 
 
 def shape_class(match: Match) -> str:
-    """What a filter sees, the products of an image, and whether its neighbours are convolutions.
+    """The class of a convolution: sizes of a filter and of an image's products, and its neighbours.
 
     "" where an image's size is symbolic; the batch may be.
     """

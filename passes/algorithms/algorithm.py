@@ -1,4 +1,4 @@
-"""What an algorithm of post-training quantization is, and how prepare and convert run it."""
+"""The interface of post-training quantization algorithms, and how prepare and convert run them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -49,10 +49,10 @@ class Site:
     """One place that an algorithm works on.
 
     Args:
-        graph: what it is in.
+        graph: the graph that it is in.
         node: the operator.
         slot: "input", "weight" or another operand by its name in the schema, or OUT.
-        plan: what `sites` found out before any site was changed; Declined if that is nothing.
+        plan: the result of `sites` before any site was changed; Declined if nothing is to be done.
     """
 
     graph: AlgorithmGraph
@@ -62,7 +62,7 @@ class Site:
 
     @property
     def tensor(self) -> Node:
-        """What is watched: the operator's output where the slot is OUT, else its input."""
+        """The watched tensor: the operator's output where the slot is OUT, else its input."""
         return self.node if self.slot == OUT else self.graph.source(self.node)
 
 
@@ -243,7 +243,7 @@ class _Need:
 
 
 def _needs(gm: GraphModule, algorithms: Sequence[Algorithm]) -> Iterator[_Need]:
-    """What the algorithms that need data need to know of a graph."""
+    """The statistics of a graph that algorithms with data need."""
     graph = AlgorithmGraph(gm, Gathered())
     inputs = gm.graph.find_nodes(op="placeholder")
     for algorithm in algorithms:

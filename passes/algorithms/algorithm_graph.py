@@ -43,14 +43,14 @@ STEPS_KEY = "pt2e_quant.steps"
 
 @dataclass(slots=True)
 class Gathered:
-    """What calibration gathered, and what algorithms that run after each other share.
+    """Statistics from calibration, and state that consecutive algorithms share.
 
     Args:
         statistics: by the name of the algorithm, the operator and the slot.
-        floats: what constants were before an algorithm made them fit their quantization, by the
+        floats: the values of constants before an algorithm made them fit their quantization, by the
             `get_attr` node; only while something is to be compared with the float model.
-        observers: what observed a constant before an algorithm fixed its scales, by observer node.
-        progress: show progress bars of what takes long on a terminal.
+        observers: those of constants before an algorithm fixed their scales, by observer node.
+        progress: show progress bars of long steps on a terminal.
     """
 
     statistics: dict[tuple[str, Node, str], Statistics] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Gathered:
 
     @property
     def calls(self) -> dict[Node, list[Any]]:
-        """What the inputs of the graph were in each call of the kept random sample."""
+        """The values of each graph input in the kept random sample of calls."""
         found = self.statistics.items()
         return {key[1]: kept.kept for key, kept in found if isinstance(kept, KeptInputs)}
 
@@ -253,7 +253,7 @@ class Constant:
 
     @property
     def value(self) -> Tensor:
-        """What it holds; not to be written into."""
+        """The float value; not to be written into."""
         value = constant_of(self.graph.gm, self.node)
         assert value is not None  # AlgorithmGraph.constant has read it
         return value
@@ -282,7 +282,7 @@ class Constant:
             self.observed.meta.setdefault(STEPS_KEY, []).append(step)
 
     def grid(self, of: Tensor | None = None) -> Grid:
-        """What its values may be once they are quantized.
+        """The values that its elements can have once they are quantized.
 
         Args:
             of: as `qparams` has it.
@@ -293,10 +293,10 @@ class Constant:
         return grid_of(self.qparams(of), self.value if of is None else of)
 
     def qparams(self, of: Tensor | None = None) -> QParams | BlockQParams:
-        """What its observer comes to.
+        """The qparams that its observer chooses.
 
         Args:
-            of: another value, of as many dimensions: what the observer would come to then.
+            of: another value, of as many dimensions, whose qparams are wanted instead.
 
         Raises:
             Declined: it is not quantized to integers.

@@ -95,7 +95,7 @@ class BatchNormReestimation(Algorithm):
 
 
 def _outputs(graph: AlgorithmGraph, node: Node, weight: Constant) -> Values:
-    """What a layer makes of the quantized model's inputs, with the float weight and with its own.
+    """The outputs of a layer on the quantized model's inputs, with the float weight and its own.
 
     Gains of the model before the layer are left out: undone layer by layer they would amplify what
     noise has taken.
@@ -166,6 +166,6 @@ class _Channels:
         return factor, self.mean - factor * self.found_mean
 
     def error(self, factor: Tensor, shift: Tensor) -> Tensor:
-        """What gain and mean cost each channel after a correction; noise is left out."""
+        """The squared error of each channel by gain and mean after a correction, without noise."""
         mean = self.mean - factor * self.found_mean - shift
         return (factor * self.gain - 1).square() * self.variance + mean.square()

@@ -22,7 +22,7 @@ LAYERS = (*LINEAR, *CONV, *CONV_TRANSPOSE)
 
 
 def channels_first(node: Node, value: Tensor) -> Tensor:
-    """What a layer makes in one call as float64[samples, channels, positions]."""
+    """The output of a layer in one call as float64[samples, channels, positions]."""
     value = value.double()
     if is_call(node, LINEAR):
         value = value.reshape(1, -1) if value.dim() == 1 else value

@@ -54,7 +54,7 @@ _PASSED_ON: Overloads = (*IDENTITIES, *CASTS, *DROPOUT)
 _HEADS: Overloads = (*RESHAPE, *PERMUTE, *IDENTITIES)
 
 _ATTENDED = 0.25
-"""What averaging over tokens leaves of the variance: as over four tokens with equal weights."""
+"""The share of variance left after attention averages over tokens: as over four equal weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ Compute = Callable[[GraphModule, Node, Sequence[Moments | None]], Moments | None
 
 @dataclass(frozen=True, slots=True)
 class MomentRule:
-    """What an operator does to moments.
+    """How an operator changes moments.
 
     Args:
         reads: the nodes whose moments it needs; None if it is not said for this node.
@@ -98,7 +98,7 @@ def quadrature(count: int) -> tuple[Tensor, Tensor]:
 
 
 def activation_input(node: Node) -> Node | None:
-    """What a function of one element is applied to, also x * sigmoid(x); None if it is none."""
+    """The input of an activation function, also of x * sigmoid(x); None for other nodes."""
     if is_call(node, ACTIVATIONS):
         return node.all_input_nodes[0]
     if is_call(node, MUL):
@@ -109,7 +109,7 @@ def activation_input(node: Node) -> Node | None:
 
 
 def apply_activation(node: Node, values: Tensor) -> Tensor:
-    """What the function that a node with an `activation_input` applies makes of values."""
+    """Apply the function of a node that has an `activation_input` to values."""
     if is_call(node, MUL):
         return values * torch.sigmoid(values)
     target = node.target
@@ -125,7 +125,7 @@ def _uncast(node: Node) -> Node:
 
 
 def rule_of(node: Node, roots: Collection[Node]) -> MomentRule | None:
-    """What a node's operator does to moments, None where that is not said.
+    """How a node's operator changes moments; None where that is not known.
 
     Args:
         node: of a graph.

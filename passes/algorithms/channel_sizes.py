@@ -31,7 +31,7 @@ _ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ChannelSizes:
-    """What is expected of each channel, float64[C] all.
+    """Expected sizes of each channel, float64[C] all.
 
     Args:
         mean_square: of the channel.

@@ -53,6 +53,6 @@ class Hqq(Algorithm):
 
 
 def _spec(node: Any) -> Any:
-    """What the annotation of an operator asks for its weight."""
+    """The spec of an operator's weight in its annotation; None without one."""
     specs = getattr(node.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})
     return specs.get(argument(node, "weight"))

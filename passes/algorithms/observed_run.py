@@ -42,7 +42,7 @@ class ObservedRun:
         nodes = list(gm.graph.nodes)
         constants = [n for n in nodes if n.op == "get_attr"]
         self.constants = {n: attribute(gm, str(n.target)) for n in constants}
-        """What each constant is in the runs."""
+        """The value of each constant in the runs."""
         self._written = [n for n in constants if str(n.target) in written]
         self._inputs = [n for n in nodes if n.op == "placeholder"]
         self._steps = [(n, *_how_called(n)) for n in nodes if n.op.startswith("call_")]
@@ -73,7 +73,7 @@ class ObservedRun:
         return pytree.tree_leaves(map_arg(self._output.args[0], env.__getitem__))
 
     def again(self, node: Node, source: Node, value: Tensor) -> Any:
-        """What an operator computes of another value of one of its inputs.
+        """The result of an operator if one of its inputs had another value.
 
         Of a linear or convolution with many outputs some are computed, at even distances.
         """
@@ -90,7 +90,7 @@ class ObservedRun:
 
 
 def _how_called(node: Node) -> tuple[Callable[..., Any] | None, Any, dict[str, Any]]:
-    """What computes a node, None for an observer, and its arguments."""
+    """The function that computes a node (None for an observer), and its arguments."""
     if node.op == "call_module":
         return None, tuple(node.all_input_nodes), {}
     assert callable(node.target)  # exported graphs call functions

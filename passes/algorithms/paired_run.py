@@ -15,7 +15,7 @@ from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, is_call
 from pt2e_quant.observers.rounding import rounded
 
 MOST_BYTES = 2**30
-"""What the live values of all calls may take; of calls that take more, fewer are run."""
+"""The most bytes of live values of all calls; where calls need more, fewer are run."""
 
 Constants = Mapping[Node, Tensor]
 """Values in the place of what nodes hold or compute."""
@@ -97,7 +97,7 @@ class PairedRun:
             yield Pair(self._value(node, call, exact=True), self._value(node, call, exact=False))
 
     def outputs(self, node: Node) -> Iterator[Pair]:
-        """What a node that was reached makes, with its constants as they are now, in each call."""
+        """The outputs of a reached node in each call, with its constants as they are now."""
         self.reach(node)
         with torch.no_grad():
             for call in range(self.count):

@@ -58,7 +58,7 @@ _OWN: dict[str, type[Algorithm]] = {
 OWN_NAMES = tuple(sorted(_OWN))
 """Those of this package."""
 _BEST: tuple[Algorithm, ...] = (Gptq(), BatchNormReestimation(), ConfirmWeights())
-"""What the most effort does to weights."""
+"""The algorithms that Effort.BEST adds for weights."""
 _CHOSEN_ONCE = {Stage.SCALES: "scales", Stage.CODES: "integers"}
 
 
@@ -155,10 +155,10 @@ def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tu
 def with_effort(
     own: Sequence[Algorithm], asked: Sequence[str | Algorithm], effort: Effort | None
 ) -> tuple[tuple[Algorithm, ...], tuple[str | Algorithm, ...]]:
-    """What a quantizer brings, and what was asked for, with what an effort adds or leaves out.
+    """The quantizer's algorithms and those asked for, after an effort added or left out some.
 
     Args:
-        own: what the quantizer brings.
+        own: the quantizer's algorithms.
         asked: algorithms or their names.
         effort: FAST leaves out the choice of ranges, BALANCED asks for it, BEST also brings what
             chooses integers of weights and corrects errors, where nothing else that does was

@@ -1,4 +1,4 @@
-"""What rows of a weight are multiplied with, as the float model and the quantized one have it."""
+"""Second moments of the inputs of weight rows, in the float and in the quantized model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

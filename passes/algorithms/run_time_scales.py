@@ -40,7 +40,7 @@ PER_TOKEN = QuantizationSpec(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What becomes float around a linear.
+    """The nodes around a linear that become float.
 
     Args:
         end: the linear, or the clip that its annotation covers.

@@ -42,7 +42,7 @@ class ScaleOutputs(Algorithm):
     least_gain: float = 2.0
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
-        """What an observer of a linear's output looks at."""
+        """One per static per-tensor observer of a linear's output: the tensor it observes."""
         for node in graph.gm.graph.find_nodes(op="call_module"):
             source = node.all_input_nodes[0] if node.all_input_nodes else node
             if is_static_per_tensor(graph.observer(node)) and linear_behind(source) is not None:

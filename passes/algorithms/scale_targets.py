@@ -1,4 +1,4 @@
-"""What can take a factor per channel for a tensor: a norm, a constant, rows, a multiplication."""
+"""Where factors per channel of a tensor go: a norm, a constant, weight rows, a multiplication."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ def columns_of(values: Tensor, reader: Node) -> Tensor:
 def fold_target(
     graph: AlgorithmGraph, source: Node, readers: Sequence[Node]
 ) -> Factors | Rows | str:
-    """What takes the factors of a tensor without a new node, or why nothing does.
+    """The place for a tensor's factors that needs no new node, or why there is none.
 
     Args:
         graph: what it is in.
@@ -155,7 +155,7 @@ def _note_output(node: Node, factors: Tensor, layer: Node) -> None:
 
 
 def noted_factors(node: Node, key: str) -> Tensor | None:
-    """What was noted, float64 and of a shape that goes with the value; None for nothing."""
+    """The noted factors, float64, broadcastable to the value; None if there are none."""
     factors = node.meta.get(key)
     if factors is None:
         return None

@@ -157,7 +157,7 @@ def output_errors(difference: Tensor, hessian: Tensor) -> Tensor:
 
 
 def gathered_hessians(statistics: Statistics | None) -> Tensor:
-    """What calibration gathered of an operator's input, float32[groups, K, K].
+    """The Hessian of an operator's input from calibration, float32[groups, K, K].
 
     Raises:
         Declined: no data came, or the input is too large to be squared.
@@ -170,7 +170,7 @@ def gathered_hessians(statistics: Statistics | None) -> Tensor:
 
 
 def watch_rows(node: Node) -> InputHessian:
-    """What gathers the Hessian of a linear's input, or of a convolution's windows."""
+    """A module that gathers the Hessian of a linear's input, or of a convolution's windows."""
     return InputHessian(None if is_call(node, LINEAR) else _window(node))
 
 

@@ -92,7 +92,7 @@ def magnitude(x: Complex) -> Tensor:
 
 
 def polar(length: Tensor, angle: Tensor) -> Complex:
-    """What has a length and an angle."""
+    """Complex numbers from absolute values and angles in radians."""
     return Complex((length * torch.cos(angle), length * torch.sin(angle)))
 
 
@@ -114,7 +114,7 @@ def choose(condition: Tensor, x: Any, y: Any) -> Complex:
 
 
 def of_parts(target: Any) -> Callable[..., Any]:
-    """What moves or sums elements, and does so to each part of all its tensors."""
+    """A function that moves or sums elements, applied to the real and the imaginary parts."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         def one(index: int) -> Any:

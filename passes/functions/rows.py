@@ -11,7 +11,7 @@ from torch import Tensor
 from pt2e_quant.graph.ops import each_axis
 
 Results: TypeAlias = Tensor | tuple[Tensor, ...]
-"""What a function gives: one tensor, or the first of several."""
+"""The result of a function: one tensor, or the first of several."""
 
 _MOST_ROWS = 64
 """Each row of a pairwise distance is an operator of its own."""
@@ -76,7 +76,7 @@ _Combine: TypeAlias = Callable[[Any, Any], Any]
 def _scan(
     parts: Sequence[Tensor], dim: int, neutral: Sequence[float], combine: _Combine
 ) -> tuple[Tensor, ...]:
-    """What stands at each place of a dimension, combined with all before it, by doubling steps.
+    """An inclusive scan along a dimension, in steps of doubling distance.
 
     Args:
         parts: what is carried along.
@@ -253,7 +253,7 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sequence[int] = (1,),
 ) -> Tensor:
-    """What ONNX Runtime refuses: all of the result, cropped and padded.
+    """A transposed convolution that ONNX Runtime rejects: the whole result, cropped and padded.
 
     It takes no output padding that is not below the stride, and no size without a result.
     """

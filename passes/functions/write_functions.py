@@ -198,7 +198,7 @@ _LEAVES = {
     for form in _overloads(name.split(".")[1] for name in _MATRICES)
     if str(form) in _MATRICES
 }
-"""What `torch.export`'s decompositions leave."""
+"""Operators that `torch.export`'s decompositions keep."""
 
 
 def write_functions(

@@ -129,7 +129,7 @@ class _Reader:
 
 
 def _row_for(node: Node, value: Tensor) -> DTypeInfo | None:
-    """What a constant can be packed as, None if it stays as it is."""
+    """The integer dtype that a constant can be packed as; None if it stays as it is."""
     readers = list(_readers(node))
     if not readers or None in readers or value.numel() == 0:
         return None

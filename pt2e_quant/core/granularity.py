@@ -9,7 +9,7 @@ from pt2e_quant.core.errors import ConfigError
 
 
 class _Granularity:
-    """What all have: `isinstance` of torchao's class of the same name holds if torchao is loaded.
+    """Their base class: also instances of torchao's class of the same name, if torchao is loaded.
 
     Code of torchao, and written for it, asks that of the granularities that it is handed.
     """

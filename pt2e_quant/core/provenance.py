@@ -300,7 +300,7 @@ _ISLAND = FloatOperator(
     node="", operator="", module="", source="", bytes_across=0, reason="", remedy=""
 )
 _SIZE = SizeRecord(name="", dtype="", elements=0, size_before=0, size_after=0)
-"""What a column says throughout is left out where it is this."""
+"""Defaults: a column that has the default in every entry is left out."""
 
 _LACKS = {
     RecordKind.FULL: "",

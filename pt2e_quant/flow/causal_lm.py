@@ -92,7 +92,7 @@ def carry_cache(run: Callable[..., tuple[Tensor, list[Tensor]]], cache: list[Ten
 
 
 class _Slots:
-    """What the attention layers ask of a cache once positions and mask are given."""
+    """The interface of a cache that attention layers use once positions and mask are given."""
 
     is_compileable = False
 

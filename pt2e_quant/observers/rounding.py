@@ -1,4 +1,4 @@
-"""What the quantize and dequantize that an observer calls for make of a tensor, without a graph."""
+"""Round a tensor as the quantize and dequantize of its observer would, without a graph."""
 
 from typing import Any
 

@@ -35,12 +35,12 @@ class StateTensor:
 
     @property
     def input_name(self) -> str:
-        """What the ONNX model calls the value before a call."""
+        """The name in the ONNX model of the value before a call."""
         return self.name.replace(".", "_")
 
     @property
     def output_name(self) -> str:
-        """What the ONNX model calls the value after a call."""
+        """The name in the ONNX model of the value after a call."""
         return f"{self.input_name}_next"
 
     def to_json(self) -> dict[str, Any]:

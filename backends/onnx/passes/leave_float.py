@@ -1,4 +1,4 @@
-"""What stays float in ONNX: in the graph before the export, and in the model after it.
+"""Keep operators float in ONNX: in the graph before the export, and in the model after it.
 
 The graph's passes keep ONNX Runtime from integer kernels that were refused or measured slower.
 `leave_float` writes products again that ONNX Runtime did not take the integers of.
@@ -92,7 +92,7 @@ class LeftFloat:
     result: str
 
     def float_region(self, origins: Mapping[str, str]) -> FloatRegion:
-        """What the report says of it; `origins` are the module paths of values."""
+        """Its entry in the report; `origins` are the module paths of values."""
         path = origins.get(self.result)
         return FloatRegion(
             node=f"{self.result} in {path}" if path else self.result,

@@ -1,4 +1,4 @@
-"""What ONNX Runtime has for recurrent layers."""
+"""The op-table entry of recurrent layers, and which of their operands are rounded."""
 
 from collections.abc import Collection
 

@@ -53,7 +53,7 @@ def _widths(dequantize: ir.Node) -> tuple[np.dtype[Any], ...]:
 
 
 def _readers(dequantize: ir.Node) -> list[ir.Node]:
-    """What reads a weight, as it is or transposed."""
+    """The nodes that read a weight, as it is or transposed."""
     readers = [use.node for use in dequantize.outputs[0].uses()]
     if all(reader.op_type == "Transpose" for reader in readers):
         return [use.node for reader in readers for use in reader.outputs[0].uses()]
@@ -85,7 +85,7 @@ def _reads_integers(product: ir.Node) -> bool:
 
 
 def write_as_arithmetic(graph: ir.Graph, node: ir.Node, name: str | None = None) -> ir.Value:
-    """What a DequantizeLinear of a constant gives, in operators that run when a file is loaded.
+    """Write a DequantizeLinear of a constant in operators that run when a file is loaded.
 
     Their names begin with `name`, that of its result by default.
     """

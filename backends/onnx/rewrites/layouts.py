@@ -88,7 +88,7 @@ def write_rows(graph: ir.Graph) -> int:
 
 
 def _turned(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
-    """What a Transpose takes in, and its order, where it moves one inner axis to the front.
+    """The input and the order of a Transpose that moves one inner axis to the front.
 
     Not the last axis: single elements are no rows.
     """

@@ -191,7 +191,7 @@ def unsigned_activations(graph: ir.Graph) -> int:
 
 
 def _readers(node: ir.Node) -> list[ir.Node] | None:
-    """What reads the integers: dequantizes, perhaps behind a Clip; None if anything else does."""
+    """The dequantizes that read the integers, perhaps behind a Clip; None if anything else does."""
     found: list[ir.Node] = []
     for use in node.outputs[0].uses():
         reader = use.node

@@ -16,7 +16,7 @@ _WIDER: Mapping[ir.DataType, tuple[ir.DataType, ...]] = {
     _D.DOUBLE: (_D.FLOAT,),
     **dict.fromkeys((_D.INT8, _D.UINT8, _D.INT16, _D.UINT16, _D.BOOL), (_D.INT32, _D.FLOAT)),
 }
-"""What else holds, or stands for, the values of a dtype; best first."""
+"""Dtypes that can replace a dtype, best first."""
 
 
 def use_supported_dtypes(graph: ir.Graph) -> int:

@@ -89,7 +89,7 @@ def selections_as_products(gm: GraphModule) -> PassResult:
 
 
 def _parts(node: Node) -> list[_Part] | None:
-    """What a cat joins, if it joins parts of one float32 tensor with a dynamic size."""
+    """The parts that a cat joins, if they are parts of one float32 tensor with a dynamic size."""
     value = node.meta["val"]
     tensors = argument(node, "tensors")
     if argument(node, "dim") % value.dim() != value.dim() - 1 or value.dtype is not torch.float32:

@@ -149,7 +149,7 @@ def crop_negative_pads(gm: GraphModule) -> PassResult:
 
 
 def _cropped(editor: Editor, pad: Node, pads: Sequence[Any]) -> Node:
-    """What a pad reads without what its negative sides cut off, quantized as before."""
+    """The input of a pad, cropped by its negative sides and quantized as before."""
     read = x = pad.args[0]
     assert isinstance(read, Node)
     assert isinstance(x, Node)

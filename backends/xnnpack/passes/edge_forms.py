@@ -40,7 +40,7 @@ _COLUMNS_LAST = frozenset(
         _EDGE.linear.default,
     }
 )
-"""What the delegate computes with the last dimension last, whatever it reads."""
+"""Operators that the delegate computes with the last dimension last, whatever the layout read."""
 
 
 def write_size_arithmetic(gm: GraphModule) -> EdgeResult:

@@ -132,7 +132,7 @@ class _Lookups:
 
 
 def _storage(packed: Tensor, is_shared: bool, *, in_groups: bool) -> str:
-    """What the report says of a table of 4 bits that the delegate keeps too."""
+    """The note of the report on a table of 4 bits that the delegate keeps too."""
     if not is_shared:
         text = f"its table is in the file twice, {packed.numel():,} bytes more: the delegate has "
         return text + "another order of columns, which groups of an odd size do not follow"
@@ -218,7 +218,7 @@ def _columns_of_rows(gm: GraphModule, m: Match, name: str, editor: Editor) -> No
 
 
 OFFSET = 8
-"""What is added to an integer before it is stored."""
+"""Added to an integer before it is stored, so that nibbles are unsigned."""
 
 
 def pack_int4(table: Tensor, *, even_high: bool) -> Tensor:

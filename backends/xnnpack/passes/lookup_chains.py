@@ -67,7 +67,7 @@ _SAME_VALUES = frozenset(
         _EDGE.view_copy.default,
     }
 )
-"""What a chain goes through: XNNPACK moves views behind functions."""
+"""Views that may stand in a chain: XNNPACK moves them behind functions."""
 
 _FUSED = 4
 """How many functions may be one table: each is up to two nodes, and ten are XNNPACK's limit."""

@@ -1,4 +1,4 @@
-"""What ExecuTorch has no kernel for, or runs wrong: write it out, or report the line.
+"""Operators that ExecuTorch has no kernel for, or runs wrong: write them out, or report the line.
 
 ExecuTorch 1.4 copies values of a dynamic size through loops without resizing them, and takes the
 strides of a constant for its layout.
@@ -121,7 +121,7 @@ _OF_TENSORS: Mapping[Any, Any] = {
     operator.add: aten.add.Tensor,
     operator.sub: aten.sub.Tensor,
 }
-"""What computes with tensors as a program does with numbers."""
+"""Operators of tensors that compute the same as Python's operators of numbers."""
 
 
 def has_complex_kernel(node: Node) -> bool:

@@ -89,7 +89,7 @@ def why_beyond_scales(node: Node, name: str) -> str | None:
 
 
 def notes_of_scales(gm: GraphModule) -> list[str]:
-    """What the report says of each elementwise operator that its scales keep in float."""
+    """The notes of the report on each elementwise operator that its scales keep in float."""
     found = (
         (n, why_beyond_scales(n, str(getattr(n.target, "__name__", "")))) for n in gm.graph.nodes
     )

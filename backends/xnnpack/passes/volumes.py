@@ -323,6 +323,6 @@ def _as_volumes(images: Tensor, x: Tensor) -> Tensor:
 
 
 def _written(gm: GraphModule, node: Node, call: Callable[..., Any], *inputs: Node) -> Node:
-    """What a function of integers traces to, in front of a node."""
+    """Trace a function of integers into the graph, in front of a node; returns its result."""
     made: Node = trace_before(gm, node, call, inputs, is_canonical=True)
     return made

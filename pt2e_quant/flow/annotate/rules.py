@@ -21,7 +21,7 @@ ALL_ROLES = frozenset(Role)
 
 
 class RuleKind(IntEnum):
-    """What a rule selects by; a higher value is more specific and wins."""
+    """The property that a rule selects by; a higher value is more specific and wins."""
 
     GLOBAL = 0
     OPERATOR = 1

@@ -90,7 +90,7 @@ def infos_of_split(
     infos: Mapping[str, ObserverInfo],
     constants: Iterable[HeldConstant],
 ) -> dict[str, ObserverInfo]:
-    """What the observers are for that an algorithm split from those of prepare.
+    """The tensors of observers that an algorithm split from those of prepare.
 
     Args:
         nodes: the observer nodes with their observers.

@@ -1,1 +1,1 @@
-"""What was quantized, what was not and why, and the sizes."""
+"""Reports of quantized tensors, of nodes left float with reasons, and of sizes."""

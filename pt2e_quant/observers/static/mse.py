@@ -324,7 +324,7 @@ class MSEObserver(UniformQuantizationObserverBase):
         self.bin_offset.fill_(new.offset)
 
     def binned_data(self) -> BinnedData:
-        """What was seen, but for exact zeros, between the least and greatest value."""
+        """Counts of all values seen, without exact zeros, between the least and the greatest."""
         counts = self.histogram.cpu()
         occupied = counts.nonzero().flatten()
         first, last = int(occupied[0]), int(occupied[-1])

@@ -1,1 +1,1 @@
-"""What algorithms want to know of the tensors that calibration runs through."""
+"""Statistics that algorithms gather on tensors during calibration."""

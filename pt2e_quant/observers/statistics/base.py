@@ -1,4 +1,4 @@
-"""What every statistics module is: it watches a tensor for an algorithm, and has no say in qparams.
+"""The base class of statistics: modules that watch a tensor for an algorithm and give no qparams.
 
 Observers find the qparams of the tensors that are quantized. Statistics are gathered beside them,
 also on tensors that stay float; prepare adds them and convert takes them out again.

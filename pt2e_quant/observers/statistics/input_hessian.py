@@ -83,7 +83,7 @@ class InputHessian(Statistics):
 
 
 def rows_of(x: Tensor, window: Window | None) -> Tensor:
-    """What each row of the weight is multiplied with, [groups, rows, K]."""
+    """The vectors that each weight row is multiplied with, [groups, vectors, K]."""
     if window is None:
         return x.reshape(1, -1, x.shape[-1])
     dims = len(window.kernel)

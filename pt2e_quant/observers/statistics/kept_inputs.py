@@ -17,7 +17,7 @@ MOST_LARGEST = 4
 
 
 MOST_BYTES = 2**29
-"""What the sample may take; of larger calls fewer are kept."""
+"""The most bytes of the sample; of larger calls fewer are kept."""
 
 
 class KeptCalls(nn.Module):
@@ -85,7 +85,7 @@ class KeptInputs(Statistics):
 
     @property
     def kept(self) -> list[Any]:
-        """What this input was in the random sample of the calls."""
+        """The values of this input in the random sample of the calls."""
         return [call[self.place] for call in self.calls.sample]
 
     def forward(self, x: Any) -> Any:

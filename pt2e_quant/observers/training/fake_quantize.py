@@ -23,7 +23,7 @@ _SHOWN = (
     "scale", "zero_point", "quant_min", "quant_max", "dtype", "qscheme", "ch_axis", "target_dtype",
     "granularity", "mapping_type", "zero_point_domain", "block_size",
 )  # fmt: skip
-"""What print shows of a fake-quantize, as far as it has it."""
+"""The attributes of a fake-quantize that its repr shows, where it has them."""
 
 
 class FakeQuantizeBase(ABC, nn.Module):

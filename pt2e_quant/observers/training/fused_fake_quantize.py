@@ -18,7 +18,7 @@ from pt2e_quant.observers.training.fake_quantize_function import (
 
 
 class FusedMovingAvgObsFakeQuantize(FakeQuantize):
-    """What FakeQuantize gives with a moving-average observer, by torch's fused operator.
+    """FakeQuantize with a moving-average observer, by torch's fused operator.
 
     The flags are read inside the operator: nothing waits for the device, and torch.compile sees
     no branch.
