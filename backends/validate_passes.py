@@ -45,13 +45,13 @@ class PassValidation:
     Args:
         gm: the canonical graph, which no pass changes: rounding noise is measured on it.
         sample: a call.
-        more: leaves of inputs that the passes' graph has behind the canonical graph's.
     """
 
-    def __init__(self, gm: GraphModule, sample: Sample, more: Sequence[Tensor] = ()) -> None:
+    def __init__(self, gm: GraphModule, sample: Sample) -> None:
         self.gm = gm
         self.calls = _calls(gm, sample)
-        self.more = tuple(more)
+        self.more: tuple[Tensor, ...] = ()
+        """Leaves of inputs that the passes' graph has behind the canonical graph's."""
         self.values: list[Values | None] = []
         """Of each call, of the graph as it was last; None where the graph refuses the call."""
 

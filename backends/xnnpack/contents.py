@@ -137,14 +137,14 @@ class ProgramContents:
         return "\n".join(lines)
 
 
-def read_contents(pte: bytes, method: str = "forward") -> ProgramContents:
-    """Read one method of a serialized program.
+def read_contents(pte: bytes) -> ProgramContents:
+    """Read the method "forward" of a serialized program.
 
     Raises:
         ValueError: the bytes are no program, or hold no such method.
     """
     program = deserialize_pte_binary(pte).program
-    plan = _plan(program, method)
+    plan = _plan(program)
     kernels: Counter[str] = Counter()
     overloads: set[str] = set()
     mistyped: set[str] = set()
@@ -184,24 +184,24 @@ def _fits(call: KernelCall, op: Operator, plan: ExecutionPlan) -> bool:
     return all(isinstance(value, Tensor) for value in tensors)
 
 
-def read_written_inputs(pte: bytes, method: str = "forward") -> tuple[int, ...]:
-    """The positions of the inputs that a method writes, in the order that it returns them.
+def read_written_inputs(pte: bytes) -> tuple[int, ...]:
+    """The positions of the inputs that "forward" writes, in the order that it returns them.
 
     ExecuTorch puts them before the results of the program.
 
     Raises:
         ValueError: the bytes are no program, or hold no such method.
     """
-    plan = _plan(deserialize_pte_binary(pte).program, method)
+    plan = _plan(deserialize_pte_binary(pte).program)
     places = {value: index for index, value in enumerate(plan.inputs)}
     leading = itertools.takewhile(places.__contains__, plan.outputs)
     return tuple(places[value] for value in leading)
 
 
-def _plan(program: Program, method: str) -> ExecutionPlan:
-    found = next((p for p in program.execution_plan if p.name == method), None)
+def _plan(program: Program) -> ExecutionPlan:
+    found = next((p for p in program.execution_plan if p.name == "forward"), None)
     if found is None:
-        raise ValueError(f'no method "{method}" in this program')
+        raise ValueError('no method "forward" in this program')
     return found
 
 

@@ -4,8 +4,6 @@ Every row is proven by `tests/backends/xnnpack/test_table.py`, which lowers and 
 sizes, with static and with dynamic shapes, and reads the delegate's contents.
 """
 
-from collections.abc import Iterable
-
 from pt2e_quant.backends.xnnpack.conditions import (
     NO_CEIL_IF_DYNAMIC,
     ONE_DYNAMIC_SIZE,
@@ -206,14 +204,14 @@ TABLE = OpTable(
 )
 
 
-def edge_operators(rows: Iterable[OpRow] = TABLE) -> frozenset[str]:
-    """The rows' operators as ExecuTorch's partitioner names them: "sigmoid.default".
+def edge_operators() -> frozenset[str]:
+    """The table's operators as ExecuTorch's partitioner names them: "sigmoid.default".
 
     An average pool that is no convolution by then has windows of different sizes: XNNPACK averages
     them in float.
     """
     found = set()
-    for row in rows:
+    for row in TABLE:
         for op in row.find:
             for part in op.ops():
                 for member in part.members:

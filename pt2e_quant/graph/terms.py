@@ -4,7 +4,7 @@ Matching them is in `pattern.py`, which hands these names on.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from torch.fx import Node
@@ -124,26 +124,18 @@ class Step:
     overloads: Overloads
     name: str
     rest: tuple[Pattern, ...]
-    optional: bool
-    users: int | None
-    where: Where | None
+    optional: bool = False
 
 
-def step(
-    overloads: Overloads,
-    name: str = "",
-    *rest: Pattern,
-    users: int | None = 1,
-    where: Where | None = None,
-) -> Step:
+def step(overloads: Overloads, name: str = "", *rest: Pattern) -> Step:
     """An operator in a chain; `rest` are the patterns of its further arguments."""
-    return Step(overloads, name, rest, False, users, where)
+    return Step(overloads, name, rest)
 
 
 def maybe(what: Step | Overloads, name: str = "") -> Step:
     """An operator in a chain that may be absent."""
     made = what if isinstance(what, Step) else step(what, name)
-    return Step(made.overloads, made.name, made.rest, True, made.users, made.where)
+    return replace(made, optional=True)
 
 
 def one_of(*operators: Overloads) -> Overloads:
@@ -159,10 +151,7 @@ def chain(first: Op | tuple[Op, ...], *steps: Step | Overloads) -> tuple[Op, ...
     found = (first,) if isinstance(first, Op) else first
     for given in steps:
         made = given if isinstance(given, Step) else step(given)
-        longer = tuple(
-            Op(made.overloads, op, *made.rest, name=made.name, users=made.users, where=made.where)
-            for op in found
-        )
+        longer = tuple(Op(made.overloads, op, *made.rest, name=made.name) for op in found)
         found = longer + found if made.optional else longer
     return found
 

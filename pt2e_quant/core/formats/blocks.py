@@ -104,16 +104,16 @@ def spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
     return scale
 
 
-def to_rows(x: Tensor, block: Sequence[int], fill: float = 0.0) -> Tensor:
+def to_rows(x: Tensor, block: Sequence[int]) -> Tensor:
     """A tensor as [blocks, elements of a block], the blocks in order of their grid.
 
-    Blocks that reach beyond the tensor are filled up.
+    Blocks that reach beyond the tensor are filled up with zeros.
     """
     counts, lengths = _layout(x.shape, block)
     missing = [n * length - size for n, length, size in zip(counts, lengths, x.shape, strict=True)]
     if any(missing):
         padding = [end for length in reversed(missing) for end in (0, length)]
-        x = torch.nn.functional.pad(x, padding, value=fill)
+        x = torch.nn.functional.pad(x, padding)
     x = x.reshape([size for pair in zip(counts, lengths, strict=True) for size in pair])
     dim = len(block)
     order = [*range(0, 2 * dim, 2), *range(1, 2 * dim, 2)]
