@@ -12,13 +12,13 @@ from torch.fx import GraphModule
 from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.generate import generate
 from pt2e_quant.backends.profile import Profile
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ArtifactError, InputError, UnsupportedError
 from pt2e_quant.core.max_sizes import shown_sizes
 from pt2e_quant.core.provenance import FloatOperator
 from pt2e_quant.core.whole_file import whole_file
+from pt2e_quant.flow.causal_lm import generate
 from pt2e_quant.flow.report.report import Report
 
 Verify: TypeAlias = bool | Literal["process"]

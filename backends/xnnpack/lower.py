@@ -32,9 +32,11 @@ from pt2e_quant.backends.xnnpack.load_program import load_program
 from pt2e_quant.backends.xnnpack.metadata import held_scales, pack_metadata
 from pt2e_quant.backends.xnnpack.node_ids import Handles, floats_of, read_handles
 from pt2e_quant.backends.xnnpack.partition import make_partitioner
-from pt2e_quant.backends.xnnpack.passes.as_products import (
+from pt2e_quant.backends.xnnpack.passes.as_convs_and_products import (
+    conv1d_as_conv2d,
     group_heads,
     means_as_products,
+    pool_by_depthwise,
     selections_as_products,
 )
 from pt2e_quant.backends.xnnpack.passes.data_movement import (
@@ -57,10 +59,6 @@ from pt2e_quant.backends.xnnpack.passes.embeddings import (
     LINKED_KERNELS,
     embed_bytes,
     embed_portable,
-)
-from pt2e_quant.backends.xnnpack.passes.images import (
-    conv1d_as_conv2d,
-    pool_by_depthwise,
 )
 from pt2e_quant.backends.xnnpack.passes.lookup_chains import separate_functions
 from pt2e_quant.backends.xnnpack.passes.missing_kernels import (

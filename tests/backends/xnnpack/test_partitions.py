@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.passes.as_products import (
+from pt2e_quant.backends.xnnpack.passes.as_convs_and_products import (
     group_heads,
     means_as_products,
     selections_as_products,

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.artifact import XnnpackArtifact
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.passes.images import conv1d_as_conv2d
+from pt2e_quant.backends.xnnpack.passes.as_convs_and_products import conv1d_as_conv2d
 from pt2e_quant.core.qdq import DequantizePerTensor
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize

@@ -1,26 +1,35 @@
-"""Operators of sequences, and average pools, as convolutions of images.
+"""Operators written as convolutions and products, which the delegate has kernels for.
 
-The delegate has no conv1d. ExecuTorch writes one as a conv2d between two reshapes inside of it,
-and fails on them where both the batch and the length are dynamic: a reshape there takes one.
-Nor has it average pools in integers.
+It has none for means, selections and shared key heads. ExecuTorch writes a conv1d as a conv2d
+between two reshapes inside of the delegate, and fails on them where both the batch and the length
+are dynamic: a reshape there takes one. The delegate has no average pools in integers either.
 """
 
+import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.backends.xnnpack.passes.normalize_overloads import view, view_shape
 from pt2e_quant.backends.xnnpack.passes.requantize_between import sole_quantize
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, is_dequantize
 from pt2e_quant.graph.editor import Editor
+from pt2e_quant.graph.idioms.shared_heads import read_shared_heads
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import (
     AVG_POOL2D,
+    CAT,
     CONV1D,
     CONV_TRANSPOSE1D,
     HARDTANH,
+    MATMUL,
+    MEAN,
     RELU,
+    SLICE,
     argument,
     aten,
     each_axis,
@@ -29,6 +38,162 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def means_as_products(gm: GraphModule) -> PassResult:
+    """Write the mean over a known last axis as a linear with one row of 1/D.
+
+    An RMS norm then stays inside the delegate: ExecuTorch's own mean between two partitions costs
+    a copy each way. The sum is rounded in another order, and 1/D once.
+
+    Before:  mean(x, [-1], True)
+    After:   linear(x, ones(1, D) / D)
+    """
+
+    def build(m: Match, editor: Editor) -> Node | Skip:
+        x, node = m["x"], m.anchor
+        value = x.meta["val"] if isinstance(x, Node) else None
+        if not isinstance(value, Tensor) or value.dtype is not torch.float32:
+            return Skip("it is not of float32")
+        dims, rank = argument(node, "dim"), value.dim()
+        width = value.shape[-1] if rank > 1 else None
+        if [d % rank for d in dims or ()] != [rank - 1] or not argument(node, "keepdim"):
+            return Skip("it is not over the last axis, or drops it")
+        if argument(node, "dtype") is not None or not isinstance(width, int):
+            return Skip("it changes the dtype, or its width is known only at run time")
+        weight = editor.constant(f"mean_of_{width}", torch.full((1, width), 1 / width), like=node)
+        return editor.call(aten.linear.default, x, weight, like=node)
+
+    return rewrite(gm, (Rule("mean", find=Op(MEAN, Var("x")), build=build),))
+
+
+_WIDEST = 512
+"""A matrix of more columns would cost more than the slices that it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A range of the last axis of a tensor, negated or not."""
+
+    source: Node
+    start: int
+    stop: int
+    sign: float
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def selections_as_products(gm: GraphModule) -> PassResult:
+    """Write cat over slices of one tensor's last axis as a linear, where sizes are dynamic.
+
+    Rotary embeddings rotate halves so. XNNPACK's slices take no dynamic sizes, and each one left
+    outside cuts the delegate; a small product stays inside. Values are the same to the last bit:
+    each sum has one term that is not 0 (infinities become NaN).
+
+    Before:  cat([neg(slice(x, -1, 16, 32)), slice(x, -1, 0, 16)], -1)
+    After:   linear(x, rows), rows [32, 32] of 0, 1 and -1
+    """
+    editor = Editor(gm)
+    notes = []
+    for node in [n for n in gm.graph.nodes if is_call(n, CAT)]:
+        parts = _parts(node)
+        if parts is None:
+            continue
+        source = parts[0].source
+        width = source.meta["val"].shape[-1]
+        rows = torch.cat([p.sign * torch.eye(width)[p.start : p.stop] for p in parts])
+        weight = editor.constant(f"{node.name}_rows", rows, like=node)
+        editor.replace(
+            node, editor.call(aten.linear.default, source, weight, like=node, before=node)
+        )
+        inputs = node.all_input_nodes
+        editor.discard([node, *inputs, *(i for n in inputs for i in n.all_input_nodes)])
+        notes.append(Note(node.name, f"{len(parts)} parts of {source.name} as a product"))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+def _parts(node: Node) -> list[_Part] | None:
+    """The parts that a cat joins, if they are parts of one float32 tensor with a dynamic size."""
+    value = node.meta["val"]
+    tensors = argument(node, "tensors")
+    if argument(node, "dim") % value.dim() != value.dim() - 1 or value.dtype is not torch.float32:
+        return None
+    parts = [_part(t) for t in tensors]
+    if any(p is None for p in parts):
+        return None
+    found = [p for p in parts if p is not None]
+    source = found[0].source
+    shape = source.meta["val"].shape
+    if any(p.source is not source for p in found) or all(isinstance(s, int) for s in shape):
+        return None
+    return found if shape[-1] <= _WIDEST else None
+
+
+def _part(node: Node) -> _Part | None:
+    """A part of the last axis, whose size is known."""
+    sign = 1.0
+    if is_call(node, (aten.neg.default,)):
+        inner = node.args[0]
+        assert isinstance(inner, Node)
+        node, sign = inner, -1.0
+    start, stop = 0, None
+    if is_call(node, SLICE):
+        rank = node.meta["val"].dim()
+        if argument(node, "dim") % rank != rank - 1 or argument(node, "step") != 1:
+            return None
+        start, stop = argument(node, "start") or 0, argument(node, "end")
+        source = node.args[0]
+        assert isinstance(source, Node)
+        node = source
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.dim() < 2 or not isinstance(value.shape[-1], int):
+        return None
+    if not isinstance(start, int) or not (stop is None or isinstance(stop, int)):
+        return None
+    first, last, _ = slice(start, stop).indices(value.shape[-1])
+    return _Part(node, first, last, sign) if first < last else None
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def group_heads(gm: GraphModule) -> PassResult:
+    """Multiply all the heads that share a matrix as the rows of one product.
+
+    Repeating keys and values copies the whole cache at each token, outside of the delegate.
+
+    Before:  matmul(q, repeat(k)),            q: [N, H * R, S, D], k: [N, H, D, T]
+    After:   bmm(q.view(N * H, R * S, D), k.view(N * H, D, T)).view(N, H * R, S, T)
+    """
+    editor = Editor(gm)
+    notes = []
+    for node in [n for n in gm.graph.nodes if is_call(n, MATMUL)]:
+        left, right = node.args[:2]
+        shared = read_shared_heads(right) if isinstance(right, Node) else None
+        if shared is None or not isinstance(left, Node) or not shared.has_reader(left):
+            continue
+        heads = math.prod(shared.source.meta["val"].shape[:2])
+        rows, back = left.meta["val"].shape, view_shape(node.meta["val"])
+        if str(rows[0]) != str(shared.source.meta["val"].shape[0]):
+            continue  # one matrix for several samples
+        depth = view_shape(shared.source.meta["val"])
+        if back is None or depth is None or not all(isinstance(s, int) for s in (heads, rows[3])):
+            continue
+        stacked = rows[2] * shared.repeats if isinstance(rows[2], int) else -1
+        editor.cursor = node
+        flat = view(editor, left, [heads, stacked, rows[3]], node)
+        matrix = view(editor, shared.source, [heads, *depth[2:]], node)
+        if shared.is_turned:
+            matrix = editor.call(aten.transpose.int, matrix, -2, -1, like=node)
+        product = editor.call(aten.bmm.default, flat, matrix, like=node)
+        # In two steps: torch's fake views find no proof for the one that regroups a dynamic size.
+        apart = [heads, shared.repeats, *back[2:]]
+        split = editor.call(aten.view.default, product, apart, like=node)
+        whole = editor.call(aten.view.default, split, back, like=node, val=node.meta["val"])
+        editor.replace(node, whole)
+        editor.discard([node, *shared.between])
+        notes.append(Note(node.name, f"{shared.repeats} heads share each of {heads} matrices"))
+    editor.cursor = None
+    return PassResult(editor.finish(), tuple(notes))
+
 
 _CONVS = (*CONV1D, *CONV_TRANSPOSE1D)
 
