@@ -64,7 +64,7 @@ class Parity:
 
     @property
     def table(self) -> tuple[NodeParity, ...]:
-        """The rows: the same as nodes."""
+        """The same as nodes."""
         return self.nodes
 
     @property
@@ -79,18 +79,18 @@ class Parity:
 
     def __str__(self) -> str:
         """The table."""
-        rows = [
+        lines = [
             f"{n.node:32} {n.operator:24} {n.share_equal:8.3%} {n.most_steps:6g}"
             for n in self.nodes
         ]
         title = f"against the integer reference, profile {self.profile}"
         others = [name for name in self.floats if name not in self.slower]
         if others:
-            rows.append(f"in float, in the reference too: {', '.join(others)}")
+            lines.append(f"in float, in the reference too: {', '.join(others)}")
         if self.slower:
-            rows.append(f"likewise, because that is faster: {', '.join(self.slower)}")
-            rows.append("lower(..., allow_slower=True) computes them in integers")
-        return "\n".join([title, f"{'node':32} {'operator':24} {'equal':>8} {'steps':>6}", *rows])
+            lines.append(f"likewise, because that is faster: {', '.join(self.slower)}")
+            lines.append("lower(..., allow_slower=True) computes them in integers")
+        return "\n".join([title, f"{'node':32} {'operator':24} {'equal':>8} {'steps':>6}", *lines])
 
 
 _PROFILES = {"xnnpack": "xnnpack", "onnx": "onnxruntime_x86", "cpu": "onednn", "cuda": "triton"}
@@ -151,18 +151,18 @@ def verify_parity(
     slower = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
     floats = artifact.float_operators(quantized)
     returned = quantized.graph.output_node().all_input_nodes
-    rows = []
+    compared = []
     for value in chosen:
         part = cut_behind(quantized, value.name)
         whole = returned == [value]
         if not slower:
             part.meta[ALLOWED_KEY] = {*part.meta.get(ALLOWED_KEY, ()), SLOWER}
         lowered = artifact if whole else backend.lower(part, verify=False, strict=False)
-        rows.append(_compare(value, part, lowered, calls, rounding))
+        compared.append(_compare(value, part, lowered, calls, rounding))
     between = (n for n in quantized.graph.nodes if n.name in floats and reads_integers(n))
     return Parity(
         profile=rounding.name,
-        nodes=tuple(rows),
+        nodes=tuple(compared),
         floats=tuple(n.name for n in between),
         slower=slower,
     )

@@ -25,8 +25,8 @@ _MAPPINGS = ("SYMMETRIC", "ASYMMETRIC")
 
 
 def _limits(dtype: torch.dtype, low: int | None, high: int | None) -> tuple[int, int]:
-    row = limits_of(dtype)
-    return (row.quant_min if low is None else low, row.quant_max if high is None else high)
+    limits = limits_of(dtype)
+    return (limits.quant_min if low is None else low, limits.quant_max if high is None else high)
 
 
 def choose_qparams_affine(

@@ -280,14 +280,18 @@ class Provenance:
                 )
             numbers = NumberReader(data.pop("numbers"), read)
             islands = data.pop("islands", None)
-            rows = (numbers.row(row) for row in from_columns(data.pop("tensors"), _TENSOR))
+            entries = (
+                numbers.with_numbers(entry) for entry in from_columns(data.pop("tensors"), _TENSOR)
+            )
             return Provenance(
                 kept=RecordKind(data.pop("kept")),
-                tensors=[TensorRecord(**{**row, "role": Role(row["role"])}) for row in rows],
-                floats=[FloatRecord(**row) for row in from_columns(data.pop("floats"), _FLOAT)],
+                tensors=[
+                    TensorRecord(**{**entry, "role": Role(entry["role"])}) for entry in entries
+                ],
+                floats=[FloatRecord(**entry) for entry in from_columns(data.pop("floats"), _FLOAT)],
                 islands=islands
-                and [FloatOperator(**row) for row in from_columns(islands, _ISLAND)],
-                sizes=[SizeRecord(**row) for row in from_columns(data.pop("sizes"), _SIZE)],
+                and [FloatOperator(**entry) for entry in from_columns(islands, _ISLAND)],
+                sizes=[SizeRecord(**entry) for entry in from_columns(data.pop("sizes"), _SIZE)],
                 **data,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,6 +1,6 @@
 """The table of provenance as JSON: columns without what is the default, numbers as bytes.
 
-Half of a table's rows say the same words. Read by columns they compress to less, a column of
+Half of a table's entries say the same words. Read by columns they compress to less, a column of
 defaults takes nothing, and a float32 takes its four bytes instead of up to seventeen digits.
 """
 
@@ -45,15 +45,15 @@ class NumberWriter:
         self.refer = refer
         self._numbers: list[float] = []
 
-    def write(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row with its lists of numbers as words, as counts of what was collected, or as is."""
-        name = row["name"]
+    def write(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """An entry whose lists of numbers are words, counts of collected numbers, or unchanged."""
+        name = entry["name"]
         for field in ("scale", "zero_point"):
-            word = self.refer(name, field, row[field])
-            row[field] = word or self._short(row[field])
-        if row["observed"] is not None:
-            row["observed"] = self._short(list(row["observed"]))
-        return row
+            word = self.refer(name, field, entry[field])
+            entry[field] = word or self._short(entry[field])
+        if entry["observed"] is not None:
+            entry["observed"] = self._short(list(entry["observed"]))
+        return entry
 
     def _short(self, values: list[float]) -> Any:
         """Zeros and float32 numbers as their count, negative for zeros; others as they are."""
@@ -83,19 +83,19 @@ class NumberReader:
         self._numbers: list[float] = np.frombuffer(base64.b64decode(text), np.float32).tolist()
         self._at = 0
 
-    def row(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row with its numbers."""
-        row["scale"] = self._long(row, "scale", 0.0)
-        row["zero_point"] = self._long(row, "zero_point", 0)
-        if row["observed"] is not None:
-            low, high = self._long(row, "observed", 0.0)
-            row["observed"] = low, high
-        return row
+    def with_numbers(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """An entry with its numbers."""
+        entry["scale"] = self._long(entry, "scale", 0.0)
+        entry["zero_point"] = self._long(entry, "zero_point", 0)
+        if entry["observed"] is not None:
+            low, high = self._long(entry, "observed", 0.0)
+            entry["observed"] = low, high
+        return entry
 
-    def _long(self, row: dict[str, Any], field: str, zero: float) -> list[Any]:
-        value = row[field]
+    def _long(self, entry: dict[str, Any], field: str, zero: float) -> list[Any]:
+        value = entry[field]
         if isinstance(value, str):
-            return list(self.read(row["name"], field, value))
+            return list(self.read(entry["name"], field, value))
         if isinstance(value, list):
             return value
         if value <= 0:
@@ -107,16 +107,16 @@ class NumberReader:
         return found
 
 
-def to_columns(rows: Sequence[dict[str, Any]], blank: Any) -> dict[str, Any]:
-    """Rows as columns; those that are as in a blank record throughout are left out."""
+def to_columns(entries: Sequence[dict[str, Any]], blank: Any) -> dict[str, Any]:
+    """Entries as columns; those that are as in a blank record throughout are left out."""
     default = asdict(blank)
-    columns = {name: [row[name] for row in rows] for name in default}
+    columns = {name: [entry[name] for entry in entries] for name in default}
     kept = {n: v for n, v in columns.items() if any(value != default[n] for value in v)}
-    return {"rows": len(rows), **kept}
+    return {"rows": len(entries), **kept}
 
 
 def from_columns(table: dict[str, Any], blank: Any) -> list[dict[str, Any]]:
-    """The rows of what `to_columns` gave.
+    """The entries of what `to_columns` gave.
 
     Raises:
         ValueError: the columns are not of one length, or others than a record has.
@@ -131,7 +131,7 @@ def from_columns(table: dict[str, Any], blank: Any) -> list[dict[str, Any]]:
 
 
 def _own(value: Any) -> Any:
-    """A default that no other row shares."""
+    """A default that no other entry shares."""
     return type(value)(value) if isinstance(value, (list, dict)) else value
 
 

@@ -64,7 +64,7 @@ class GraphReader:
         self.modules = modules
         self._parameters: dict[tuple[int, str], Tensor] = {}
 
-    def read(self, row: Mapping[str, Any]) -> GraphModule:
+    def read(self, entry: Mapping[str, Any]) -> GraphModule:
         """One graph module with those inside it.
 
         Raises:
@@ -72,26 +72,26 @@ class GraphReader:
             KeyError, TypeError, ValueError: it is not what a `GraphWriter` writes.
         """
         gm = GraphModule(nn.Module(), Graph())
-        type(gm).__name__ = _identifier(row["class"])
+        type(gm).__name__ = _identifier(entry["class"])
         # In the order they were in: an optimizer's state goes by the order of parameters.
-        for path in row["order"]:
-            if path in row["modules"]:
-                _attach(gm, path, self.modules.get(row["modules"][path], self.values))
+        for path in entry["order"]:
+            if path in entry["modules"]:
+                _attach(gm, path, self.modules.get(entry["modules"][path], self.values))
             else:
-                inner = row["graphs"].get(path)
+                inner = entry["graphs"].get(path)
                 _attach(gm, path, nn.Module() if inner is None else self.read(inner))
-        for path, (number, kind) in row["tensors"].items():
+        for path, (number, kind) in entry["tensors"].items():
             self._attach_tensor(gm, path, number, kind)
         # After those of inner graphs, which have nodes of the same names.
         self.values.nodes = {}
         graph = Graph()
-        for node in row["nodes"]:
+        for node in entry["nodes"]:
             self._node(graph, node)
-        _set_call(graph, row["call"])
+        _set_call(graph, entry["call"])
         graph.lint()
         gm.graph = graph
-        gm.training = bool(row["training"])
-        for key, value in row["meta"].items():
+        gm.training = bool(entry["training"])
+        for key, value in entry["meta"].items():
             gm.meta[_own(key)] = self._meta(value, gm)
         return gm
 
@@ -109,28 +109,28 @@ class GraphReader:
         else:
             setattr(owner, name, tensor)
 
-    def _node(self, graph: Graph, row: Mapping[str, Any]) -> None:
-        op, name = row["op"], _identifier(row["name"])
+    def _node(self, graph: Graph, entry: Mapping[str, Any]) -> None:
+        op, name = entry["op"], _identifier(entry["name"])
         if op not in _OPS or name in self.values.nodes:
             raise ArtifactError(f'a file may not hold a node "{name}" that does "{op}"')
-        if op == "placeholder" and (row["args"] or "kwargs" in row):
+        if op == "placeholder" and (entry["args"] or "kwargs" in entry):
             raise ArtifactError(f'the input "{name}" may not have a default')
-        args = _checked(tuple(self.values.read(a) for a in row["args"]))
+        args = _checked(tuple(self.values.read(a) for a in entry["args"]))
         kwargs = _checked(
-            {_identifier(k): self.values.read(v) for k, v in row.get("kwargs", {}).items()}
+            {_identifier(k): self.values.read(v) for k, v in entry.get("kwargs", {}).items()}
         )
-        node = graph.create_node(op, self._target(row), args, kwargs, name=name)
+        node = graph.create_node(op, self._target(entry), args, kwargs, name=name)
         if node.name != name:
             raise ArtifactError(f'"{name}" cannot be the name of a node')
         self.values.nodes[name] = node
-        for key, value in row["meta"].items():
+        for key, value in entry["meta"].items():
             node.meta[key] = self._node_meta(key, value)
 
-    def _target(self, row: Mapping[str, Any]) -> Any:
-        target = row["target"]
-        if row["op"] == "call_function":
+    def _target(self, entry: Mapping[str, Any]) -> Any:
+        target = entry["target"]
+        if entry["op"] == "call_function":
             return target_of_name(target, self.values.namespaces)
-        if row["op"] in ("placeholder", "output"):
+        if entry["op"] in ("placeholder", "output"):
             return _identifier(target)
         return _path(target)
 

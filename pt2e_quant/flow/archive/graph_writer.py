@@ -75,8 +75,8 @@ class GraphWriter:
                 found["modules"][path] = module
             else:
                 start = f"{path}." if path else ""
-                for name, row in self._tensors(module, prefix + start):
-                    found["tensors"][start + name] = row
+                for name, entry in self._tensors(module, prefix + start):
+                    found["tensors"][start + name] = entry
         return found
 
     def _tensors(self, module: nn.Module, start: str) -> Iterator[tuple[str, list[Any]]]:
@@ -96,18 +96,18 @@ class GraphWriter:
 
     def _node(self, node: Node) -> dict[str, Any]:
         try:
-            row: dict[str, Any] = {
+            entry: dict[str, Any] = {
                 "name": node.name,
                 "op": node.op,
                 "target": self._target(node),
                 "args": [self.values.write(a) for a in node.args],
             }
             if node.kwargs:
-                row["kwargs"] = {k: self.values.write(v) for k, v in node.kwargs.items()}
-            row["meta"] = self._node_meta(node)
+                entry["kwargs"] = {k: self.values.write(v) for k, v in node.kwargs.items()}
+            entry["meta"] = self._node_meta(node)
         except UnsupportedError as error:
             raise UnsupportedError(error.what, node=node, fix=error.fix) from error
-        return row
+        return entry
 
     def _target(self, node: Node) -> str:
         if node.op == "call_function":

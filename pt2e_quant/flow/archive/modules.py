@@ -17,7 +17,7 @@ class ModuleWriter:
     """Numbers modules; each is written once, also where several name it."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []
         self._numbers: dict[int, int] = {}
         self._names: dict[int, str] = {}
 
@@ -34,25 +34,25 @@ class ModuleWriter:
         if id(module) in self._numbers:
             return self._numbers[id(module)]
         path = self._names.get(id(module), type(module).__name__)
-        row: dict[str, Any] = {"class": name_of_class(type(module))}
-        self._numbers[id(module)] = len(self.rows)
-        self.rows.append(row)
-        row["training"] = module.training
-        row["parameters"] = {
+        entry: dict[str, Any] = {"class": name_of_class(type(module))}
+        self._numbers[id(module)] = len(self.entries)
+        self.entries.append(entry)
+        entry["training"] = module.training
+        entry["parameters"] = {
             n: _parameter(p, values, f"{path}.{n}") for n, p in module._parameters.items()
         }
-        row["buffers"] = {
+        entry["buffers"] = {
             n: None if b is None else values.tensors.add(b, f"{path}.{n}")
             for n, b in module._buffers.items()
         }
-        row["transient"] = sorted(module._non_persistent_buffers_set)
+        entry["transient"] = sorted(module._non_persistent_buffers_set)
         for name, child in module._modules.items():
             if child is not None:
                 self.name(child, f"{path}.{name}")
-        row["modules"] = {
+        entry["modules"] = {
             n: None if m is None else self.number(m, values) for n, m in module._modules.items()
         }
-        row["state"] = {
+        entry["state"] = {
             n: _state(v, values, f"{path}.{n}")
             for n, v in vars(module).items()
             if n not in _OF_TORCH
@@ -74,8 +74,8 @@ def _state(value: Any, values: ValueWriter, name: str) -> Any:
 class ModuleReader:
     """Makes modules by number, each once."""
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self._rows = rows
+    def __init__(self, entries: list[dict[str, Any]]) -> None:
+        self._entries = entries
         self._made: dict[int, nn.Module] = {}
 
     def get(self, number: int, values: ValueReader) -> nn.Module:
@@ -86,24 +86,26 @@ class ModuleReader:
         """
         if number in self._made:
             return self._made[number]
-        row = self._rows[number]
-        cls = class_of_name(row["class"])
+        entry = self._entries[number]
+        cls = class_of_name(entry["class"])
         if not issubclass(cls, nn.Module):
-            raise ArtifactError(f'"{row["class"]}" is no module')
+            raise ArtifactError(f'"{entry["class"]}" is no module')
         # Not through __init__: the state is all that it would make, and what came of it.
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         self._made[number] = module
-        module.training = bool(row["training"])
-        for name, held in row["parameters"].items():
+        module.training = bool(entry["training"])
+        for name, held in entry["parameters"].items():
             module._parameters[_checked(name)] = parameter_of(held, values)
-        for name, held in row["buffers"].items():
+        for name, held in entry["buffers"].items():
             # A clone: observers resize their buffers, which a mapped file cannot.
             buffer = None if held is None else values.tensors.get(held).clone()
-            module.register_buffer(_checked(name), buffer, persistent=name not in row["transient"])
-        for name, held in row["modules"].items():
+            module.register_buffer(
+                _checked(name), buffer, persistent=name not in entry["transient"]
+            )
+        for name, held in entry["modules"].items():
             module._modules[_checked(name)] = None if held is None else self.get(held, values)
-        for name, held in row["state"].items():
+        for name, held in entry["state"].items():
             if name in _OF_TORCH:
                 raise ArtifactError(f'a file may not set "{name}" of a module')
             vars(module)[_checked(name)] = values.read(held)

@@ -182,16 +182,16 @@ def describe(program: GraphModule) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     values = ValueWriter(tensors, fakes, number)
     graph = GraphWriter(values, modules).write(program)
-    rows, blocks = tensors.finish()
+    entries, blocks = tensors.finish()
     return {
         "kind": "prepared" if PREPARED_KEY in program.meta else "converted",
         "writer": _versions(),
         "checks_inputs": check_inputs in program._forward_pre_hooks.values(),
         "trains": "train" in vars(program),
         "graph": graph,
-        "modules": modules.rows,
+        "modules": modules.entries,
         "symbols": fakes.symbols,
-        "tensors": rows,
+        "tensors": entries,
     }, blocks
 
 

@@ -192,7 +192,7 @@ class File:
 
         Args:
             name: of the tensor.
-            part: its row in the program's table.
+            part: its entry in the program's table.
             stream: of this file.
             whole: this file's bytes, mapped; None to read the tensor into memory of its own.
             verify: compare it with its checksum.
@@ -259,7 +259,7 @@ def read_program(path: Path, stream: BinaryIO) -> Program:
     try:
         unzip = zlib.decompressobj()
         outer = json.loads(unzip.decompress(packed, MOST_PROGRAM_BYTES))
-        parts = {str(name): _part(row) for name, row in outer["parts"].items()}
+        parts = {str(name): _part(entry) for name, entry in outer["parts"].items()}
         shards = tuple(str(name) for name in outer["shards"])
         value = outer["program"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
@@ -269,6 +269,6 @@ def read_program(path: Path, stream: BinaryIO) -> Program:
     return Program(file, parts, shards, value)
 
 
-def _part(row: Any) -> Part:
-    dtype, shape, sha256, shard = row
+def _part(entry: Any) -> Part:
+    dtype, shape, sha256, shard = entry
     return Part(str(dtype), tuple(int(v) for v in shape), str(sha256), int(shard))

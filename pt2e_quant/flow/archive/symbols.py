@@ -96,17 +96,17 @@ class FakeWriter:
         self.symbols[name] = {}  # a range may not name it again
         hints = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
         limits = env.var_to_range.get(symbol)
-        row: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "integer": bool(symbol.is_integer),
             "positive": bool(symbol.is_positive),
             "nonnegative": bool(symbol.is_nonnegative),
             "size_like": symbol in getattr(env, "size_like", ()),
         }
         if symbol in hints:
-            row["hint"] = self._expression(sympy.sympify(hints[symbol]), env)
+            entry["hint"] = self._expression(sympy.sympify(hints[symbol]), env)
         if limits is not None:
-            row["range"] = [self._expression(v, env) for v in (limits.lower, limits.upper)]
-        self.symbols[name] = row
+            entry["range"] = [self._expression(v, env) for v in (limits.lower, limits.upper)]
+        self.symbols[name] = entry
 
 
 class FakeReader:
@@ -119,26 +119,26 @@ class FakeReader:
     def __init__(self, symbols: Mapping[str, Mapping[str, Any]]) -> None:
         self.env = ShapeEnv() if symbols else None
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
-        self._symbols = {name: _symbol(name, row) for name, row in symbols.items()}
-        for name, row in symbols.items():
-            self._declare(self._symbols[name], row)
+        self._symbols = {name: _symbol(name, entry) for name, entry in symbols.items()}
+        for name, entry in symbols.items():
+            self._declare(self._symbols[name], entry)
 
-    def _declare(self, symbol: Any, row: Mapping[str, Any]) -> None:
+    def _declare(self, symbol: Any, entry: Mapping[str, Any]) -> None:
         assert self.env is not None
-        if "range" in row:
-            low, high = (self._expression(v) for v in row["range"])
+        if "range" in entry:
+            low, high = (self._expression(v) for v in entry["range"])
             self.env.var_to_range[symbol] = ValueRanges(low, high)
-        if "hint" in row:
+        if "hint" in entry:
             table = getattr(self.env, "backed_var_to_val", None)
             table = self.env.var_to_val if table is None else table  # torch 2.11's name
-            table[symbol] = self._expression(row["hint"])
-        if row["size_like"]:
+            table[symbol] = self._expression(entry["hint"])
+        if entry["size_like"]:
             self.env.size_like.add(symbol)
 
-    def tensor(self, row: Mapping[str, Any]) -> Tensor:
-        """A fake tensor of a row that `FakeWriter.tensor` gave."""
-        shape, stride = ([self.size(v) for v in row[key]] for key in ("shape", "stride"))
-        dtype, device = getattr(torch, row["dtype"]), torch.device(row["device"])
+    def tensor(self, entry: Mapping[str, Any]) -> Tensor:
+        """A fake tensor of an entry that `FakeWriter.tensor` gave."""
+        shape, stride = ([self.size(v) for v in entry[key]] for key in ("shape", "stride"))
+        dtype, device = getattr(torch, entry["dtype"]), torch.device(entry["device"])
         if all(type(v) is int for v in (*shape, *stride)):
             empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             return FakeTensor(self.mode, empty, device)
@@ -172,9 +172,9 @@ class FakeReader:
         )
 
 
-def _symbol(name: str, row: Mapping[str, Any]) -> Any:
-    told = {key: True for key in ("positive", "nonnegative") if row[key]}
-    return sympy.Symbol(name, integer=True if row["integer"] else None, **told)
+def _symbol(name: str, entry: Mapping[str, Any]) -> Any:
+    told = {key: True for key in ("positive", "nonnegative") if entry[key]}
+    return sympy.Symbol(name, integer=True if entry["integer"] else None, **told)
 
 
 def _refuse(value: object) -> Any:

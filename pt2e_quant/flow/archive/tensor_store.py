@@ -43,13 +43,13 @@ class TensorWriter:
 
     def finish(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         """The table of tensors by number, and the blocks by name."""
-        rows: dict[int, dict[str, Any]] = {}
+        entries: dict[int, dict[str, Any]] = {}
         blocks: dict[str, Tensor] = {}
         for block in self._blocks.values():
             blocks[block.name], first = _flat(list(block.members.values()))
             for number, tensor in block.members.items():
-                rows[number] = _row(block.name, tensor, blocks[block.name], first)
-        return [rows[number] for number in sorted(rows)], blocks
+                entries[number] = _entry(block.name, tensor, blocks[block.name], first)
+        return [entries[number] for number in sorted(entries)], blocks
 
     def _free(self, name: str) -> str:
         unique, count = name, 1
@@ -81,11 +81,11 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return first * size, (last if tensor.numel() else first) * size
 
 
-def _row(block: str, tensor: Tensor, held: Tensor, first: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"block": block, "device": str(tensor.device)}
+def _entry(block: str, tensor: Tensor, held: Tensor, first: int) -> dict[str, Any]:
+    entry: dict[str, Any] = {"block": block, "device": str(tensor.device)}
     if held.dtype == tensor.dtype and held.shape == tensor.shape and held.is_contiguous():
-        return row
-    return row | {
+        return entry
+    return entry | {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),
@@ -97,12 +97,12 @@ class TensorReader:
     """Tensors by number, each made once.
 
     Args:
-        rows: the table that `TensorWriter.finish` gave.
+        entries: the table that `TensorWriter.finish` gave.
         blocks: the blocks by name, on the CPU.
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], blocks: Mapping[str, Tensor]) -> None:
-        self._rows = rows
+    def __init__(self, entries: Sequence[Mapping[str, Any]], blocks: Mapping[str, Tensor]) -> None:
+        self._entries = entries
         self._blocks = dict(blocks)
         self._moved: dict[tuple[str, str], Tensor] = {}
         self._made: dict[int, Tensor] = {}
@@ -114,21 +114,21 @@ class TensorReader:
             ArtifactError: its device is not on this machine.
         """
         if number not in self._made:
-            self._made[number] = self._make(self._rows[number])
+            self._made[number] = self._make(self._entries[number])
         return self._made[number]
 
-    def _make(self, row: Mapping[str, Any]) -> Tensor:
-        block = self._on_device(str(row["block"]), str(row["device"]))
-        if "shape" not in row:
+    def _make(self, entry: Mapping[str, Any]) -> Tensor:
+        block = self._on_device(str(entry["block"]), str(entry["device"]))
+        if "shape" not in entry:
             return block
-        dtype = getattr(torch, row["dtype"])
-        shape, stride, first = tuple(row["shape"]), tuple(row["stride"]), int(row["byte"])
+        dtype = getattr(torch, entry["dtype"])
+        shape, stride, first = tuple(entry["shape"]), tuple(entry["stride"]), int(entry["byte"])
         storage = block.untyped_storage()
         offset = int(block.storage_offset()) * block.element_size() + first
         if offset % dtype.itemsize:
             # A mapped block may begin anywhere.
-            self._moved[str(row["block"]), str(row["device"])] = block.clone()
-            return self._make(row)
+            self._moved[str(entry["block"]), str(entry["device"])] = block.clone()
+            return self._make(entry)
         # set_ checks that the view lies within the storage.
         made = torch.empty(0, dtype=dtype, device=block.device)
         return made.set_(storage, offset // made.element_size(), shape, stride)

@@ -86,8 +86,8 @@ class ValueWriter:
         if type(value) is tuple:
             return _tagged("tuple", [self.write(v, name) for v in value])
         if isinstance(value, dict):
-            rows = [[self.write(k, name), self.write(v, name)] for k, v in value.items()]
-            return _tagged("dict", rows)
+            entries = [[self.write(k, name), self.write(v, name)] for k, v in value.items()]
+            return _tagged("dict", entries)
         if isinstance(value, (set, frozenset)):
             return _tagged("set", sorted((self.write(v, name) for v in value), key=repr))
         if isinstance(value, slice):

@@ -55,7 +55,7 @@ def write_lists(encodings: Sequence[Encoding]) -> dict[str, Any]:
     found: dict[str, Any] = {"version": "1.0.0"} | {section: [] for section in _SECTIONS}
     for encoding in encodings:
         kind = "PER_TENSOR" if len(encoding.scale) == 1 else "PER_CHANNEL"
-        row = {
+        entry = {
             "name": encoding.name,
             "enc_type": kind if encoding.group_size is None else "PER_BLOCK",
             "dtype": "INT",
@@ -65,9 +65,9 @@ def write_lists(encodings: Sequence[Encoding]) -> dict[str, Any]:
             "offset": [-zero for zero in encoding.zero_point],
         }
         if encoding.group_size is not None:
-            row["block_size"] = encoding.group_size
+            entry["block_size"] = encoding.group_size
         section = "param_encodings" if encoding.is_param else "activation_encodings"
-        found[section].append(row)
+        found[section].append(entry)
     return found | {"excluded_layers": [], "producer": "pt2e_quant"}
 
 
@@ -79,19 +79,19 @@ def read_dicts(data: Mapping[str, Any]) -> list[Encoding]:
     """
     found = []
     for section, is_param in _SECTIONS.items():
-        for name, rows in data.get(section, {}).items():
+        for name, entries in data.get(section, {}).items():
             # AIMET for PyTorch writes the inputs and outputs of modules by position.
-            if isinstance(rows, Mapping):
+            if isinstance(entries, Mapping):
                 raise ArtifactError(
                     f'"{name}" has encodings by the inputs and outputs of a module',
                     fix="give the file that is written beside the .onnx, which names tensors",
                 )
-            found.append(_of_dicts(str(name), rows, is_param))
+            found.append(_of_dicts(str(name), entries, is_param))
     return found
 
 
-def _of_dicts(name: str, rows: Sequence[Mapping[str, Any]], is_param: bool) -> Encoding:
-    first = rows[0]
+def _of_dicts(name: str, entries: Sequence[Mapping[str, Any]], is_param: bool) -> Encoding:
+    first = entries[0]
     bits, is_symmetric = int(first["bitwidth"]), str(first.get("is_symmetric")) == "True"
     if first.get("dtype", "int") != "int":
         return _float(name, is_param, bits)
@@ -100,8 +100,10 @@ def _of_dicts(name: str, rows: Sequence[Mapping[str, Any]], is_param: bool) -> E
         is_param=is_param,
         bits=bits,
         is_symmetric=is_symmetric,
-        scale=tuple(float(row["scale"]) for row in rows),
-        zero_point=tuple(_zero_point(row["offset"], bits, is_symmetric, name) for row in rows),
+        scale=tuple(float(entry["scale"]) for entry in entries),
+        zero_point=tuple(
+            _zero_point(entry["offset"], bits, is_symmetric, name) for entry in entries
+        ),
     )
 
 
@@ -112,17 +114,21 @@ def read_lists(data: Mapping[str, Any]) -> list[Encoding]:
         ArtifactError, KeyError, TypeError, ValueError: it is no such file.
     """
     return [
-        _of_row(row, is_param)
+        _of_entry(entry, is_param)
         for section, is_param in _SECTIONS.items()
-        for row in data.get(section, ())
+        for entry in data.get(section, ())
     ]
 
 
-def _of_row(row: Mapping[str, Any], is_param: bool) -> Encoding:
-    name, bits, is_symmetric = str(row["name"]), int(row["bw"]), bool(row.get("is_sym", False))
-    if str(row.get("dtype", "INT")).upper() != "INT":
+def _of_entry(entry: Mapping[str, Any], is_param: bool) -> Encoding:
+    name, bits, is_symmetric = (
+        str(entry["name"]),
+        int(entry["bw"]),
+        bool(entry.get("is_sym", False)),
+    )
+    if str(entry.get("dtype", "INT")).upper() != "INT":
         return _float(name, is_param, bits)
-    kind = str(row.get("enc_type", "PER_TENSOR"))
+    kind = str(entry.get("enc_type", "PER_TENSOR"))
     if kind not in ("PER_TENSOR", "PER_CHANNEL", "PER_BLOCK"):
         raise ArtifactError(f'"{name}" is encoded {kind}, which has no integers of its own here')
     return Encoding(
@@ -130,9 +136,9 @@ def _of_row(row: Mapping[str, Any], is_param: bool) -> Encoding:
         is_param=is_param,
         bits=bits,
         is_symmetric=is_symmetric,
-        scale=tuple(float(scale) for scale in row["scale"]),
-        zero_point=tuple(_zero_point(v, bits, is_symmetric, name) for v in row["offset"]),
-        group_size=int(row["block_size"]) if kind == "PER_BLOCK" else None,
+        scale=tuple(float(scale) for scale in entry["scale"]),
+        zero_point=tuple(_zero_point(v, bits, is_symmetric, name) for v in entry["offset"]),
+        group_size=int(entry["block_size"]) if kind == "PER_BLOCK" else None,
     )
 
 

@@ -112,10 +112,10 @@ _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (*ran
 
 def _of_qparams(name: str, qparams: QParams, record: TensorRecord | None) -> Encoding:
     # The integers may be stored wider than they are used: the range says how many bits they have.
-    row = info(qparams.dtype)
+    stored = info(qparams.dtype)
     low, high = qparams.quant_min, qparams.quant_max
-    bits = width_of(min(low, -1) if row.signed else low, high)
-    least = -(1 << (bits - 1)) if row.signed else 0
+    bits = width_of(min(low, -1) if stored.signed else low, high)
+    least = -(1 << (bits - 1)) if stored.signed else 0
     zero_point = [int(z) - least for z in qparams.zero_point.reshape(-1).tolist()]
     return Encoding(
         name=name,
@@ -133,17 +133,17 @@ def _of_qparams(name: str, qparams: QParams, record: TensorRecord | None) -> Enc
 
 
 def _of_record(record: TensorRecord) -> Encoding:
-    row = info(getattr(torch, record.dtype))
-    zero_point = tuple(int(z) - row.quant_min for z in record.zero_point)
+    stored = info(getattr(torch, record.dtype))
+    zero_point = tuple(int(z) - stored.quant_min for z in record.zero_point)
     return Encoding(
         name=record.name,
         is_param=record.size_before > 0,
-        bits=row.bits,
-        is_symmetric=all(z == 1 << (row.bits - 1) for z in zero_point),
+        bits=stored.bits,
+        is_symmetric=all(z == 1 << (stored.bits - 1) for z in zero_point),
         scale=tuple(record.scale),
         zero_point=zero_point,
-        quant_min=record.quant_min - row.quant_min,
-        quant_max=record.quant_max - row.quant_min,
+        quant_min=record.quant_min - stored.quant_min,
+        quant_max=record.quant_max - stored.quant_min,
         steps=tuple(record.steps),
     )
 

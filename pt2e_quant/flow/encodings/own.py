@@ -47,19 +47,19 @@ def read_own(data: Mapping[str, Any]) -> list[Encoding]:
         )
     return [
         Encoding(
-            name=str(row["name"]),
-            is_param=bool(row["is_param"]),
-            bits=int(row["bits"]),
-            is_symmetric=bool(row["is_symmetric"]),
-            scale=tuple(float(scale) for scale in row["scale"]),
-            zero_point=tuple(int(zero) for zero in row["zero_point"]),
-            steps=tuple(str(step) for step in row["steps"]),
-            quant_min=_integer(row["quant_min"]),
-            quant_max=_integer(row["quant_max"]),
-            axis=_integer(row["axis"]),
-            group_size=_integer(row["group_size"]),
+            name=str(entry["name"]),
+            is_param=bool(entry["is_param"]),
+            bits=int(entry["bits"]),
+            is_symmetric=bool(entry["is_symmetric"]),
+            scale=tuple(float(scale) for scale in entry["scale"]),
+            zero_point=tuple(int(zero) for zero in entry["zero_point"]),
+            steps=tuple(str(step) for step in entry["steps"]),
+            quant_min=_integer(entry["quant_min"]),
+            quant_max=_integer(entry["quant_max"]),
+            axis=_integer(entry["axis"]),
+            group_size=_integer(entry["group_size"]),
         )
-        for row in data["tensors"]
+        for entry in data["tensors"]
     ]
 
 

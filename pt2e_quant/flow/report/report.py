@@ -17,7 +17,7 @@ from pt2e_quant.flow.report.page.write_page import notebook_html, write_page
 from pt2e_quant.flow.report.rows import (
     alike,
     choices_of,
-    float_rows,
+    float_lines,
     joined_notes,
     kind_of,
     shared_name,
@@ -156,30 +156,30 @@ class Report:
         return table
 
     def _facts(self) -> list[tuple[str, str]]:
-        rows = [
+        facts = [
             ("integer operators", _counts(self.integer_ops)),
             ("float operators", _counts(self.float_ops)),
             ("quantized tensors", str(len(self.provenance.tensors))),
             ("nodes left float", str(len(self.provenance.floats))),
         ]
         if self.inputs:
-            rows.append(("inputs", "\n".join(self.inputs)))
+            facts.append(("inputs", "\n".join(self.inputs)))
         if self.size_bytes:
             text = f"{self.size_bytes:,} bytes"
             if self.float_size_bytes:
                 ratio = self.size_bytes / self.float_size_bytes
                 text += f", {ratio:.2f}x the float constants ({self.float_size_bytes:,})"
-            rows.append(("size", text))
-        rows += _size_facts(self.provenance.sizes)
+            facts.append(("size", text))
+        facts += _size_facts(self.provenance.sizes)
         if self.sqnr_float_db is not None:
-            rows.append(("canonical graph against float", f"{self.sqnr_float_db:.1f} dB"))
+            facts.append(("canonical graph against float", f"{self.sqnr_float_db:.1f} dB"))
         if self.sqnr_canonical_db is not None:
-            rows.append(("artifact against canonical", f"{self.sqnr_canonical_db:.1f} dB"))
+            facts.append(("artifact against canonical", f"{self.sqnr_canonical_db:.1f} dB"))
         if self.call_us and self.float_call_us:
             times = f"{self.call_us:,.0f} us a call, {self.float_call_us:,.0f} us in float"
             ratio = self.float_call_us / self.call_us
-            rows.append(("speed on this machine", f"{ratio:.2f}x float ({times})"))
-        return rows
+            facts.append(("speed on this machine", f"{ratio:.2f}x float ({times})"))
+        return facts
 
 
 def _counts(ops: dict[str, int]) -> str:
@@ -253,7 +253,7 @@ def _seen_range(group: list[TensorRecord]) -> str:
 
 def _floats(records: list[FloatRecord], backend: str) -> Table:
     """Nodes left float, those of one reason on one line."""
-    found = float_rows(records, backend)
+    found = float_lines(records, backend)
     rows = [(row.reason, str(row.count), row.operators, row.nodes) for row in found]
     return _table("left float", ("reason", "count", "operators", "nodes"), rows)
 
@@ -339,7 +339,7 @@ def record_sections(provenance: Provenance, backend: str) -> list[Section]:
     if provenance.floats:
         rows = [
             (r.count, r.reason, r.operators, r.nodes)
-            for r in float_rows(provenance.floats, backend)
+            for r in float_lines(provenance.floats, backend)
         ]
         table = DataTable(
             columns=("count", "reason", "operators", "nodes"),

@@ -1,4 +1,4 @@
-"""Rows of a report: alike records on one line, reasons and types in words."""
+"""Lines of a report: alike records as one, reasons and types in words."""
 
 import re
 from collections import Counter
@@ -14,11 +14,11 @@ _NUMBER = re.compile(r"(?<=[._])\d+(?=[._]|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class FloatRow:
+class FloatLine:
     """Nodes that were left float for one reason.
 
     Args:
-        reason: without the names of backend, row and operator.
+        reason: without the names of backend, op-table entry and operator.
         count: how many.
         operators: "27 mul, 15 add", the most frequent first.
         nodes: names of the first ones.
@@ -30,25 +30,25 @@ class FloatRow:
     nodes: str
 
 
-def float_rows(records: Sequence[FloatRecord], backend: str) -> list[FloatRow]:
-    """One row for each reason, the most frequent first."""
+def float_lines(records: Sequence[FloatRecord], backend: str) -> list[FloatLine]:
+    """One line for each reason, the most frequent first."""
     groups: dict[str, list[FloatRecord]] = {}
     for record in records:
         groups.setdefault(_plain_reason(record, backend), []).append(record)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [_float_row(reason, members) for reason, members in ordered]
+    return [_float_line(reason, members) for reason, members in ordered]
 
 
-def _float_row(reason: str, members: list[FloatRecord]) -> FloatRow:
+def _float_line(reason: str, members: list[FloatRecord]) -> FloatLine:
     counts = Counter(r.op.removeprefix("aten.").removesuffix("_") for r in members)
     operators = ", ".join(f"{n} {op}" if n > 1 else op for op, n in counts.most_common())
     nodes = ", ".join(r.node for r in members[:4])
     more = f", … ({len(members) - 4} more)" if len(members) > 4 else ""
-    return FloatRow(reason, len(members), operators, nodes + more)
+    return FloatLine(reason, len(members), operators, nodes + more)
 
 
 def _plain_reason(record: FloatRecord, backend: str) -> str:
-    """A reason without what the row's other columns say.
+    """A reason without what the line's other columns say.
 
     >>> record = FloatRecord(node="m", op="aten.mul", module="", reason='A mul: its input "y" is')
     >>> _plain_reason(record, "A")
