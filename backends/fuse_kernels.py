@@ -25,7 +25,7 @@ REFUSED_KEY = "pt2e_quant.refused"
 """Key of `gm.meta`: node name to why no kernel was used there though its q/dq fit one."""
 
 Decide = Callable[[GraphModule, dict[str, str]], Callable[[Kernel, Match], bool]]
-"""Of a graph: whether a kernel takes a match; why one that fits is left goes to the dict."""
+"""From a graph to a predicate whether a kernel takes a match; reasons for others go to the dict."""
 
 _CLAMP = torch.ops.aten.clamp_max.default
 

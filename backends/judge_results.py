@@ -47,7 +47,7 @@ DRAW_MARGIN_DB = 1.0
 is amplified to the full, draws lie within fractions of a dB, and so does an artifact."""
 
 ROUNDED_SHARE = 1 / 3
-"""Of a quantized result's values, those that may be one step from the graph's, whatever its size.
+"""The share of a quantized result's values that may be one step off, whatever its size.
 
 A value d steps off before it is rounded is rounded to a neighbour with probability d. Where d is
 no larger than what rounding itself is off by (at most half a step, a quarter in the mean), a

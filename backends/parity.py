@@ -69,7 +69,7 @@ class Parity:
 
     @property
     def share_equal(self) -> float:
-        """Of the values of the last quantized tensor."""
+        """The share of equal values of the last quantized tensor."""
         return self.nodes[-1].share_equal
 
     @property

@@ -93,7 +93,7 @@ class Profile:
         return _summed((node.kernel, node.time_us) for node in self.nodes)
 
     def to_json(self) -> str:
-        """As JSON."""
+        """The profile as JSON."""
         kinds = {kind.value: time for kind, time in self.by_kind().items()}
         return json.dumps({**asdict(self), "time_us": self.time_us, "by_kind_us": kinds}, indent=1)
 

@@ -13,9 +13,9 @@ OWN = {
     "cpu": "pt2e_quant.backends.cpu.backend",
     "cuda": "pt2e_quant.backends.cuda.backend",
 }
-"""Of this package: name to module."""
+"""The backends of this package: name to module."""
 _SUFFIXES = {".pte": "xnnpack", ".onnx": "onnx", ".qpt2": "cpu", ".qcuda": "cuda"}
-"""Of the files that our own backends write: opening a file imports one backend alone."""
+"""Suffixes of files to own backends: opening a file imports one backend alone."""
 
 
 def names() -> tuple[str, ...]:

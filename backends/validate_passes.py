@@ -34,7 +34,7 @@ MARGIN_DB = 3.0
 """How much further than the furthest run with rounding noise a value may be."""
 
 RESULT = "result "
-"""With an index behind it the name of a result among the values."""
+"""The prefix of the names of results among the values; an index follows."""
 
 Values: TypeAlias = dict[str, Tensor]
 
@@ -53,7 +53,7 @@ class PassValidation:
         self.more: tuple[Tensor, ...] = ()
         """Leaves of inputs that the passes' graph has behind the canonical graph's."""
         self.values: list[Values | None] = []
-        """Of each call, of the graph as it was last; None where the graph refuses the call."""
+        """The values of each call in the graph as it was last; None where it refuses the call."""
 
     def start(self, gm: GraphModule) -> None:
         """Run the graph that the first pass gets."""

@@ -125,7 +125,7 @@ _SCALE_CHOOSERS = (QuantizeRowsE4m3, NormQuantizePerTokenE4m3, QuantizeTensorE4m
 
 
 def scheme_of_blocks(gm: GraphModule, node: Node) -> TensorScheme | None:
-    """Of a `dequantize_block` with constant scales; None for blocks that are no granularity."""
+    """The scheme of a `dequantize_block` with constant scales; None for other blocks."""
     codes, scales, zero_points, block, low, high, dtype = node.args[:7]
     granularity = _granularity(block)  # type: ignore[arg-type]  # literals by schema
     if granularity is None or not isinstance(scales, Node) or scales.op != "get_attr":
@@ -145,7 +145,7 @@ def scheme_of_blocks(gm: GraphModule, node: Node) -> TensorScheme | None:
 
 
 def scheme_of_floats(node: Node) -> TensorScheme | None:
-    """Of a `dequantize_float`; None for blocks that are no granularity, and for two scales."""
+    """The scheme of a `dequantize_float`; None for other blocks, and for two scales."""
     _, scales, tensor_scale, block, name = node.args[:5]
     granularity = _granularity(block)  # type: ignore[arg-type]  # literals by schema
     if granularity is None or tensor_scale is not None or not isinstance(scales, Node):

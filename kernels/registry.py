@@ -73,7 +73,7 @@ class Registry:
 
     @classmethod
     def of(cls, device: Device, kernels: Iterable[Kernel] = KERNELS) -> "Registry":
-        """Those of `kernels` that run on a device."""
+        """A registry of the `kernels` that run on a device."""
         return cls(device, tuple(k for k in kernels if k.device is device))
 
     def with_kernels(self, *kernels: Kernel) -> "Registry":

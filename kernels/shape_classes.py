@@ -33,19 +33,19 @@ def _expected(size: int | torch.SymInt) -> int | None:
 
 
 def by_elements(match: Match) -> str:
-    """By the elements of a match's result; "" if a size is symbolic."""
+    """The class by the number of elements of a match's result; "" if a size is symbolic."""
     elements = static_product(_result(match).meta["val"].shape)
     return "" if elements is None else elements_class(elements)
 
 
 def by_columns(match: Match) -> str:
-    """By the last size of a match's result; "" if it is symbolic."""
+    """The class by the last size of a match's result; "" if it is symbolic."""
     columns = static_product(_result(match).meta["val"].shape[-1:])
     return "" if columns is None else columns_class(columns)
 
 
 def by_rows(match: Match) -> str:
-    """By the rows of the product that a match named "op"; "" if one is symbolic."""
+    """The class by the rows of the product that a match named "op"; "" if one is symbolic."""
     rows = static_product(match.nodes["op"].meta["val"].shape[:-1])
     return "" if rows is None else rows_class(rows)
 

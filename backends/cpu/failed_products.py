@@ -52,7 +52,7 @@ class Failure:
 
     @property
     def float_region(self) -> FloatRegion:
-        """As the report has it."""
+        """The entry of the report."""
         return FloatRegion(
             node=self.anchor,
             what=FAILED_PRODUCT,

@@ -67,7 +67,7 @@ MODULE_PASSES: tuple[GraphPass, ...] = (
     single_pass_qdq,
     drop_dead_constants,
 )
-"""From a program that any tool of torch takes to the module that runs by itself."""
+"""Passes from a program that any tool of torch takes to the module that runs by itself."""
 
 _UNTRIED = f"trials are off (`without_trials()`, or {TRIALS_VARIABLE} in the environment)"
 _FIX = 'quantize with recipe "int8_reduced", whose sums are exact on any CPU'

@@ -317,7 +317,7 @@ class _Network:
         return list(dict.fromkeys(v for layer in group for v in (layer.source, layer.anchor)))
 
     def _cost(self, values: list[Node]) -> float:
-        """Of the layers that make or read some values, and of quantizing those values."""
+        """Microseconds of the layers that make or read values, and of quantizing those values."""
         found = {layer.op: layer for v in values for layer in self._readers.get(v, [])}
         found |= {made.op: made for v in values if (made := self._made_by.get(v)) is not None}
         products = sum(

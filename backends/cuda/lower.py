@@ -227,7 +227,7 @@ LOWERING = Lowering(name="cuda", options=Options, prepare=lambda gm, _: gm, emit
 
 
 def decide_by(measures: Measures) -> Decide:
-    """Of a graph: whether a kernel takes a match, by its q/dq, its op-table entry and its speed."""
+    """A decision whether a kernel takes a match, by its q/dq, its op-table entry and its speed."""
 
     def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match], bool]:
         return lambda kernel, match: _takes(gm, measures, kernel, match, refused)

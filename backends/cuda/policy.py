@@ -114,7 +114,7 @@ def policy_of(registry: Registry) -> Policy:
 
 
 def _lowest_capability(kernel: Kernel, match: Match) -> int:
-    """Of a kernel, or of the 8-bit floats that it would write for a match."""
+    """The lowest compute capability that a kernel, or 8-bit floats that it writes, need."""
     written = rewritten(match.anchor) if kernel.writes_e4m3 else None
     if written is not None and written[0].dtype.is_floating_point:
         return FP8_CAPABILITY

@@ -224,7 +224,7 @@ _HAS = (
     *("aten.remainder.Scalar", "aten.remainder.Scalar_Tensor", "aten.remainder.Tensor"),
     *("aten.round.decimals", "aten.sort.default", "aten.special_erfcx.default"),
 )
-"""Of the functions that can be written out, those that torch's exporter has ONNX for."""
+"""Functions that are not written out, because torch's exporter has ONNX for them."""
 
 
 def _has_complex(node: Node) -> bool:

@@ -41,7 +41,7 @@ class Metadata:
     written: tuple[int, ...] = ()
 
     taken: tuple[bool, ...] = field(init=False)
-    """Of each leaf of a call: whether the ONNX model takes it."""
+    """Whether the ONNX model takes each leaf of a call."""
     gives_all: bool = field(init=False)
     """Whether the result's leaves are the model's outputs as they stand."""
 
@@ -60,7 +60,7 @@ class Metadata:
     def to_properties(
         self, constants: Iterable[str], record: RecordKind | None = None
     ) -> dict[str, str]:
-        """As the string properties of an ONNX model that has these constants.
+        """The string properties of an ONNX model that has these constants.
 
         Args:
             constants: their names.
@@ -136,7 +136,7 @@ class Metadata:
 
 
 def taken_inputs(capture: Capture) -> tuple[bool, ...]:
-    """Of each leaf of a call: whether the ONNX model takes it."""
+    """Whether the ONNX model takes each leaf of a call."""
     return tuple(info.kind is not InputKind.LITERAL for info in capture.inputs)
 
 

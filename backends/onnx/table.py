@@ -91,7 +91,7 @@ def _weight(at: str, scheme: TensorScheme = INT8_WEIGHT) -> Slot:
 
 
 def _bias(at: str = "b") -> Slot:
-    """In int32 on the accumulator's scale; it must be so in the canonical graph already.
+    """An int32 bias on the accumulator's scale; it must be so in the canonical graph already.
 
     A bias that is rounded only while lowering moves one value in a thousand by one step, and
     what follows makes more of it.

@@ -43,7 +43,7 @@ _SHOWN = frozenset(
 """Dtypes that numpy and torch both have."""
 
 _NOISE = 2.0**-21
-"""Of each float value, relative to its root mean square; see `backends/rounding_noise.py`."""
+"""Noise of each float value, relative to its root mean square; see `backends/rounding_noise.py`."""
 
 _EXACT = frozenset({"DequantizeLinear", "Reshape", "Transpose", "Cast", "Identity", "Constant"})
 """Operators that round nothing."""

@@ -17,7 +17,7 @@ from pt2e_quant.graph.subgraphs import copy_graph
 T = TypeVar("T")
 
 _KEY = "pt2e_quant_fallback"
-"""In `meta["custom"]`, which passes, exports and ExecuTorch's decompositions hand on."""
+"""The key in `meta["custom"]`, which passes, exports and ExecuTorch's decompositions copy."""
 
 _MOST = 4
 """So many times a graph is lowered again at most."""

@@ -22,7 +22,7 @@ from pt2e_quant.graph.pipeline import Note
 from pt2e_quant.kernels.shape_classes import expected_sizes
 
 _KEY = "pt2e_quant_slower"
-"""In `meta["custom"]`: what a trial on this machine said of a node."""
+"""The key in `meta["custom"]` of the reason that a trial on this machine gave for a node."""
 IN_FLOAT = "computes in float between its quantize and dequantize"
 """The report's text for an operator that integers would make slower."""
 _BYTES = (torch.uint8, torch.int8)
@@ -110,7 +110,7 @@ def _computed(gm: GraphModule, node: Node) -> list[Node]:
 
 
 def _elements(node: Node) -> int:
-    """Of a result whose class is known, symbolic sizes as in the example inputs."""
+    """The elements of a result whose class is known, symbolic sizes as in the example inputs."""
     return math.prod(expected_sizes(node.meta["val"].shape) or (0,))
 
 

@@ -141,7 +141,7 @@ class RecipeFile:
         return found, algorithms
 
     def to_toml(self) -> str:
-        """As text; `read` takes it again."""
+        """The file's text, which `read` reads."""
         lines = [f"version = {_VERSION}", f"backend = {json.dumps(self.backend)}"]
         lines.append(f"recipe = {json.dumps(self.recipe)}")
         if self.ranges:

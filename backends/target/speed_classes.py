@@ -38,7 +38,7 @@ def ratio_here(node: Node, backend: str) -> float | None:
 
 
 def conv_class(*, groups: int, weight: Sequence[int], positions: int) -> str:
-    """Of a convolution.
+    """The class of a convolution.
 
     Args:
         groups: of its channels.
@@ -56,13 +56,13 @@ def conv_class(*, groups: int, weight: Sequence[int], positions: int) -> str:
 
 
 def linear_class(*, rows: int, weight: Sequence[int]) -> str:
-    """Of a product with a weight of two dimensions."""
+    """The class of a product with a weight of two dimensions."""
     elements = _size(math.prod(weight), (2**14, 2**18))
     return f"linear, {_size(rows, (2, 16))} rows, {elements} weights"
 
 
 def light_class(name: str, *, elements: int, is_gate: bool = False) -> str:
-    """Of an operator without a weight.
+    """The class of an operator without a weight.
 
     Args:
         name: of the operator.

@@ -197,7 +197,7 @@ def load(path: str | Path) -> XnnpackArtifact:
 
 
 _MAGIC = b"ET"
-"""In a program's first bytes, at 4: the format's name without its version."""
+"""The format's name without its version, at byte 4 of a program."""
 
 
 def _check_bytes(pte: bytes, path: str | Path) -> None:

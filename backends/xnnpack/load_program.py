@@ -81,7 +81,7 @@ class ForwardCall:
 
 
 def _readable(tensor: Tensor) -> Tensor:
-    """As ExecuTorch takes it: a parameter is no tensor to it, a detached one is."""
+    """A tensor that ExecuTorch accepts: it rejects parameters, unless they are detached."""
     if type(tensor) is not Tensor or tensor.requires_grad:
         tensor = tensor.detach()
     # Without elements it is contiguous with any strides, at which the runtime ends the process.

@@ -34,7 +34,7 @@ METADATA_METHODS = (CAPTURE_METHOD, PROVENANCE_METHOD)
 
 _PREFIX = "scale_"
 _DIGITS = 10
-"""Of a hash that a record names scales by; where two begin alike, they are written out."""
+"""Digits of the hash that names scales in a record; scales whose digits collide are written out."""
 
 
 def scale_key(scales: Any) -> str:

@@ -109,13 +109,13 @@ def _qparams(site: Site) -> tuple[Node, Node]:
 
 
 def shape_class(match: Match) -> str:
-    """By the rows of the product; "" if one is symbolic."""
+    """The class by the rows of the product; "" if one is symbolic."""
     rows = static_product(match.nodes["op"].meta["val"].shape[:-1])
     return "" if rows is None else tile_class(rows)
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     x, weight, scale, sums = (node.args[i].meta["val"] for i in (0, 3, 4, 5))  # type: ignore[union-attr]  # nodes by construction
     return cost(x, weight, scale, sums, node.meta["val"])
 

@@ -59,7 +59,7 @@ def multiply_add(factor: Tensor, other: Tensor, addend: Tensor) -> Tensor:
 
 
 def _shape(x: Tensor, weight: Tensor) -> tuple[int, int]:
-    """Of the sums: M and N."""
+    """The sizes of the sums: M and N."""
     return x.numel() // max(1, x.shape[-1]), weight.shape[1]
 
 

@@ -111,7 +111,7 @@ def build(site: Site) -> Node:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     table, scale, indices = (node.args[i].meta["val"] for i in (0, 1, 3))  # type: ignore[union-attr]  # nodes by construction
     return cost(table, scale, indices, node.meta["val"])
 

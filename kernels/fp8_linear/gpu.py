@@ -22,7 +22,7 @@ from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, rows_class, tiles_for
 
 _FEWEST_ROWS = 65
-"""With fewer the time is that of reading the weight, which splits of K spread over the device."""
+"""With fewer rows, time goes into reading the weight, which splits of K spread over the device."""
 
 
 def takes_scaled_mm(

@@ -85,7 +85,7 @@ def _scale(site: Site, name: str) -> Node:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     x, weight = (node.args[i].meta["val"] for i in (0, 2))  # type: ignore[union-attr]  # nodes by construction
     return cost(x, weight, node.meta["val"])
 

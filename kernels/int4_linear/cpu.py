@@ -46,12 +46,12 @@ _OP = "int4_linear"
 
 
 def row_class(match: Match) -> str:
-    """Of a weight with a scale for each row."""
+    """The class of a weight with a scale for each row."""
     return class_of("rows", expected_rows(match), weight_elements(match))
 
 
 def group_class(match: Match) -> str:
-    """Of a weight with a scale for each group of one."""
+    """The class of a weight with a scale for each group of a row."""
     return class_of("groups", expected_rows(match), weight_elements(match))
 
 
@@ -111,7 +111,7 @@ def _two_limbs(site: Site, scale: Tensor, pairs: Node, zeros: Tensor) -> tuple[N
 
 
 def group_cost(node: Node) -> Cost:
-    """Of a fused call in a graph; with an unknown number of rows, as of more than a few."""
+    """The cost of a fused call in a graph; an unknown number of rows counts as many."""
     if node.target is LinearOfLimbs:
         return node_cost(node)
     x, packed, scales, *limbs = (

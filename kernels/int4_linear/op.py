@@ -58,7 +58,7 @@ def cost(x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None, ou
 
 
 GROUP_SIZES = (32, 64, 128)
-"""Those that recipes make; the operator takes any multiple of 128 too."""
+"""Group sizes of recipes; the operator takes any multiple of 128 too."""
 
 _INT4, _UINT4 = (getattr(torch, name) for name in ("int4", "uint4"))  # torch's stubs list neither
 _GRANULARITIES: tuple[Granularity, ...] = (PerChannel(0), *(PerGroup(size) for size in GROUP_SIZES))
@@ -120,7 +120,7 @@ def _zero_codes(weight: GroupedWeight, offset: int) -> Tensor | None:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     x, weight, scale = (node.args[i].meta["val"] for i in range(3))  # type: ignore[union-attr]  # nodes by construction
     zeros = node.args[3]
     zero_point = zeros.meta["val"] if isinstance(zeros, Node) else None

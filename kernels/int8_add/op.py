@@ -100,7 +100,7 @@ def build(site: Site) -> Node:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     x, y = (n.meta["val"] for n in node.args[:2])  # type: ignore[union-attr]  # nodes by construction
     return cost(x, y, node.meta["val"])
 

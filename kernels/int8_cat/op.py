@@ -83,7 +83,7 @@ def build(site: Site) -> Node:
 
 
 def _class(match: Match) -> str:
-    """By the columns of the rows that the result is in memory: channels where they are last."""
+    """The class by the size of the dimension that is last in memory, channels where they are."""
     value = match.anchor.meta["val"]
     dim = _dim(match) % value.dim()
     columns = value.shape[1:2] if value.dim() == 4 and dim == 1 else value.shape[dim:]
@@ -92,7 +92,7 @@ def _class(match: Match) -> str:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     xs: Any = node.args[0]
     return cost([x.meta["val"] for x in xs], node.meta["val"])
 

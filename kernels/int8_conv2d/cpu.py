@@ -142,7 +142,7 @@ def build(site: Site) -> Node:
 def _summed(
     site: Site, found: Operands, head: tuple[Any, ...], geometry: tuple[Any, ...], result: Result
 ) -> Node:
-    """In integers where the other summand and the result are, else in float."""
+    """The sum in integers where the other summand and the result are, else in float."""
     added, affine = found.added, affine_of(found.added)
     assert added is not None
     summand = FLOAT
@@ -166,7 +166,7 @@ def _summed(
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     x, weight = (node.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
     out = node.meta["val"]
     return Cost(bytes=moved_bytes(x, weight, out), operations=2 * out.numel() * weight[0].numel())

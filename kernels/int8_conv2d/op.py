@@ -178,7 +178,7 @@ def _call(site: Site, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph, or of the squeeze behind one."""
+    """The cost of a fused call in a graph, or of the squeeze behind one."""
     call = node if node.target is Int8Conv2d else node.all_input_nodes[0]
     x, weight = (call.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
     return cost(x, weight, call.meta["val"])

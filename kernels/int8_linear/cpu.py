@@ -45,7 +45,7 @@ _ROWS = (1, 16, 128)
 
 
 def shape_class(match: Match) -> str:
-    """By the rows of the product and the size of the weight."""
+    """The class by the rows of the product and the size of the weight."""
     return class_of(expected_rows(match), weight_elements(match))
 
 
@@ -109,7 +109,7 @@ def _zeros(scale: Tensor) -> Tensor:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph; a packed weight has the bytes of the plain one."""
+    """The cost of a fused call in a graph; a packed weight has the bytes of the plain one."""
     x, weight = (node.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
     rows = x.numel() // max(1, x.shape[-1])
     return Cost(
@@ -158,7 +158,7 @@ def dynamic_class_of(rows: int | None, weight: int) -> str:
 
 
 def dynamic_class(match: Match) -> str:
-    """By the rows of the product and the size of the weight."""
+    """The class by the rows of the product and the size of the weight."""
     return dynamic_class_of(expected_rows(match), weight_elements(match))
 
 
@@ -212,7 +212,7 @@ _DYNAMIC = tuple(
 
 
 def weight_only_class(match: Match) -> str:
-    """By the rows of the product and the size of the weight."""
+    """The class by the rows of the product and the size of the weight."""
     return limbs_site.class_of("rows", expected_rows(match), weight_elements(match))
 
 

@@ -73,7 +73,7 @@ SUMS_FIT = Constraint(text=f"at most {LONGEST_SUM} input features", holds=_sums_
 
 
 def shape_class(match: Match) -> str:
-    """By the rows and columns of the product; "" if one is symbolic."""
+    """The class by the rows and columns of the product; "" if one is symbolic."""
     *shape, columns = match.nodes["op"].meta["val"].shape
     rows = 1
     for size in shape:
@@ -116,7 +116,7 @@ def read_activations(site: Site) -> tuple[Node, Node, Node]:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     x, weight = (node.args[i].meta["val"] for i in (0, 3))  # type: ignore[union-attr]  # nodes by construction
     return cost(x, weight, node.meta["val"])
 

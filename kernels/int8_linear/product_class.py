@@ -6,7 +6,7 @@ _NARROW = 2048
 
 
 def product_class(rows: int, columns: int) -> str:
-    """By the rows of the product; with few rows and columns, its tiles leave processors idle.
+    """The class by the rows of the product; of few rows and columns, tiles leave processors idle.
 
     >>> [product_class(1, 1024), product_class(1, 4096), product_class(300, 1024)]
     ['decode_narrow', 'decode', 'large']

@@ -105,7 +105,7 @@ def _find() -> tuple[Op, ...]:
 
 
 def shape_class(match: Match) -> str:
-    """By the rows and columns of one matrix; "" if one is symbolic."""
+    """The class by the rows and columns of one matrix; "" if one is symbolic."""
     rows, columns = match.nodes["op"].meta["val"].shape[-2:]
     if not isinstance(rows, int) or not isinstance(columns, int):
         return ""
@@ -139,7 +139,7 @@ def _factor(match: Match) -> float:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     left, right = (node.args[i].meta["val"] for i in (0, 1))  # type: ignore[union-attr]  # nodes by construction
     return cost(left, right, node.meta["val"])
 

@@ -6,7 +6,7 @@ _NARROW = 64
 
 
 def product_class(rows: int, columns: int) -> str:
-    """By the rows of one matrix of the result; with many rows, by its columns too.
+    """The class by the rows of one matrix of the result; with many rows, by its columns too.
 
     >>> [product_class(1, 64), product_class(2048, 64), product_class(2048, 128)]
     ['decode', 'large_narrow', 'large']

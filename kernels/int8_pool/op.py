@@ -125,7 +125,7 @@ def _class(match: Match) -> str:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph; a mean's is that of the pool behind its squeeze."""
+    """The cost of a fused call in a graph; a mean's is that of the pool behind its squeeze."""
     call: Any = node if node.target is Int8Pool else node.args[0]
     x, out = call.args[0].meta["val"], call.meta["val"]
     kernel = call.args[2]

@@ -110,7 +110,7 @@ def build(site: Site) -> Node:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     x, _, weight, bias = (a.meta["val"] if isinstance(a, Node) else None for a in node.args[:4])
     assert x is not None  # rows by schema
     return cost(x, weight, bias)

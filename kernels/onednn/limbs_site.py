@@ -132,6 +132,6 @@ def limbs_cost(x: Tensor, weights: Sequence[Tensor], out: Tensor) -> Cost:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a call of `linear_of_limbs` in a graph."""
+    """The cost of a call of `linear_of_limbs` in a graph."""
     x, *weights = (found.meta["val"] for i in (0, 1, 5) if isinstance(found := node.args[i], Node))
     return limbs_cost(x, weights, node.meta["val"])

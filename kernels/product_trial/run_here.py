@@ -35,10 +35,10 @@ RIGHT = ""
 _SPREAD = 8.0
 """Real values before the activation function reach to this: through all pieces of it."""
 _STEPS = 200
-"""Of a uint8 result, so many hold the real values; the rest of 256 is for a zero_point."""
+"""Steps of a uint8 result for the real values; the rest of 256 is for a zero_point."""
 _ZERO_POINT = 29
 _TOLERANCE = 1e-4
-"""Of the largest value: oneDNN approximates exponentials, torch's sums round otherwise."""
+"""Relative to the largest value: oneDNN approximates exponentials, torch's sums round otherwise."""
 _ROWS = 64
 """At each end of a product's rows, so many are compared."""
 

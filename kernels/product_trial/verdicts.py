@@ -27,7 +27,7 @@ CACHE_VARIABLE = "PT2E_QUANT_CACHE"
 TRIALS_VARIABLE = "PT2E_QUANT_TRIALS"
 """Environment variable: "0" lowers products untried, and untimed."""
 _TIMED = "time "
-"""In front of a product's key where its times are kept."""
+"""The prefix of the keys under which times of products are kept."""
 _FORM = 1
 """Changes where a product is tried otherwise, so that what was found before does not count."""
 

@@ -94,7 +94,7 @@ def build(site: Site) -> Node:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     return cost(node.args[0].meta["val"], node.meta["val"])  # type: ignore[union-attr]  # a node by construction
 
 

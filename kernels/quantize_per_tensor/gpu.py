@@ -25,7 +25,7 @@ _ONE = 8192
 
 
 def shape_class(elements: int) -> str:
-    """By the elements: so few that one program holds them need no second launch.
+    """The class by the number of elements: if one program holds them, one launch is enough.
 
     >>> [shape_class(n) for n in (4096, 8193, 2**20)]
     ['one', 'small', 'large']

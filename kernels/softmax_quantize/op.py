@@ -136,7 +136,7 @@ def build(site: Site) -> Node:
 
 
 def node_cost(node: Node) -> Cost:
-    """Of a fused call in a graph."""
+    """The cost of a fused call in a graph."""
     x, mask = (a.meta["val"] if isinstance(a, Node) else None for a in node.args[:2])
     assert x is not None  # scores by schema
     return cost(x, mask)

@@ -9,7 +9,7 @@ _PROGRAMS_PER_PROCESSOR = 3
 _LEAST_STEPS = 4
 """A run has at least so many steps: fewer would not fill the software pipeline."""
 _PROCESSORS = 132
-"""Of an H100 or H200; for tensors that are on no GPU."""
+"""The number of an H100 or H200, assumed for tensors that are on no GPU."""
 
 
 def splits(tiles: int, steps: int, *, most: int, processors: int) -> int:

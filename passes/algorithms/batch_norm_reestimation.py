@@ -17,7 +17,7 @@ from pt2e_quant.passes.algorithms.grid import Declined, scale_of
 from pt2e_quant.passes.algorithms.paired_run import Block
 
 Values = list[tuple[Tensor, Tensor]]
-"""With the float weight and the rounded one, float64[samples, channels, positions] of a call."""
+"""Outputs of a call with float and rounded weight, float64[samples, channels, positions]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ Candidates = tuple[tuple[float, float], ...]
 def candidates_of(
     exponents: Sequence[float] = EXPONENTS, quantiles: Sequence[float] = QUANTILES
 ) -> Candidates:
-    """From weak to strong: a lower exponent and a higher quantile change the tensor less."""
+    """Candidates, weak to strong: a lower exponent and a higher quantile change the tensor less."""
     steps = product(sorted(exponents), sorted(quantiles, reverse=True))
     return ((0.5, 0.0), *((quantile, exponent) for exponent, quantile in steps))
 

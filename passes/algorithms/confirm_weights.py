@@ -20,8 +20,8 @@ from pt2e_quant.passes.algorithms.observed_run import ObservedRun, OutputError, 
 from pt2e_quant.passes.algorithms.paired_run import fixed_nodes
 
 LEAST_GAIN_DB = 0.1
-"""By how much the model must gain. The algorithms lower the error of each layer, so that a gain
-is likely before it is measured: one within its standard error counts too."""
+"""The least gain in dB that keeps the chosen weights. The algorithms lower the error of each layer,
+so a gain is likely before it is measured: one within its standard error counts too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,7 +135,7 @@ class _Refit:
 
     @classmethod
     def of(cls, weight: Constant) -> "_Refit | None":
-        """That of a weight; None where its rows have one scale, which is found before."""
+        """The groups of a weight; None where its rows have one scale, which is found before."""
         size = row_qparams(weight).group_size
         return None if size is None else cls(weight, size)
 

@@ -19,7 +19,7 @@ from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import CONV, LINEAR, argument, arguments, is_call
 
 MOST_ROWS = 16
-"""Of the outputs of a linear or convolution, how many are computed again."""
+"""The most output channels of a linear or convolution that are computed again."""
 
 
 class ObservedRun:
@@ -165,7 +165,7 @@ def is_float(value: object) -> bool:
 
 
 def floats(values: Iterable[Any]) -> list[Tensor]:
-    """Those of some values that are tensors of floats, and the parts of complex numbers."""
+    """The float tensors among values, and the parts of complex ones."""
     return [as_reals(value) for value in values if is_inexact(value)]
 
 

@@ -330,7 +330,7 @@ def hadamard(size: int) -> Tensor | None:
 
 
 def _paley(size: int) -> Tensor | None:
-    """By the quadratic residues of a prime q: q + 1 = size, or 2 (q + 1) = size (Paley 1933)."""
+    """By quadratic residues of a prime q: q + 1 = size, or 2 (q + 1) = size (Paley 1933)."""
     if _is_prime(size - 1):
         return _bordered(size - 1, corner=-1) + torch.eye(size, dtype=torch.int8)
     q = size // 2 - 1

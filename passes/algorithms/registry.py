@@ -56,7 +56,7 @@ _OWN: dict[str, type[Algorithm]] = {
     )
 }
 OWN_NAMES = tuple(sorted(_OWN))
-"""Those of this package."""
+"""Names of the algorithms of this package."""
 _BEST: tuple[Algorithm, ...] = (Gptq(), BatchNormReestimation(), ConfirmWeights())
 """The algorithms that Effort.BEST adds for weights."""
 _CHOSEN_ONCE = {Stage.SCALES: "scales", Stage.CODES: "integers"}

@@ -289,4 +289,4 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: partial(multiply, product=getattr(torch, name)) for name in PRODUCTS},
     **_transforms(),
 }
-"""By the name of the ATen operator, whatever its overload."""
+"""Every function, by the name of the ATen operator, whatever its overload."""

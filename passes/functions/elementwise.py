@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def _polynomial(x: Tensor, *coefficients: float) -> Tensor:
-    """By Horner's rule; the coefficient of the highest power first."""
+    """A polynomial by Horner's rule; the coefficient of the highest power first."""
     total = x * coefficients[0] + coefficients[1]
     for coefficient in coefficients[2:]:
         total = total * x + coefficient
@@ -50,7 +50,7 @@ def rrelu(
 
 
 def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """With limits of one type: torch's exporter makes a tensor of a whole one beside another."""
+    """Clamp with limits of one type: torch's exporter makes tensors of mixed ones."""
     if {type(min), type(max)} != {int, float} or not x.is_floating_point():
         raise NotImplementedError("limits that are alike")
     return torch.clamp(x, float(min), float(max))
@@ -85,7 +85,7 @@ def selu(x: Tensor) -> Tensor:
 
 
 def log_softmax_of_float64(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Of float64, which ExecuTorch has no kernel for."""
+    """log_softmax of float64, which ExecuTorch has no kernel for."""
     if x.dtype is not torch.float64:
         raise NotImplementedError("a dtype that runtimes take")
     moved = x - x.amax(dim, keepdim=True)
@@ -166,7 +166,7 @@ def angle(x: Tensor) -> Tensor:
 
 
 def round_decimals(x: Tensor, *, decimals: int) -> Tensor:
-    """To so many places behind the point, or before it."""
+    """Round to `decimals` places behind the point; negative ones are before it."""
     scale = 10.0 ** abs(decimals)
     return torch.round(x * scale) / scale if decimals > 0 else torch.round(x / scale) * scale
 
@@ -219,7 +219,7 @@ _BESSEL: Mapping[int, tuple[Sequence[float], Sequence[float]]] = {
         ),
     ),
 }
-"""Of I0 and I1 / x below 3.75, and beyond (Abramowitz and Stegun, 9.8.1 to 9.8.4)."""
+"""Coefficients of I0 and I1 / x below 3.75, and beyond (Abramowitz and Stegun, 9.8.1 to 9.8.4)."""
 
 
 def scaled_bessel(x: Tensor, order: int) -> Tensor:
@@ -242,7 +242,7 @@ def _stirling(x: Tensor) -> Tensor:
 
 
 def lgamma(x: Tensor) -> Tensor:
-    """By Stirling's series behind eight steps of Γ(x + 1) = x Γ(x), reflected below 0.5."""
+    """Log |Γ(x)| by Stirling's series, behind eight steps Γ(x + 1) = x Γ(x); x < 0.5 reflected."""
     turned = torch.where(x < 0.5, -x + 1.0, x)
     product = turned
     for step in range(1, 8):
@@ -254,7 +254,7 @@ def lgamma(x: Tensor) -> Tensor:
 
 
 def digamma(x: Tensor) -> Tensor:
-    """By its asymptotic series behind six steps of ψ(x + 1) = ψ(x) + 1 / x, reflected below 0.5."""
+    """ψ(x) by an asymptotic series, behind six steps ψ(x + 1) = ψ(x) + 1/x; x < 0.5 reflected."""
     turned = torch.where(x < 0.5, -x + 1.0, x)
     steps = torch.reciprocal(turned)
     for step in range(1, 6):
@@ -297,7 +297,7 @@ def power(x: Tensor, exponent: Any) -> Tensor:
 
 
 def _whole_power(x: Tensor, exponent: torch.SymInt) -> Tensor:
-    """Of integers by squaring: products wrap as torch's, where runtimes compute it in floats."""
+    """Integers to a power, by squaring: products wrap as torch's; runtimes compute it in floats."""
     node = exponent.node
     most = node.shape_env.bound_sympy(node.expr).upper
     found, square = torch.ones_like(x), x
@@ -309,7 +309,7 @@ def _whole_power(x: Tensor, exponent: torch.SymInt) -> Tensor:
 
 
 def floor_quotient(x: Any, y: Any) -> Tensor:
-    """Of booleans, which count as 0 and 1."""
+    """Floor division of booleans, which count as 0 and 1."""
     if not isinstance(x, Tensor) or x.dtype is not torch.bool:
         raise NotImplementedError("not of booleans")
     return torch.floor_divide(x.to(torch.result_type(x, y)), y)
@@ -334,7 +334,7 @@ def add_product(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
 
 
 def remainder(x: Any, y: Any) -> Tensor:
-    """Of integers, with the divisor's sign: ExecuTorch's has the dividend's."""
+    """The remainder of integers, with the divisor's sign: ExecuTorch's has the dividend's."""
     tensor = x if isinstance(x, Tensor) else y
     if torch.result_type(x, y).is_floating_point or tensor.dtype == torch.bool:
         raise NotImplementedError("not of integers")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def _normalized(x: Tensor, dims: list[int], eps: float) -> Tensor:
-    """Less the mean, over the deviation. The mean of large numbers is rounded, hence the second."""
+    """(x - mean) / deviation. The mean is subtracted twice: that of large numbers is rounded."""
     apart = x - x.mean(dims, keepdim=True)
     apart = apart - apart.mean(dims, keepdim=True)
     return apart * torch.rsqrt((apart * apart).mean(dims, keepdim=True) + eps)
@@ -39,7 +39,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    """Over the last dimensions."""
+    """Layer norm over the last dimensions."""
     dims = list(range(-len(normalized_shape), 0))
     return _affine(_normalized(x, dims, eps), weight, bias, normalized_shape)
 
@@ -55,7 +55,7 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """Over each channel of the batch; the running statistics that are given move towards its own.
+    """Batch norm in training; running statistics that are given move towards the batch's own.
 
     Args:
         x: [N, C, ...].
@@ -82,7 +82,7 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """As `batch_norm`, over each channel of each image; statistics move to the images' mean."""
+    """Instance norm: `batch_norm` of each image; statistics move to the images' mean."""
     return _trained(x, weight, bias, mean, variance, use_input_stats, momentum, eps, by_image=True)
 
 

@@ -14,9 +14,9 @@ from pt2e_quant.passes.functions.rows import known_size
 _MOST = 32
 """Steps that are written out: an operator of some ten nodes each."""
 _TERMS = 12
-"""Of the series of an exponential, behind scaling to a norm of 1 / 2."""
+"""Terms of the series of an exponential, behind scaling to a norm of 1 / 2."""
 _SQUARINGS = 12
-"""Of an exponential: norms up to 2048."""
+"""Squarings of an exponential: enough for norms up to 2048."""
 
 
 def known_steps(x: Tensor, dim: int = -1, most: int = _MOST) -> int:
@@ -112,7 +112,7 @@ def _turns(pivots: Tensor) -> Tensor:
 
 
 def determinant(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """By elimination, with the factors."""
+    """The determinant by elimination, with the LU factors and pivots."""
     both, pivots, _ = lu_factor(a)
     each = torch.diagonal(both, dim1=-2, dim2=-1) * _turns(pivots).to(a.dtype)
     return torch.prod(each, -1), both, pivots
@@ -264,7 +264,7 @@ def triangular_solve(
 
 
 def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
-    """By reflections, with LAPACK's signs."""
+    """QR by Householder reflections, with LAPACK's signs."""
     height, width = known_steps(a, -2), known_steps(a)
     rows, q = _places(a), torch.eye(height, dtype=a.dtype)
     for at in range(min(height - 1, width)):
@@ -283,7 +283,7 @@ def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 
 
 def exponential(a: Tensor) -> Tensor:
-    """Of matrices, by a series of the scaled matrix, squared again."""
+    """The matrix exponential, by a series of the scaled matrix, squared again."""
     eye = torch.eye(known_steps(a), dtype=a.dtype)
     norm = a.abs().sum(-2).amax(-1).unsqueeze(-1).unsqueeze(-1)
     halvings = torch.ceil(torch.log2(norm.clamp(min=0.25)) + 1.0).clamp(0.0, float(_SQUARINGS))

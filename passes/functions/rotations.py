@@ -73,7 +73,7 @@ def _ordered(values: Tensor, vectors: Tensor, largest: bool) -> tuple[Tensor, Te
 
 
 def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
-    """Of symmetric matrices, by Jacobi's rotations."""
+    """Eigenvalues and eigenvectors of symmetric matrices, by Jacobi's rotations."""
     size = known_steps(a, most=_MOST_ROUNDS)
     lower = torch.tril(a if uplo == "L" else a.mT)
     eye, scale = torch.eye(size, dtype=a.dtype), _scale(lower)
@@ -88,7 +88,7 @@ def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Te
 def svd(
     a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By one-sided rotations of the columns; with zeros where a singular value is 0."""
+    """Singular values and vectors by one-sided rotations; vectors are 0 where a value is 0."""
     is_wide, scale = known_steps(a, -2) < known_steps(a), _scale(a)
     x = (a.mT if is_wide else a) / scale
     size = known_steps(x, most=_MOST_ROUNDS)

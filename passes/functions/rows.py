@@ -30,7 +30,7 @@ def known_size(x: Tensor, dim: int) -> int:
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """In order along a dimension, equal values in the order in which they stand."""
+    """Stable sort along a dimension."""
     if not x.dim():
         raise NotImplementedError("no dimension")
     size = x.shape[dim]
@@ -96,7 +96,7 @@ def _scan(
 
 
 def _greatest_size(x: Tensor, dim: int) -> int:
-    """Of a dimension: as captured, where it is dynamic."""
+    """The greatest size of a dimension: as captured, where it is dynamic."""
     size = x.shape[dim] if x.dim() else 1
     if isinstance(size, torch.SymInt):
         greatest = size.node.shape_env.bound_sympy(size.node.expr).upper

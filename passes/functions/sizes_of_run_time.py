@@ -143,7 +143,7 @@ def scatter_reduce(
 def _extremes(
     x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool
 ) -> Tensor:
-    """Of all values whose place it is; takes the memory of all places for each value."""
+    """The extreme of all values that go to each place; memory grows with places times values."""
     others = [at for at in range(x.dim()) if at != dim]
     if any(not _is_same(index.shape[at], x.shape[at]) for at in others):
         raise NotImplementedError("places of a part of the tensor")

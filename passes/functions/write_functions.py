@@ -55,7 +55,7 @@ _MATRICES: Mapping[str, Callable[..., rows.Results]] = {
     "aten.lu_unpack.default": matrices.lu_unpack,
     "aten.triangular_solve.default": matrices.triangular_solve,
 }
-"""Those that torch's decompositions leave."""
+"""Functions of matrices, which torch's decompositions keep."""
 _COMPOSED = (
     *("_lu_with_info", "linalg_cholesky", "linalg_cond", "linalg_det", "linalg_eigh"),
     *("linalg_eigvalsh", "linalg_inv", "linalg_lu_factor", "linalg_matrix_norm"),
@@ -64,15 +64,15 @@ _COMPOSED = (
     *("linalg_tensorinv", "linalg_tensorsolve", "logdet", "lu_solve", "matrix_exp", "pinverse"),
     *("qr", "svd"),
 )
-"""Those that torch makes of others."""
+"""Functions that torch composes of others."""
 EARLY: Mapping[str, Callable[..., rows.Results]] = {
     **_MATRICES,
     **{str(form): form for form in _overloads(_COMPOSED)},
     "aten.batch_norm.default": layers.batch_norm,
     "aten.instance_norm.default": layers.instance_norm,
 }
-"""Those with effects, by operator with its overload: checks of matrices, statistics written. Other
-programs than the canonical graph hold no effects."""
+"""Functions with effects, by operator with its overload: checks of matrices, statistics written.
+Programs other than the canonical graph hold no effects."""
 FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     **EARLY,
     "aten.__lshift__.Scalar": elementwise.shift_left,
@@ -189,7 +189,7 @@ FUNCTIONS: Mapping[str, Callable[..., rows.Results]] = {
     "aten.special_ndtri.default": elementwise.ndtri,
     "transformers.grouped_mm_fallback.default": sizes_of_run_time.grouped_product,
 }
-"""By operator with its overload."""
+"""Every function, by operator with its overload."""
 
 
 _LEAVES = {

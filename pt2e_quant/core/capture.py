@@ -330,7 +330,7 @@ class Capture:
         return pytree.tree_unflatten(list(leaves), self.out_spec)
 
     def to_json(self) -> str:
-        """As one line of JSON, for keeping inside a file."""
+        """The capture as one line of JSON, for keeping inside a file."""
         return json.dumps(
             {
                 "arg_names": self.arg_names,

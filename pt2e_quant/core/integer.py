@@ -22,13 +22,13 @@ class Rounding(StrEnum):
     """Where a number goes that lies between two integers."""
 
     FLOOR = "floor"
-    """To the lower one."""
+    """To the lower integer."""
     HALF_UP = "half_up"
-    """To the nearest, ties to the upper one (TOSA's and CMSIS-NN's single rounding)."""
+    """To the nearest, ties to the upper integer (TOSA's and CMSIS-NN's single rounding)."""
     HALF_AWAY = "half_away"
     """To the nearest, ties away from zero (QNNPACK, C's round)."""
     HALF_EVEN = "half_even"
-    """To the nearest, ties to the even one (IEEE 754, torch.round)."""
+    """To the nearest, ties to even (IEEE 754, torch.round)."""
 
 
 def saturate(x: Tensor, quant_min: int, quant_max: int) -> Tensor:

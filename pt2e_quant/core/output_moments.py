@@ -16,5 +16,5 @@ class OutputMoments:
     deviation: Tensor
 
     def mapped(self, scale: Tensor | float, shift: Tensor | float = 0.0) -> "OutputMoments":
-        """Those of y * scale + shift, where these are those of y."""
+        """The moments of y * scale + shift, where these are the moments of y."""
         return OutputMoments(self.mean * scale + shift, self.deviation * as_tensor(scale).abs())

@@ -243,7 +243,7 @@ class Provenance:
         return _LACKS[self.kept]
 
     def to_json(self, refer: Refer = held_nowhere) -> str:
-        """As JSON, for keeping inside a file; `refer` finds numbers that the file has anyway."""
+        """The table as JSON to keep in a file; `refer` finds numbers that the file has anyway."""
         numbers = NumberWriter(refer)
         islands = self.islands and to_columns([asdict(r) for r in self.islands], _ISLAND)
         tensors = [numbers.write(asdict(record)) for record in self.tensors]

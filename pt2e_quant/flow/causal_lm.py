@@ -115,7 +115,7 @@ class _Slots:
         return self.tensors[2 * layer], self.tensors[2 * layer + 1]
 
     def get_seq_length(self, *_: Any) -> int:
-        """Of no use here: positions and mask are given."""
+        """0: no layer needs it, because positions and mask are given."""
         return 0
 
 

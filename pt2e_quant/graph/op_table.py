@@ -127,7 +127,7 @@ class Slot:
 
 
 _MOST_NAMED = 4
-"""Of the schemes that a slot accepts, so many are named in a refusal."""
+"""The most accepted schemes of a slot that a refusal names."""
 
 
 def _is_unlike(accepted: TensorScheme, wanted: TensorScheme) -> tuple[bool, ...]:

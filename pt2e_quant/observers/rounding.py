@@ -56,7 +56,7 @@ def rounded(observer: Any, x: Tensor) -> Tensor:
 
 
 def _by_found_qparams(observer: Any, x: Tensor) -> Tensor:
-    """By qparams of the tensor itself, or of each of its rows."""
+    """Round by qparams of the tensor itself, or of each of its rows."""
     x = x.to(torch.float32)
     if getattr(observer, "is_per_token", False):
         limits = observer.quant_min, observer.quant_max
@@ -77,7 +77,7 @@ def _by_found_qparams(observer: Any, x: Tensor) -> Tensor:
 
 
 def by_blocks(qparams: BlockQParams, x: Tensor) -> Tensor:
-    """By qparams in blocks, of any form."""
+    """Round by qparams in blocks, of any form."""
     form, block = qparams.scheme.format, qparams.block
     scale = None if qparams.scale is None else qparams.scale.real()
     if isinstance(form, CodeBook):

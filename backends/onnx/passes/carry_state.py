@@ -44,7 +44,7 @@ class StateTensor:
         return f"{self.input_name}_next"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON's own types; zeros, which caches hold, take no room."""
+        """JSON's own types; zeros, which caches hold, are left out."""
         held = self.initial.detach().cpu().contiguous()
         raw = held.reshape(-1).view(torch.uint8).numpy().tobytes() if held.numel() else b""
         packed = base64.b64encode(zlib.compress(raw)).decode() if any(raw) else ""

@@ -138,11 +138,11 @@ class _Site:
         return make_constant(self.graph, f"{self.base}_constant", array)
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """In another dtype."""
+        """Cast a value to another dtype."""
         return self.op("Cast", value, to=int(dtype))
 
     def reshape(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """In another shape."""
+        """Reshape a value."""
         return self.op("Reshape", value, self.held(np.array(shape, np.int64)))
 
     def input(self, index: int) -> ir.Value | None:
@@ -166,7 +166,7 @@ class _Site:
         return list(self.node.attributes["block"].as_ints())
 
     def result(self, value: ir.Value) -> ir.Value:
-        """In the dtype that the mark asks for."""
+        """Cast a value to the result dtype of the mark."""
         to = ir.DataType(self.node.attributes["to"].as_int())
         return value if to is ir.DataType.FLOAT else self.cast(value, to)
 

@@ -260,7 +260,7 @@ def _four_bit(
 
 
 def _single(x: ir.Value) -> ir.Value:
-    """In float32: QuantizeLinear wants the scale in its input's type, and scales are float32."""
+    """Cast to float32: QuantizeLinear wants the scale in its input's type; scales are float32."""
     is_single = x.dtype in (None, ir.DataType.FLOAT)
     return x if is_single else _made(op.Cast(x, to=ir.DataType.FLOAT))
 

@@ -91,7 +91,7 @@ def why_no_kernel(gm: GraphModule, node: Node) -> str | None:
 
 
 def _why_no_rows(gm: GraphModule, weight: Node, *, groups: bool) -> str | None:
-    """Of linears that give float: int8 or int4 rows, and int4 groups."""
+    """Why a linear that gives float has no kernel: it takes int8 or int4 rows, and int4 groups."""
     if not _is_symmetric(gm, weight):
         return "the zero_points of its weight are not 0"
     columns = weight.meta["val"].shape[-1]

@@ -44,7 +44,7 @@ _KERNELS = (
     *("aten.atan2.default", "aten.celu.default", "aten.clamp.default", "aten.elu.default"),
     *("aten.expm1.default", "aten.index_put.default", "aten.selu.default"),
 )
-"""Of the functions that can be written out, those that ExecuTorch has kernels for."""
+"""Functions that are not written out, because ExecuTorch has kernels for them."""
 _CONTROL_FLOW = ("cond", "map_impl", "scan")
 _FIX = "write it with other operators, or compute it outside of the model"
 

@@ -20,7 +20,7 @@ _MOST_HALVINGS = 31
 _FINE = 20
 """Bits below 1.0 of a power of two's argument."""
 _ENTRY = 12
-"""Of them, those between two of the table's 257 entries."""
+"""Fraction bits between two of the table's 257 entries."""
 _POWERS = [round(2.0 ** (30 - i / 256)) for i in range(257)]
 
 

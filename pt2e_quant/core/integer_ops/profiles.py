@@ -234,7 +234,7 @@ PROFILES = {profile.name: profile for profile in _ALL}
 """Every profile by name."""
 
 _OTHER_NAMES = {"gemmlowp": "tflite"}
-"""By the library that TensorFlow Lite's arithmetic comes from."""
+"""Other names: gemmlowp is the library that TensorFlow Lite's arithmetic comes from."""
 
 
 def profile_named(profile: Profile | str) -> Profile:

@@ -18,7 +18,7 @@ from pt2e_quant.core.errors import ArtifactError
 
 FORMAT = "pt2e_quant"
 VERSION = 1
-"""Of the format this package writes; it reads this one and all before it."""
+"""The version of the format that this package writes; it reads this one and all before it."""
 
 PROGRAM = "pt2e_quant.program"
 """The name of the tensor that holds the program's text."""
@@ -27,7 +27,7 @@ MOST_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library itself."""
 
 MOST_PROGRAM_BYTES = 1 << 30
-"""Of the program's text: what a small file may unpack to."""
+"""The most bytes that the program's text may unpack to."""
 
 SAFETENSORS_NAMES = {
     torch.float64: "F64",

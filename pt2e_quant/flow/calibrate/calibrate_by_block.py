@@ -161,7 +161,7 @@ def _drop_unasked(gm: GraphModule) -> None:
 
 
 def _streamed(algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
-    """Those that run block by block; the others run in convert, after them."""
+    """The algorithms that run block by block; the others run in convert, after them."""
     found = tuple(a for a in algorithms if not a.needs_calls)
     for later in (a for a in algorithms if a.needs_calls):
         for earlier in found:

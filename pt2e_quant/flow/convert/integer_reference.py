@@ -88,7 +88,7 @@ def integer_reference(
 
 
 def _passes(arithmetic: Arithmetic, floats: Set[str]) -> tuple[GraphPass, ...]:
-    """From canonical form to reference form, in this order."""
+    """The passes from canonical form to reference form, in order."""
     integers = write_integers(arithmetic, floats)
     written = decompose_qdq(arithmetic.profile.quantization)
     return duplicate_dequantize, integers, written, drop_dead_constants

@@ -53,7 +53,7 @@ class Audit:
 
     @property
     def share_in_integers(self) -> float:
-        """Of the operators listed and counted, from 0 to 1; 1 where nothing computes in float."""
+        """The share of operators in integers, 0 to 1; 1 where nothing computes in float."""
         listed = self.integer_operators + len(self.islands)
         return self.integer_operators / max(listed, 1)
 

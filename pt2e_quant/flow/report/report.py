@@ -86,7 +86,7 @@ class Report:
             self.notes.append(kept.lacks)
 
     def to_json(self) -> str:
-        """As JSON."""
+        """The report as JSON."""
         return json.dumps(asdict(self), indent=1)
 
     def __str__(self) -> str:

@@ -84,7 +84,7 @@ def _listed(losses: Sequence[TensorLoss]) -> str:
 
 
 def by_channel(tensor: Tensor, axis: int | None = None) -> Tensor:
-    """As [channels, values of each]; by default of dimension 1 in images, else of the last one."""
+    """A tensor as [channels, values]; by default channels are axis 1 of images, else the last."""
     if tensor.dim() < 2:
         return tensor.reshape(1, -1)
     if axis is None:

@@ -100,7 +100,7 @@ def _are_halves(turned: Node, x: Node, parts: tuple[Node, ...]) -> bool:
 
 
 def _range(node: object, x: Node, width: int) -> tuple[int, int] | None:
-    """From where to where a slice takes the last axis of x; None for anything else."""
+    """The start and end of a slice of the last axis of x; None for anything else."""
     if not isinstance(node, Node) or not is_call(node, SLICE) or node.args[0] is not x:
         return None
     given = arguments(node)

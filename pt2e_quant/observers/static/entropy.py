@@ -88,7 +88,7 @@ def _best_end(counts: Tensor, levels: int, least: int) -> int:
 
 
 def _divergence(counts: Tensor, end: int, levels: int) -> float:
-    """Of the data clipped to the first `end` bins from the same on so many levels."""
+    """KL divergence of data clipped to its first `end` bins from the same on `levels` levels."""
     kept = counts[:end]
     clipped = kept.clone()
     clipped[-1] += counts[end:].sum()

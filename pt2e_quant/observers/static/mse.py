@@ -24,7 +24,7 @@ from pt2e_quant.observers.base import PER_TENSOR, UniformQuantizationObserverBas
 from pt2e_quant.observers.static.count_bins import count_multiples, count_zeros
 
 ChooseQParams = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From [K] lows and highs to the scale and zero_point that an observer would take, both [K]."""
+"""A function from lows and highs [K] to the scale and zero_point of an observer, both [K]."""
 
 _OCTAVES = 8
 _PER_OCTAVE = 8

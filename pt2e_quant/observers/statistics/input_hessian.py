@@ -75,7 +75,7 @@ class InputHessian(Statistics):
         return self._sum * (2.0 / self.rows)
 
     def scaled(self, factors: Tensor) -> Self:
-        """That of a linear's input with its channels multiplied by factors [K]."""
+        """The Hessian of a linear's input whose channels are multiplied by factors [K]."""
         made = copy.copy(self)
         made._buffers = dict(self._buffers)
         made._sum = self._sum * factors * factors[:, None]

@@ -17,7 +17,7 @@ COLOURS = {
 """Told apart on light and dark ground, and by people who do not tell red from green."""
 
 SCALE = ((0.0, COLOURS["bad"]), (0.5, COLOURS["middling"]), (1.0, COLOURS["good"]))
-"""From few decibels to many."""
+"""Colours from few decibels to many."""
 
 
 def graph_objects() -> Any:
