@@ -275,7 +275,7 @@ class _Given(Interpreter):
 
 
 def _sources(gm: GraphModule) -> dict[Node, list[Node]]:
-    """For each node what its result depends on: what it reads, and who wrote there before."""
+    """For each node those that its result depends on: its inputs, and their earlier writers."""
     storage = roots(gm.graph)
     writers: defaultdict[object, list[Node]] = defaultdict(list)
     found = {}

@@ -275,7 +275,7 @@ def _leave_slower(layers: list[_Layer]) -> None:
 
 
 class _Network:
-    """The layers, who reads whom, and what a placement costs."""
+    """The layers, their readers, and the cost of a placement."""
 
     def __init__(self, layers: list[_Layer]) -> None:
         self.layers = layers

@@ -98,7 +98,7 @@ class CudaBackend(Backend):
         return replace(self, table=table_of(registry), policy=policy_of(registry), options=options)
 
     def allowing_unmeasured(self) -> "CudaBackend":
-        """This backend with kernels in use that nobody measured on the device at hand."""
+        """This backend with kernels in use that were not measured on the device at hand."""
         return replace(self, allowed=self.allowed | {UNMEASURED})
 
 

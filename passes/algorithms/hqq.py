@@ -18,7 +18,7 @@ from pt2e_quant.passes.algorithms.grid import Declined
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hqq(Algorithm):
-    """Let HQQ find the scales of weights, whoever annotated them.
+    """Let HQQ find the scales of weights, by whichever quantizer they were annotated.
 
     The search itself is `observers.weights.weight_search`, which `search="hqq"` names too; this
     asks for it in place of the observer that an annotation names.

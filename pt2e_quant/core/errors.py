@@ -18,7 +18,7 @@ Kind = TypeVar("Kind", bound=Enum)
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
 _TORCH = str(Path(torch.__file__).parent).replace("\\", "/") + "/"
-"""Where torch's own files are: `linear.py` of `nn.Linear` is nobody's model."""
+"""The folder of torch's own files, which are not the user's model: `linear.py` of `nn.Linear`."""
 
 
 def module_path(node: Node) -> str:

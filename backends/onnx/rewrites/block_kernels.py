@@ -153,7 +153,7 @@ def _unsigned(integers: Array, bits: int) -> Array:
 
 
 def _packed(graph: ir.Graph, weight: StoredMatrix, block: int) -> ir.Value:
-    """uint8 [N, blocks, block * bits / 8]; made once for a constant, whoever reads it."""
+    """uint8 [N, blocks, block * bits / 8]; made once for all readers of a constant."""
     name = f"{weight.source.name}_packed_{block}"
     if name in graph.initializers:
         return graph.initializers[name]
@@ -289,7 +289,7 @@ def _by_columns(graph: ir.Graph, site: LinearSite) -> ir.Value:
 
 
 def _transposed(graph: ir.Graph, value: ir.Value | None) -> ir.Value | None:
-    """A constant matrix transposed, once whoever reads it; anything else as it is."""
+    """A constant matrix transposed, once for all its readers; anything else unchanged."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     if value is None or tensor is None or len(tensor.shape) != 2:
         return value

@@ -127,7 +127,7 @@ def _name(number: int) -> str:
 
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for one tensor as long as nobody writes into it."""
+    """A key that is equal for one tensor as long as it is not written into."""
     place = tensor.untyped_storage().data_ptr() or id(tensor), tensor.storage_offset()
     return *place, tuple(tensor.shape), tensor.dtype, tensor._version
 

@@ -318,7 +318,7 @@ def _transformed(gm: GraphModule, quantizer: Any) -> GraphModule:
     made: GraphModule = quantizer.transform_for_annotation(gm) or gm
     if made is not gm:
         run_passes(made, (strip_guards,))  # exporting anew makes new ones
-        # Copied with the rest of `meta`; nobody would take it off again.
+        # Copied with the rest of `meta`; no later step would remove it.
         made.meta.pop(DEFER_RECOMPILE, None)
     return made
 

@@ -20,7 +20,7 @@ PREPARED_KEY = "pt2e_quant.prepared"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverInfo:
-    """One observer node: which group it serves, and who asked for it.
+    """One observer node: its qparam group, and the rule that asked for it.
 
     Args:
         group: number of the qparam group.

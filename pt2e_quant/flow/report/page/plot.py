@@ -14,7 +14,7 @@ COLOURS = {
     "line": "#4c78a8",
     "quiet": "#9aa5b1",
 }
-"""Told apart on light and dark ground, and by people who do not tell red from green."""
+"""Colours that can be told apart on light and dark backgrounds, and with red-green blindness."""
 
 SCALE = ((0.0, COLOURS["bad"]), (0.5, COLOURS["middling"]), (1.0, COLOURS["good"]))
 """Colours from few decibels to many."""
