@@ -5,7 +5,7 @@ import json
 from pt2e_quant.core.provenance import FloatRecord, Provenance, TensorRecord
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.flow.report.report import FloatRegion, Report
-from pt2e_quant.flow.report.rows import float_rows
+from pt2e_quant.flow.report.rows import float_lines
 
 
 def _report() -> Report:
@@ -106,7 +106,7 @@ def test_text_when_a_scheme_leaves_inputs_float_then_one_line_for_all_operators(
         FloatRecord(node=op, op=f"aten.{op}", module="", reason=f"B has no int8 {op} here")
         for op in ("cos", "sin")
     ]
-    rows = float_rows(floats, "B")
+    rows = float_lines(floats, "B")
     assert [(r.reason, r.count, r.operators) for r in rows] == [
         ('scheme "w4" leaves its input float', 9, "3 mul, 3 cat, 3 neg"),
         ("B has no int8 form of it", 2, "cos, sin"),
