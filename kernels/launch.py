@@ -58,6 +58,47 @@ def check_operands(op: str, dtypes: dict[str, tuple[Tensor, tuple[torch.dtype, .
     _check_one_device(op, {name: tensor for name, (tensor, _) in dtypes.items()})
 
 
+def check_product(
+    op: str,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_sums: Tensor,
+    *,
+    scales: tuple[torch.dtype, ...] = (torch.float32,),
+    sums: torch.dtype = torch.int32,
+) -> None:
+    """Refuse operands of a product of int8 values that a kernel would read wrongly.
+
+    Args:
+        op: the operator's name.
+        x: int8.
+        x_scale: float32.
+        x_zero_point: int32.
+        weight: int8.
+        weight_scale: of a dtype in `scales`.
+        weight_sums: of dtype `sums`.
+        scales: dtypes of the weight's scales.
+        sums: the dtype of the sums over each row of the weight.
+
+    Raises:
+        InputError: a dtype is wrong, or two tensors lie on different devices.
+    """
+    check_operands(
+        op,
+        {
+            "x": (x, (torch.int8,)),
+            "x_scale": (x_scale, (torch.float32,)),
+            "x_zero_point": (x_zero_point, (torch.int32,)),
+            "weight": (weight, (torch.int8,)),
+            "weight_scale": (weight_scale, scales),
+            "the sums of the weight": (weight_sums, (sums,)),
+        },
+    )
+
+
 def _check_one_device(op: str, tensors: dict[str, Tensor]) -> None:
     first_name, first = next(iter(tensors.items()), ("", None))
     for name, tensor in tensors.items():

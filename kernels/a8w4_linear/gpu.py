@@ -16,7 +16,7 @@ from pt2e_quant.kernels.a8w4_linear.tile_class import tile_class
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments
 from pt2e_quant.kernels.fused_op import is_interpreting
-from pt2e_quant.kernels.launch import check_operands, check_shapes, launching, rows_of
+from pt2e_quant.kernels.launch import check_product, check_shapes, launching, rows_of
 from pt2e_quant.kernels.swapped_gemm.gpu import (
     add_splits_kernel,
     adding,
@@ -201,7 +201,17 @@ def a8w4_linear(
     end = Epilogue(**epilogue)
     K, N = x.shape[-1], weight.shape[1]
     check_group_size(group_size, K)
-    _check(x, x_scale, x_zero_point, weight, weight_scale, weight_sum)
+    check_product(
+        "a8w4_linear",
+        x,
+        x_scale,
+        x_zero_point,
+        weight,
+        weight_scale,
+        weight_sum,
+        scales=_SCALES,
+        sums=torch.float32,
+    )
     _check_shapes(x, weight, weight_scale, weight_sum, group_size, end)
     M = rows_of("a8w4_linear", x, K, x_scale, x_zero_point)
     x, weight, weight_scale = x.contiguous(), weight.contiguous(), weight_scale.contiguous()
@@ -265,26 +275,5 @@ def _check_shapes(
             "weight_sum": (weight_sum, (N,)),
             "bias": (end.bias, (N,)),
             "residual": (end.residual, (*x.shape[:-1], N)),
-        },
-    )
-
-
-def _check(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero_point: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    weight_sum: Tensor,
-) -> None:
-    check_operands(
-        "a8w4_linear",
-        {
-            "x": (x, (torch.int8,)),
-            "x_scale": (x_scale, (torch.float32,)),
-            "x_zero_point": (x_zero_point, (torch.int32,)),
-            "weight": (weight, (torch.int8,)),
-            "weight_scale": (weight_scale, _SCALES),
-            "weight_sum": (weight_sum, (torch.float32,)),
         },
     )

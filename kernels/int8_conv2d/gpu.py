@@ -22,7 +22,7 @@ from pt2e_quant.kernels.conv_taps.gpu import (
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
 from pt2e_quant.kernels.int8_conv2d.window import ConvSizes, conv_sizes
-from pt2e_quant.kernels.launch import check_operands, check_shapes, launching
+from pt2e_quant.kernels.launch import check_product, check_shapes, launching
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
 
 
@@ -220,7 +220,9 @@ def int8_conv2d(
     if residual is not None:
         epilogue["residual"] = residual.permute(0, 2, 3, 1)
     end = Epilogue(**epilogue)
-    _check(x, x_scale, x_zero_point, weight, weight_scale, weight_sums)
+    check_product("int8_conv2d", x, x_scale, x_zero_point, weight, weight_scale, weight_sums)
+    if x.dim() == 4 and x[:1].numel() >= 2**31:
+        raise InputError(f"int8_conv2d takes images below 2 GiB, found {list(x.shape[1:])}")
     sizes = conv_sizes(x.shape, weight.shape, stride, padding, dilation, groups)
     rows = x.permute(0, 2, 3, 1).contiguous()
     shape = (sizes.batch, *sizes.out, sizes.outputs)
@@ -303,26 +305,3 @@ def _geometry(sizes: ConvSizes) -> dict[str, int]:
         "KH": sizes.kernel[0],
         "KW": sizes.kernel[1],
     }
-
-
-def _check(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero_point: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    weight_sums: Tensor,
-) -> None:
-    check_operands(
-        "int8_conv2d",
-        {
-            "x": (x, (torch.int8,)),
-            "x_scale": (x_scale, (torch.float32,)),
-            "x_zero_point": (x_zero_point, (torch.int32,)),
-            "weight": (weight, (torch.int8,)),
-            "weight_scale": (weight_scale, (torch.float32,)),
-            "weight_sums": (weight_sums, (torch.int32,)),
-        },
-    )
-    if x.dim() == 4 and x[:1].numel() >= 2**31:
-        raise InputError(f"int8_conv2d takes images below 2 GiB, found {list(x.shape[1:])}")

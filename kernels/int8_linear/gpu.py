@@ -10,7 +10,7 @@ from torch import Tensor
 from pt2e_quant.kernels.epilogue.epilogue import Epilogue
 from pt2e_quant.kernels.epilogue.gpu import launch_arguments, write_result
 from pt2e_quant.kernels.int8_linear.product_class import product_class
-from pt2e_quant.kernels.launch import check_operands, check_shapes, launching, rows_of
+from pt2e_quant.kernels.launch import check_product, check_shapes, launching, rows_of
 from pt2e_quant.kernels.swapped_gemm.gpu import tile_of_program
 from pt2e_quant.kernels.swapped_gemm.splits import cut_along_k
 from pt2e_quant.kernels.tiles import TileConfig, tiles_for
@@ -157,7 +157,7 @@ def int8_linear(
         UnsupportedError: the GPU is too old.
     """
     end = Epilogue(**epilogue)
-    _check(x, x_scale, x_zero_point, weight, weight_scale, weight_sum)
+    check_product("int8_linear", x, x_scale, x_zero_point, weight, weight_scale, weight_sum)
     # Scales of rows come as [..., 1], as the operator that chooses them gives them.
     x_scale, x_zero_point = x_scale.reshape(-1), x_zero_point.reshape(-1)
     x, weight = x.contiguous(), weight.contiguous()
@@ -228,26 +228,5 @@ def _check_shapes(
             "weight_sum": (weight_sum, (N,)),
             "bias": (end.bias, (N,)),
             "residual": (end.residual, (*x.shape[:-1], N)),
-        },
-    )
-
-
-def _check(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero_point: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    weight_sum: Tensor,
-) -> None:
-    check_operands(
-        "int8_linear",
-        {
-            "x": (x, (torch.int8,)),
-            "x_scale": (x_scale, (torch.float32,)),
-            "x_zero_point": (x_zero_point, (torch.int32,)),
-            "weight": (weight, (torch.int8,)),
-            "weight_scale": (weight_scale, (torch.float32,)),
-            "weight_sum": (weight_sum, (torch.int32,)),
         },
     )
