@@ -201,17 +201,8 @@ def a8w4_linear(
     end = Epilogue(**epilogue)
     K, N = x.shape[-1], weight.shape[1]
     check_group_size(group_size, K)
-    check_product(
-        "a8w4_linear",
-        x,
-        x_scale,
-        x_zero_point,
-        weight,
-        weight_scale,
-        weight_sum,
-        scales=_SCALES,
-        sums=torch.float32,
-    )
+    operands = x, x_scale, x_zero_point, weight, weight_scale, weight_sum
+    check_product("a8w4_linear", *operands, scales=_SCALES, sums=torch.float32)
     _check_shapes(x, weight, weight_scale, weight_sum, group_size, end)
     M = rows_of("a8w4_linear", x, K, x_scale, x_zero_point)
     x, weight, weight_scale = x.contiguous(), weight.contiguous(), weight_scale.contiguous()

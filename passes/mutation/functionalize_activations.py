@@ -283,7 +283,7 @@ def functionalize_activations(gm: GraphModule) -> PassResult:
     return PassResult(changed=editor.finish(), notes=tuple(walk.notes))
 
 
-@graph_pass(needs=(), gives=(), ends=(no_activation_writes,))
+@graph_pass(needs=(HAS_VALUES,), gives=(), ends=(no_activation_writes,))
 def restore_in_place(gm: GraphModule) -> PassResult:
     """Undo `functionalize_activations` for operators whose input is a fresh result of no other use.
 
