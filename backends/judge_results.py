@@ -55,7 +55,7 @@ quarter of the values differ. CEILING_DB alone is less than that for outputs of 
 mean square. A shift by a step, or rounding down in place of to the nearest, is above it."""
 
 FRESH_MARGIN_DB = 3.0
-"""The same for the calls behind the sample's: they are many, and each may be the one in 17."""
+"""The margin for the calls after the sample's: they are many, and each may be the one in 17."""
 
 _ELEMENTWISE: Overloads = (
     *(*VIEWS, *RELU, *RELU6, *HARDTANH, *CLAMP, *LEAKY_RELU, *SIGMOID, *TANH),

@@ -104,11 +104,11 @@ class Trials:
         return self._again(at, partial(run_with_rounding_noise, self.gm, draw=draw))
 
     def moved(self, at: int, draw: int) -> Results:
-        """The same with quantized integers moved by a step."""
+        """The results of a call with quantized integers moved by a step."""
         return self._again(at, partial(run_with_moved_steps, self.gm, draw=draw))
 
     def flipped(self, at: int, draw: int) -> Results:
-        """The same with flipped steps."""
+        """The results of a call with flipped steps."""
         return self._again(at, partial(run_with_flipped_steps, self.gm, draw=draw))
 
     def shifted(self, at: int, place: Node, by: float) -> Results:

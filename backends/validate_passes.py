@@ -126,7 +126,7 @@ class _Recorder(Interpreter):
 
 
 class _NoisyRecorder(NoisyInterpreter):
-    """The same with rounding noise."""
+    """Keeps every value of a run with rounding noise."""
 
     def __init__(self, gm: GraphModule, draw: int) -> None:
         super().__init__(gm, draw)

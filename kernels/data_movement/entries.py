@@ -35,7 +35,7 @@ ONE_SCALE = Constraint(text="the same qparams going in and out", holds=_has_one_
 
 
 def build(site: Site) -> Node:
-    """The same operator on the integers."""
+    """Build the operator on the integers."""
     anchor = site.match.anchor
     integers = {source: site.editor.now(source.args[0]) for source in _sources(site.match)}  # type: ignore[arg-type]  # dequantizes
     swap: Callable[[Node], Any] = lambda node: integers.get(node, node)  # noqa: E731  # typed as map_arg wants it

@@ -153,7 +153,7 @@ def launch_arguments(end: Epilogue) -> dict[str, Any]:
 
 
 def output_launch_arguments(end: Epilogue) -> dict[str, Any]:
-    """The same from the activation on, for kernels without bias and residual."""
+    """Launch arguments from the activation on, for kernels without bias and residual."""
     limits = (*end.limits, 0.0, 0.0)
     return {
         "act_low": limits[0],

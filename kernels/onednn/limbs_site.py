@@ -97,7 +97,7 @@ def row_limbs(site: Site, weight: Node, scale: Tensor) -> tuple[Node | None, ...
 def limb_operands(
     site: Site, first: tuple[Node, Tensor], second: tuple[Node, Tensor] | None
 ) -> tuple[Node | None, ...]:
-    """The same of packed limbs, high or only one first, each with its scales of rows."""
+    """The operands of packed limbs, the high or only one first, each with its scales of rows."""
     zeros = site.constant("weight_zero_point", torch.zeros(len(first[1]), dtype=torch.int32))
     shifts = site.constant("limb_shifts", limb_shifts(site.source.meta["val"].dim()))
     found = first[0], site.constant("weight_scale", first[1]), zeros, shifts

@@ -80,7 +80,7 @@ class Product:
         return 0 in self.x or 0 in self.weight
 
     def at(self, x: tuple[int, ...]) -> "Product":
-        """The same product of activations of another shape."""
+        """The product with activations of another shape."""
         return replace(self, x=x)
 
     @property

@@ -18,7 +18,7 @@ _LOOP = "from pt2e_quant.kernels.product_trial.run_here import {0}; {0}()"
 COMMAND = (sys.executable, "-c", _LOOP.format("serve"))
 """The child's command: products on its standard input, reports on its standard output."""
 TIME_COMMAND = (sys.executable, "-c", _LOOP.format("serve_times"))
-"""The same to time them: what is reported is `Times.text`."""
+"""The child's command to time products: it reports `Times.text`."""
 
 _START_S = 180.0
 """Importing torch takes seconds, on a busy machine many."""

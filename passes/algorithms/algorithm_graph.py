@@ -144,7 +144,7 @@ class AlgorithmGraph:
         return found
 
     def optional_constant(self, call: Node, name: str) -> "Constant | None":
-        """The same, None if the operator is called without this operand."""
+        """As `constant`; None if the operator is called without this operand."""
         return None if argument(call, name) is None else self.constant(call, name)
 
     def _is_tied(self, value: Tensor) -> bool:

@@ -271,7 +271,7 @@ def _input_errors(weight: Tensor, sizes: ChannelSizes, factors: Tensor) -> Tenso
 def _weight_errors(
     weight: Tensor, sizes: ChannelSizes, rounding: Rounding, factors: Tensor
 ) -> Tensor:
-    """The same from rounding the weight.
+    """Expected squared error per row of the output from rounding the weight, of each candidate.
 
     The greatest |weight * factor| of a row or group is its 8-norm, so that one product with a
     matrix does for all candidates.

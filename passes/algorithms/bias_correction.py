@@ -84,7 +84,7 @@ def _means(node: Node, pair: Pair) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyticBiasCorrection(Algorithm):
-    """The same without data, where a folded batch norm tells the mean of a layer's input.
+    """Bias correction without data, where a folded batch norm tells the mean of a layer's input.
 
     The input of channel j is relu(N(beta_j, gamma_j)), or relu6 of it, or the normal itself
     (section 4.2.1): its mean times the rounding error of the weight is the mean error.

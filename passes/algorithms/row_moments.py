@@ -49,7 +49,7 @@ class RowMoments:
         return 2 * (rows @ self.square - self.target)
 
     def of_rounding_alone(self, weight: Tensor) -> "RowMoments":
-        """The same where the output to be given is that of w on the quantized model's rows.
+        """The moments for the output of w on the quantized model's rows as the target.
 
         The least error to the float model's output shrinks weights where inputs are noisy, layer
         after layer: what chooses scales must not see that.

@@ -105,7 +105,7 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
 
 
 def logaddexp2(x: Tensor, y: Tensor) -> Tensor:
-    """The same to the base 2."""
+    """`logaddexp` to the base 2."""
     of_two = math.log(2.0)
     return logaddexp(x * of_two, y * of_two) / of_two
 

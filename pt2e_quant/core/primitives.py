@@ -174,7 +174,7 @@ _BODIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def _laid_out(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same in the layout that the fake kernel says."""
+    """A kernel whose result has the layout of the fake kernel's."""
 
     def contiguous(*args: Any, **named: Any) -> Any:
         made = run(*args, **named)

@@ -248,7 +248,7 @@ def quantize(x: Tensor, qp: QParams) -> Tensor:
 
 
 def _quantize_in_blocks(x: Tensor, qp: QParams, storage: torch.dtype) -> Tensor:
-    """The same, a block of rows at a time: six times as fast, as the block stays in the cache.
+    """Quantize a block of rows at a time: six times as fast, as the block stays in the cache.
 
     No float copy of the whole tensor is made either.
     """

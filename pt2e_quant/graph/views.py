@@ -163,7 +163,7 @@ def write_through(view: Node, whole: Node, new: Node, editor: Editor, *, before:
 
 
 def retaken(view: Node, source: Node, editor: Editor, *, before: Node) -> Node:
-    """The same view, taken of another value of its source."""
+    """A view taken again, of another value of its source."""
     if is_getitem(view):
         pieces: Any = view.args[0]
         again = editor.call(

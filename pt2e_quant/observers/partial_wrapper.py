@@ -21,11 +21,11 @@ class PartialWrapper:
         return repr(self.p) + repr(self.callable_args)
 
     def with_args(self, **kwargs: Any) -> "PartialWrapper":
-        """The same with further arguments given."""
+        """A constructor with further arguments given."""
         return PartialWrapper(partial(self, **kwargs))
 
     def with_callable_args(self, **kwargs: Callable[[], Any]) -> "PartialWrapper":
-        """The same with further arguments, each made by a call at construction."""
+        """A constructor with further arguments, each made by a call at construction."""
         wrapper = PartialWrapper(self.p)
         wrapper.callable_args = {**self.callable_args, **kwargs}
         return wrapper

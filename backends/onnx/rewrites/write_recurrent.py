@@ -74,7 +74,7 @@ def write_recurrent(graph: ir.Graph) -> int:
 
 
 def write_recurrent_portable(graph: ir.Graph) -> int:
-    """The same in operators of the standard alone, none of which multiplies integers."""
+    """As `write_recurrent`, in operators of the standard alone: none multiplies integers."""
     return _write(graph, is_portable=True)
 
 

@@ -112,7 +112,7 @@ def _fake_choose_scales(
 
 
 def _contiguous(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same in the layout that the fake kernel says, whatever the input's is."""
+    """A kernel whose result has the layout of the fake kernel's, whatever the input's is."""
 
     @wraps(run)
     def laid_out(*args: Any, **named: Any) -> Tensor:

@@ -70,7 +70,7 @@ class Addition(StrEnum):
     EXACT = "exact"
     """31-bit multipliers with one shift, one rounding, ties up."""
     MULTIPLIERS_OF_21_BITS = "multipliers_of_21_bits"
-    """The same with 21 bits, from float32 ratios rounded to even."""
+    """21-bit multipliers with one shift, from float32 ratios rounded to even."""
     FLOAT_RATIOS = "float_ratios"
     """float32: fma(x, x_ratio, fma(y, y_ratio, constant)), half to even, with the constant
     zero - fma(x_ratio, x_zero, y_ratio * y_zero), all int8 as uint8; 16 bits as REAL."""

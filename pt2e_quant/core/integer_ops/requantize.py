@@ -85,7 +85,7 @@ class Factor(Generic[Value]):
     values: tuple[Any, ...]
 
     def held(self, hold: Callable[[Tensor, str], Any]) -> "Factor[Any]":
-        """The same with its tensors made values; one number stays a number in float."""
+        """The factor with its tensors held as values; a single float factor stays a number."""
         names = ("multiplier", "shift") if self.kind.is_fixed else ("factor", "inverse")
         values = (
             value.item() if value.numel() == 1 and not self.kind.is_fixed else hold(value, name)

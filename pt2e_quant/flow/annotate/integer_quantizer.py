@@ -82,7 +82,7 @@ class IntegerQuantizer(Quantizer):
         self.weights: tuple[Any, Any] = MinMaxObserver, PerChannelMinMaxObserver
 
     def for_qat(self) -> "IntegerQuantizer":
-        """The same for training: fake-quantizes in the places of observers."""
+        """The quantizer for training: fake-quantizes in the places of observers."""
         made = copy.copy(self)
         if not makes_fake_quantize(self.activation.observer_or_fake_quant_ctr):
             ranges = QAT_OBSERVERS.activation

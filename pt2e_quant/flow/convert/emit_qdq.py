@@ -80,7 +80,7 @@ class Layout:
     names_dtype: bool = False
 
     def of(self, node: Node) -> Quantized:
-        """The same with the node of the integers."""
+        """The quantized value whose integers are at a node."""
         return Quantized(node, self.undo, self.arguments, self.names_dtype)
 
 

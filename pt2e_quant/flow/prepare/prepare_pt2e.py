@@ -85,8 +85,8 @@ QAT_PASSES: tuple[GraphPass, ...] = (
     functionalize_activations,
     vectors_as_rows,
 )
-"""The same for training: what would compute once from trained parameters, or let gradients
-through where the model stops them, is left; so are affines: another weight would train."""
+"""The passes for training. They leave out passes that compute from trained parameters once, that
+let gradients through where the model stops them, or that fold affines into other weights."""
 
 
 def prepare_pt2e(

@@ -99,7 +99,7 @@ class KeptInputs(Statistics):
         return self.calls.count > 0
 
     def scaled(self, factors: Tensor) -> Self:
-        """The same: an input of the graph stays what callers give."""
+        """A copy, not scaled: callers give the inputs of a graph."""
         return copy.copy(self)
 
 

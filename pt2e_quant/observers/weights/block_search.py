@@ -26,7 +26,7 @@ _BLOCK = 1 << 18
 _SHRINKS = torch.linspace(0.6, 1.2, 13).tolist()
 """Parts of the scale of the greatest magnitude that are tried."""
 _POWERS = (0.5, 1.0, 2.0)
-"""The same where only powers of two can be kept."""
+"""Parts of that scale that are tried where only powers of two can be kept."""
 
 _TINY = torch.finfo(torch.float32).tiny
 
