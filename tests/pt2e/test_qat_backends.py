@@ -6,7 +6,7 @@ from qat_nets import settled
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import AnnotationError, ConfigError, Pt2eQuantWarning
+from pt2e_quant.core.errors import AnnotationError, Pt2eQuantWarning
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.quantizer import ComposableQuantizer
 from pt2e_quant.flow.prepare.prepared import observers_of
@@ -16,7 +16,7 @@ from pt2e_quant.observers.static.moving_average import MovingAverageMinMaxObserv
 from pt2e_quant.observers.training.fake_quantize import disable_observer
 from pt2e_quant.observers.training.learnable_fake_quantize import LearnableFakeQuantize
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
-from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.observers.weights.weight_search import WeightSearch, search_qparams
 from pt2e_quant.pt2e.quantize_pt2e import prepare_qat_pt2e
 
 X = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -96,5 +96,47 @@ def test_observers_when_for_training_then_fake_quantizes_given_stay():
     )
     assert chosen.activation is learned
     assert chosen.weight is not MinMaxObserver
-    with pytest.raises(ConfigError, match="training does not do"):
-        for_training(ObserverChoice(search=WeightSearch.MSE))
+
+
+def test_weights_in_groups_when_trained_then_refused_by_what_they_are():
+    pytest.importorskip("onnxruntime")
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+    ep = torch.export.export(model, (torch.randn(4, 64),))
+    with pytest.raises(AnnotationError, match=r"(?s)weights in groups.*scale for each channel"):
+        pq.prepare_qat_pt2e(ep, pq.backends.get("onnx").quantizer("w4_g32"))
+
+
+@pytest.mark.parametrize("search", [WeightSearch.MSE, WeightSearch.HQQ])
+def test_searched_scales_when_trained_then_those_of_the_weights_until_observers_rest(search):
+    pytest.importorskip("executorch")
+    quantizer = pq.backends.get("xnnpack").quantizer("int8").with_search(search)
+    prepared = pq.prepare_qat_pt2e(program(), quantizer)
+    averaged = torch.optim.swa_utils.AveragedModel(prepared, use_buffers=True)
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.05)
+
+    def step():
+        optimizer.zero_grad()
+        prepared(X).square().mean().backward()
+        optimizer.step()
+        averaged.update_parameters(prepared)
+
+    step()
+    fake, weight = next(
+        (m, prepared.get_parameter(n.args[0].target))
+        for n, m in observers_of(prepared)
+        if n.args[0].op == "get_attr" and n.args[0].meta["val"].shape == (5, 8)
+    )
+    before = weight.detach().clone()
+    step()
+    expected, _ = search_qparams(
+        before, search, quant_min=fake.quant_min, quant_max=fake.quant_max, symmetric=True
+    )
+    assert torch.equal(fake.scale, expected)
+    prepared.apply(disable_observer)
+    step()
+    assert torch.equal(fake.scale, expected)
+    evaluated = prepared.eval()(X)
+    again = pq.prepare_qat_pt2e(program(), quantizer)
+    again.load_state_dict(prepared.state_dict())
+    assert torch.equal(again.eval()(X), evaluated)
+    assert torch.equal(pq.convert_pt2e(prepared)(X), evaluated)

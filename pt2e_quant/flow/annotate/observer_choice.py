@@ -39,12 +39,14 @@ class ObserverChoice:
         weight: for per-tensor constants.
         weight_per_channel: for per-channel constants.
         search: how the scales of groups are found, and of channels too unless it is MIN_MAX.
+        searched: for constants whose scales are searched for.
     """
 
     activation: Any = MinMaxObserver
     weight: Any = MinMaxObserver
     weight_per_channel: Any = PerChannelMinMaxObserver
     search: WeightSearch = WeightSearch.MIN_MAX
+    searched: Any = WeightObserver
 
     def spec(self, slot: Slot, scheme: TensorScheme) -> QuantizationSpecBase:
         """The spec of a slot that is not derived."""
@@ -97,22 +99,19 @@ class ObserverChoice:
             return PlaceholderObserver if scheme.is_dynamic else self.activation
         search = self._search_for(scheme)
         if isinstance(scheme.granularity, PerGroup):
-            return _searched(search, group_size=scheme.granularity.group_size)
+            group_size = scheme.granularity.group_size
+            return WeightObserver.with_args(search=search, group_size=group_size)
         if not isinstance(scheme.granularity, PerChannel):
             return self.weight
         if search is WeightSearch.MIN_MAX:
             return self.weight_per_channel
-        return _searched(search, ch_axis=scheme.granularity.axis)
+        return self.searched.with_args(search=search, ch_axis=scheme.granularity.axis)
 
     def _search_for(self, scheme: TensorScheme) -> WeightSearch:
         """How scales are found; min-max scales would round most ternary weights to 0."""
         low, high = scheme.range
         is_ternary = high - low <= 2 and self.search is WeightSearch.MIN_MAX
         return WeightSearch.MSE if is_ternary else self.search
-
-
-def _searched(search: WeightSearch, **layout: int) -> Any:
-    return WeightObserver.with_args(search=search, **layout)
 
 
 def is_plain(scheme: TensorScheme) -> bool:

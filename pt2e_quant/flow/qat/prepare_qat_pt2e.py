@@ -87,18 +87,21 @@ def _start_channels(prepared: GraphModule) -> None:
 def _check_trained(prepared: GraphModule, quantizer: str, strict: bool) -> None:
     """Refuse observers where fake-quantizes belong: such a graph would train in float."""
     left = [
-        node
+        (node, observer)
         for graph in prepared_graphs(prepared)
         for node, observer in observers_of(graph)
         if not is_fake_quantize(observer) and not _needs_none(observer)
     ]
     if not left:
         return
+    fix = "ask the quantizer for its configuration for training (is_qat=True)"
+    if any(getattr(observer, "group_size", None) is not None for _, observer in left):
+        fix = "weights in groups do not train: take a scheme with a scale for each channel"
     error = AnnotationError(
         f"{quantizer} asks for {len(left)} observers that quantize nothing in training: "
-        f"{', '.join(str(node.target) for node in left[:5])}",
-        node=left[0].all_input_nodes[0],
-        fix="ask the quantizer for its configuration for training (is_qat=True)",
+        f"{', '.join(str(node.target) for node, _ in left[:5])}",
+        node=left[0][0].all_input_nodes[0],
+        fix=fix,
     )
     if strict:
         raise error

@@ -4,7 +4,6 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.observers.static.moving_average import (
     MovingAverageMinMaxObserver,
@@ -12,7 +11,7 @@ from pt2e_quant.observers.static.moving_average import (
 )
 from pt2e_quant.observers.training.fake_quantize import FakeQuantize
 from pt2e_quant.observers.training.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
-from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.observers.weights.weight import WeightObserver
 
 QAT_OBSERVERS = ObserverChoice(
     activation=FusedMovingAvgObsFakeQuantize.with_args(observer=MovingAverageMinMaxObserver),
@@ -22,6 +21,7 @@ QAT_OBSERVERS = ObserverChoice(
     weight_per_channel=FakeQuantize.with_args(
         observer=MovingAveragePerChannelMinMaxObserver, averaging_constant=1.0
     ),
+    searched=FakeQuantize.with_args(observer=WeightObserver),
 )
 """The fake-quantizes for quantizers that name only observers of calibration."""
 
@@ -29,20 +29,14 @@ QAT_OBSERVERS = ObserverChoice(
 def for_training(observers: ObserverChoice) -> ObserverChoice:
     """The same choice with fake-quantizes in the place of observers; those that are stay.
 
-    Raises:
-        ConfigError: scales are to be searched for, which training does not do.
+    Scales that are searched for are searched for in each step until observers rest.
     """
-    if observers.search is not WeightSearch.MIN_MAX:
-        raise ConfigError(
-            f"weights' scales are to be found by {observers.search}, which training does not do",
-            fix="train with a recipe of min-max weights, or with LearnableFakeQuantize",
-        )
     chosen = {
         name: kept
         for name in ("activation", "weight", "weight_per_channel")
         if makes_fake_quantize(kept := getattr(observers, name))
     }
-    return replace(QAT_OBSERVERS, **chosen)
+    return replace(QAT_OBSERVERS, search=observers.search, **chosen)
 
 
 def makes_fake_quantize(constructor: Any) -> bool:

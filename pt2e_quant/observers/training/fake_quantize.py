@@ -26,6 +26,10 @@ _SHOWN = (
 """The attributes of a fake-quantize that its repr shows, where it has them."""
 
 
+_UNSEEN = {"min_val": torch.inf, "max_val": -torch.inf, "scale": 1.0, "zero_point": 0}
+"""What an observer's statistics hold for channels without data."""
+
+
 class FakeQuantizeBase(ABC, nn.Module):
     """A module that observes its input and gives back what quantization leaves of it."""
 
@@ -135,8 +139,8 @@ class FakeQuantize(FakeQuantizeBase):
         Copies that average, compiled graphs and other ranks then agree from the start.
         """
         observer = self.activation_post_process
-        for name, value in (("min_val", torch.inf), ("max_val", -torch.inf)):
-            if getattr(observer, name).numel() == 0:
+        for name, value in _UNSEEN.items():
+            if getattr(observer, name, self.scale).numel() == 0:
                 getattr(observer, name).resize_(channels).fill_(value)
         self.scale.resize_(channels).fill_(1.0)
         self.zero_point.resize_(channels).zero_()

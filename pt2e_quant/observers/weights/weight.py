@@ -69,8 +69,7 @@ class WeightObserver(UniformQuantizationObserverBase):
             return x_orig
         rows = self._rows(x)
         low, high = (end.to(torch.float32) for end in (rows.amin(1), rows.amax(1)))
-        # Assignment by attribute takes as long as finding the range of a small weight.
-        self._buffers.update(min_val=low, max_val=high)
+        self._keep(min_val=low, max_val=high)
         self.check_finite()
         how = {"quant_min": self.quant_min, "quant_max": self.quant_max}
         if self.search is WeightSearch.MIN_MAX:  # the range is known
@@ -79,8 +78,17 @@ class WeightObserver(UniformQuantizationObserverBase):
             found = search_qparams(rows, self.search, symmetric=self.is_symmetric, **how)
         scale, zero_point = found
         shape = (x.shape[0], -1) if self.group_size is not None else (-1,)
-        self._buffers.update(scale=scale.reshape(shape), zero_point=zero_point.reshape(shape))
+        self._keep(scale=scale.reshape(shape), zero_point=zero_point.reshape(shape))
         return x_orig
+
+    def _keep(self, **found: Tensor) -> None:
+        """Set buffers; those that have their size already stay the same tensors, for training."""
+        for name, value in found.items():
+            held = self._buffers[name]
+            if held is not None and held.shape == value.shape:
+                held.copy_(value)
+            else:  # assignment by attribute takes as long as finding the range of a small weight
+                self._buffers[name] = value
 
     def _rows(self, x: Tensor) -> Tensor:
         """The weight as a matrix with a row for each scale."""

@@ -26,6 +26,7 @@ from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, is_qdq
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.flow.calibrate.sample import sqnr_db
+from pt2e_quant.observers.training.fake_quantize import disable_observer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -221,21 +222,28 @@ def test_uint16_when_a_scheme_asks_for_it_then_affine_and_run() -> None:
     assert sqnr_db(gm(test), artifact.run(test)) > 70
 
 
-def test_training_when_recipe_has_16_bits_then_fake_quantizes_to_them() -> None:
+@pytest.mark.parametrize("numerics", ["fake_quant", "integer"])
+@pytest.mark.parametrize("recipe", ["a16w8", "a16w4"])
+def test_training_when_recipe_has_16_bits_then_fake_quantizes_to_them(
+    recipe: str, numerics: str
+) -> None:
     torch.manual_seed(0)
     ep = torch.export.export(Residual(), (batch_of("cnn", 4, 0),), dynamic_shapes=({0: BATCH},))
-    prepared = pq.prepare_qat_pt2e(ep, BACKEND.quantizer("a16w8"))
+    prepared = pq.prepare_qat_pt2e(ep, BACKEND.quantizer(recipe), numerics=numerics)
     optimizer = torch.optim.SGD(prepared.parameters(), 1e-2)
+    before = {name: value.clone() for name, value in prepared.named_parameters()}
     for seed in range(3):
         loss = prepared(batch_of("cnn", 8, seed)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    assert not any(torch.equal(before[n], value) for n, value in prepared.named_parameters())
     test = batch_of("cnn", 5, 5)
-    prepared.eval()
+    prepared.eval().apply(disable_observer)
     trained = prepared(test)
     gm = pq.convert_pt2e(prepared)
-    assert torch.equal(trained, gm(test))
+    converted = pq.integer_reference(deepcopy(gm)) if numerics == "integer" else gm
+    assert torch.equal(trained, converted(test))
     assert sqnr_db(gm(test), BACKEND.lower(gm).run(test)) > 70
 
 
