@@ -1,6 +1,6 @@
 """Compare an artifact with the integer reference, value by value and in steps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +9,18 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.backends.cut_graph import cut_behind, values_to_compare
+from pt2e_quant.backends.cut_graph import cut_behind, values_to_compare, with_values
 from pt2e_quant.backends.registry import get, names
+from pt2e_quant.backends.run_time_codes import Probe, probe, run_time_inputs
 from pt2e_quant.backends.sample_run import copied_leaves, run_graph
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.leave_slower import IN_FLOAT
 from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.integer_ops.profiles import Profile, profile_named
-from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, read_qparams
+from pt2e_quant.core.qdq import is_dequantize, read_qparams
 from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.recurrent_ops import RecurrentLayer
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch
 from pt2e_quant.flow.calibrate.sample import Sample
 from pt2e_quant.flow.convert.integer_reference import integer_reference
@@ -36,12 +38,15 @@ class NodeParity:
         operator: as "aten.conv2d".
         share_equal: of its values, 0 to 1.
         most_steps: the largest difference, in integers.
+        is_run_time: its scale is chosen at run time: a runtime hands out no such integers, and
+            they are read off the product behind them.
     """
 
     node: str
     operator: str
     share_equal: float
     most_steps: float
+    is_run_time: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +60,15 @@ class Parity:
             round the same graph. Sums of floats depend on their order, so that a result near a tie
             may be a step apart, and what reads it more.
         slower: those of them that are float because that is faster.
+        not_compared: operators whose integers cannot be read, and why: what makes a tensor with a
+            scale of run time that no product alone reads, and recurrent layers.
     """
 
     profile: str
     nodes: tuple[NodeParity, ...]
     floats: tuple[str, ...] = ()
     slower: tuple[str, ...] = ()
+    not_compared: tuple[tuple[str, str], ...] = ()
 
     @property
     def table(self) -> tuple[NodeParity, ...]:
@@ -81,6 +89,7 @@ class Parity:
         """The table."""
         lines = [
             f"{n.node:32} {n.operator:24} {n.share_equal:8.3%} {n.most_steps:6g}"
+            + ("  scale of run time" if n.is_run_time else "")
             for n in self.nodes
         ]
         title = f"against the integer reference, profile {self.profile}"
@@ -90,6 +99,7 @@ class Parity:
         if self.slower:
             lines.append(f"likewise, because that is faster: {', '.join(self.slower)}")
             lines.append("lower(..., allow_slower=True) computes them in integers")
+        lines += [f"not compared: {name}, {reason}" for name, reason in self.not_compared]
         return "\n".join([title, f"{'node':32} {'operator':24} {'equal':>8} {'steps':>6}", *lines])
 
 
@@ -137,7 +147,10 @@ def verify_parity(
     rounding = profile_named(profile or _PROFILES.get(backend.name, "default"))
     found = [node for node in values_to_compare(quantized) if is_dequantize(node)]
     # Of the dequantizes of one tensor, the last one: a result may be it.
-    values = list({node.args[0]: node for node in found}.values())
+    static = set({node.args[0]: node for node in found}.values())
+    at_run_time = run_time_inputs(quantized)
+    readable = set({n.args[0]: n for n, why in at_run_time.items() if why is None}.values())
+    values = [node for node in quantized.graph.nodes if node in static or node in readable]
     capture = capture_of(quantized)
     calls = [
         Sample.keep(bind_batch(capture, batch, inputs, call="verify_parity"), None)
@@ -146,36 +159,55 @@ def verify_parity(
     if not calls:
         raise ConfigError("parity needs at least one batch", fix="give calibration batches")
     if not values:
-        raise _nothing_static(quantized)
+        raise _nothing_to_compare(at_run_time)
     chosen = _spread(values, most_nodes)
     slower = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
     floats = artifact.float_operators(quantized)
     returned = quantized.graph.output_node().all_input_nodes
     compared = []
     for value in chosen:
-        part = cut_behind(quantized, value.name)
+        ending = probe(quantized, value) if value in readable else None
+        part = cut_behind(quantized, value.name) if ending is None else ending.gm
         whole = returned == [value]
         if not slower:
             part.meta[ALLOWED_KEY] = {*part.meta.get(ALLOWED_KEY, ()), SLOWER}
         lowered = artifact if whole else backend.lower(part, verify=False, strict=False)
-        compared.append(_compare(value, part, lowered, calls, rounding))
+        compared.append(_compare(value, part, ending, lowered, calls, rounding))
     between = (n for n in quantized.graph.nodes if n.name in floats and reads_integers(n))
     return Parity(
         profile=rounding.name,
         nodes=tuple(compared),
         floats=tuple(n.name for n in between),
         slower=slower,
+        not_compared=_left_out(quantized, at_run_time, readable),
     )
 
 
-def _nothing_static(quantized: GraphModule) -> ConfigError:
+def _left_out(
+    gm: GraphModule, at_run_time: Mapping[Node, str | None], readable: set[Node]
+) -> tuple[tuple[str, str], ...]:
+    read = {node.args[0] for node in readable}
+    found = {
+        node.args[0]: (_maker(node).name, why)
+        for node, why in at_run_time.items()
+        if why is not None and node.args[0] not in read
+    }
+    inside = "it rounds its input and its states inside"
+    layers = [(node.name, inside) for node in gm.graph.nodes if node.target is RecurrentLayer]
+    return (*found.values(), *layers)
+
+
+def _nothing_to_compare(at_run_time: Mapping[Node, str | None]) -> ConfigError:
     """Why a graph has no tensor of integers that could be compared."""
-    words = "parity is of activations with constant scales, and this graph has none"
-    if not any(node.target in CHOOSE_QPARAMS_OPS for node in quantized.graph.nodes):
-        return ConfigError(words, fix="a static recipe: its activations are integers")
+    if not at_run_time:
+        return ConfigError(
+            "parity is of quantized activations, and this graph has none",
+            fix="a static or dynamic recipe: its activations are integers",
+        )
+    node, reason = next(iter(at_run_time.items()))
     return ConfigError(
-        f"{words}: it chooses scales at run time, as static recipes do for linears where that is "
-        "as fast",
+        "parity cannot read the integers of this graph: their scales are chosen at run time, and "
+        f"of {_maker(node).name} {reason}",
         fix='quantizer.remove_algorithm("run_time_scales") before prepare keeps calibrated scales',
     )
 
@@ -202,28 +234,38 @@ def _spread(values: list[Node], most: int) -> list[Node]:
 def _compare(
     value: Node,
     part: GraphModule,
+    ending: Probe | None,
     lowered: Artifact,
     calls: list[Sample],
     profile: Profile,
 ) -> NodeParity:
-    scale = read_qparams(part, value).scale_float
     floats = lowered.float_operators(part)
-    reference = integer_reference(copy_graph(part), profile, floats=floats)
-    reference.meta = dict(part.meta)
+    known, places = (part, [0]) if ending is None else with_values(part, [ending.scale])
+    reference = integer_reference(copy_graph(known), profile, floats=floats)
+    reference.meta = dict(known.meta)
+    step = read_qparams(part, value).scale.double() if ending is None else ending.steps.double()
     differences = []
     for sample in calls:
         found: Tensor = lowered.run_leaves(copied_leaves(sample.leaves))[0]
-        (expected,) = run_graph(reference, sample)
-        steps = (found.double() - expected.double()) / scale
+        results = run_graph(reference, sample)
+        scale = step if ending is None else step * results[places[0]]
+        steps = (found.double() - results[0].double()) / scale
         differences.append(steps.round().abs().flatten())
     steps = torch.cat(differences)
-    source = value.args[0]
-    assert isinstance(source, Node)
-    made = source.args[0]
-    assert isinstance(made, Node)
+    made = _maker(value)
     return NodeParity(
         node=made.name,
         operator=operator_name(made) if made.op == "call_function" else made.op,
         share_equal=float((steps == 0).double().mean()),
         most_steps=float(steps.max()),
+        is_run_time=ending is not None,
     )
+
+
+def _maker(dequantized: Node) -> Node:
+    """The node whose value is quantized."""
+    source = dequantized.args[0]
+    assert isinstance(source, Node)
+    made = source.args[0]
+    assert isinstance(made, Node)
+    return made

@@ -136,15 +136,75 @@ def test_parity_when_16_bits_stand_behind_floats_then_at_most_a_step_apart():
     assert min(row.share_equal for row in found.nodes) >= 0.99
 
 
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [("int8_dynamic", r"(?s)at run time.*remove_algorithm"), ("w8", "(?s)has none.*static recipe")],
-)
-def test_parity_when_no_activation_has_constant_scales_then_says_why(recipe, message):
+def test_parity_when_weights_alone_are_integers_then_says_so():
     pytest.importorskip("executorch")
     torch.manual_seed(0)
     x = torch.randn(4, 64)
     model = nn.Linear(64, 64).eval()
-    artifact = pq.quantize(model, (x,), backend="xnnpack", recipe=recipe, progress=False)
-    with pytest.raises(ConfigError, match=message):
+    artifact = pq.quantize(model, (x,), backend="xnnpack", recipe="w8", progress=False)
+    with pytest.raises(ConfigError, match=r"(?s)this graph has none.*dynamic recipe"):
         pq.verify_parity(artifact, [x])
+
+
+@pytest.mark.parametrize(
+    ("backend", "recipe"),
+    [
+        *(("xnnpack", "int8_dynamic"), ("xnnpack", "a8w4_g32"), ("xnnpack", "int8")),
+        *(("onnx", "int8_dynamic"), ("onnx", "int8_dynamic_per_tensor"), ("cpu", "int8_dynamic")),
+    ],
+)
+def test_parity_when_scales_are_of_run_time_then_their_integers_are_compared(backend, recipe):
+    package = {"xnnpack": "executorch", "onnx": "onnxruntime"}.get(backend)
+    if package:
+        pytest.importorskip(package)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 32)).eval()
+    batches = [torch.randn(16, 64) for _ in range(6)]
+    data = batches if recipe == "int8" else None
+    artifact = pq.quantize(
+        model, (batches[0],), backend=backend, recipe=recipe, calibration_data=data, progress=False
+    )
+    found = pq.verify_parity(artifact, batches)
+    assert [(row.node, row.is_run_time) for row in found.table] == [
+        ("input_1", True),
+        ("gelu", True),
+    ]
+    assert found.share_equal >= 0.999
+    assert found.most_steps <= 1
+    assert "scale of run time" in str(found)
+
+
+def test_parity_when_a_kernel_rounds_rows_in_its_own_way_then_the_table_tells():
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    x = torch.randn(16, 64)
+    model = nn.Linear(64, 48).eval()
+    artifact = pq.quantize(model, (x,), backend="onnx", recipe="a8w4", progress=False)
+    found = pq.verify_parity(artifact, [x])  # blocks of a row, symmetric
+    assert found.share_equal < 0.95
+    assert 1 <= found.most_steps < 10
+
+
+class Tagger(nn.Module):
+    """An LSTM and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(32, 48, batch_first=True), nn.Linear(48, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0])
+
+
+def test_parity_when_a_layer_rounds_inside_then_named_as_not_compared():
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 32)
+    artifact = pq.quantize(
+        Tagger().eval(), (x,), backend="onnx", recipe="int8_dynamic", progress=False
+    )
+    found = pq.verify_parity(artifact, [x])
+    ((name, reason),) = found.not_compared
+    assert "inside" in reason
+    assert f"not compared: {name}, {reason}" in str(found)
+    assert found.most_steps <= 1
