@@ -25,6 +25,7 @@ from pt2e_quant.core.integer_ops.profiles import (
     Profile,
     Quantization,
     Requantization,
+    RowQuantization,
 )
 from pt2e_quant.core.integer_ops.quantize import quantize
 from pt2e_quant.core.integer_ops.requantize import output_range
@@ -371,6 +372,7 @@ _KINDS = {
     "multiplication": Requantization,
     "quantization": Quantization,
     "functions": Functions,
+    "rows": RowQuantization,
 }
 
 

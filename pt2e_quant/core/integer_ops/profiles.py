@@ -54,6 +54,20 @@ class Quantization(StrEnum):
     """half_even(x / scale) + zero, in float32."""
 
 
+class RowQuantization(StrEnum):
+    """How a row of float values gets a scale of run time and becomes int8.
+
+    The range [min, max] of a row is widened to hold 0.
+    """
+
+    DOUBLE = "double"
+    """half_even(x * (1 / s) + zero) in float64 with s = (max - min) / 255, as PyTorch has it."""
+    INVERSE_OF_INVERSE = "inverse_of_inverse"
+    """half_even(x * (1 / s)) + zero with s = 1 / (255 / (max - min)), each step in float32."""
+    DIVIDED = "divided"
+    """half_even(x / s) + zero with s = (max - min) * (1 / 255), each step in float32."""
+
+
 class Functions(StrEnum):
     """Who computes the entries of tables in float32."""
 
@@ -120,6 +134,7 @@ class Profile:
         multiplication: of products of two tensors, element by element; None: as requantization.
         quantization: of real values: inputs, entries of tables.
         functions: that tables are made of.
+        rows: of real values with a scale of run time for each row.
 
     Raises:
         ConfigError: multipliers have other bits, or a real bias has no real result to be added to.
@@ -135,6 +150,7 @@ class Profile:
     multiplication: Requantization | None = None
     quantization: Quantization = Quantization.INVERSE
     functions: Functions = Functions.TORCH
+    rows: RowQuantization = RowQuantization.DOUBLE
 
     def __post_init__(self) -> None:
         if not 1 <= self.multiplier_bits <= 31:
@@ -165,8 +181,11 @@ _ALL = (
         source="XNNPACK src/microparams-init.c (xnn_init_qs8_qc8w_conv_minmax_fp32_scalar_params, "
         "xnn_init_qs8_add_minmax_scalar_params), src/qs8-requantization/fp32-scalar-lrintf.c and "
         "fp32-scalar-fmagic.c; "
-        "ExecuTorch backends/xnnpack/operators/quant_params.py (from_bias)",
+        "ExecuTorch backends/xnnpack/operators/quant_params.py (from_bias); "
+        "src/xnnpack/quantization.h (xnn_f32_qd8_asymmetric_quantization_params), "
+        "src/operator-run.c (xnn_compute_f32_qd8_convert)",
         bias=Bias.FLOAT32,
+        rows=RowQuantization.INVERSE_OF_INVERSE,
     ),
     Profile(
         name="onnxruntime_x86",
@@ -177,10 +196,12 @@ _ALL = (
         "MlasQuantizeLinear), qlmul.cpp (MlasQLinearMulVectorS16), "
         "intrinsics/avx2/qladd_avx2.cpp (MlasQLinearAddKernelAvx2Helper), logistic.cpp, "
         "tanh.cpp; contrib_ops/cpu/quantization/qlinear_softmax.cc; that its compiler fuses "
-        "the first product of the add's constant was measured",
+        "the first product of the add's constant was measured; rows: this package, "
+        "backends/onnx/rewrites/expand_per_token.py (choose_rows)",
         multiplication=Requantization.FLOAT32_WITH_ZERO,
         quantization=Quantization.DIVIDED,
         functions=Functions.MLAS,
+        rows=RowQuantization.DIVIDED,
     ),
     Profile(
         name="onednn",

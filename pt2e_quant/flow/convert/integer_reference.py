@@ -21,6 +21,7 @@ from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
 from pt2e_quant.passes.reference.decompose_qdq import decompose_qdq
 from pt2e_quant.passes.reference.forms.site import Arithmetic
+from pt2e_quant.passes.reference.round_rows import round_rows
 from pt2e_quant.passes.reference.write_integers import write_integers
 
 REFERENCE_OF_KEY = "reference_of"
@@ -91,7 +92,8 @@ def _passes(arithmetic: Arithmetic, floats: Set[str]) -> tuple[GraphPass, ...]:
     """The passes from canonical form to reference form, in order."""
     integers = write_integers(arithmetic, floats)
     written = decompose_qdq(arithmetic.profile.quantization)
-    return duplicate_dequantize, integers, written, drop_dead_constants
+    rows = round_rows(arithmetic.profile.rows)
+    return duplicate_dequantize, integers, rows, written, drop_dead_constants
 
 
 def refuse_gradients(gm: GraphModule) -> None:
