@@ -146,7 +146,8 @@ def insert_integer_forwards(gm: GraphModule) -> list[IntegerForward]:
     caller recompiles.
     """
     regions = find_regions(reference_template(gm))
-    provenance_of(gm).notes += _float_operators(gm, {region.name for region in regions})
+    known = {name for region in regions for name in (region.name, *region.covers)}
+    provenance_of(gm).notes += _float_operators(gm, known)
     if not any(region.has_form for region in regions):
         return []
     # By name: a node that stands behind another takes its place for all who read it.

@@ -31,7 +31,6 @@ from pt2e_quant.core.integer_ops.quantize import quantize
 from pt2e_quant.core.integer_ops.requantize import output_range
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.core.qparams import QParams
-from pt2e_quant.graph.ops import arguments
 from pt2e_quant.passes.reference.forms.registry import FORMS, REQUANTIZE
 from pt2e_quant.passes.reference.forms.site import (
     DEFAULT_ARITHMETIC,
@@ -43,7 +42,7 @@ from pt2e_quant.passes.reference.forms.site import (
     Overflow,
     Site,
 )
-from pt2e_quant.passes.reference.read_sites import FoundSite, find_sites
+from pt2e_quant.passes.reference.read_sites import FoundSite, arguments_of, find_sites
 from pt2e_quant.passes.reference.reference_template import ReferenceTemplate, TrainedTensor
 
 _FORMS = {form.name: form for form in (*FORMS, REQUANTIZE)}
@@ -63,6 +62,7 @@ class FoundRegion:
         norms: targets of the batch norms that are folded into it.
         rounded: for each of the others, the target of what convert rounds it by, None if nothing.
         behind_dropout: whether it reads a dropout, which it has integers for in inference only.
+        covers: the operators that it computes: its own, a clamp behind, a sum with a mask in front.
     """
 
     name: str
@@ -74,6 +74,7 @@ class FoundRegion:
     norms: tuple[str, ...]
     rounded: tuple[str | None, ...]
     behind_dropout: bool
+    covers: frozenset[str] = frozenset()
 
 
 def find_regions(template: ReferenceTemplate) -> list[FoundRegion]:
@@ -106,7 +107,7 @@ class _Writer:
     def region(self, site: FoundSite) -> FoundRegion | None:
         """The region, None if it reads what training cannot hand to it."""
         template = self.template
-        given = {"self": site.op} if site.form is REQUANTIZE else arguments(site.op)
+        given = {"self": site.op} if site.form is REQUANTIZE else arguments_of(site.op)
         try:
             written = {name: self._written(value) for name, value in given.items()}
         except _NoRegionError:
@@ -125,7 +126,9 @@ class _Writer:
         name = end if site.form is REQUANTIZE else site.op.name
         found = self.written(name, row, end, output, norms)
         nodes = (*site.covered, site.anchor)
-        return replace(found, behind_dropout=not template.behind_dropout.isdisjoint(nodes))
+        drops = not template.behind_dropout.isdisjoint(nodes)
+        covers = frozenset(template.sources[n] for n in nodes if n in template.sources)
+        return replace(found, behind_dropout=drops, covers=covers)
 
     def written(
         self,

@@ -68,10 +68,11 @@ class FoundSite:
     def covered(self) -> list[Node]:
         """The nodes that may be left without a reader."""
         nodes = [n for n in (self.activation, self.op) if n is not None]
-        masked = masked_scores(self.op)
+        masked, gated = masked_scores(self.op), gated_values(self.op)
         if masked is not None:
             nodes.append(masked.sum)
         found = [*nodes, *(i for n in nodes for i in n.all_input_nodes if is_dequantize(i))]
+        found += [] if gated is None else [gated.cast]
         return found if masked is None else [*found, *_additive(masked.mask)]
 
     @property
@@ -106,6 +107,59 @@ def masked_scores(node: Node) -> MaskedScores | None:
         if isinstance(scores, Node) and isinstance(mask, Node) and is_dequantize(scores):
             return None if is_dequantize(mask) else MaskedScores(total, scores, mask)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedValues:
+    """What a product with booleans reads.
+
+    Attributes:
+        values: the dequantize.
+        cast: of the booleans to float.
+        gate: the booleans.
+    """
+
+    values: Node
+    cast: Node
+    gate: Node
+
+
+def gated_values(node: Node) -> GatedValues | None:
+    """The integers and the booleans that a product reads, None if it reads something else."""
+    if not is_call(node, MUL):
+        return None
+    first, second = (arguments(node)[name] for name in ("self", "other"))
+    for values, gate in ((first, second), (second, first)):
+        if not isinstance(values, Node) or not isinstance(gate, Node) or not is_dequantize(values):
+            continue
+        source = cast_booleans(gate)
+        if source is not None:
+            return GatedValues(values, gate, source)
+    return None
+
+
+def cast_booleans(node: Node) -> Node | None:
+    """The booleans that a node is a cast of, None if it is no such cast."""
+    source = node.args[0] if is_call(node, CASTS) else None
+    is_bool = isinstance(source, Node) and source.meta["val"].dtype is torch.bool
+    return source if is_bool else None  # type: ignore[return-value]  # a node, see above
+
+
+def arguments_of(op: Node) -> dict[str, Any]:
+    """The arguments of an operator as its form takes them.
+
+    A softmax reads the scores in front of the sum with a mask, and the mask by itself: the booleans
+    that it is made of, if it is. A product with booleans reads these.
+    """
+    given = arguments(op)
+    masked, gated = masked_scores(op), gated_values(op)
+    if masked is not None:
+        made = _additive(masked.mask)
+        mask = made[-1].args[0] if made else masked.mask
+        given |= {"self": masked.scores, "mask": mask}
+    if gated is not None:
+        given |= {"self": gated.values, "other": gated.gate}
+    return given
 
 
 def _additive(mask: Node) -> list[Node]:
@@ -194,10 +248,7 @@ class Reader:
         if found.form is REQUANTIZE:
             given: dict[str, Any] = {"self": self.operand(op)}
         else:
-            given = {name: self._value(value) for name, value in arguments(op).items()}
-            masked = masked_scores(op)
-            if masked is not None:
-                given |= {"self": self._dequantized(masked.scores), "mask": self._mask(masked.mask)}
+            given = {name: self._value(value) for name, value in arguments_of(op).items()}
         like = found.activation or op
 
         def hold(values: Tensor, what: str) -> Node:
@@ -238,11 +289,6 @@ class Reader:
             return self._dequantized(value)
         held = constant_of(self.gm, value) if value in self.constants else None
         return value if held is None else held
-
-    def _mask(self, mask: Node) -> Any:
-        """A constant; the booleans that an additive mask is made of; else the mask itself."""
-        made = _additive(mask)
-        return made[-1].args[0] if made else self._value(mask)
 
     def _dequantized(self, node: Node) -> Any:
         source = node.args[0]

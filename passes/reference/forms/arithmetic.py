@@ -22,12 +22,14 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.qparams import quantize as quantize_values
 from pt2e_quant.graph.ops import ADD, DIV, MUL, SUB, aten
 from pt2e_quant.passes.reference.forms.functions import looked_up, sigmoid_of, table
+from pt2e_quant.passes.reference.forms.moves import rescaled
 from pt2e_quant.passes.reference.forms.site import (
     Declined,
     IntegerForm,
     Operand,
     Output,
     Site,
+    is_boolean,
 )
 
 _INT32 = (1 << 31) - 1
@@ -150,7 +152,18 @@ def _multiply(site: Site[Any]) -> Any:
     """The product of both differences, then one factor of both scales."""
     if _is_of_one_tensor(site):
         return table(site)
+    if is_boolean(site.arguments["other"]):
+        return _where_true(site, site.arguments["other"])
     return _product(site, *_pair(site))
+
+
+def _where_true(site: Site[Any], gate: Any) -> Any:
+    """A product with booleans: the integers at the output's scale, and 0.0 where they are false."""
+    x, output = site.operand("self"), site.required_output()
+    kept, out = rescaled(site, x, x.value, output), output.range
+    nothing = min(max(out.zero_point, out.low), out.high)
+    zero = site.call(aten.full_like.default, kept, nothing)
+    return site.call(aten.where.self, gate, kept, zero)
 
 
 def _product(site: Site[Any], x: Operand[Any], y: Operand[Any]) -> Any:

@@ -44,6 +44,7 @@ from pt2e_quant.passes.reference.forms.site import (
     Operand,
     Output,
     Site,
+    is_boolean,
 )
 
 _MLAS: dict[Any, Callable[[Tensor], Tensor]] = {
@@ -156,10 +157,10 @@ def _softmax_scale(site: Site[Any], x: Operand[Any], output: Output) -> float:
 
 def _seen(site: Site[Any], x: Operand[Any], mask: Any) -> Any:
     """Which scores an additive mask leaves: booleans of run time, or a constant's zeros."""
-    if not isinstance(mask, Tensor):
-        if mask.meta["val"].dtype is not torch.bool:
-            raise Declined("it adds values of run time that may be no mask")
+    if is_boolean(mask):
         return mask
+    if not isinstance(mask, Tensor):
+        raise Declined("it adds values of run time that may be no mask")
     # So low that softmax gives 0 wherever another score is seen.
     low = -(2 * x.reach * x.qparams.scale_float + _VANISHES)
     seen = mask == 0

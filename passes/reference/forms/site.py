@@ -185,6 +185,12 @@ class Site(Generic[Value]):
         return values.item() if values.numel() == 1 else self.hold(values, name)
 
 
+def is_boolean(value: Any) -> bool:
+    """Whether an argument of a site is a tensor of booleans, or the node of one."""
+    like = value if isinstance(value, Tensor) else getattr(value, "meta", {}).get("val")
+    return isinstance(like, Tensor) and like.dtype is torch.bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntegerForm:
     """The definition of float operators in integers.

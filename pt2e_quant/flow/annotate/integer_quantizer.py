@@ -22,7 +22,15 @@ from pt2e_quant.flow.annotate.quantizer import Quantizer
 from pt2e_quant.flow.qat.train_ranges import QAT_OBSERVERS, makes_fake_quantize
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import operator_name
-from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, arguments, is_call, is_getitem
+from pt2e_quant.graph.ops import (
+    CONV,
+    CONV_TRANSPOSE,
+    LINEAR,
+    MUL,
+    arguments,
+    is_call,
+    is_getitem,
+)
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
@@ -31,6 +39,7 @@ from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as
 from pt2e_quant.passes.reference.forms.moves import CLAMPS, MOVE_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.registry import form_of
+from pt2e_quant.passes.reference.read_sites import cast_booleans
 
 _DTYPES = {4: torch.int8, 8: torch.int8, 16: torch.int16}
 _WEIGHT_BITS = range(2, 9)
@@ -110,7 +119,7 @@ class IntegerQuantizer(Quantizer):
                     floats.append(_float_record(node))
                 continue
             inputs: dict[Node, QuantizationSpecBase | None] = {}
-            for source in [] if _clamped(node) else node.all_input_nodes:
+            for source in [] if _clamped(node) else _quantized_inputs(node):
                 is_fixed = source in constants
                 is_wide = source in stream and _keeps_stream(node)
                 read = self.residual if is_wide else self.activation
@@ -194,6 +203,14 @@ def _residual_stream(graph: Graph, constants: Set[Node]) -> set[Node]:
 def _read(node: Node) -> list[Node]:
     """The data inputs of an operator: of a norm the first, otherwise all."""
     return node.all_input_nodes[:1] if _form_name(node) in _NORMS else node.all_input_nodes
+
+
+def _quantized_inputs(node: Node) -> list[Node]:
+    """The inputs of an operator, without the booleans that a product multiplies by."""
+    gates = [n for n in node.all_input_nodes if is_call(node, MUL) and cast_booleans(n) is not None]
+    if len(gates) == len(node.all_input_nodes):
+        return node.all_input_nodes
+    return [n for n in node.all_input_nodes if n not in gates]
 
 
 def _keeps_stream(node: Node) -> bool:

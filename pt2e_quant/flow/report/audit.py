@@ -127,14 +127,16 @@ def refuse_float_operators(gm: GraphModule) -> None:
 def refuse_left_float(gm: GraphModule) -> None:
     """Refuse a prepared graph with operators left float, or without an integer form.
 
-    What only moves data is judged by convert, which sees what it stands between.
+    What only moves data, and what is made of booleans or integers alone (masks, positions), is
+    judged by convert, which sees what it stands between.
 
     Raises:
         UnsupportedError: naming the first such operator and its remedy.
     """
     left = {record.node: record for record in provenance_of(gm).floats}
+    from_integers = _made_of_integers(gm)
     for node in gm.graph.nodes:
-        if node.op != "call_function" or form_of(node) in MOVES:
+        if node.op != "call_function" or form_of(node) in MOVES or node in from_integers:
             continue
         record = left.get(node.name)
         name = operator_name(node)
@@ -150,6 +152,20 @@ def refuse_left_float(gm: GraphModule) -> None:
                 node=node,
                 fix="write it with operators that have one, or decompose it before prepare",
             )
+
+
+def _made_of_integers(gm: GraphModule) -> set[Node]:
+    """The calls that read no float tensor but those made of booleans and integers in the graph."""
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        read = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
+        if node.op == "call_function" and all(n in found or _is_integer(n) for n in read):
+            found.add(node)
+    return found
+
+
+def _is_integer(node: Node) -> bool:
+    return not (node.meta["val"].is_floating_point() or node.meta["val"].is_complex())
 
 
 def record_islands(
