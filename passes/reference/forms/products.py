@@ -46,8 +46,6 @@ def _convolution(site: Site[Any]) -> Any:
 def _transposed(site: Site[Any]) -> Any:
     given, weight = site.arguments, _weight(site, axis=1)
     rank = weight.like.dim() - 2
-    if site.like.dim() != rank + 2:
-        raise Declined("input has no batch dimension")
     if given["groups"] > 1 and weight.qparams.axis is not None:
         raise Declined("the channels of its groups share scales")
     window = Window(
@@ -231,7 +229,10 @@ def _accumulate(
     }
     if window is None:
         return multiply_rows(site.call, x.value, weight.value, bias, **given)
-    return convolve(site.call, x.value, weight.value, bias, window, **given)
+    is_batch = site.like.dim() == len(window.stride) + 2
+    values = x.value if is_batch else site.call(aten.unsqueeze.default, x.value, 0)
+    total = convolve(site.call, values, weight.value, bias, window, **given)
+    return total if is_batch else site.call(aten.squeeze.dim, total, 0)
 
 
 def _per_channel(values: Tensor, channels: tuple[int, ...]) -> Tensor:
@@ -329,8 +330,6 @@ def _window(site: Site[Any]) -> Window:
     weight = _weight(site)
     kernel = weight.like.shape[2:]
     rank = len(kernel)
-    if site.like.dim() != rank + 2:
-        raise Declined("input has no batch dimension")
     dilation = each_axis(given["dilation"], rank)
     pads = each_padding(given["padding"], kernel, dilation)
     if any(before != behind for before, behind in pads):
