@@ -193,16 +193,18 @@ def _group_norm(site: Site[Any]) -> Any:
     """The groups of a group norm as one more dimension."""
     x, groups = site.operand("input"), site.arguments["num_groups"]
     N, C, *spatial = x.like.shape
+    if not isinstance(C, int):
+        raise Declined("it normalises a dynamic dimension")
     shape = [N, groups, C // groups, *spatial]
     per_channel = [1, groups, C // groups, *[1] * len(spatial)]
     weight, bias = (
         v.reshape(per_channel) if isinstance(v, Tensor) else v
         for v in (site.arguments["weight"], site.arguments["bias"])
     )
-    grouped = site.call(aten.reshape.default, x.value, shape)
+    grouped = site.call(aten.unflatten.int, x.value, 1, [groups, C // groups])
     dims = list(range(2 - len(shape), 0))
     made = _normalized(site, x, grouped, shape, dims, weight, bias, is_centred=True)
-    return site.call(aten.reshape.default, made, list(x.like.shape))
+    return site.call(aten.flatten.using_ints, made, 1, 2)
 
 
 def _normalized(

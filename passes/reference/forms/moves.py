@@ -136,19 +136,20 @@ def _gather(site: Site[Any]) -> Any:
         site.operand("input" if "input" in site.arguments else "self"),
         site.required_output(),
     )
-    leading, spatial = x.like.shape[:2], x.like.shape[2:]
-    after = site.like.shape[2:]
+    rank = len(site.arguments["pad"]) // 2 if "pad" in site.arguments else x.like.dim() - 2
+    spatial, after = x.like.shape[-rank:], site.like.shape[-rank:]
     if not all(isinstance(size, int) for size in (*spatial, *after)):
         raise Declined("it moves values along a dynamic dimension")
-    places = torch.arange(math.prod(spatial), dtype=torch.float64).reshape(1, 1, *spatial)
+    places = torch.arange(math.prod(spatial), dtype=torch.float64)
+    places = places.reshape(*[1] * (x.like.dim() - rank), *spatial)
     arguments = {
         name: places if isinstance(value, Operand) else value
         for name, value in site.arguments.items()
     }
     index = site.hold(site.target(**arguments).flatten().to(torch.int64), "places")
-    flat = site.call(aten.reshape.default, x.value, [*leading, -1])
+    flat = site.call(aten.flatten.using_ints, x.value, -rank)
     moved = site.call(aten.index_select.default, flat, -1, index)
-    return rescaled(site, x, site.call(aten.reshape.default, moved, [*leading, *after]), output)
+    return rescaled(site, x, site.call(aten.unflatten.int, moved, -1, list(after)), output)
 
 
 CLAMPS = one_of(RELU, RELU6, HARDTANH, CLAMP)
