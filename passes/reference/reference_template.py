@@ -16,7 +16,7 @@ from pt2e_quant.core.qdq import (
     QuantizePerTensor,
 )
 from pt2e_quant.graph.meta import constant_nodes, fake_cast
-from pt2e_quant.graph.ops import DROPOUT, is_call, is_getitem
+from pt2e_quant.graph.ops import DROPOUT, arguments, is_call, is_getitem
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
 from pt2e_quant.passes.batch_norm.trained_batch_norm import FoldedConstants, TrainedBatchNorm
@@ -90,6 +90,11 @@ def is_plain_dropout(node: Node) -> bool:
     return is_call(node, DROPOUT) and isinstance(node.meta.get("val"), Tensor)
 
 
+def _drops(node: Node) -> bool:
+    """Whether a node is a dropout whose probability is not 0."""
+    return is_plain_dropout(node) and arguments(node)["p"] != 0
+
+
 def reference_template(gm: GraphModule) -> ReferenceTemplate:
     """Write a prepared graph with q/dq in the places of its fake-quantizes.
 
@@ -117,7 +122,7 @@ class _Writer:
                 self.graph.output(map_arg(node.args[0], self._read))
                 continue
             self.made[node] = made = self._write(node)
-            if any(map(is_plain_dropout, node.all_input_nodes)):
+            if any(map(_drops, node.all_input_nodes)):
                 self.template.behind_dropout.add(made)
             if made not in self.template.tensors:
                 self.template.sources.setdefault(made, node.name)

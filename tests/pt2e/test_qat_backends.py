@@ -55,6 +55,36 @@ def test_table_quantizer_when_trained_then_the_file_gives_what_evaluation_gave(n
     assert pq.sqnr_db(expected, artifact.run(X)) > 40
 
 
+@pytest.mark.parametrize(
+    ("name", "layer", "shape"),
+    [
+        ("onnx", nn.ConvTranspose2d(3, 4, 2, 2), (4, 3, 6, 6)),
+        ("xnnpack", nn.Conv3d(3, 4, 3, padding=1), (4, 3, 5, 6, 6)),
+    ],
+)
+@pytest.mark.parametrize("numerics", ["fake_quant", "integer"])
+def test_weight_when_its_operator_is_written_as_another_then_trains(name, layer, shape, numerics):
+    pytest.importorskip("executorch" if name == "xnnpack" else "onnxruntime")
+    torch.manual_seed(0)
+    backend, x = pq.backends.get(name), torch.randn(shape)
+    ep = torch.export.export(nn.Sequential(layer, nn.ReLU()).train(), (x,))
+    prepared = pq.prepare_qat_pt2e(ep, backend.quantizer("int8"), numerics=numerics)
+    read = {node.target for node in prepared.graph.nodes if node.op == "get_attr"}
+    before = {n: p.detach().clone() for n, p in prepared.named_parameters() if n in read}
+    assert len(before) == 2
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        prepared(x).square().mean().backward()
+        optimizer.step()
+    assert not any(torch.equal(before[n], prepared.get_parameter(n)) for n in before)
+    prepared.eval().apply(disable_observer)
+    expected = prepared(x).detach()
+    quantized = pq.convert_pt2e(prepared)
+    converted = quantized if numerics == "fake_quant" else pq.integer_reference(quantized)
+    assert torch.equal(converted(x), expected)
+
+
 class Calibrating:
     """A quantizer for calibration only: its specs make observers."""
 

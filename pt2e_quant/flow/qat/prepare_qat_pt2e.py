@@ -5,7 +5,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -62,15 +62,33 @@ def prepare_qat_pt2e(
         set_training_flags(gm, False)  # prepare ends with a recompile
         for graph in (gm, *(body.gm for body in bodies(gm))):
             drop_counters(graph)
+    trained = {name for name, value in gm.named_parameters() if value.requires_grad}
     for_qat = getattr(quantizer, "for_qat", None)
     chosen = quantizer if for_qat is None else for_qat()
     prepared = prepare_captured(gm, chosen, strict=strict, is_qat=True, as_torchao=as_torchao)
     _check_trained(prepared, type(quantizer).__name__, strict)
+    _train_written_weights(prepared, trained)
     _start_channels(prepared)
     if numerics != Numerics.FAKE_QUANT or profile is not None:
         set_numerics(prepared, numerics, profile=profile)
     prepared.train(trains)
     return prepared
+
+
+def _train_written_weights(prepared: GraphModule, trained: set[str]) -> None:
+    """Make parameters of what a quantizer's passes wrote in the place of parameters.
+
+    A backend may write an operator as another one, whose weight is a constant named after the
+    model's own ("up.weight_shuffled"). That one trains; the model's is read no more.
+    """
+    read = {str(node.target) for node in prepared.graph.nodes if node.op == "get_attr"}
+    replaced = tuple(f"{name}_" for name in trained - read)
+    for name, value in list(prepared.named_buffers()):
+        if name in read and value.is_floating_point() and name.startswith(replaced):
+            owner, _, leaf = name.rpartition(".")
+            holder = prepared.get_submodule(owner)
+            delattr(holder, leaf)
+            holder.register_parameter(leaf, nn.Parameter(value))
 
 
 def _start_channels(prepared: GraphModule) -> None:

@@ -6,16 +6,17 @@ from numerics_nets import assert_exact
 from torch import nn
 
 import pt2e_quant as pq
+from pt2e_quant.observers.training.fake_quantize import disable_observer
 from pt2e_quant.passes.reference.integer_forward import IntegerForward
 
 
 class Dropped(nn.Module):
     """Dropouts before, behind and between operators with an integer form."""
 
-    def __init__(self):
+    def __init__(self, probability=0.5):
         super().__init__()
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
-        self.drop = nn.Dropout(0.5)
+        self.drop = nn.Dropout(probability)
 
     def forward(self, x):
         x = torch.relu(self.drop(self.first(x)))
@@ -51,4 +52,17 @@ def test_dropout_when_switched_to_integers_in_eval_then_exact():
     prepared(x)
     prepared.eval()
     pq.set_numerics(prepared, "integer")
+    assert_exact(prepared, x=x)
+
+
+def test_dropout_when_it_never_drops_then_training_is_in_integers_throughout():
+    torch.manual_seed(0)
+    x = torch.randn(16, 10, 6)
+    ep = torch.export.export(Dropped(0.0).train(), (x,))
+    prepared = pq.prepare_qat_pt2e(ep, pq.IntegerQuantizer(), numerics="integer")
+    prepared(x)
+    prepared.apply(disable_observer)
+    modules = [m for m in prepared.modules() if isinstance(m, IntegerForward)]
+    assert all(module.is_integer for module in modules)
+    assert torch.equal(prepared.train()(x), prepared.eval()(x))
     assert_exact(prepared, x=x)
