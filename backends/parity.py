@@ -145,19 +145,11 @@ def verify_parity(
             "quantized=graph); pt2e_quant.save keeps one",
         )
     rounding = profile_named(profile or _PROFILES.get(backend.name, "default"))
-    found = [node for node in values_to_compare(quantized) if is_dequantize(node)]
-    # Of the dequantizes of one tensor, the last one: a result may be it.
-    static = set({node.args[0]: node for node in found}.values())
     at_run_time = run_time_inputs(quantized)
     readable = set({n.args[0]: n for n, why in at_run_time.items() if why is None}.values())
+    static = _static_values(quantized)
     values = [node for node in quantized.graph.nodes if node in static or node in readable]
-    capture = capture_of(quantized)
-    calls = [
-        Sample.keep(bind_batch(capture, batch, inputs, call="verify_parity"), None)
-        for batch in batches
-    ]
-    if not calls:
-        raise ConfigError("parity needs at least one batch", fix="give calibration batches")
+    calls = _calls(quantized, batches, inputs)
     if not values:
         raise _nothing_to_compare(at_run_time)
     chosen = _spread(values, most_nodes)
@@ -173,7 +165,7 @@ def verify_parity(
             part.meta[ALLOWED_KEY] = {*part.meta.get(ALLOWED_KEY, ()), SLOWER}
         lowered = artifact if whole else backend.lower(part, verify=False, strict=False)
         compared.append(_compare(value, part, ending, lowered, calls, rounding))
-    between = (n for n in quantized.graph.nodes if n.name in floats and reads_integers(n))
+    between = [n for n in quantized.graph.nodes if n.name in floats and reads_integers(n)]
     return Parity(
         profile=rounding.name,
         nodes=tuple(compared),
@@ -181,6 +173,28 @@ def verify_parity(
         slower=slower,
         not_compared=_left_out(quantized, at_run_time, readable),
     )
+
+
+def _calls(gm: GraphModule, batches: Iterable[Any], inputs: InputPick | None) -> list[Sample]:
+    """The batches as a graph takes them.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    capture = capture_of(gm)
+    calls = [
+        Sample.keep(bind_batch(capture, batch, inputs, call="verify_parity"), None)
+        for batch in batches
+    ]
+    if not calls:
+        raise ConfigError("parity needs at least one batch", fix="give calibration batches")
+    return calls
+
+
+def _static_values(gm: GraphModule) -> set[Node]:
+    """A dequantize of each tensor with constant scales; the last one, which a result may be."""
+    found = [node for node in values_to_compare(gm) if is_dequantize(node)]
+    return set({node.args[0]: node for node in found}.values())
 
 
 def _left_out(
