@@ -1,6 +1,5 @@
 """Where the time of a call goes: operators with their kind, cost and time, as one table."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -9,6 +8,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.flow.report.page.plot import COLOURS, figure, graph_objects
 from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
@@ -95,7 +95,7 @@ class Profile:
     def to_json(self) -> str:
         """The profile as JSON."""
         kinds = {kind.value: time for kind, time in self.by_kind().items()}
-        return json.dumps({**asdict(self), "time_us": self.time_us, "by_kind_us": kinds}, indent=1)
+        return json_text({**asdict(self), "time_us": self.time_us, "by_kind_us": kinds})
 
     def __str__(self) -> str:
         console = Console(width=140, no_color=True)

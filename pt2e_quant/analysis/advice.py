@@ -96,12 +96,14 @@ def advise(quantized: GraphModule | Artifact, comparison: Comparison | None = No
         ConfigError: the graph is not quantized, or the artifact was loaded without one.
     """
     gm = quantized.quantized if isinstance(quantized, Artifact) else quantized
-    side = GraphSide(gm, "") if isinstance(gm, GraphModule) else None
-    if side is None or not side.is_quantized:
+    fix = "give the result of pq.convert(prepared), or of pq.quantize(…)"
+    if not isinstance(gm, GraphModule):
         raise ConfigError(
-            "advise needs a quantized graph, which files of artifacts do not hold",
-            fix="give the result of pq.convert(prepared), or of pq.quantize(…)",
+            "advise needs a quantized graph, which files of artifacts do not hold", fix=fix
         )
+    side = GraphSide(gm, "")
+    if not side.is_quantized:
+        raise ConfigError("advise needs a quantized graph: this one is float", fix=fix)
     found = [advice for rule in _OF_GRAPHS for advice in rule(side)]
     rows = () if comparison is None else comparison.activations
     for row in sorted(rows, key=lambda row: row.cost_db):

@@ -1,7 +1,6 @@
 """The result of `compare`: an entry for each activation and each weight."""
 
 import io
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pt2e_quant.core.errors import MissingExtraError
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
 
@@ -154,7 +154,7 @@ class Comparison:
     def to_json(self) -> str:
         """As JSON; infinity and NaN, which JSON lacks, are null."""
         data = {f.name: getattr(self, f.name) for f in fields(self)} | {"nodes": self.to_dicts()}
-        return json.dumps({"version": VERSION, **without_infinity(data)}, indent=1)
+        return json_text({"version": VERSION, **data})
 
     def to_pandas(self) -> Any:
         """As a pandas DataFrame, a row for each of `nodes`.
@@ -243,14 +243,3 @@ def data_frame(rows: list[dict[str, Any]]) -> Any:
     except ImportError as error:
         raise MissingExtraError("analysis", "pandas") from error
     return pandas.DataFrame(rows)
-
-
-def without_infinity(value: Any) -> Any:
-    """A value for JSON, which lacks infinity and NaN: they are None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: without_infinity(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_infinity(item) for item in value]
-    return value

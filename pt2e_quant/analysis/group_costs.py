@@ -1,7 +1,6 @@
 """The result of `sensitivity`: what each group of operators costs."""
 
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -10,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pt2e_quant.analysis.comparison import data_frame, without_infinity
+from pt2e_quant.analysis.comparison import data_frame
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
 
@@ -88,7 +88,7 @@ class Sensitivity:
     def to_json(self) -> str:
         """As JSON; infinity and NaN, which JSON lacks, are null."""
         data = {f.name: getattr(self, f.name) for f in fields(self)} | {"groups": self.to_dicts()}
-        return json.dumps({"version": VERSION, **without_infinity(data)}, indent=1)
+        return json_text({"version": VERSION, **data})
 
     def to_pandas(self) -> Any:
         """As a pandas DataFrame, a row for each group.

@@ -1,7 +1,6 @@
 """The result of `tune`: an artifact, its recipe, what was chosen and why, and the front."""
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.target.recipe_file import RecipeFile
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.flow.report.page.plot import COLOURS, figure, graph_objects
 from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
@@ -102,8 +102,8 @@ class Tuned:
     latency_us: float | None = None
 
     def to_json(self) -> str:
-        """As JSON."""
-        return json.dumps({"version": VERSION, **self.to_dict()}, indent=1)
+        """As JSON; infinity and NaN, which JSON lacks, are null."""
+        return json_text({"version": VERSION, **self.to_dict()})
 
     def to_dict(self) -> dict[str, Any]:
         """The fields but for the artifact."""

@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 from pt2e_quant.analysis.advice import advise
 from pt2e_quant.analysis.compare import Model, compare
 from pt2e_quant.analysis.graph_picture import GraphPicture
+from pt2e_quant.analysis.open_side import is_quantized
 from pt2e_quant.analysis.tensor_values import tensor_values
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.core.errors import UnsupportedError
@@ -79,7 +80,8 @@ def _seen(
     decibels = {row.node: row.cost_db for row in comparison.worst(len(comparison))}
     text = "Each operator by the error that it and its weight add by themselves."
     picture = GraphPicture(gm=gm, decibels=decibels, text=text)
-    return [comparison, advise(gm, comparison), table, picture]
+    advice = [advise(gm, comparison)] if is_quantized(gm) else []
+    return [comparison, *advice, table, picture]
 
 
 def _timed(artifact: Artifact, batch: Any, inputs: InputPick | None) -> list[HasSections]:

@@ -1,10 +1,10 @@
 """The output of `--json`: one object with the name and version of its schema."""
 
-import json
-import math
 from typing import Any
 
 import typer
+
+from pt2e_quant.core.json_text import json_text
 
 VERSION = 1
 """Of all schemas: it rises when a key changes its meaning or goes; new keys do not raise it."""
@@ -20,13 +20,4 @@ def print_json(command: str, data: dict[str, Any]) -> None:
 
 def as_json(command: str, data: dict[str, Any]) -> str:
     """The text that `print_json` prints."""
-    found = {"schema": f"pt2e-quant/{command}/{VERSION}", **data}
-    return json.dumps(_finite(found), indent=1, default=dict)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return json_text({"schema": f"pt2e-quant/{command}/{VERSION}", **data})

@@ -1,11 +1,21 @@
 from dataclasses import replace
 
+import onnx
+import onnx.numpy_helper
+import pytest
 import torch
 from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.analysis.latency import Latency
-from pt2e_quant.analysis.menu import Option, Uniform, clusters_of, constants_size, share_quantized
+from pt2e_quant.analysis.menu import (
+    Option,
+    Uniform,
+    clusters_of,
+    constants_size,
+    share_quantized,
+    stored_sizes,
+)
 from pt2e_quant.backends import get
 from pt2e_quant.backends.target.recipe_file import NodeScheme, RecipeFile
 
@@ -155,7 +165,7 @@ def test_share_quantized_when_one_of_four_is_float_then_three_quarters():
     quantizer = get("onnx").quantizer("int8").set_module_name("c", None)
     gm = pq.convert(pq.calibrate(pq.prepare(program, quantizer), [x], progress=False))
     assert share_quantized(gm) == 0.75
-    assert constants_size(gm) == sum(r.size_after + r.qparams for r in pq.provenance_of(gm).sizes)
+    assert constants_size(gm) == sum(stored_sizes(gm).values())
 
 
 def test_clusters_of_when_an_algorithm_put_an_operator_there_then_no_rule_names_it():
@@ -172,3 +182,17 @@ def test_clusters_of_when_an_algorithm_put_an_operator_there_then_no_rule_names_
     assert "mul" in {node.name for node in base.gm.graph.nodes}
     (cluster,) = clusters_of(base, [])
     assert [rule.node for rule in cluster.rules("float", "")] == ["linear"]
+
+
+@pytest.mark.parametrize("recipe", ["int8", "w8", "w4_g32"])
+def test_constants_size_when_zero_points_are_zero_then_bytes_of_the_file(recipe, tmp_path):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(4, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(512, 64))
+    x = torch.randn(2, 4, 6, 6)
+    made = uniform(torch.export.export(layers.eval(), (x,)), x, recipe)
+    get("onnx").lower(made.gm).save(tmp_path / "model.onnx")
+    held = onnx.load(tmp_path / "model.onnx").graph.initializer
+    stored = sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in held)
+    # The file has scales and zero points of activations besides.
+    assert 0 <= stored - made.size < 0.02 * stored
+    assert sum(made.sizes().values()) == made.size

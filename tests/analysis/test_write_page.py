@@ -4,6 +4,7 @@ from torch import nn
 
 import pt2e_quant as pq
 from benchmarks.models import resnet50
+from pt2e_quant.core.errors import ConfigError
 from tests.analysis.outlier_transformer import POOR, transformer
 from tests.analysis.outlier_transformer import batches as outlier_batches
 from tests.headless_browser import ask_page, needs_browser, open_page
@@ -158,3 +159,12 @@ def test_write_page_when_of_a_resnet50_then_small_soon_open_and_it_answers_at_on
         assert found["bottom"] <= height
         assert not found["sideways"]
         assert found["ready_ms"] < 2000
+
+
+def test_write_page_when_the_graph_is_float_then_page_without_advice(artifact, model, tmp_path):
+    program = torch.export.export(model, EXAMPLE)
+    path = tmp_path / "page.html"
+    pq.write_page(path, artifact, EXAMPLE, reference=program, quantized=program.module())
+    assert "What to do about it" not in titles(path)
+    with pytest.raises(ConfigError, match="this one is float"):
+        pq.advise(program.module())

@@ -1,7 +1,6 @@
 """The report: what was quantized, what was not and why, sizes, and what the backend made of it."""
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -10,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.core.provenance import FloatRecord, Provenance, SizeRecord, TensorRecord
 from pt2e_quant.flow.report.page.plot import size_treemap
 from pt2e_quant.flow.report.page.section import Cell, DataTable, HasSections, Section
@@ -86,8 +86,8 @@ class Report:
             self.notes.append(kept.lacks)
 
     def to_json(self) -> str:
-        """The report as JSON."""
-        return json.dumps(asdict(self), indent=1)
+        """The report as JSON; infinity and NaN, which JSON lacks, are null."""
+        return json_text(asdict(self))
 
     def __str__(self) -> str:
         stream = io.StringIO()

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from pt2e_quant.core.provenance import FloatRecord, Provenance, TensorRecord
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.flow.report.report import FloatRegion, Report
@@ -65,6 +67,13 @@ def test_report_when_written_as_json_then_it_parses():
     data = json.loads(_report().to_json())
     assert data["integer_ops"] == {"conv": 2, "linear": 1}
     assert data["provenance"]["tensors"][0]["role"] == "weight"
+
+
+def test_to_json_when_nothing_is_lost_then_infinity_is_null():
+    report = _report()
+    report.sqnr_float_db = float("inf")
+    data = json.loads(report.to_json(), parse_constant=lambda name: pytest.fail(name))
+    assert data["sqnr_float_db"] is None
 
 
 def _weights(layers: int) -> list[TensorRecord]:
