@@ -17,6 +17,7 @@ from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import narrow_attention
@@ -66,7 +67,11 @@ def recipes_of(registry: Registry) -> Recipes:
             scheme=scheme,
             observers=_BEST,
             transforms=(*first, *timed),
-            algorithms=(SmoothQuant(), ChooseRanges(any_observer=False)),
+            algorithms=(
+                SmoothQuant(),
+                ChooseRanges(any_observer=False),
+                BlockGptq(any_observer=False),
+            ),
         )
 
     int8 = static(

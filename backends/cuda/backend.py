@@ -18,6 +18,7 @@ from pt2e_quant.graph.tied_tables import is_embedding
 from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
+from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
@@ -46,7 +47,11 @@ RECIPES = Recipes(
                 name="int8", input=INT8_ACTIVATION, output=INT8_ACTIVATION, weight=INT8_WEIGHT
             ),
             observers=ObserverChoice(activation=PredictedRangeObserver),
-            algorithms=(SmoothQuant(), ChooseRanges(any_observer=False)),
+            algorithms=(
+                SmoothQuant(),
+                ChooseRanges(any_observer=False),
+                BlockGptq(any_observer=False),
+            ),
         ),
         _without_data(
             "int8_dynamic",

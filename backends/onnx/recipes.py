@@ -26,6 +26,7 @@ from pt2e_quant.graph.tied_tables import (
 )
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
@@ -113,6 +114,7 @@ RECIPES = Recipes(
                 SmoothQuant(),
                 OwnRanges(),
                 ChooseRanges(any_observer=False),
+                BlockGptq(any_observer=False),
             ),
         ),
         RecipeFamily(

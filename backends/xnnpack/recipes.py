@@ -11,6 +11,7 @@ from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.graph.tied_tables import is_embedding
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
+from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
@@ -56,6 +57,7 @@ RECIPES = Recipes(
                 ScaleOutputs(),
                 OwnRanges(),
                 ChooseRanges(any_observer=False),
+                BlockGptq(any_observer=False),
             ),
         ),
         Recipe(

@@ -65,7 +65,7 @@ class BatchNormReestimation(Algorithm):
         bias = site.graph.constant(site.node, "bias")
         if weight.qparams().is_per_tensor:
             raise Declined("its weight has one scale for all rows")
-        pairs = _outputs(site.graph, site.node, weight)
+        pairs = _outputs(site.graph, site.node, weight, bias)
         factor, shift = _fit_checked(pairs, bias.value.double(), self.widest)
         if not bool((factor != 1).any() | (shift != 0).any()):
             raise Declined("no scale and shift fitted to half of the calls helps on the other half")
@@ -94,18 +94,19 @@ class BatchNormReestimation(Algorithm):
         return f"{self.name}: mean and variance of {len(rows)} quantized values a channel"
 
 
-def _outputs(graph: AlgorithmGraph, node: Node, weight: Constant) -> Values:
-    """The outputs of a layer on the quantized model's inputs, with the float weight and its own.
+def _outputs(graph: AlgorithmGraph, node: Node, weight: Constant, bias: Constant) -> Values:
+    """The outputs of a layer on the quantized model's inputs, with float constants and its own.
 
     Gains of the model before the layer are left out: undone layer by layer they would amplify what
     noise has taken.
     """
-    run, exact = graph.run, graph.gathered.floats.get(weight.node, weight.value)
+    run, floats = graph.run, graph.gathered.floats
+    exact = {c.observed or c.node: floats.get(c.node, c.value) for c in (weight, bias)}
     run.reach(node)
     block, found = Block((node,), node), []
     with torch.no_grad():
         for call in range(run.count):
-            wanted = run.replay(block, call, {weight.reader: exact}, exact=False)
+            wanted = run.replay(block, call, exact, exact=False)
             made = run.replay(block, call, {}, exact=False)
             found.append((channels_first(node, wanted), channels_first(node, made)))
     return found

@@ -112,11 +112,13 @@ class AnalyticBiasCorrection(Algorithm):
         """Correct one bias."""
         weight = site.graph.constant(site.node, "weight", keeps_qparams=True)
         bias, value = site.graph.constant(site.node, "bias"), weight.value
-        exact = site.graph.gathered.floats.get(weight.node, value).double()
+        floats = site.graph.gathered.floats
+        exact = floats.get(weight.node, value).double()
         error = weight.grid().nearest(value.float()).double() - exact
         product = error * columns_of(site.plan, site.node)
         shift = product.flatten(1).sum(1)
-        bias.set(bias.value.double() - shift)
+        # What was taken off before for the same error is not taken off twice.
+        bias.set(floats.get(bias.node, bias.value).double() - shift)
         step = f"{self.name}: moved by {float(shift.abs().max()):.3g} at most"
         bias.note(step)
         return step

@@ -80,8 +80,8 @@ class ChooseRanges(Algorithm):
     on all these calls is taken if the model's output comes nearer to the float one on the new calls
     alone, and the gain on all is more than its standard error.
 
-    Together the steps cost at most three runs of the model for each call of 16 or more of
-    calibration, whatever their number, 80 at most.
+    Together the steps cost about two runs of the model for each call of calibration, 80 at most; of
+    16 or fewer calls up to three.
 
     Args:
         any_observer: also where somebody chose the observer; False for ranges that a recipe left

@@ -1,23 +1,18 @@
 """Hold what algorithms made of weights against plain rounding, in the whole model."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.progress import show_progress
-from pt2e_quant.graph.meta import attribute
-from pt2e_quant.observers.rounding import rounded
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY, AlgorithmGraph
 from pt2e_quant.passes.algorithms.bias_correction import LAYERS
 from pt2e_quant.passes.algorithms.grid import Declined
-from pt2e_quant.passes.algorithms.observed_run import ObservedRun, OutputError, floats, is_float
-from pt2e_quant.passes.algorithms.paired_run import fixed_nodes
+from pt2e_quant.passes.algorithms.observed_run import OutputError, exact_run, floats, rounded_run
 
 LEAST_GAIN_DB = 0.1
 """The least gain in dB that keeps the chosen weights. The algorithms lower the error of each layer,
@@ -52,9 +47,9 @@ class ConfirmWeights(Algorithm):
         if gathered.kept is None or not gathered.kept.sample:
             raise Declined("no calibration data reached it")
         calls, gm = gathered.kept.sample, graph.gm
-        exact = _run(gm, lambda node, value: value, gathered.floats)
-        plain = _run(gm, _rounding(gm, gathered.observers), gathered.floats)
-        changed = _run(gm, _rounding(gm, {}), {})
+        exact = exact_run(gm, gathered.floats)
+        plain = rounded_run(gm, gathered.floats, gathered.observers)
+        changed = rounded_run(gm, {}, {})
         before, after = OutputError(), OutputError()
         with torch.no_grad():
             text = "confirming weights"
@@ -70,32 +65,6 @@ class ConfirmWeights(Algorithm):
             return f"weights are as chosen: {told}"
         _take_back(graph)
         raise Declined(f"weights are rounded plainly: {told}")
-
-
-def _run(
-    gm: GraphModule, observe: Callable[[Node, Any], Any], constants: Mapping[Node, Tensor]
-) -> ObservedRun:
-    run = ObservedRun(gm, observe)
-    run.constants.update(constants)
-    return run
-
-
-def _rounding(gm: GraphModule, observers: Mapping[Node, nn.Module]) -> Callable[[Node, Any], Any]:
-    """Rounds as observers do, some of them others than the graph has; constants once."""
-    fixed, known = fixed_nodes(gm.graph), dict[Node, Any]()
-
-    def observe(node: Node, value: Any) -> Any:
-        if node in known:
-            return known[node]
-        observer = observers.get(node) or attribute(gm, str(node.target))
-        if not is_float(value) or hasattr(observer, "derive_qparams_fn"):
-            return value  # biases are as good as exact
-        made = rounded(observer, value)
-        if node in fixed:
-            known[node] = made
-        return made
-
-    return observe
 
 
 def _take_back(graph: AlgorithmGraph) -> None:

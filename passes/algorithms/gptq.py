@@ -154,13 +154,14 @@ class _Refit:
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of the inverse of a damped Hessian."""
-    mean = hessian.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
+    """The upper Cholesky factor of the inverse of a damped Hessian [..., K, K]."""
+    mean = hessian.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    mean = mean.clamp(min=torch.finfo(torch.float32).tiny)
     while True:
-        damped = hessian + damping * mean * torch.eye(len(hessian))
+        damped = hessian + damping * mean * torch.eye(hessian.shape[-1])
         lower, failed = torch.linalg.cholesky_ex(damped)
-        if not failed:
+        if not failed.any():
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-        if not failed:
+        if not failed.any():
             return torch.triu(upper)
         damping = max(10 * damping, 1e-4)

@@ -7,7 +7,7 @@ from statistics import pstdev
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
@@ -17,6 +17,8 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.meta import attribute
 from pt2e_quant.graph.ops import CONV, LINEAR, argument, arguments, is_call
+from pt2e_quant.observers.rounding import rounded
+from pt2e_quant.passes.algorithms.paired_run import fixed_nodes
 
 MOST_ROWS = 16
 """The most output channels of a linear or convolution that are computed again."""
@@ -138,8 +140,8 @@ class OutputError:
         signal, noise = sum(self.signals), sum(self.noises)
         return 10 * log10(signal / noise) if noise > 0 < signal else inf
 
-    def sure_gain(self, other: "OutputError") -> float:
-        """By how many dB this error of the same calls is less, minus one standard error of that.
+    def sure_gain(self, other: "OutputError", errors: float = 1.0) -> float:
+        """By how many dB this error of the same calls is less, minus standard errors of that.
 
         The standard error is that of leaving out one call each time (jackknife): a gain that one
         call makes or takes away is none to rely on.
@@ -152,7 +154,42 @@ class OutputError:
             for a, b in zip(self.noises, other.noises, strict=True)
         ]
         spread = pstdev(left_out) * sqrt(len(left_out) - 1)
-        return 10 * log10(others / own) - spread
+        return 10 * log10(others / own) - errors * spread
+
+
+def exact_run(gm: GraphModule, floats: Mapping[Node, Tensor]) -> ObservedRun:
+    """A run of the float model, whose constants are others at some `get_attr` nodes."""
+    run = ObservedRun(gm, lambda node, value: value)
+    run.constants.update(floats)
+    return run
+
+
+def rounded_run(
+    gm: GraphModule, constants: Mapping[Node, Tensor], observers: Mapping[Node, nn.Module]
+) -> ObservedRun:
+    """A run with all that is quantized rounded, weights once; biases are as good as exact.
+
+    Args:
+        gm: prepared and calibrated.
+        constants: other values of some `get_attr` nodes.
+        observers: others than the graph has, by observer node.
+    """
+    fixed, known = fixed_nodes(gm.graph), dict[Node, Any]()
+
+    def observe(node: Node, value: Any) -> Any:
+        if node in known:
+            return known[node]
+        observer = observers.get(node) or attribute(gm, str(node.target))
+        if not is_float(value) or hasattr(observer, "derive_qparams_fn"):
+            return value
+        made = rounded(observer, value)
+        if node in fixed:
+            known[node] = made
+        return made
+
+    run = ObservedRun(gm, observe)
+    run.constants.update(constants)
+    return run
 
 
 def ignore(node: Node, value: Any) -> None:

@@ -86,7 +86,7 @@ MOST_USED = 12
 """Calls that set ranges, half of which judge them; the others confirm the choice."""
 LARGEST_SHARE = 4
 """Of the calls that set and judge, one in so many is one of the largest that calibration made."""
-RUNS = 3
+RUNS = 2
 """Of the model for each call of calibration, at most, where the calls that confirm can be fewer."""
 COMPARED, CONFIRMED = 4, 3
 """Choices that judged calls decide between in the whole model, and those that confirm."""

@@ -13,6 +13,7 @@ from pt2e_quant.passes.algorithms.awq import Awq
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.batch_norm_reestimation import BatchNormReestimation
 from pt2e_quant.passes.algorithms.bias_correction import AnalyticBiasCorrection, BiasCorrection
+from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.confirm_weights import ConfirmWeights
 from pt2e_quant.passes.algorithms.cross_layer_equalization import CrossLayerEqualization
@@ -39,6 +40,7 @@ _OWN: dict[str, type[Algorithm]] = {
         BalanceChannels,
         BatchNormReestimation,
         BiasCorrection,
+        BlockGptq,
         CrossLayerEqualization,
         ChooseRanges,
         ConfirmWeights,
@@ -57,8 +59,11 @@ _OWN: dict[str, type[Algorithm]] = {
 }
 OWN_NAMES = tuple(sorted(_OWN))
 """Names of the algorithms of this package."""
-_BEST: tuple[Algorithm, ...] = (Gptq(), BatchNormReestimation(), ConfirmWeights())
-"""The algorithms that Effort.BEST adds for weights."""
+_ADDED: dict[Effort, tuple[Algorithm, ...]] = {
+    Effort.BALANCED: (BlockGptq(),),
+    Effort.BEST: (Gptq(), BatchNormReestimation(), ConfirmWeights()),
+}
+"""The algorithms that efforts add for weights."""
 _CHOSEN_ONCE = {Stage.SCALES: "scales", Stage.CODES: "integers"}
 
 
@@ -134,13 +139,16 @@ def _described(algorithm: Algorithm) -> Description:
 def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tuple[Algorithm, ...]:
     """Algorithms with others added, in the order they run.
 
-    One that is asked for replaces one of the same name. They run by stage.
+    One that is asked for replaces one of the same name, and one that chooses the integers of
+    weights replaces a recipe's own choice of them. They run by stage.
 
     Raises:
         ConfigError: a name is unknown, or two of them choose the same thing.
     """
     chosen = {algorithm.name: algorithm for algorithm in there}
     chosen |= {made.name: made for made in map(algorithm_named, asked)}
+    if any(a.stage is Stage.CODES and not _is_own_rounding(a) for a in chosen.values()):
+        chosen = {name: a for name, a in chosen.items() if not _is_own_rounding(a)}
     for stage, what in _CHOSEN_ONCE.items():
         rivals = [name for name, algorithm in chosen.items() if algorithm.stage is stage]
         if len(rivals) > 1:
@@ -160,15 +168,23 @@ def with_effort(
     Args:
         own: the quantizer's algorithms.
         asked: algorithms or their names.
-        effort: FAST leaves out the choice of ranges, BALANCED asks for it, BEST also brings what
-            chooses integers of weights and corrects errors, where nothing else that does was
-            asked for, and has the change confirmed; None changes nothing.
+        effort: FAST leaves out a recipe's choices of ranges and of the integers of weights,
+            BALANCED asks for both, BEST brings what takes longer to choose integers and corrects
+            errors, where nothing else that does was asked for, and has the change confirmed; None
+            changes nothing.
     """
     if effort is None:
         return tuple(own), tuple(asked)
-    kept = tuple(algorithm for algorithm in own if algorithm.name != ChooseRanges.name)
+    kept = tuple(a for a in own if a.name != ChooseRanges.name and not _is_own_rounding(a))
     if effort is Effort.FAST:
         return kept, tuple(asked)
     taken = {algorithm_named(given).stage for given in asked}
-    added = _BEST if effort is Effort.BEST else ()
+    if effort is Effort.BALANCED:
+        taken |= {a.stage for a in kept}
+    added = _ADDED[effort]
     return (*kept, *(a for a in added if a.stage not in taken)), (*asked, ChooseRanges())
+
+
+def _is_own_rounding(algorithm: Algorithm) -> bool:
+    """Whether a recipe brings it to choose the integers of weights, and nobody asked for it."""
+    return isinstance(algorithm, BlockGptq) and not algorithm.any_observer

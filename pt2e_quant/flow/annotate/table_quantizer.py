@@ -135,7 +135,11 @@ class TableQuantizer(Quantizer):
         """
         there = {algorithm.name for algorithm in self.algorithms}
         new = [a for a in map(algorithm_named, algorithms) if a.name not in there]
-        self.algorithms = combined(self.algorithms, new)
+        every = (*self.algorithms, *new)
+        made = combined(self.algorithms, new)
+        # A recipe's own rounding stays where no rule brings another.
+        made = (*made, *(a for a in every if a.name not in {kept.name for kept in made}))
+        self.algorithms = tuple(sorted(made, key=lambda algorithm: algorithm.stage))
         self.ruled_algorithms |= {algorithm.name for algorithm in new}
         self.rules.append(rule)
         return self

@@ -34,6 +34,7 @@ from pt2e_quant.observers.rounding import rounded
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, take_statistics
 from pt2e_quant.passes.algorithms.algorithm_graph import has_value
+from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.paired_run import blocks, fixed_nodes
 
@@ -149,15 +150,27 @@ def _calls(gm: GraphModule, batches: Iterable[Any], inputs: InputPick | None) ->
     return calls
 
 
+_LEFT_OUT = {
+    ChooseRanges.name: "ranges are as observed",
+    BlockGptq.name: "weights are rounded plainly",
+}
+
+
 def _drop_unasked(gm: GraphModule) -> None:
-    """Leave out a recipe's own choice of ranges: it runs whole models."""
-    state, name = prepared_state(gm), ChooseRanges.name
-    if name not in state.asked_algorithms and any(a.name == name for a in state.algorithms):
-        state.algorithms = tuple(a for a in state.algorithms if a.name != name)
+    """Leave out a recipe's own choices of ranges and of integers: they run whole models."""
+    state = prepared_state(gm)
+    left = [a for a in state.algorithms if _is_own_choice(a, state.asked_algorithms)]
+    if left:
+        state.algorithms = tuple(a for a in state.algorithms if a not in left)
         provenance_of(gm).notes.append(
-            "ranges are as observed: block by block, others are compared only where an effort is "
-            "asked for"
+            f"{' and '.join(_LEFT_OUT[a.name] for a in left)}: block by block, others are compared "
+            "only where an effort is asked for"
         )
+
+
+def _is_own_choice(algorithm: Algorithm, asked: Sequence[str]) -> bool:
+    is_choice = isinstance(algorithm, ChooseRanges | BlockGptq) and not algorithm.any_observer
+    return is_choice and algorithm.name not in asked
 
 
 def _streamed(algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:

@@ -82,10 +82,17 @@ class InputHessian(Statistics):
         return made
 
 
-def rows_of(x: Tensor, window: Window | None) -> Tensor:
-    """The vectors that each weight row is multiplied with, [groups, vectors, K]."""
+def rows_of(x: Tensor, window: Window | None, most: int | None = None) -> Tensor:
+    """The vectors that each weight row is multiplied with, [groups, vectors, K].
+
+    Args:
+        x: the operator's input.
+        window: of a convolution; None for a linear.
+        most: about how many vectors to take, at even distances; None for all.
+    """
     if window is None:
-        return x.reshape(1, -1, x.shape[-1])
+        rows = x.reshape(1, -1, x.shape[-1])
+        return rows if most is None else rows[:, :: max(1, -(-rows.shape[1] // most))]
     dims = len(window.kernel)
     x = x.reshape(-1, *x.shape[-dims - 1 :])  # without a batch there is one
     x = F.pad(x, _in_torch_order(window.padding))
@@ -94,6 +101,13 @@ def rows_of(x: Tensor, window: Window | None) -> Tensor:
         x = x.unfold(2 + axis, reach, window.stride[axis])
     for axis, step in enumerate(window.dilation):
         x = x.movedim(axis - dims, 0)[::step].movedim(0, axis - dims)
+    if most is not None:
+        positions = x.shape[0] * math.prod(x.shape[2 : 2 + dims])
+        step = max(1, round((positions / most) ** (1 / dims)))
+        for axis in range(dims):
+            x = x.movedim(2 + axis, 0)[min(step, x.shape[2 + axis]) // 2 :: step].movedim(
+                0, 2 + axis
+            )
     # [N, C, *positions, *kernel] to [groups, N * positions, C / groups * kernel]
     x = x.reshape(x.shape[0], window.groups, -1, *x.shape[2:])
     order = (1, 0, *range(3, 3 + dims), 2, *range(3 + dims, 3 + 2 * dims))

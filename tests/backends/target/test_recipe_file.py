@@ -10,12 +10,18 @@ from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.static.mse import MSEObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 
-STATIC_ALGORITHMS = {"run_time_scales", "smooth_quant", "own_ranges", "choose_ranges"}
+STATIC_ALGORITHMS = {
+    "run_time_scales",
+    "smooth_quant",
+    "own_ranges",
+    "choose_ranges",
+    "block_gptq",
+}
 MADE = RecipeFile(
     backend="onnx",
     recipe="int8",
     ranges="min_max",
-    without=("run_time_scales", "smooth_quant", "own_ranges", "choose_ranges"),
+    without=("run_time_scales", "smooth_quant", "own_ranges", "choose_ranges", "block_gptq"),
     rules=(
         NodeScheme(node="linear_3", scheme="float", why='costs 12 "dB"\nalone'),
         NodeScheme(node="linear*", scheme="int8_dynamic"),

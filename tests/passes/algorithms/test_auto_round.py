@@ -44,13 +44,13 @@ def test_error_when_inputs_are_correlated_then_less_block_by_block(quantized, ou
 
 
 def test_static_int8_when_activations_are_rounded_too_then_better(quantized):
-    model, held = Block(), rows(8, seed=1)
+    model, held = Block(), rows(6, seed=1)
     with torch.no_grad():
         plain, found = (
             pq.sqnr_db([model(x) for x in held], [gm(x) for x in held])
             for gm in (
-                quantized(model, rows(8), "int8"),
-                quantized(model, rows(8), "int8", AutoRound(iterations=100)),
+                quantized(model, rows(6), "int8"),  # of fewer than 8 calls: rounded plainly
+                quantized(model, rows(6), "int8", AutoRound(iterations=100)),
             )
         )
     assert found > plain + 0.1

@@ -138,7 +138,8 @@ def test_choose_ranges_when_effort_is_fast_then_nothing_is_kept_or_changed():
     program = torch.export.export(Reader(0.0), (data[0],))
     quantizer = pq.backends.get("onnx").quantizer("int8")
     fast = pq.prepare_pt2e(program, quantizer, effort="fast")
-    plain = pq.prepare_pt2e(program, quantizer.remove_algorithm("choose_ranges"))
+    quantizer.remove_algorithm("choose_ranges").remove_algorithm("block_gptq")
+    plain = pq.prepare_pt2e(program, quantizer)
     assert [str(n) for n in plain.graph.nodes] == [str(n) for n in fast.graph.nodes]
     assert not any(isinstance(m, KeptInputs) for m in fast.modules())
     made = [pq.convert_pt2e(pq.calibrate(p, data, progress=False)) for p in (plain, fast)]
@@ -307,7 +308,7 @@ def test_choose_ranges_when_balanced_then_at_most_three_runs_of_each_call(seen, 
         ObservedRun, "call", lambda self, inputs: runs.append(1) or call(self, inputs)
     )
     converted(Reader(0.0), images(seen, seed=1), "balanced")
-    assert 0 < len(runs) <= min(3 * seen, 80)
+    assert 0 < len(runs) <= min(3 * seen, 100)  # weights take 20 of them at most
 
 
 def test_choose_ranges_when_a_layer_has_many_outputs_then_some_are_compared(monkeypatch):

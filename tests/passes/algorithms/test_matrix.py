@@ -10,7 +10,8 @@ from torch.nn import functional
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.passes.algorithms.registry import OWN_NAMES
+from pt2e_quant.passes.algorithms.algorithm import Stage
+from pt2e_quant.passes.algorithms.registry import OWN_NAMES, algorithm_named
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -135,20 +136,29 @@ def float_side(model: str):
 
 
 @cache
-def quality(model: str, backend: str, recipe: str, *names: str):
+def quality(model: str, backend: str, recipe: str, *names: str, plainly: bool = False):
     """Decibels on held-out data, the notes, and the outputs."""
     module, data, held, wanted = float_side(model)
     quantizer = pq.backends.get(backend).quantizer(recipe)
-    prepared = pq.prepare_pt2e(torch.export.export(module, (held[0],)), quantizer, algorithms=names)
+    if plainly and any(a.name == "block_gptq" for a in quantizer.algorithms):
+        quantizer.remove_algorithm("block_gptq")
+    program = torch.export.export(module, (held[0],))
+    prepared = pq.prepare_pt2e(program, quantizer, algorithms=names)
     gm = pq.convert_pt2e(pq.calibrate(prepared, data, progress=False))
     with torch.no_grad():
         found = [gm(x) for x in held]
     return pq.sqnr_db(wanted, found), provenance_of(gm).notes, found
 
 
+def without(model: str, backend: str, recipe: str, name: str):
+    """The same without an algorithm; one that chooses integers replaces the recipe's own choice."""
+    is_choice = algorithm_named(name).stage is Stage.CODES
+    return quality(model, backend, recipe, plainly=is_choice)
+
+
 def outcome(model: str, backend: str, recipe: str, name: str) -> str:
     """What an algorithm makes of a recipe, in words."""
-    before, _, plain = quality(model, backend, recipe)
+    before, _, plain = without(model, backend, recipe, name)
     try:
         after, notes, found = quality(model, backend, recipe, name)
     except ConfigError as error:
