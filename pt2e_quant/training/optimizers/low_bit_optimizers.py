@@ -275,7 +275,15 @@ def state_bytes(optimizer: Optimizer) -> int:
 
     Args:
         optimizer: any; before its first step most have no states.
+
+    Raises:
+        ConfigError: it is no optimizer.
     """
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"state_bytes takes an optimizer, found {type(optimizer).__name__}",
+            fix="give a torch.optim.Optimizer, or one of pq.training",
+        )
     return sum(_bytes(value) for kept in optimizer.state.values() for value in kept.values())
 
 
