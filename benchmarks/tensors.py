@@ -1,16 +1,18 @@
 """Eager modules quantized in place, beside torchao: error, memory, latency, time to quantize.
 
-    python -m benchmarks.tensors [--compiled] [--seeds 8] [--quantize 9]
+    python -m benchmarks.tensors [--compiled] [--rounds 25] [--seeds 8] [--quantize 9]
 
 One thread. Both libraries quantize equal copies of a model; calls are timed in turn, in processor
 time, so that a busy moment hits both, each after a call that is not timed. SQNR is of the logits or
 features against the float model; memory is that of the quantized weights with all that they hold.
 Packing for this machine, a step of its own here, is timed apart from quantizing. What torchao
-refuses here is a row with its reason.
+refuses here is a row with its reason. `load` is the number of processes that wanted a core of the
+machine in the last minute.
 """
 
 import argparse
 import copy
+import os
 import time
 from collections.abc import Callable, Sequence
 from statistics import mean, median, stdev
@@ -26,7 +28,7 @@ from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import Scheme
 from pt2e_quant.tensors import QuantizedTensor, pack_, quantize_
 
-ROUNDS = 9
+ROUNDS = 25
 NAMES = ("int8_weight_only", "int8_dynamic", "int4_weight_only", "intx_weight_only",
          "float8_weight_only", "float8_dynamic")  # fmt: skip
 
@@ -147,13 +149,13 @@ def linear_bytes(model: nn.Module) -> int:
     return sum(stored_bytes(linear.weight) for linear in linears)
 
 
-def time_in_turn(calls: Sequence[Callable[[], Any]]) -> list[float]:
+def time_in_turn(calls: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
     """Median processor milliseconds of each call, made in turn."""
     times: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
         call()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for own, call in zip(times, calls, strict=True):
             call()  # whose weights are in the caches then, as in a run of tokens
             start = time.thread_time()
@@ -171,7 +173,7 @@ def quantized(model: nn.Module, how: Callable[[nn.Module], Any]) -> tuple[nn.Mod
 
 
 def measure(
-    name: str, model: nn.Module, inputs: tuple[Tensor, ...], *, compiled: bool
+    name: str, model: nn.Module, inputs: tuple[Tensor, ...], *, compiled: bool, rounds: int
 ) -> dict[str, object]:
     """One row: a configuration on a model."""
     from torchao.quantization import quantize_ as their_quantize_
@@ -195,19 +197,23 @@ def measure(
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
         row["torchao"] = f"refused: {reason}"
         row["ours_ms"], row["float_ms"] = (
-            round(t, 3) for t in time_in_turn([lambda: ours(*inputs), lambda: model(*inputs)])
+            round(t, 3)
+            for t in time_in_turn([lambda: ours(*inputs), lambda: model(*inputs)], rounds)
         )
         return row
     runs = {"float": model, "ours": ours, "torchao": theirs}
     if compiled:
+        torch._dynamo.reset()  # else torch leaves the fourth configuration eager: a limit of 8
         runs = {key: torch.compile(value) for key, value in runs.items()}
-    times = time_in_turn([lambda m=m: m(*inputs) for m in runs.values()])
+    times = time_in_turn([lambda m=m: m(*inputs) for m in runs.values()], rounds)
     row |= {f"{key}_ms": round(t, 3) for key, t in zip(runs, times, strict=True)}
     return row | {
         "torchao_sqnr_db": round(pq.sqnr_db([expected], [found]), 2),
         "torchao_bytes": linear_bytes(theirs),
         "torchao_quantize_ms": round(their_ms, 1),
         "ratio": round(times[1] / times[2], 3),
+        "rounds": rounds,
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -232,6 +238,7 @@ def quantize_in_turn(name: str, label: str, model: nn.Module, rounds: int) -> di
         "model": label,
         "config": f"{name}, quantize_",
         "rounds": rounds,
+        "load": round(os.getloadavg()[0], 1),
         "ours_cpu_ms": round(ours, 2),
         "torchao_cpu_ms": round(theirs, 2),
         "ratio": round(ours / theirs, 3),
@@ -279,6 +286,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--configs", nargs="*", default=NAMES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed calls of each")
     parser.add_argument("--seeds", type=int, default=0, help="compare SQNR alone, over so many")
     parser.add_argument("--quantize", type=int, default=0, help="time quantize_ alone, so often")
     asked = parser.parse_args()
@@ -300,7 +308,8 @@ def main() -> None:
             if asked.models and label not in asked.models:
                 continue
             for name in asked.configs:
-                row = {"model": label, **measure(name, model, inputs, compiled=asked.compiled)}
+                found = measure(name, model, inputs, compiled=asked.compiled, rounds=asked.rounds)
+                row = {"model": label, **found}
                 if asked.compiled:
                     row["config"] = f"{name}, compiled"
                 print(row, flush=True)
