@@ -129,6 +129,6 @@ def test_optimizer_when_a_scheduler_sets_lr_then_it_counts():
 
 
 @pytest.mark.parametrize("wrong", [3, None, torch.nn.Linear(2, 2), {}])
-def test_state_bytes_given_no_optimizer_says_what_it_takes(wrong) -> None:
+def test_state_bytes_when_given_no_optimizer_then_error_says_what_it_takes(wrong) -> None:
     with pytest.raises(ConfigError, match=f"an optimizer, found {type(wrong).__name__}"):
         state_bytes(wrong)
