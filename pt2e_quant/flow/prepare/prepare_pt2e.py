@@ -170,15 +170,19 @@ def prepare_captured(
     with pause_gc():
         brought = () if is_qat else getattr(quantizer, "algorithms", ())
         brought = tuple(a for a in brought if not (int_only and a.needs_float))
+        named = {algorithm_named(given).name for given in algorithms}
+        named |= getattr(quantizer, "asked_algorithms", set())
         own, algorithms = with_effort(brought, algorithms, effort)
-        asked = {algorithm_named(given).name for given in algorithms}
+        asked = named | {algorithm_named(given).name for given in algorithms}
         options = _Options(
             strict=strict,
             is_qat=is_qat,
             observe_constants=observe_constants,
             as_torchao=as_torchao,
             algorithms=combined(own, algorithms),
-            asked=tuple(sorted(asked | getattr(quantizer, "asked_algorithms", set()))),
+            asked=tuple(sorted(asked)),
+            # An effort may name what the recipe does anyway, also where that finds nothing to do.
+            required=frozenset(asked - ({algorithm.name for algorithm in brought} - named)),
         )
         prepared = _prepare(gm, quantizer, options)
         _check_reached(prepared, options)
@@ -189,7 +193,7 @@ def _check_reached(gm: GraphModule, options: "_Options") -> None:
     """Refuse an algorithm that was asked for and has no site; note one whose sites another took."""
     takers = [a.name for a in options.algorithms if a.name in options.applied and a.needs_float]
     for algorithm in options.algorithms:
-        if algorithm.name in options.asked and algorithm.name not in options.reached:
+        if algorithm.name in options.required - options.reached:
             if takers:
                 left = f"{algorithm.name}: {takers[0]} left it no {algorithm.fits}"
                 provenance_of(gm).notes.append(left)
@@ -205,8 +209,8 @@ def _check_reached(gm: GraphModule, options: "_Options") -> None:
 class _Options:
     """How to prepare.
 
-    `reached` takes the names of the algorithms that found a site, `applied` those of algorithms
-    without data that changed one.
+    `required` are the names of the algorithms that have to find a site, `reached` takes those that
+    found one, `applied` those of algorithms without data that changed one.
     """
 
     strict: bool
@@ -215,6 +219,7 @@ class _Options:
     as_torchao: bool
     algorithms: tuple[Algorithm, ...]
     asked: tuple[str, ...]
+    required: frozenset[str]
     reached: set[str] = field(default_factory=set)
     applied: set[str] = field(default_factory=set)
 

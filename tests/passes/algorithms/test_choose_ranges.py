@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.errors import CalibrationError, ConfigError, Pt2eQuantWarning
 from pt2e_quant.flow.prepare.prepared import prepared_state
 from pt2e_quant.observers.static.minmax import MinMaxObserver
 from pt2e_quant.observers.statistics.kept_inputs import KeptCalls, KeptInputs
@@ -219,6 +219,15 @@ def test_choose_ranges_when_there_was_no_data_then_refused():
 def test_choose_ranges_when_no_activation_is_static_then_refused():
     with pytest.raises(ConfigError, match="choose_ranges applies to nothing that is quantized"):
         converted(nn.Linear(32, 32), [torch.randn(4, 32)], "balanced", recipe="w8")
+
+
+@pytest.mark.parametrize("effort", ["fast", "balanced", "best"])
+def test_effort_when_a_recipe_leaves_all_float_then_as_without_it(effort):
+    program = torch.export.export(nn.Sequential(nn.Linear(8, 8)).eval(), (torch.ones(2, 8),))
+    quantizer = pq.backends.get("onnx").quantizer("int8").set_operator("aten.linear", None)
+    with pytest.warns(Pt2eQuantWarning, match="no tensor of this graph is to be quantized"):
+        gm = pq.prepare_pt2e(program, quantizer, effort=effort, strict=False)
+    assert not prepared_state(gm).observer_infos
 
 
 def test_choose_ranges_when_the_effort_is_unknown_then_a_near_name_is_offered():
