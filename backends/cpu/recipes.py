@@ -19,6 +19,7 @@ from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import narrow_attention
 
@@ -69,6 +70,7 @@ def recipes_of(registry: Registry) -> Recipes:
             transforms=(*first, *timed),
             algorithms=(
                 SmoothQuant(),
+                SaturationLimits(any_observer=False),
                 ChooseRanges(any_observer=False),
                 BlockGptq(any_observer=False),
             ),

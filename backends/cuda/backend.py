@@ -20,6 +20,7 @@ from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
@@ -49,6 +50,7 @@ RECIPES = Recipes(
             observers=ObserverChoice(activation=PredictedRangeObserver),
             algorithms=(
                 SmoothQuant(),
+                SaturationLimits(any_observer=False),
                 ChooseRanges(any_observer=False),
                 BlockGptq(any_observer=False),
             ),

@@ -30,6 +30,7 @@ from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
+from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
@@ -113,6 +114,7 @@ RECIPES = Recipes(
                 RunTimeScales(pooled_only=True),
                 SmoothQuant(),
                 OwnRanges(),
+                SaturationLimits(any_observer=False),
                 ChooseRanges(any_observer=False),
                 BlockGptq(any_observer=False),
             ),

@@ -15,6 +15,7 @@ from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
+from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
@@ -56,6 +57,7 @@ RECIPES = Recipes(
                 SmoothQuant(),
                 ScaleOutputs(),
                 OwnRanges(),
+                SaturationLimits(any_observer=False),
                 ChooseRanges(any_observer=False),
                 BlockGptq(any_observer=False),
             ),

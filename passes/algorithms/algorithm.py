@@ -144,7 +144,7 @@ class Algorithm(ABC):
     @property
     def runs_in_convert(self) -> bool:
         """Whether it works on the prepared graph, with its observers."""
-        return self.needs_data or self.stage is Stage.CORRECTIONS
+        return self.needs_data or self.stage in (Stage.RANGES, Stage.CORRECTIONS)
 
 
 class WeightAlgorithm(Algorithm):

@@ -130,7 +130,10 @@ class RangeGroup:
         self.qparams = {AS_OBSERVED: qparams_of(self.observer)}
         if not self.seen.seen or bool(self.seen.min_val == self.seen.max_val):
             return
-        for name, ends in self.seen.ranges().items():
+        known = float(self.observer.min_val.min()), float(self.observer.max_val.max())
+        for name, (low, high) in self.seen.ranges().items():
+            # Algorithms may have narrowed the range: nothing beyond it matters to the readers.
+            ends = max(low, known[0]), min(high, known[1])
             found = qparams_over(self.observer, ends)
             if all(_differ(found, other) for other in self.qparams.values()):
                 self.qparams[name], self.ends[name] = found, ends

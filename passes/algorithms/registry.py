@@ -25,6 +25,7 @@ from pt2e_quant.passes.algorithms.outlier_channel_splitting import OutlierChanne
 from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.quarot import QuaRot
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
+from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.sequential_mse import SequentialMse
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
@@ -52,6 +53,7 @@ _OWN: dict[str, type[Algorithm]] = {
         OwnRanges,
         QuaRot,
         RunTimeScales,
+        SaturationLimits,
         ScaleOutputs,
         SequentialMse,
         SmoothQuant,
