@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.passes.algorithms.gptq import inverse_factor
 from pt2e_quant.tensors.plan import Filter, is_linear
 from pt2e_quant.tensors.quantize import run_batches
@@ -62,6 +63,7 @@ def prune_2_4_(
     module: nn.Module,
     calibration_data: Iterable[Any] | None = None,
     *,
+    inputs: InputPick | None = None,
     filter: Filter | None = None,
 ) -> None:
     """Prune the linears of a module in place, to be quantized to the layout `sparse_2_4`.
@@ -69,6 +71,7 @@ def prune_2_4_(
     Args:
         module: any, with float weights.
         calibration_data: batches; with them weights make up for what is pruned, see `prune_2_4`.
+        inputs: what of each batch the module takes, as in `pq.calibrate`.
         filter: of (module, path), which linears; all by default.
 
     Raises:
@@ -91,13 +94,18 @@ def prune_2_4_(
                 f'"{path}" has rows of {linear.in_features}, which are no fours of neighbours',
                 fix="leave it out by the filter",
             )
-    moments = {} if calibration_data is None else _moments(module, linears, calibration_data)
+    moments = (
+        {} if calibration_data is None else _moments(module, linears, calibration_data, inputs)
+    )
     for path, linear in linears.items():
         linear.weight.copy_(prune_2_4(linear.weight, moments.get(path)))
 
 
 def _moments(
-    module: nn.Module, linears: dict[str, nn.Linear], batches: Iterable[Any]
+    module: nn.Module,
+    linears: dict[str, nn.Linear],
+    batches: Iterable[Any],
+    inputs: InputPick | None,
 ) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
 
@@ -110,7 +118,7 @@ def _moments(
 
     hooks = [linear.register_forward_pre_hook(watch(path)) for path, linear in linears.items()]
     try:
-        run_batches(module, batches)
+        run_batches(module, batches, inputs)
     finally:
         for hook in hooks:
             hook.remove()

@@ -47,6 +47,19 @@ def test_module_when_pruned_then_its_linears_go_into_the_sparse_layout(has_data)
     assert module[0].weight.form.layout == "sparse_2_4"
 
 
+@pytest.mark.parametrize("pick", [0, "rows"])
+def test_prune_when_batches_have_labels_then_inputs_picks_what_the_module_takes(pick):
+    torch.manual_seed(0)
+    labeled, plain = nn.Sequential(nn.Linear(32, 16)), nn.Sequential(nn.Linear(32, 16))
+    plain.load_state_dict(labeled.state_dict())
+    rows, labels = correlated_rows(64, 32), torch.zeros(64)
+    batch = (rows, labels) if pick == 0 else {"rows": rows, "labels": labels}
+    prune_2_4_(labeled, [batch], inputs=pick)
+    prune_2_4_(plain, [rows])
+    assert torch.equal(labeled[0].weight, plain[0].weight)
+    assert most_of_fours(labeled[0].weight) == 2
+
+
 def test_prune_when_it_cannot_then_says_what_to_do():
     with pytest.raises(ConfigError, match="no fours"):
         prune_2_4(torch.ones(2, 6))
