@@ -94,7 +94,8 @@ def quantize_(
         )
     batches = None if calibration_data is None else list(calibration_data)
     if algorithms:
-        return _by_graph(module, places, algorithms, batches, layout, search)
+        picked = [pick_inputs(batch, inputs) for batch in batches or ()]
+        return _by_graph(module, places, algorithms, picked, layout, search)
     found = _calibrated(module, places, chosen, batches, inputs, functions=functions)
     report, how = EagerReport(), _How(module, found, layout, search, strict=strict)
     try:
@@ -360,7 +361,7 @@ def _by_graph(
     module: nn.Module,
     places: Sequence[Place],
     algorithms: Sequence[str | Algorithm],
-    batches: list[Any] | None,
+    batches: list[Any],
     layout: str,
     search: str | None,
 ) -> EagerReport:

@@ -147,6 +147,14 @@ def test_module_when_an_algorithm_is_asked_for_then_codes_are_its():
     assert pq.sqnr_db([Net().eval()(PLACES)], [model(PLACES)]) > 15
 
 
+def test_module_when_an_algorithm_has_labeled_batches_then_inputs_picks_its_data():
+    labeled, plain = Net().eval(), Net().eval()
+    batches = [(places, torch.zeros(2)) for (places,) in DATA]
+    quantize_(labeled, "w4_g32", algorithms=["gptq"], calibration_data=batches, inputs=0)
+    quantize_(plain, "w4_g32", algorithms=["gptq"], calibration_data=DATA)
+    assert torch.equal(labeled(PLACES), plain(PLACES))
+
+
 def test_module_when_on_the_meta_device_then_loads_a_quantized_state_dict():
     source = Net().eval()
     quantize_(source, "w4_g32", layout="packed")
