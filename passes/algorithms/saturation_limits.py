@@ -149,7 +149,7 @@ def functions_behind(
     graph: AlgorithmGraph, start: Node, places: Mapping[Node, int]
 ) -> Functions | None:
     """The functions of an observed tensor; None where something else reads it or there are none."""
-    inside, operators, observed = {start}, [], {}
+    inside, operators, observed = {start}, list[Node](), dict[Node, Node]()
     results: dict[Node, None] = {}
     pending = set(start.users)
     while pending:
