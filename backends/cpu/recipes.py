@@ -53,6 +53,12 @@ def _reduced_if_saturating(recipe: Recipe) -> Recipe:
 
 
 _BEST = ObserverChoice(activation=PredictedRangeObserver)
+_ALGORITHMS = (
+    SmoothQuant(),
+    SaturationLimits(any_observer=False),
+    ChooseRanges(any_observer=False),
+    BlockGptq(any_observer=False),
+)
 
 
 def recipes_of(registry: Registry) -> Recipes:
@@ -68,12 +74,7 @@ def recipes_of(registry: Registry) -> Recipes:
             scheme=scheme,
             observers=_BEST,
             transforms=(*first, *timed),
-            algorithms=(
-                SmoothQuant(),
-                SaturationLimits(any_observer=False),
-                ChooseRanges(any_observer=False),
-                BlockGptq(any_observer=False),
-            ),
+            algorithms=_ALGORITHMS,
         )
 
     int8 = static(

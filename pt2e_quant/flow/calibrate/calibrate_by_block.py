@@ -159,18 +159,14 @@ _LEFT_OUT = {
 def _drop_unasked(gm: GraphModule) -> None:
     """Leave out a recipe's own choices of ranges and of integers: they run whole models."""
     state = prepared_state(gm)
-    left = [a for a in state.algorithms if _is_own_choice(a, state.asked_algorithms)]
+    own = (a for a in state.algorithms if isinstance(a, ChooseRanges | BlockGptq))
+    left = [a for a in own if not a.any_observer and a.name not in state.asked_algorithms]
     if left:
         state.algorithms = tuple(a for a in state.algorithms if a not in left)
         provenance_of(gm).notes.append(
             f"{' and '.join(_LEFT_OUT[a.name] for a in left)}: block by block, others are compared "
             "only where an effort is asked for"
         )
-
-
-def _is_own_choice(algorithm: Algorithm, asked: Sequence[str]) -> bool:
-    is_choice = isinstance(algorithm, ChooseRanges | BlockGptq) and not algorithm.any_observer
-    return is_choice and algorithm.name not in asked
 
 
 def _streamed(algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
