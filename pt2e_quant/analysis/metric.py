@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_tensors, pick_inputs
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_tensors, pick_inputs, pick_part
 
 MetricFunction: TypeAlias = Callable[[Any, Any], Any]
 """Takes the outputs of one batch and its targets; returns a number."""
@@ -180,8 +180,11 @@ def _only(batch: Any, targets: InputPick) -> Any:
     """The targets: one part as it is, several as a dict or tuple."""
     if callable(targets):
         return as_tensors(targets(batch))
-    found = pick_inputs(batch, targets)
-    return found[0] if isinstance(targets, (str, int)) else found
+    return (
+        pick_part(batch, targets)
+        if isinstance(targets, (str, int))
+        else pick_inputs(batch, targets)
+    )
 
 
 def batches_of(batches: Iterable[Any]) -> Iterable[Any]:

@@ -1,6 +1,7 @@
 """Searches the mixes of schemes of one program: weigh, choose, build, measure, choose again."""
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -24,7 +25,7 @@ from pt2e_quant.analysis.sensitivity import sensitivity
 from pt2e_quant.analysis.solve import Candidate, least_noise, least_precision
 from pt2e_quant.analysis.tuned import Choice, Point, Tuned, front_of
 from pt2e_quant.backends.target.recipe_file import FLOAT, RecipeFile
-from pt2e_quant.core.errors import ConfigError, Pt2eQuantError, UnsupportedError
+from pt2e_quant.core.errors import ConfigError, Pt2eQuantError, Pt2eQuantWarning, UnsupportedError
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.provenance import provenance_of
 
@@ -235,7 +236,7 @@ class Search:
                 gm = self.watch.float_gm if self.watch is not None else None
                 metric, share, size = self.float_metric, 0.0, self.float_size
             else:
-                gm = self.first.gm if recipe == self.base else self.bench.build(recipe)
+                gm = self.first.gm if recipe == self.base else self._built(recipe)
                 metric, share = self.bench.measure(gm), share_quantized(gm)
                 size = constants_size(gm)
             self.mixes[key] = Mix(
@@ -250,6 +251,15 @@ class Search:
                 latency_us=self._latency_us(gm),
             )
         return self.mixes[key]
+
+    def _built(self, recipe: RecipeFile) -> GraphModule:
+        """A converted graph; the float one where the groups left to quantize turn out to be none.
+
+        An operator between others stays float where none of them is quantized.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Pt2eQuantWarning)
+            return self.bench.build(recipe, strict=False)
 
     def _latency_us(self, gm: GraphModule | None) -> float | None:
         """What a call takes, where somebody asked."""

@@ -84,6 +84,13 @@ def test_split_batch_when_parts_are_named_then_these_are_given():
     assert split_batch(batch, "image", lambda b: b["id"])[1] == ["a", "b"]
 
 
+@pytest.mark.parametrize("wanted", [[torch.ones(1), torch.zeros(1)], {"boxes": torch.ones(1)}])
+def test_split_batch_when_targets_are_several_then_all_are_given(wanted):
+    x, y = torch.ones(2), torch.zeros(2)
+    assert split_batch(((x, y), wanted), None, None) == ((x, y), wanted)
+    assert split_batch(({"a": x}, wanted), None, 1) == ({"a": x}, wanted)
+
+
 def test_picker_when_nothing_takes_targets_then_all_of_a_batch_is_the_models():
     x, y = torch.ones(2), torch.zeros(2)
     assert picker(None, None, None)((x, y)) == ((x, y), None)

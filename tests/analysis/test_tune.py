@@ -1,5 +1,7 @@
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 import pt2e_quant as pq
 from pt2e_quant.analysis.bench_mixes import mean_cosine
@@ -152,3 +154,66 @@ def test_tune_when_a_front_is_drawn_then_it_dominates_uniform_mixes(name):
             point["bytes"] <= baseline["bytes"] and point["cosine"] >= baseline["cosine"]
             for point in found["front"]
         )
+
+
+class _Network(nn.Module):
+    """Operators that are quantized only beside others: a pool, a resize and a cat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.low = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.last = nn.Conv2d(16, 2, 1)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        y = functional.interpolate(self.low(functional.max_pool2d(x, 2)), scale_factor=2)
+        return self.last(torch.cat([x, y], 1))
+
+
+def test_tune_when_a_mix_leaves_nothing_to_quantize_then_it_counts_as_float():
+    data = [torch.randn(1, 3, 16, 16) for _ in range(4)]
+    with pytest.raises(UnsupportedError, match="the float model is the best that meets the target"):
+        pq.tune(
+            _Network().eval(),
+            (data[0],),
+            calibration_data=data,
+            backend="onnx",
+            recipe="int8",
+            target=0.99999999,
+            progress=False,
+        )
+
+
+def test_tune_and_evaluate_when_inputs_are_a_pair_beside_targets_then_both_are_taken():
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, a, b):
+            return self.layer(a + b)
+
+    torch.manual_seed(0)
+    model = Pair().eval()
+    data = [((torch.randn(4, 8), torch.randn(4, 8)), torch.arange(4)) for _ in range(4)]
+
+    def accuracy(outputs, labels):
+        return (outputs.argmax(-1) == labels).float().mean()
+
+    with torch.no_grad():
+        expected = sum(float(accuracy(model(*x), y)) for x, y in data) / len(data)
+    assert pq.evaluate(model, data, accuracy, progress=False) == pytest.approx(expected)
+    quantized = pq.quantize(
+        model,
+        data[0][0],
+        calibration_data=data,
+        inputs=0,
+        backend="onnx",
+        accuracy_drop=1.0,
+        metric=accuracy,
+    )
+    assert pq.evaluate(quantized, data, accuracy, progress=False) >= expected - 1.0
+    program = torch.export.export(model, data[0][0])
+    found = pq.sensitivity(program, "int8", data, backend="onnx", metric=accuracy, progress=False)
+    assert found.groups

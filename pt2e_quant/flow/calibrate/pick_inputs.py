@@ -16,9 +16,10 @@ from pt2e_quant.core.errors import InputError, near
 InputPick: TypeAlias = str | int | Sequence[str | int] | Callable[[Any], Any]
 """The parts of a batch that the model takes.
 
-A key or an index: that part is the only input. Several keys: keyword arguments of these names.
-Several indices: positional arguments. A function: of the batch, returns a batch as `calibrate`
-takes it.
+A key or an index: that part is the only input. An index whose part is a dict, or a tuple or list of
+tensors, as of `((image, mask), label)`: its parts are the inputs. Several keys: keyword arguments
+of these names. Several indices: positional arguments. A function: of the batch, returns a batch as
+`calibrate` takes it.
 """
 
 
@@ -38,6 +39,8 @@ def pick_inputs(batch: Any, inputs: InputPick | None) -> Any:
     ('image',)
     >>> pick_inputs({"x": 1, "mask": 2, "labels": 3}, ["x", "mask"])
     {'x': 1, 'mask': 2}
+    >>> pick_inputs(({"x": 1, "mask": 2}, "label"), 0)
+    {'x': 1, 'mask': 2}
 
     A batch that is a tensor has one part, itself.
 
@@ -48,12 +51,32 @@ def pick_inputs(batch: Any, inputs: InputPick | None) -> Any:
         return as_tensors(batch)
     if callable(inputs):
         return as_tensors(inputs(batch))
-    if isinstance(inputs, (str, int)):
-        return (_as_tensor(_part(batch, inputs)),)
-    keys = list(inputs)
+    keys = [inputs] if isinstance(inputs, (str, int)) else list(inputs)
+    if len(keys) == 1 and isinstance(keys[0], int):
+        part = pick_part(batch, keys[0])
+        return as_tensors(part) if _is_call(part) else (part,)
+    if isinstance(inputs, str):
+        return (pick_part(batch, inputs),)
     if all(isinstance(key, str) for key in keys):
         return as_tensors({str(key): _part(batch, key) for key in keys})
-    return tuple(_as_tensor(_part(batch, key)) for key in keys)
+    return tuple(pick_part(batch, key) for key in keys)
+
+
+def pick_part(batch: Any, key: str | int) -> Any:
+    """One part of a batch; an array or a list of numbers as a tensor.
+
+    Raises:
+        InputError: the batch has no such part.
+    """
+    return _as_tensor(_part(batch, key))
+
+
+def _is_call(part: Any) -> bool:
+    """Whether a part of a batch holds several inputs."""
+    is_sequence = isinstance(part, (tuple, list)) and len(part) > 0
+    return isinstance(part, Mapping) or (
+        is_sequence and all(isinstance(value, (torch.Tensor, np.ndarray)) for value in part)
+    )
 
 
 def as_tensors(batch: Any) -> Any:

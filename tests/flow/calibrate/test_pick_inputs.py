@@ -112,3 +112,22 @@ def test_bind_when_the_batch_has_labels_then_the_error_names_the_argument(prepar
     with pytest.raises(InputError, match=r"profile\(…, inputs=0\)"):
         bind_batch(capture, (torch.ones(4, 4), torch.zeros(4)), call="profile")
     assert len(bind_batch(capture, (torch.ones(4, 4), torch.zeros(4)), 0)) == 1
+
+
+@pytest.mark.parametrize(
+    "collate", [tuple, list, lambda parts: {"ids": parts[0], "mask": parts[1]}]
+)
+@pytest.mark.parametrize("inputs", [0, [0]])
+def test_pick_when_the_first_part_holds_several_inputs_then_these(prepared_pair, collate, inputs):
+    ids, mask = torch.randn(4, 4), torch.ones(4, 4)
+    batch = (collate([ids, mask]), torch.arange(4))
+    calibrate(prepared_pair, [batch], inputs=inputs, progress=False)
+    sample = prepared_pair.meta["pt2e_quant.sample"]
+    assert [torch.equal(a, b) for a, b in zip(sample.leaves, (ids, mask), strict=True)] == [
+        True
+    ] * 2
+
+
+def test_pick_when_a_part_is_a_list_of_numbers_then_one_tensor():
+    (found,) = pick_inputs(([[1, 2], [3, 4]], "label"), 0)
+    assert torch.equal(found, torch.tensor([[1, 2], [3, 4]]))
