@@ -337,7 +337,7 @@ def round_blocks(rows: Tensor, grid: Grid, squares: Tensor, damping: float) -> T
         damping: as of `BlockGptq`.
     """
     order = squares.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True, stable=True)
-    block = torch.arange(len(order))[:, None]
+    block = torch.arange(len(order), device=order.device)[:, None]
 
     def in_order(given: Tensor) -> Tensor:
         return given.transpose(1, 2).contiguous()[

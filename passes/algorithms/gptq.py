@@ -158,7 +158,7 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     mean = hessian.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     mean = mean.clamp(min=torch.finfo(torch.float32).tiny)
     while True:
-        damped = hessian + damping * mean * torch.eye(hessian.shape[-1])
+        damped = hessian + damping * mean * torch.eye(hessian.shape[-1], device=hessian.device)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed.any():
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
