@@ -24,7 +24,7 @@ from pt2e_quant.passes.algorithms.grid import Declined, Grid
 from pt2e_quant.passes.algorithms.observed_run import (
     OutputError,
     exact_run,
-    floats,
+    output_errors_of,
     rounded_run,
 )
 from pt2e_quant.passes.algorithms.range_groups import ChosenRangeObserver, open_observers
@@ -160,13 +160,11 @@ class BlockGptq(Algorithm):
         exact = exact_run(graph.gm, graph.gathered.floats)
         constants = {node: value for found in made for node, value in found.constants.items()}
         runs = rounded_run(graph.gm, {}, {}), rounded_run(graph.gm, constants, {})
-        errors = OutputError(), OutputError()
-        text = "confirming weights"
-        for call in show_progress(calls, text, enabled=graph.gathered.progress):
-            expected = floats(exact.call(call))
-            for error, run in zip(errors, runs, strict=True):
-                error.add(expected, floats(run.call(call)), 1.0)
-        return errors
+        progress = graph.gathered.progress
+        before, after = output_errors_of(
+            exact, runs, calls, "confirming weights", progress=progress
+        )
+        return before, after
 
 
 def _is_chosen(graph: AlgorithmGraph) -> bool:
@@ -340,9 +338,8 @@ def round_blocks(rows: Tensor, grid: Grid, squares: Tensor, damping: float) -> T
     block = torch.arange(len(order), device=order.device)[:, None]
 
     def in_order(given: Tensor) -> Tensor:
-        return given.transpose(1, 2).contiguous()[
-            block, order
-        ]  # columns are read and written whole
+        # Columns are read and written whole: one after the other in memory.
+        return given.transpose(1, 2).contiguous()[block, order]
 
     factor = inverse_factor(squares[block[..., None], order[:, :, None], order[:, None]], damping)
     left, grid = in_order(rows), grid.change(in_order)

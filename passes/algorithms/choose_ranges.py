@@ -13,7 +13,6 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.graph.meta import attribute
-from pt2e_quant.observers.rounding import rounded
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph
@@ -22,9 +21,11 @@ from pt2e_quant.passes.algorithms.observed_run import (
     ObservedRun,
     OutputError,
     energy,
+    exact_run,
     floats,
     ignore,
     is_float,
+    rounded_as_observed,
     rounded_by,
 )
 from pt2e_quant.passes.algorithms.paired_run import fixed_nodes
@@ -292,7 +293,7 @@ class _Chooser:
 
     def _exact(self, calls: Iterable[Weighted]) -> list[Compared]:
         """Calls with what the float model makes of them."""
-        plain = ObservedRun(self.gm, lambda node, value: value)
+        plain = exact_run(self.gm, {})
         return [(call, floats(plain.call(call)), weight) for call, weight in calls]
 
     def _whole(
@@ -343,10 +344,7 @@ class _Chooser:
 
     def _rounded(self, node: Node, value: Any) -> Any:
         """A weight, or an activation whose range is not open; biases are as good as exact."""
-        observer = attribute(self.gm, str(node.target))
-        if not is_float(value) or hasattr(observer, "derive_qparams_fn"):
-            return value
-        return rounded(observer, value)
+        return rounded_as_observed(attribute(self.gm, str(node.target)), value)
 
 
 def _is_pure(node: Node) -> bool:

@@ -6,13 +6,16 @@ from typing import ClassVar
 
 import torch
 
-from pt2e_quant.core.progress import show_progress
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY, AlgorithmGraph
 from pt2e_quant.passes.algorithms.bias_correction import LAYERS
 from pt2e_quant.passes.algorithms.grid import Declined
-from pt2e_quant.passes.algorithms.observed_run import OutputError, exact_run, floats, rounded_run
+from pt2e_quant.passes.algorithms.observed_run import (
+    exact_run,
+    output_errors_of,
+    rounded_run,
+)
 
 LEAST_GAIN_DB = 0.1
 """The least gain in dB that keeps the chosen weights. The algorithms lower the error of each layer,
@@ -50,13 +53,10 @@ class ConfirmWeights(Algorithm):
         exact = exact_run(gm, gathered.floats)
         plain = rounded_run(gm, gathered.floats, gathered.observers)
         changed = rounded_run(gm, {}, {})
-        before, after = OutputError(), OutputError()
         with torch.no_grad():
-            text = "confirming weights"
-            for call in show_progress(calls, text, enabled=gathered.progress):
-                expected = floats(exact.call(call))
-                before.add(expected, floats(plain.call(call)), 1.0)
-                after.add(expected, floats(changed.call(call)), 1.0)
+            before, after = output_errors_of(
+                exact, (plain, changed), calls, "confirming weights", progress=gathered.progress
+            )
         told = (
             f"on {len(calls)} calls the quantized model is at {after.db:.1f} dB with the weights "
             f"and biases that algorithms chose, and at {before.db:.1f} dB with plain rounding"

@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.inexact import as_reals, is_inexact
+from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.graph.alias import mutated_buffers
 from pt2e_quant.graph.meta import attribute
@@ -179,10 +180,7 @@ def rounded_run(
     def observe(node: Node, value: Any) -> Any:
         if node in known:
             return known[node]
-        observer = observers.get(node) or attribute(gm, str(node.target))
-        if not is_float(value) or hasattr(observer, "derive_qparams_fn"):
-            return value
-        made = rounded(observer, value)
+        made = rounded_as_observed(observers.get(node) or attribute(gm, str(node.target)), value)
         if node in fixed:
             known[node] = made
         return made
@@ -190,6 +188,38 @@ def rounded_run(
     run = ObservedRun(gm, observe)
     run.constants.update(constants)
     return run
+
+
+def rounded_as_observed(observer: Any, value: Any) -> Any:
+    """A value rounded by its observer; biases, whose qparams derive from others, as they are."""
+    if not is_float(value) or hasattr(observer, "derive_qparams_fn"):
+        return value
+    return rounded(observer, value)
+
+
+def output_errors_of(
+    exact: ObservedRun,
+    runs: Sequence[ObservedRun],
+    calls: Sequence[Sequence[Any]],
+    text: str,
+    *,
+    progress: bool,
+) -> list["OutputError"]:
+    """How far each of some runs is from the float model over calls.
+
+    Args:
+        exact: the float model's.
+        runs: those that are compared with it.
+        calls: inputs of the model.
+        text: of the progress bar.
+        progress: show one.
+    """
+    errors = [OutputError() for _ in runs]
+    for call in show_progress(calls, text, enabled=progress):
+        expected = floats(exact.call(call))
+        for error, run in zip(errors, runs, strict=True):
+            error.add(expected, floats(run.call(call)), 1.0)
+    return errors
 
 
 def ignore(node: Node, value: Any) -> None:

@@ -1,7 +1,7 @@
 """Leave out of ranges the values that the functions behind a tensor do not tell apart."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
-from pt2e_quant.passes.algorithms.algorithm_graph import OUT, STEPS_KEY, AlgorithmGraph, unobserved
+from pt2e_quant.passes.algorithms.algorithm_graph import OUT, STEPS_KEY, AlgorithmGraph
 from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.range_groups import open_observers
 
@@ -61,14 +61,12 @@ class Functions:
 
     Args:
         start: the observer node of the tensor.
-        operators: in graph order.
-        observed: the observer nodes between and behind them, by what they observe.
-        results: the operators whose values others read.
+        nodes: the operators and the observer nodes of their results, in graph order.
+        results: those of them that others read.
     """
 
     start: Node
-    operators: tuple[Node, ...]
-    observed: Mapping[Node, Node]
+    nodes: tuple[Node, ...]
     results: tuple[Node, ...]
 
 
@@ -149,29 +147,26 @@ def functions_behind(
     graph: AlgorithmGraph, start: Node, places: Mapping[Node, int]
 ) -> Functions | None:
     """The functions of an observed tensor; None where something else reads it or there are none."""
-    inside, operators, observed = {start}, list[Node](), dict[Node, Node]()
-    results: dict[Node, None] = {}
-    pending = set(start.users)
+    nodes, results = {start: None}, dict[Node, None]()
+    operators, pending = 0, set(start.users)
     while pending:
         node = min(pending, key=places.__getitem__)
         pending.remove(node)
-        source = node.all_input_nodes[0]
-        if graph.observer(node) is not None:
-            observed[source] = node
-        elif _is_function(graph, node, inside) and len(operators) < MOST_OPERATORS:
-            operators.append(node)
-        else:
-            read = [s for s in node.all_input_nodes if s in inside]
-            if start in read:
-                return None
-            results |= dict.fromkeys(map(unobserved, read))
+        is_function = operators < MOST_OPERATORS and _is_function(graph, node, nodes)
+        if is_function or graph.observer(node) is not None:
+            operators += is_function
+            nodes[node] = None
+            pending |= set(node.users)
             continue
-        inside.add(node)
-        pending |= set(node.users)
-    return Functions(start, tuple(operators), observed, tuple(results)) if operators else None
+        read = [source for source in node.all_input_nodes if source in nodes]
+        if start in read:
+            return None
+        results |= dict.fromkeys(read)
+    _, *behind = nodes
+    return Functions(start, tuple(behind), tuple(results)) if operators else None
 
 
-def _is_function(graph: AlgorithmGraph, node: Node, inside: set[Node]) -> bool:
+def _is_function(graph: AlgorithmGraph, node: Node, inside: Container[Node]) -> bool:
     """Whether a node computes each element from values inside and single numbers alone."""
     if not is_call(node, _OF_ELEMENTS):
         return False
@@ -191,18 +186,16 @@ def _results(graph: AlgorithmGraph, functions: Functions, x: Tensor) -> list[tup
             known[node] = held.reshape(())
         return known[node]
 
-    for node in functions.operators:
-        made: Any = node.target(*map_arg(node.args, value), **map_arg(node.kwargs, value))  # type: ignore[operator]
-        known[node] = made
-        if node in functions.observed:
-            known[functions.observed[node]] = made
-    return [
-        (known[n].double(), _tolerance(graph, functions, n, known[n])) for n in functions.results
-    ]
+    for node in functions.nodes:
+        target: Any = node.target
+        args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
+        known[node] = args[0] if node.op == "call_module" else target(*args, **kwargs)
+    return [(known[n].double(), _tolerance(graph, n, known[n])) for n in functions.results]
 
 
-def _tolerance(graph: AlgorithmGraph, functions: Functions, node: Node, values: Tensor) -> float:
-    observer = graph.observer(functions.observed.get(node))
+def _tolerance(graph: AlgorithmGraph, node: Node, values: Tensor) -> float:
+    """By how much a result may change; one that is read in float, by nothing but rounding."""
+    observer = graph.observer(node)
     is_seen = observer is not None and bool(getattr(observer, "min_val", values).isfinite().all())
     if not is_seen or getattr(observer, "is_dynamic", False) or observer.dtype.is_floating_point:
         return 1e-7 * float(values.abs().max())

@@ -22,14 +22,7 @@ MADE = RecipeFile(
     backend="onnx",
     recipe="int8",
     ranges="min_max",
-    without=(
-        "run_time_scales",
-        "smooth_quant",
-        "own_ranges",
-        "saturation_limits",
-        "choose_ranges",
-        "block_gptq",
-    ),
+    without=tuple(sorted(STATIC_ALGORITHMS)),
     rules=(
         NodeScheme(node="linear_3", scheme="float", why='costs 12 "dB"\nalone'),
         NodeScheme(node="linear*", scheme="int8_dynamic"),

@@ -98,6 +98,17 @@ def test_range_when_something_else_reads_the_tensor_then_as_observed():
     assert not narrowed(converted(Net(F.hardswish, reads_both=True)))
 
 
+@pytest.mark.parametrize(("name", "low", "high"), [("silu", -99, -12), ("hardswish", -3.5, -3)])
+def test_range_when_a_result_is_also_read_in_float_then_it_has_to_be_constant(name, low, high):
+    class Both(Net):
+        def forward(self, x):
+            y = self.function(self.conv(x))
+            return self.after(y), torch.cumsum(y, 1)
+
+    ((start, _),) = narrowed(converted(Both(getattr(F, name))))
+    assert low < start < high
+
+
 @pytest.mark.parametrize("function", [torch.abs, lambda x: x * 0.5, lambda x: F.leaky_relu(x, 0.3)])
 def test_range_when_a_function_tells_all_values_apart_then_as_observed(function):
     assert not narrowed(converted(Net(function)))
