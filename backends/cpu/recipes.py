@@ -8,7 +8,13 @@ from torch.fx import GraphModule
 from pt2e_quant.backends.cpu.policy import place_by_speed, policy_of
 from pt2e_quant.backends.cpu.table import REGISTRY
 from pt2e_quant.backends.target.policy import place_integer_regions
-from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
+from pt2e_quant.backends.target.recipe import (
+    CHOICES_BY_DATA,
+    Recipe,
+    RecipeFamily,
+    Recipes,
+    without_data,
+)
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.schemes import INT8_WEIGHT, UINT8_ACTIVATION, Scheme
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
@@ -17,9 +23,6 @@ from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.kernels.onednn.exact_products import onednn_is_exact
 from pt2e_quant.kernels.registry import Registry
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
-from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
-from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
-from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import narrow_attention
 
@@ -55,9 +58,7 @@ def _reduced_if_saturating(recipe: Recipe) -> Recipe:
 _BEST = ObserverChoice(activation=PredictedRangeObserver)
 _ALGORITHMS = (
     SmoothQuant(),
-    SaturationLimits(any_observer=False),
-    ChooseRanges(any_observer=False),
-    BlockGptq(any_observer=False),
+    *CHOICES_BY_DATA,
 )
 
 

@@ -9,7 +9,13 @@ from pt2e_quant.backends.cuda.lower import LOWERING, SUFFIX
 from pt2e_quant.backends.cuda.policy import UNMEASURED, policy_of
 from pt2e_quant.backends.cuda.table import REGISTRY, TABLE, table_of
 from pt2e_quant.backends.target.backend import Backend
-from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
+from pt2e_quant.backends.target.recipe import (
+    CHOICES_BY_DATA,
+    Recipe,
+    RecipeFamily,
+    Recipes,
+    without_data,
+)
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
@@ -18,9 +24,6 @@ from pt2e_quant.graph.tied_tables import is_embedding
 from pt2e_quant.kernels.int4_linear.op import GROUP_SIZES
 from pt2e_quant.kernels.kernel import Kernel
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
-from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
-from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
-from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 
@@ -50,9 +53,7 @@ RECIPES = Recipes(
             observers=ObserverChoice(activation=PredictedRangeObserver),
             algorithms=(
                 SmoothQuant(),
-                SaturationLimits(any_observer=False),
-                ChooseRanges(any_observer=False),
-                BlockGptq(any_observer=False),
+                *CHOICES_BY_DATA,
             ),
         ),
         _without_data(

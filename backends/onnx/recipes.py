@@ -8,7 +8,13 @@ from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
 from pt2e_quant.backends.onnx.passes.shuffle_upsampling import shuffle_upsampling
 from pt2e_quant.backends.onnx.policy import POLICY
 from pt2e_quant.backends.target.policy import place_integer_regions
-from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
+from pt2e_quant.backends.target.recipe import (
+    CHOICES_BY_DATA,
+    Recipe,
+    RecipeFamily,
+    Recipes,
+    without_data,
+)
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import (
     BIAS_INT32,
@@ -26,11 +32,8 @@ from pt2e_quant.graph.tied_tables import (
 )
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
-from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
-from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
-from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
@@ -114,9 +117,7 @@ RECIPES = Recipes(
                 RunTimeScales(pooled_only=True),
                 SmoothQuant(),
                 OwnRanges(),
-                SaturationLimits(any_observer=False),
-                ChooseRanges(any_observer=False),
-                BlockGptq(any_observer=False),
+                *CHOICES_BY_DATA,
             ),
         ),
         RecipeFamily(

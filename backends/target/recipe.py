@@ -18,6 +18,16 @@ from pt2e_quant.graph.tied_tables import is_tied_linear
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
+from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
+from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
+from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
+
+CHOICES_BY_DATA = (
+    SaturationLimits(any_observer=False),
+    ChooseRanges(any_observer=False),
+    BlockGptq(any_observer=False),
+)
+"""How static recipes choose ranges and integers of weights where nobody chose the observers."""
 
 ALIASES: Mapping[str, str] = {
     "static": "int8",

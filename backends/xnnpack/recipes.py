@@ -2,7 +2,13 @@
 
 from functools import partial
 
-from pt2e_quant.backends.target.recipe import Recipe, RecipeFamily, Recipes, without_data
+from pt2e_quant.backends.target.recipe import (
+    CHOICES_BY_DATA,
+    Recipe,
+    RecipeFamily,
+    Recipes,
+    without_data,
+)
 from pt2e_quant.backends.xnnpack.gemm_rows import BFLOAT16_SCALES, GROUP_SIZES
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_ACTIVATION, INT8_WEIGHT, Scheme
@@ -11,11 +17,8 @@ from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.graph.tied_tables import is_embedding
 from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
-from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
-from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.own_ranges import OwnRanges
 from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
-from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 from pt2e_quant.passes.algorithms.scale_outputs import ScaleOutputs
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
@@ -57,9 +60,7 @@ RECIPES = Recipes(
                 SmoothQuant(),
                 ScaleOutputs(),
                 OwnRanges(),
-                SaturationLimits(any_observer=False),
-                ChooseRanges(any_observer=False),
-                BlockGptq(any_observer=False),
+                *CHOICES_BY_DATA,
             ),
         ),
         Recipe(
