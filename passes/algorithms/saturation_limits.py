@@ -54,6 +54,22 @@ TOLERANCE = 0.25
 LEAST_GAIN = 0.02
 """The part of a range that has to be left out."""
 
+NARROWED_KEY = "pt2e_quant.narrowed"
+"""The key of an observer node's `meta`: a `Narrowed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """Of a range that an algorithm made narrower, because what reads the tensor lets it.
+
+    Args:
+        observed: (min, max) that calibration saw.
+        read: (least, greatest) value that its readers tell apart from those beyond.
+    """
+
+    observed: tuple[float, float]
+    read: tuple[float, float]
+
 
 @dataclass(frozen=True, slots=True)
 class Functions:
@@ -112,6 +128,7 @@ class SaturationLimits(Algorithm):
         low, high = float(observer.min_val), float(observer.max_val)
         if not low < high or abs(low) == float("inf") or getattr(observer, "is_vector", False):
             raise Declined("its range is not that of a map of values")
+        seen = low, high
         low, high = min(low, 0.0), max(high, 0.0)
         x = torch.linspace(low, high, POINTS, dtype=torch.float32)
         ends = limits(x, _results(site.graph, functions, x))
@@ -122,6 +139,7 @@ class SaturationLimits(Algorithm):
             raise Declined("the functions behind it tell all its values apart")
         observer.set_extremes(*(observer.min_val.new_tensor([end]) for end in ends))
         told = f"{self.name}: {low:.3g} .. {high:.3g} narrowed to {ends[0]:.3g} .. {ends[1]:.3g}"
+        functions.start.meta[NARROWED_KEY] = Narrowed(seen, ends)
         functions.start.meta.setdefault(STEPS_KEY, []).append(told)
         return told
 

@@ -28,7 +28,7 @@ from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch, pick_inputs
-from pt2e_quant.flow.report.worst_tensors import by_channel
+from pt2e_quant.flow.report.worst_tensors import as_read, by_channel
 from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.graph.op_table import operator_name
 
@@ -192,16 +192,16 @@ class _Comparing:
         if kept is not None and site.qparams is not None:
             half = float(site.qparams.scale) / 2
             kept = kept[0] - half, kept[1] + half
-        self.figures[site.name].pair.add(*as_floats(expected, value), kept)
+        self.figures[site.name].pair.add(*_as_read(site, expected, value), kept)
 
     def _own(self, known: Mapping[str, Tensor], site: Site, value: Tensor) -> None:
         expected = known.get(site.name)
         if expected is None or expected.shape != value.shape:
             return
-        pair = as_floats(expected, value)
+        pair = _as_read(site, expected, value)
         if site.moved_from is not None:
             # It keeps the integers that it reads: their rounding is not its own.
-            rounded = as_floats(moved(site, expected), value)
+            rounded = _as_read(site, moved(site, expected), value)
             pair = min(pair, rounded, key=lambda p: float((p[0] - p[1]).square().sum()))
         self.figures[site.name].own.add(*pair)
 
@@ -281,6 +281,11 @@ class _Comparing:
 
         before = max((share(n) for n in self.right.inputs_of(name, self.figures)), default=0.0)
         return to_db(1.0, max(share(name) - before, 0.0))
+
+
+def _as_read(site: Site, expected: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """Two values of an activation as its readers see them, in float32."""
+    return as_floats(as_read(expected, site.record), as_read(found, site.record))
 
 
 def _used(seen: tuple[float, float], kept: tuple[float, float]) -> float:

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.cut_graph import operators
+from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qdq import (
     CHOOSE_QPARAMS_OPS,
     STATIC_KINDS,
@@ -58,6 +59,7 @@ class Site:
         qparams: of a quantize with constant scales for the whole tensor, else None.
         moved_from: the qparams that the value has already, where the node only moves data.
         factors: what an algorithm divided the value's channels by, None for nothing.
+        record: of the quantized tensor, if there is one.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Site:
     qparams: QParams | None
     moved_from: QParams | None
     factors: Tensor | None
+    record: TensorRecord | None = None
 
     @property
     def value(self) -> Node:
@@ -202,6 +205,7 @@ class GraphSide:
     def _find_sites(self, every: bool) -> dict[str, Site]:
         # A float graph has every value: another graph may quantize a view.
         computing = {*(self.gm.graph.nodes if every else operators(self.gm))}
+        records = {record.name: record for record in provenance_of(self.gm).tensors}
         found: dict[str, Site] = {}
         for node in self.gm.graph.nodes:
             if node.op not in ("call_function", "placeholder") or node in self.constants:
@@ -222,6 +226,7 @@ class GraphSide:
                 self._per_tensor(quantize),
                 self._moved_from(node),
                 noted_factors(node, OUTPUT_FACTORS_KEY),
+                records.get(node.name),
             )
         return found
 

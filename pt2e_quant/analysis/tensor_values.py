@@ -19,7 +19,7 @@ from pt2e_quant.flow.report.page.plot import COLOURS, figure, graph_objects
 from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
 from pt2e_quant.flow.report.rows import kind_of
-from pt2e_quant.flow.report.worst_tensors import TensorLoss, worst_tensors
+from pt2e_quant.flow.report.worst_tensors import TensorLoss, as_read, worst_tensors
 
 BINS = 80
 
@@ -37,7 +37,8 @@ class TensorValues:
         seen: (least, greatest) value of all batches.
         edges: of the bins, one more than there are counts.
         counts: values in each bin; those beyond the edges are in the first and the last one.
-        clipped: how many values lie outside of the chosen range.
+        clipped: how many values lie outside of the chosen range, of those that the tensor's
+            readers tell apart.
         total: how many there are.
     """
 
@@ -168,6 +169,7 @@ class _Watcher(Interpreter):
         super().__init__(gm)
         self.gm = gm
         self.values: dict[str, TensorValues] = {}
+        self.records = {record.name: record for record in provenance_of(gm).tensors}
 
     def run_node(self, n: Node) -> Any:
         """Run one node."""
@@ -189,7 +191,8 @@ class _Watcher(Interpreter):
         found.total += kept.numel()
         if found.chosen is not None:
             low, high = found.chosen[0] - found.step / 2, found.chosen[1] + found.step / 2
-            outside = (kept < low) | (kept > high)
+            read = as_read(kept, self.records.get(source.name))
+            outside = (read < low) | (read > high)
             found.clipped += int(outside.sum())
         edges = found.edges
         counts = torch.histc(kept.clamp(edges[0], edges[-1]), BINS, edges[0], edges[-1])

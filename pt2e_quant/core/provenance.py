@@ -87,6 +87,8 @@ class TensorRecord:
             (groups: the graph's own constant holds them) or not known (dynamic).
         zero_point: the integer that stands for zero; as many as scale.
         observed: (min, max) that the observer saw.
+        read_range: (least, greatest) value that its readers tell apart from those beyond, as far
+            as was observed: hardswish reads nothing below -3. None where that is not known.
         steps: algorithm steps applied, in order.
         evidence: which range was chosen by what it costs on calibration data, by how much it is
             better, and what came second; "" where nothing was compared.
@@ -113,6 +115,7 @@ class TensorRecord:
     scale: list[float] = field(default_factory=list)
     zero_point: list[int] = field(default_factory=list)
     observed: tuple[float, float] | None = None
+    read_range: tuple[float, float] | None = None
     steps: list[str] = field(default_factory=list)
     evidence: str = ""
     size_before: int = 0
@@ -319,7 +322,7 @@ _LACKS = {
 def _brief(record: TensorRecord) -> TensorRecord:
     """A record of what a tensor is, without how it became so."""
     kept = replace(record, rule="", group=-1, observer="", uses=[], observed=None)
-    return replace(kept, steps=[], evidence="", backends={})
+    return replace(kept, read_range=None, steps=[], evidence="", backends={})
 
 
 def _total(sizes: Sequence[SizeRecord]) -> list[SizeRecord]:

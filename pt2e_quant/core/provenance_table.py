@@ -34,6 +34,10 @@ def read_nowhere(name: str, field: str, word: str) -> Sequence[float]:
     raise ValueError(f'the {field} of "{name}" is not in the file')
 
 
+_RANGES = ("observed", "read_range")
+"""The fields that are (least, greatest) value, or None."""
+
+
 class NumberWriter:
     """Collects the numbers of a table.
 
@@ -51,8 +55,9 @@ class NumberWriter:
         for field in ("scale", "zero_point"):
             word = self.refer(name, field, entry[field])
             entry[field] = word or self._short(entry[field])
-        if entry["observed"] is not None:
-            entry["observed"] = self._short(list(entry["observed"]))
+        for field in _RANGES:
+            if entry[field] is not None:
+                entry[field] = self._short(list(entry[field]))
         return entry
 
     def _short(self, values: list[float]) -> Any:
@@ -87,9 +92,10 @@ class NumberReader:
         """An entry with its numbers."""
         entry["scale"] = self._long(entry, "scale", 0.0)
         entry["zero_point"] = self._long(entry, "zero_point", 0)
-        if entry["observed"] is not None:
-            low, high = self._long(entry, "observed", 0.0)
-            entry["observed"] = low, high
+        for field in _RANGES:
+            if entry[field] is not None:
+                low, high = self._long(entry, field, 0.0)
+                entry[field] = low, high
         return entry
 
     def _long(self, entry: dict[str, Any], field: str, zero: float) -> list[Any]:

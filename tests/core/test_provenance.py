@@ -18,7 +18,9 @@ from pt2e_quant.core.schemes import Role
 
 
 def _table() -> Provenance:
-    tensor = TensorRecord(name="w", role=Role.WEIGHT, scale=[0.5, 0.25], observed=(-1.0, 2.0))
+    tensor = TensorRecord(
+        name="w", role=Role.WEIGHT, scale=[0.5, 0.25], observed=(-1.0, 2.0), read_range=(-0.5, 2.0)
+    )
     return Provenance(
         quantizer="q",
         tensors=[tensor],

@@ -23,7 +23,7 @@ def record(**fields) -> TensorRecord:
         record(scale=[THIRD], zero_point=[3], observed=(-THIRD, 0.0)),
         record(scale=[1 / 3, 2.0], zero_point=[0, 0]),
         record(scale=[1e300], observed=(0.0, 0.0)),
-        record(observed=(-math.inf, math.inf)),
+        record(observed=(-math.inf, math.inf), read_range=(-3.0, THIRD)),
         record(scale=[0.5] * 9, zero_point=[0] * 9, block=[1, 32], is_dynamic=True, group_size=32),
     ],
 )

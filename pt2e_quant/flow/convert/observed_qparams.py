@@ -23,6 +23,7 @@ from pt2e_quant.flow.prepare.prepared import (
 )
 from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY
 from pt2e_quant.passes.algorithms.own_ranges import SPLIT_KEY
+from pt2e_quant.passes.algorithms.saturation_limits import NARROWED_KEY, Narrowed
 
 
 def record_of(
@@ -43,6 +44,7 @@ def record_of(
         fields: those about its qparams.
         observed: least and greatest value.
     """
+    narrowed: Narrowed | None = node.meta.get(NARROWED_KEY)
     return TensorRecord(
         name=observer_info.source,
         role=observer_info.role,
@@ -52,7 +54,8 @@ def record_of(
         observer=name,
         uses=list(observer_info.uses),
         dtype=fields.pop("dtype", None) or str(observer.dtype).removeprefix("torch."),
-        observed=observed,
+        observed=observed if narrowed is None else narrowed.observed,
+        read_range=None if narrowed is None else narrowed.read,
         steps=[*node.meta.get(STEPS_KEY, ()), *getattr(observer, "steps", ())],
         evidence=getattr(observer, "evidence", ""),
         **fields,

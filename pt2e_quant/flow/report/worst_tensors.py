@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2e_quant.core.errors import Pt2eQuantWarning, module_path
+from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qdq import float_name, is_dequantize, is_quantize
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
@@ -92,6 +93,17 @@ def by_channel(tensor: Tensor, axis: int | None = None) -> Tensor:
     return tensor.movedim(axis, 0).flatten(1)
 
 
+def as_read(value: Tensor, record: TensorRecord | None) -> Tensor:
+    """A tensor as its readers see it: observed values that they do not tell apart are one."""
+    if record is None or record.read_range is None:
+        return value
+    read = value.clamp(*record.read_range)
+    if record.observed is None:
+        return read
+    # Beyond what calibration saw, nothing is known of the readers.
+    return torch.where((value < record.observed[0]) | (value > record.observed[1]), value, read)
+
+
 def median_db(signal: Tensor, noise: Tensor) -> float:
     """The median over channels of the SQNR, of those that have signal and noise; inf of none."""
     ratios = 10 * torch.log10(signal / noise)
@@ -112,6 +124,7 @@ class _Watcher(Interpreter):
         # Values stay until the end: a quantized one is compared behind its last reader.
         super().__init__(gm, garbage_collect_values=False)
         self.losses: dict[str, TensorLoss] = {}
+        self.records = {record.name: record for record in provenance_of(gm).tensors}
 
     def run_node(self, n: Node) -> Any:
         """Run one node; keep the loss of a dequantize."""
@@ -121,7 +134,9 @@ class _Watcher(Interpreter):
             assert isinstance(integers, Node)
             if is_quantize(integers) and isinstance(integers.args[0], Node):
                 source = integers.args[0]
-                self._keep(source.name, source, _by_channel_db(self.env[source], made))
+                record = self.records.get(source.name)
+                real, found = (as_read(value, record) for value in (self.env[source], made))
+                self._keep(source.name, source, _by_channel_db(real, found))
             elif (step := self._step(n)) is not None:
                 name = float_name(integers) if integers.op == "get_attr" else integers.name
                 signal = float(made.double().square().mean())

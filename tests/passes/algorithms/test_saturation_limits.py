@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import pt2e_quant as pq
+from pt2e_quant.analysis.tensor_values import tensor_values
 from pt2e_quant.passes.algorithms.saturation_limits import TOLERANCE, limits
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -92,6 +93,41 @@ def test_artifact_when_a_range_is_narrowed_then_it_computes_what_the_graph_does(
         expected = [gm(x) for x in held]
     artifact = pq.backends.get(backend).lower(gm)
     assert pq.sqnr_db(expected, [artifact.run(x) for x in held]) > 35
+
+
+@pytest.mark.parametrize("form", ["graph", "artifact"])
+def test_compare_when_a_range_is_narrowed_then_values_that_nobody_reads_are_no_error(form):
+    model = Net(F.hardswish)
+    plain, gm = (converted(model, with_limits=on) for on in (False, True))
+    record = pq.provenance_of(gm).tensor("conv2d")
+    assert record.observed == pq.provenance_of(plain).tensor("conv2d").observed
+    assert record.read_range is not None
+    data = images(4)
+    program = torch.export.export(model.eval(), (data[0],))
+    other = gm if form == "graph" else pq.backends.get("onnx").lower(gm)
+    row = pq.compare(program, other, data, progress=False).node("conv2d")
+    before = pq.compare(program, plain, data, progress=False).node("conv2d")
+    assert row.own_sqnr_db > before.own_sqnr_db
+    assert row.share_clipped == 0
+    assert {a.rule for a in pq.advise(gm, pq.compare(program, gm, data, progress=False))} == set()
+
+
+def test_compare_when_values_are_beyond_what_was_observed_then_they_are_an_error():
+    model = Net(F.hardswish)
+    gm = converted(model)
+    program = torch.export.export(model.eval(), (images(1)[0],))
+    row = pq.compare(program, gm, [4 * x for x in images(4)], progress=False).node("conv2d")
+    assert row.share_clipped > 0.01
+    assert row.own_sqnr_db < 20
+
+
+def test_report_when_a_range_is_narrowed_then_values_that_nobody_reads_are_not_clipped():
+    gm = converted(Net(F.hardswish))
+    table = tensor_values(gm, images(4))
+    (value,) = [value for value in table.values if value.name == "conv2d"]
+    assert value.share_clipped == 0
+    (loss,) = [loss for loss in table.losses if loss.name == "conv2d"]
+    assert loss.sqnr_db > 25
 
 
 def test_range_when_something_else_reads_the_tensor_then_as_observed():
