@@ -4,8 +4,8 @@
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,34 +19,9 @@ from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.measure import Noise
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow.node_outputs import NodeSourceDebugInfo
 from pt2e_quant.graph.meta import origin_source
 from pt2e_quant.graph.subgraphs import bfs_trace_with_node_process
-
-_UNLIFT = "ExportedProgram.module().unlift()"
-
-
-@dataclass(frozen=True)
-class NodeSourceDebugInfo:
-    """A node of the exported program.
-
-    Args:
-        name: its name, which joins graphs, also of two exports of one model.
-        graph_id: the id of its graph; 0 if that is not known, as in a loaded program.
-    """
-
-    name: str
-    graph_id: int = field(compare=False)
-
-
-def _origins(gm: GraphModule) -> Iterator[tuple[Node, NodeSourceDebugInfo]]:
-    """The nodes that come from the exported program; torchao's published tests call this name."""
-    for node in gm.graph.nodes:
-        source = origin_source(node)
-        if source is None or node.op in ("placeholder", "output"):
-            continue
-        if node.meta["from_node"][-1].pass_name != _UNLIFT:
-            yield node, NodeSourceDebugInfo(name=source.name, graph_id=source.graph_id)
-
 
 NUMERIC_DEBUG_HANDLE_KEY = "numeric_debug_handle"
 CUSTOM_KEY = "custom"

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from pt2e_quant.pt2e.numeric_debugger import NodeSourceDebugInfo, _origins
+from pt2e_quant.flow.node_outputs import NodeSourceDebugInfo, _origins
 
 
 def test_origins_when_exported_twice_then_the_same_names():
