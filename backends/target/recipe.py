@@ -18,6 +18,7 @@ from pt2e_quant.graph.tied_tables import is_tied_linear
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
+from pt2e_quant.passes.algorithms.bias_correction import LEAST_SAMPLES, BiasCorrection
 from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
@@ -26,8 +27,9 @@ CHOICES_BY_DATA = (
     SaturationLimits(any_observer=False),
     ChooseRanges(any_observer=False),
     BlockGptq(any_observer=False),
+    BiasCorrection(least_samples=LEAST_SAMPLES, any_observer=False),
 )
-"""How static recipes choose ranges and integers of weights where nobody chose the observers."""
+"""How static recipes choose ranges, integers of weights and biases where nobody chose observers."""
 
 ALIASES: Mapping[str, str] = {
     "static": "int8",

@@ -142,6 +142,11 @@ class Algorithm(ABC):
         return self.watches_sites or self.needs_calls
 
     @property
+    def is_left_to_data(self) -> bool:
+        """Whether a recipe brings it for where nobody chose the observers: efforts leave it out."""
+        return self.needs_calls and not getattr(self, "any_observer", True)
+
+    @property
     def runs_in_convert(self) -> bool:
         """Whether it works on the prepared graph, with its observers."""
         return self.needs_data or self.stage in (Stage.RANGES, Stage.CORRECTIONS)

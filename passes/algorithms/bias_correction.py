@@ -1,24 +1,56 @@
 """Bias correction: take the mean error that quantization makes off the bias."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY, OutputMoments
-from pt2e_quant.graph.ops import CONV, CONV_TRANSPOSE, LINEAR, RELU, RELU6, argument, is_call
+from pt2e_quant.graph.ops import (
+    CLAMP,
+    CONV,
+    CONV_TRANSPOSE,
+    ELU,
+    GELU,
+    HARDSIGMOID,
+    HARDSWISH,
+    HARDTANH,
+    LEAKY_RELU,
+    LINEAR,
+    RELU,
+    RELU6,
+    SIGMOID,
+    SILU,
+    TANH,
+    Overloads,
+    argument,
+    is_call,
+)
 from pt2e_quant.observers.statistics.base import Statistics
+from pt2e_quant.observers.statistics.kept_inputs import KeptCalls
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, Site, Stage
 from pt2e_quant.passes.algorithms.algorithm_graph import AlgorithmGraph, unobserved
 from pt2e_quant.passes.algorithms.grid import Declined
-from pt2e_quant.passes.algorithms.paired_run import Pair
+from pt2e_quant.passes.algorithms.paired_run import Pair, round_through
+from pt2e_quant.passes.algorithms.range_groups import is_chosen
 from pt2e_quant.passes.algorithms.scale_targets import columns_of
 
 LAYERS = (*LINEAR, *CONV, *CONV_TRANSPOSE)
+FUNCTIONS: Overloads = (
+    *(*RELU, *RELU6, *HARDTANH, *CLAMP, *LEAKY_RELU, *ELU),
+    *(*GELU, *SILU, *SIGMOID, *TANH, *HARDSWISH, *HARDSIGMOID),
+)
+"""Functions of one element that may stand behind a layer."""
+LEAST_SAMPLES = 8
+"""That recipes ask for: of fewer, means and their variances are known badly."""
+LEAST_GAINING = 0.5
+"""The share of positions that have to gain by a correction."""
+LEAST_SLOPE = 0.05
+"""Of a function behind a layer, in the mean of a channel: with less, a bias moves nothing."""
 
 
 def channels_first(node: Node, value: Tensor) -> Tensor:
@@ -37,14 +69,24 @@ class BiasCorrection(Algorithm):
     """Take off each bias the mean error of its channel, layer by layer in graph order.
 
     The error is that of the layer's output with all layers before it quantized and corrected
-    (appendix D of the paper). A channel's mean over few samples is uncertain: it is taken by the
-    part that its variance over samples leaves, 1 - variance / (samples * mean ** 2).
+    (appendix D of the paper). Where an activation function alone reads the output, it is the mean
+    error behind that function which is taken off, by its slope: a relu passes no error of what is
+    below zero on.
+
+    An error that a few positions alone have (a token with huge values) is not that of the others:
+    where less mean error would be more error at most positions, the bias stays.
+
+    A channel's mean over few samples is uncertain. It is taken by the part S / (S + V): V is the
+    variance of the mean, and S what the square of a mean is beyond V, on average over the layer's
+    channels (an empirical Bayes estimate, after James and Stein 1961).
 
     Before:  conv(x, w, b)
     After:   conv(x, w, b - E[conv(x_quantized, w_quantized, b) - conv(x, w, b)])
 
     Args:
         shrinks: take the uncertainty of means into account.
+        least_samples: of the kept calls together; fewer leave biases as they are.
+        any_observer: also where somebody chose the observers of activations.
     """
 
     name: ClassVar[str] = "bias_correction"
@@ -54,32 +96,123 @@ class BiasCorrection(Algorithm):
     needs_calls: ClassVar[bool] = True
 
     shrinks: bool = True
+    least_samples: int = 1
+    any_observer: bool = True
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """The bias of every quantized layer."""
-        layers = graph.quantized(LAYERS)
-        return [Site(graph, n, "bias") for n in layers if argument(n, "bias") is not None]
+        if not self.any_observer and is_chosen(graph.gm):
+            return []
+        layers = [n for n in graph.quantized(LAYERS) if argument(n, "bias") is not None]
+        kept = graph.gathered.kept
+        if kept is not None and (count := _samples(kept)) < self.least_samples:
+            few = Declined(
+                f"biases are as they are: mean errors need {self.least_samples} samples, the kept "
+                f"calls have {count}"
+            )
+            return [Site(graph, layer, "bias", few) for layer in layers[:1]]
+        return [Site(graph, layer, "bias") for layer in layers]
 
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Correct one bias."""
         bias = site.graph.constant(site.node, "bias")
-        errors = torch.cat([_means(site.node, pair) for pair in site.graph.run.outputs(site.node)])
+        behind = _Behind.of(site.graph, site.node)
+        found = [behind.error(site.node, pair) for pair in site.graph.run.outputs(site.node)]
+        errors, slopes = (torch.cat(parts) for parts in zip(*found, strict=True))
+        slope = slopes.mean(0)
+        errors = torch.where(slope < LEAST_SLOPE, 0.0, errors / slope.clamp(min=LEAST_SLOPE))
         shift = errors.mean(0)
         if self.shrinks and len(errors) > 1:
-            uncertain = errors.var(0) / len(errors)
-            tiny = torch.finfo(torch.float64).tiny
-            shift = shift * (1 - uncertain / shift.square().clamp(min=tiny)).clamp(min=0.0)
+            shift = shift * certain_part(shift, errors.var(0) / len(errors))
         if not float(shift.abs().max()) > 0:
             raise Declined("no channel has a mean error beyond its uncertainty")
+        gaining = [behind.gains(site.node, p, shift) for p in site.graph.run.outputs(site.node)]
+        share = float(torch.cat(gaining).mean())
+        if share < LEAST_GAINING:
+            raise Declined(
+                f"less mean error would be more error at {1 - share:.0%} of the positions: it is "
+                "that of a few"
+            )
         bias.set(bias.value.double() - shift)
         step = f"{self.name}: moved by {float(shift.abs().max()):.3g} at most"
         bias.note(step)
         return step
 
 
-def _means(node: Node, pair: Pair) -> Tensor:
-    """The mean error of each channel in each sample, [samples, channels]."""
-    return channels_first(node, pair.rounded - pair.exact).mean(2)
+def _samples(kept: KeptCalls) -> int:
+    """How many samples the kept calls have together, by the first axis of their inputs."""
+    sizes = ([len(x) for x in call if isinstance(x, Tensor) and x.dim()] for call in kept.sample)
+    return sum(max(found, default=1) for found in sizes)
+
+
+def certain_part(means: Tensor, variances: Tensor) -> Tensor:
+    """By how much means are to be trusted, 0 to 1 each.
+
+    Args:
+        means: as estimated, of one kind.
+        variances: of the estimates.
+    """
+    true = (means.square() - variances).mean().clamp(min=0.0)
+    total = true + variances
+    return torch.where(total > 0, true / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """What reads the output of a layer.
+
+    Args:
+        observer: of the output, None where it is not quantized by itself.
+        function: the activation function that alone reads it, None where there is none.
+    """
+
+    observer: Any
+    function: Callable[[Tensor], Tensor] | None
+
+    @classmethod
+    def of(cls, graph: AlgorithmGraph, layer: Node) -> "_Behind":
+        """What reads a layer's output."""
+        readers = list(layer.users)
+        observer = graph.observer(readers[0]) if len(readers) == 1 else None
+        if observer is not None:
+            readers = list(readers[0].users)
+        if len(readers) != 1 or not is_call(readers[0], FUNCTIONS):
+            return cls(None, None)
+        target: Any = readers[0].target
+        settings, named = readers[0].args[1:], readers[0].kwargs
+        return cls(observer, lambda value: target(value.clone(), *settings, **named))
+
+    def error(self, layer: Node, pair: Pair) -> tuple[Tensor, Tensor]:
+        """The mean error of each channel in each sample, and what a shift of it makes of that.
+
+        Both are [samples, channels].
+        """
+        exact, found = self._values(layer, pair)
+        if self.function is None:
+            errors = (found - exact).mean(2)
+            return errors, torch.ones_like(errors)
+        with torch.enable_grad():
+            found = found.detach().requires_grad_()
+            made = self.function(found)
+            (slopes,) = torch.autograd.grad(made.sum(), found)
+        errors = made.detach() - self.function(exact)
+        return errors.mean(2), slopes.mean(2)
+
+    def gains(self, layer: Node, pair: Pair, shift: Tensor) -> Tensor:
+        """Whether a shift makes the error of each position less: 1 or 0, and 0.5 for no change."""
+        exact, found = self._values(layer, pair)
+        moved = found - shift[:, None]
+        if self.function is not None:
+            exact, found, moved = map(self.function, (exact, found, moved))
+        before, after = ((value - exact).square().sum(1) for value in (found, moved))
+        return ((before - after).sign() + 1).flatten() / 2
+
+    def _values(self, layer: Node, pair: Pair) -> tuple[Tensor, Tensor]:
+        """What the function reads, or else the output, in float and quantized."""
+        rounded = pair.rounded
+        if self.observer is not None:
+            rounded = round_through(self.observer, rounded)
+        return channels_first(layer, pair.exact), channels_first(layer, rounded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from pt2e_quant.core.inexact import as_reals
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.graph.ops import CONV, LINEAR, argument, is_call
-from pt2e_quant.observers.static.predicted_range import PredictedRangeObserver
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.observers.statistics.input_hessian import rows_of
 from pt2e_quant.observers.statistics.kept_inputs import KeptCalls
@@ -27,7 +26,7 @@ from pt2e_quant.passes.algorithms.observed_run import (
     output_errors_of,
     rounded_run,
 )
-from pt2e_quant.passes.algorithms.range_groups import ChosenRangeObserver, open_observers
+from pt2e_quant.passes.algorithms.range_groups import is_chosen
 from pt2e_quant.passes.algorithms.row_moments import gain_db
 from pt2e_quant.passes.algorithms.weight_blocks import output_errors, watch_rows
 
@@ -76,7 +75,7 @@ class BlockGptq(Algorithm):
 
     def sites(self, graph: AlgorithmGraph) -> Iterable[Site]:
         """One for the whole graph, at its first layer: the model gains by all weights or none."""
-        if not self.any_observer and _is_chosen(graph):
+        if not self.any_observer and is_chosen(graph.gm):
             return []
         layers = self._layers(graph)
         return [Site(graph, layer, "weights", layers) for layer in layers[:1]]
@@ -165,12 +164,6 @@ class BlockGptq(Algorithm):
             exact, runs, calls, "confirming weights", progress=progress
         )
         return before, after
-
-
-def _is_chosen(graph: AlgorithmGraph) -> bool:
-    """Whether somebody chose the observers of all static activations."""
-    kinds = {type(observer) for _, observer in open_observers(graph.gm)}
-    return bool(kinds) and kinds.isdisjoint((PredictedRangeObserver, ChosenRangeObserver))
 
 
 @dataclass(frozen=True, slots=True)

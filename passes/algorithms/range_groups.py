@@ -202,6 +202,12 @@ def open_observers(gm: GraphModule, *, any_observer: bool = True) -> Iterator[tu
             yield node, observer
 
 
+def is_chosen(gm: GraphModule) -> bool:
+    """Whether somebody chose the observers of all static activations."""
+    kinds = {type(observer) for _, observer in open_observers(gm)}
+    return bool(kinds) and kinds.isdisjoint((PredictedRangeObserver, ChosenRangeObserver))
+
+
 def range_groups(gm: GraphModule, *, any_observer: bool = True) -> dict[int, RangeGroup]:
     """The groups of a calibrated graph whose range is open, by the id of their observer.
 

@@ -12,7 +12,11 @@ from pt2e_quant.passes.algorithms.auto_round import AutoRound
 from pt2e_quant.passes.algorithms.awq import Awq
 from pt2e_quant.passes.algorithms.balance_channels import BalanceChannels
 from pt2e_quant.passes.algorithms.batch_norm_reestimation import BatchNormReestimation
-from pt2e_quant.passes.algorithms.bias_correction import AnalyticBiasCorrection, BiasCorrection
+from pt2e_quant.passes.algorithms.bias_correction import (
+    LEAST_SAMPLES,
+    AnalyticBiasCorrection,
+    BiasCorrection,
+)
 from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.confirm_weights import ConfirmWeights
@@ -61,11 +65,12 @@ _OWN: dict[str, type[Algorithm]] = {
 }
 OWN_NAMES = tuple(sorted(_OWN))
 """Names of the algorithms of this package."""
+_CAREFUL = BiasCorrection(least_samples=LEAST_SAMPLES)
 _ADDED: dict[Effort, tuple[Algorithm, ...]] = {
-    Effort.BALANCED: (BlockGptq(),),
-    Effort.BEST: (Gptq(), BatchNormReestimation(), ConfirmWeights()),
+    Effort.BALANCED: (BlockGptq(), _CAREFUL),
+    Effort.BEST: (Gptq(), BatchNormReestimation(), _CAREFUL, ConfirmWeights()),
 }
-"""The algorithms that efforts add for weights."""
+"""The algorithms that efforts add for weights and biases."""
 _CHOSEN_ONCE = {Stage.SCALES: "scales", Stage.CODES: "integers"}
 
 
@@ -149,8 +154,9 @@ def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tu
     """
     chosen = {algorithm.name: algorithm for algorithm in there}
     chosen |= {made.name: made for made in map(algorithm_named, asked)}
-    if any(a.stage is Stage.CODES and not _is_own_rounding(a) for a in chosen.values()):
-        chosen = {name: a for name, a in chosen.items() if not _is_own_rounding(a)}
+    if any(a.stage is Stage.CODES and not a.is_left_to_data for a in chosen.values()):
+        left = [n for n, a in chosen.items() if a.stage is Stage.CODES and a.is_left_to_data]
+        chosen = {name: a for name, a in chosen.items() if name not in left}
     for stage, what in _CHOSEN_ONCE.items():
         rivals = [name for name, algorithm in chosen.items() if algorithm.stage is stage]
         if len(rivals) > 1:
@@ -159,7 +165,8 @@ def combined(there: Iterable[Algorithm], asked: Sequence[str | Algorithm]) -> tu
                 "the first",
                 fix=f'keep one: algorithms=["{rivals[0]}"]',
             )
-    return tuple(sorted(chosen.values(), key=lambda algorithm: algorithm.stage))
+    # Bias correction takes what the other corrections leave; they start from the float biases.
+    return tuple(sorted(chosen.values(), key=lambda a: (a.stage, isinstance(a, BiasCorrection))))
 
 
 def with_effort(
@@ -170,23 +177,23 @@ def with_effort(
     Args:
         own: the quantizer's algorithms.
         asked: algorithms or their names.
-        effort: FAST leaves out a recipe's choices of ranges and of the integers of weights,
-            BALANCED asks for both, BEST brings what takes longer to choose integers and corrects
-            errors, where nothing else that does was asked for, and has the change confirmed; None
-            changes nothing.
+        effort: FAST leaves out a recipe's choices of ranges, of the integers of weights and of
+            biases, BALANCED asks for all three, BEST brings what takes longer to choose integers
+            and corrects errors, where nothing else that does was asked for, and has the change
+            confirmed; None changes nothing.
     """
     if effort is None:
         return tuple(own), tuple(asked)
-    kept = tuple(a for a in own if a.name != ChooseRanges.name and not _is_own_rounding(a))
+    kept = tuple(a for a in own if a.name != ChooseRanges.name and not a.is_left_to_data)
     if effort is Effort.FAST:
         return kept, tuple(asked)
-    taken = {algorithm_named(given).stage for given in asked}
-    if effort is Effort.BALANCED:
-        taken |= {a.stage for a in kept}
-    added = _ADDED[effort]
-    return (*kept, *(a for a in added if a.stage not in taken)), (*asked, ChooseRanges())
-
-
-def _is_own_rounding(algorithm: Algorithm) -> bool:
-    """Whether a recipe brings it to choose the integers of weights, and nobody asked for it."""
-    return isinstance(algorithm, BlockGptq) and not algorithm.any_observer
+    named = [algorithm_named(given) for given in asked]
+    there = named if effort is Effort.BEST else [*named, *kept]
+    taken, names = {a.stage for a in there}, {a.name for a in (*named, *kept)}
+    # What is left of mean errors can be corrected behind any other correction.
+    added = (
+        a
+        for a in _ADDED[effort]
+        if (a.name not in names if isinstance(a, BiasCorrection) else a.stage not in taken)
+    )
+    return (*kept, *added), (*asked, ChooseRanges())

@@ -9,10 +9,11 @@ class Effort(StrEnum):
     """How much a conversion tries out on calibration data.
 
     Attributes:
-        FAST: each range is what its observer says, and weights are rounded to the nearest integers.
-        BALANCED: several ranges are compared for each tensor, and integers of weights are chosen by
-            the output error of their layers, in a few runs of the model.
-        BEST: integers are chosen with more time, and errors corrected, which stays where the whole
+        FAST: each range is what its observer says, weights are rounded to the nearest integers, and
+            biases stay.
+        BALANCED: several ranges are compared for each tensor, integers of weights are chosen by the
+            output error of their layers, and mean errors corrected, in a few runs of the model.
+        BEST: integers are chosen with more time, and more is corrected, which stays where the whole
             model gains by it.
     """
 

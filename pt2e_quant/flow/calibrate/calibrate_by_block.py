@@ -34,6 +34,7 @@ from pt2e_quant.observers.rounding import rounded
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Algorithm, as_pass, take_statistics
 from pt2e_quant.passes.algorithms.algorithm_graph import has_value
+from pt2e_quant.passes.algorithms.bias_correction import BiasCorrection
 from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.paired_run import blocks, fixed_nodes
@@ -153,19 +154,20 @@ def _calls(gm: GraphModule, batches: Iterable[Any], inputs: InputPick | None) ->
 _LEFT_OUT = {
     ChooseRanges.name: "ranges are as observed",
     BlockGptq.name: "weights are rounded plainly",
+    BiasCorrection.name: "biases are as they are",
 }
 
 
 def _drop_unasked(gm: GraphModule) -> None:
     """Leave out a recipe's own choices of ranges and of integers: they run whole models."""
     state = prepared_state(gm)
-    own = (a for a in state.algorithms if isinstance(a, ChooseRanges | BlockGptq))
-    left = [a for a in own if not a.any_observer and a.name not in state.asked_algorithms]
+    own = (a for a in state.algorithms if a.is_left_to_data)
+    left = [a for a in own if a.name not in state.asked_algorithms]
     if left:
         state.algorithms = tuple(a for a in state.algorithms if a not in left)
+        told = " and ".join(_LEFT_OUT.get(a.name, f"without {a.name}") for a in left)
         provenance_of(gm).notes.append(
-            f"{' and '.join(_LEFT_OUT[a.name] for a in left)}: block by block, others are compared "
-            "only where an effort is asked for"
+            f"{told}: block by block, others are compared only where an effort is asked for"
         )
 
 

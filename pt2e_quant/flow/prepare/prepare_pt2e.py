@@ -110,11 +110,11 @@ def prepare_pt2e(
             `validate`.
         algorithms: what is to be done to weights and ranges besides, by name or with settings:
             `["gptq"]`, `[Gptq(block_size=64)]`; added to those that the quantizer brings.
-        effort: "fast" takes ranges of activations as they were observed, and the nearest integers
-            for weights; "balanced" and "best" compare others in convert, on calls that calibration
-            keeps. "best" chooses integers by the whole Hessian and re-estimates batch norms, if
-            the model gains by it. None is "balanced" for recipes with static ranges where nobody
-            chose the observers, else "fast".
+        effort: "fast" takes ranges of activations as they were observed, the nearest integers for
+            weights, and biases as they are; "balanced" and "best" compare others in convert, on
+            calls that calibration keeps, and correct biases. "best" chooses integers by the whole
+            Hessian and re-estimates batch norms, if the model gains by it. None is "balanced" for
+            recipes with static ranges where nobody chose the observers, else "fast".
         strict: refuse when nothing was annotated; otherwise warn, here and in convert.
         int_only: refuse operators that compute in float between the first quantize and the last
             dequantize: here those that the quantizer leaves float or that have no integer form, in

@@ -17,6 +17,7 @@ STATIC_ALGORITHMS = {
     "saturation_limits",
     "choose_ranges",
     "block_gptq",
+    "bias_correction",
 }
 MADE = RecipeFile(
     backend="onnx",

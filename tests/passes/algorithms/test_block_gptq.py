@@ -14,6 +14,8 @@ from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
 from pt2e_quant.observers.statistics.input_hessian import Window, rows_of
 from pt2e_quant.passes.algorithms import block_gptq
+from pt2e_quant.passes.algorithms.batch_norm_reestimation import BatchNormReestimation
+from pt2e_quant.passes.algorithms.bias_correction import BiasCorrection
 from pt2e_quant.passes.algorithms.block_gptq import BlockGptq, Moments, round_blocks
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.gptq import Gptq
@@ -25,6 +27,8 @@ from tests.passes.algorithms.test_gptq import WIDTH, Net, correlated, error
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 OWN = BlockGptq(any_observer=False)
+CORRECTIONS = ("batch_norm_reestimation", "bias_correction")
+OWN_BIASES = BiasCorrection(least_samples=8, any_observer=False)
 
 
 def images(count: int = 8, seed: int = 0) -> list[torch.Tensor]:
@@ -214,6 +218,9 @@ def test_names_when_another_choice_of_integers_is_asked_for_then_it_takes_its_pl
     assert combined([OWN], ["gptq"]) == (Gptq(),)
     assert combined([OWN], ["block_gptq"]) == (BlockGptq(),)
     assert combined([OWN], ["bias_correction"])[0] == OWN
+    both = BatchNormReestimation(), OWN_BIASES
+    assert combined([OWN_BIASES], ["batch_norm_reestimation"]) == both
+    assert combined([], ["bias_correction", "batch_norm_reestimation"])[0] == both[0]
     with pytest.raises(ConfigError, match="both choose the integers of weights"):
         combined([], ["gptq", "block_gptq"])
 
@@ -221,16 +228,19 @@ def test_names_when_another_choice_of_integers_is_asked_for_then_it_takes_its_pl
 @pytest.mark.parametrize(
     ("effort", "asked", "brought"),
     [
-        (None, (), ["block_gptq", "choose_ranges"]),
+        (None, (), ["bias_correction", "block_gptq", "choose_ranges"]),
         (Effort.FAST, (), []),
-        (Effort.BALANCED, (), ["block_gptq"]),
-        (Effort.BALANCED, ("adaround",), []),
-        (Effort.BEST, (), ["batch_norm_reestimation", "confirm_weights", "gptq"]),
-        (Effort.BEST, ("block_gptq",), ["batch_norm_reestimation", "confirm_weights"]),
+        (Effort.BALANCED, (), ["bias_correction", "block_gptq"]),
+        (Effort.BALANCED, ("adaround",), ["bias_correction"]),
+        (Effort.BALANCED, ("batch_norm_reestimation",), ["bias_correction", "block_gptq"]),
+        (Effort.BEST, (), [*CORRECTIONS, "confirm_weights", "gptq"]),
+        (Effort.BEST, ("block_gptq",), [*CORRECTIONS, "confirm_weights"]),
+        (Effort.BEST, ("bias_correction",), ["confirm_weights", "gptq"]),
     ],
 )
 def test_effort_when_asked_for_then_what_it_brings(effort, asked, brought):
-    own, wanted = with_effort((ChooseRanges(any_observer=False), OWN), asked, effort)
+    brings = (ChooseRanges(any_observer=False), OWN, OWN_BIASES)
+    own, wanted = with_effort(brings, asked, effort)
     assert sorted(a.name for a in own) == brought
     assert len(combined(own, wanted)) == len(
         {*brought, *asked, "choose_ranges"} - {"choose_ranges" if effort is Effort.FAST else ""}

@@ -105,8 +105,8 @@ def test_effort_when_best_then_weights_are_chosen_and_confirmed():
 @pytest.mark.parametrize(
     ("asked", "brought"),
     [
-        ((), ["gptq", "batch_norm_reestimation", "confirm_weights"]),
-        (("adaround",), ["batch_norm_reestimation", "confirm_weights"]),
+        ((), ["gptq", "batch_norm_reestimation", "bias_correction", "confirm_weights"]),
+        (("adaround",), ["batch_norm_reestimation", "bias_correction", "confirm_weights"]),
         (("bias_correction",), ["gptq", "confirm_weights"]),
     ],
 )
