@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.observers.statistics.base import Statistics
 from pt2e_quant.passes.algorithms.algorithm import Site, Stage, WeightAlgorithm
 from pt2e_quant.passes.algorithms.algorithm_graph import Constant
@@ -154,8 +154,17 @@ class _Refit:
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of the inverse of a damped Hessian [..., K, K]."""
+    """The upper Cholesky factor of the inverse of a damped Hessian [..., K, K].
+
+    Raises:
+        CalibrationError: NaN or infinity in it, which no damping removes.
+    """
     mean = hessian.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    if not mean.isfinite().all():
+        raise CalibrationError(
+            "the squares of the inputs that calibration has seen are NaN or infinite",
+            fix="leave out batches with NaN, infinity or magnitudes above 1e18",
+        )
     mean = mean.clamp(min=torch.finfo(torch.float32).tiny)
     while True:
         damped = hessian + damping * mean * torch.eye(hessian.shape[-1], device=hessian.device)

@@ -52,14 +52,16 @@ def _is_of_torch(file: str) -> bool:
     return path.startswith(_TORCH) or "-packages/torch/" in path
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def near(name: object, known: Iterable[str]) -> str:
     """A phrase that offers the known names nearest to an unknown one.
+
+    What is no text is near to none.
 
     >>> near("xnpack", ["xnnpack", "onnx"])
     'did you mean "xnnpack"? known: onnx, xnnpack'
     """
     names = sorted({*known} - {""})
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = "did you mean " + " or ".join(f'"{c}"' for c in close) + "? " if close else ""
     shown = names[:20]
     more = f", … ({len(names) - 20} more)" if len(names) > 20 else ""
@@ -81,7 +83,7 @@ def member_named(kinds: type[Kind], name: str, what: str) -> Kind:
         return kinds(name)
     except ValueError as error:
         known = [str(kind.value) for kind in kinds]
-        raise ConfigError(f'there is no {what} "{name}": {near(str(name), known)}') from error
+        raise ConfigError(f'there is no {what} "{name}": {near(name, known)}') from error
 
 
 class Pt2eQuantWarning(UserWarning):

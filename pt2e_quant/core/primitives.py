@@ -6,6 +6,7 @@ Names and meaning are torchao's, in the library `pt2e_quant`: `choose_qparams_af
 inverses. All have fake kernels, and `DECOMPOSITIONS` writes them out in ATen operators.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pt2e_quant.core.arguments import check_tensor
 from pt2e_quant.core.dtypes import limits_of
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.formats import format_ops
@@ -60,6 +62,7 @@ def choose_qparams_affine(
     Raises:
         ConfigError: there is no such mapping.
     """
+    check_tensor("input", input, is_real=False)
     if mapping_type not in _MAPPINGS:
         raise ConfigError(f'there is no mapping "{mapping_type}": {near(mapping_type, _MAPPINGS)}')
     low, high = _limits(target_dtype, quant_min, quant_max)
@@ -94,10 +97,9 @@ def quantize_affine(
 ) -> Tensor:
     """Integers: round(x / scale) + zero_point, clamped, in the storage of output_dtype."""
     low, high = _limits(output_dtype, quant_min, quant_max)
-    grid = grid_shape(input.shape, block_size)
-    zero = None if zero_point is None else zero_point.reshape(grid)
+    scales, zero = _on_grid(input, block_size, scale, zero_point)
     storage = limits_of(output_dtype).storage
-    return quantize_block(input, scale.reshape(grid), zero, block_size, low, high, storage)
+    return quantize_block(input, scales, zero, block_size, low, high, storage)
 
 
 def dequantize_affine(
@@ -112,10 +114,34 @@ def dequantize_affine(
 ) -> Tensor:
     """Real values: (q - zero_point) * scale in float32, then in output_dtype."""
     low, high = _limits(input_dtype, quant_min, quant_max)
-    grid = grid_shape(input.shape, block_size)
-    zero = None if zero_point is None else zero_point.reshape(grid)
+    scales, zero = _on_grid(input, block_size, scale, zero_point)
     of_blocks = (block_size, low, high, input.dtype)
-    return dequantize_block(input, scale.reshape(grid), zero, *of_blocks, out_dtype=output_dtype)
+    return dequantize_block(input, scales, zero, *of_blocks, out_dtype=output_dtype)
+
+
+def _on_grid(
+    input: Tensor, block_size: Sequence[int], scale: Tensor, zero_point: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Scales and zero points in the shape of the grid of blocks."""
+    check_tensor("input", input, is_real=False)
+    grid = grid_shape(input.shape, block_size)
+    made: list[Tensor | None] = []
+    for name, value in (("scale", scale), ("zero_point", zero_point)):
+        if value is None and name == "zero_point":
+            made.append(None)
+            continue
+        check_tensor(name, value, is_real=False)
+        assert value is not None
+        count, blocks = value.numel(), math.prod(grid)
+        # Symbols of dynamic shapes are left alone: comparing them would fix them.
+        if isinstance(count, int) and isinstance(blocks, int) and count != blocks:
+            raise ConfigError(
+                f"{name} has a value for each of {list(grid)} blocks, found {list(value.shape)}"
+            )
+        made.append(value.reshape(grid))
+    scales = made[0]
+    assert scales is not None
+    return scales, made[1]
 
 
 def _fake_choose(

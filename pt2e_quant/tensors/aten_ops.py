@@ -93,7 +93,7 @@ def _copy(func: Any, args: Any, kwargs: Any) -> Any:
             return into
         note_fallback("aten.copy_", f"{source.form.scheme} into {into.form.scheme}")
         source = source.dequantize()
-    into.requantize_(source)
+    into.requantize_(source.expand(into.shape))
     return into
 
 

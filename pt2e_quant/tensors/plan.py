@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.backends.target.recipe import unaliased
+from pt2e_quant.core.arguments import check_filter, check_module, check_type
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.granularity import PerChannel
 from pt2e_quant.core.scheme_names import scheme_named
@@ -92,8 +93,11 @@ def places_of(
 
     Raises:
         ConfigError: a rule matches no module, or speaks of operators or nodes, which only a graph
-            has.
+            has; an argument is of another kind.
     """
+    check_module("module", root)
+    check_filter(filter)
+    _check_rules(rules)
     chosen = filter or is_linear
     book = _Book(root, rules)
     found = []
@@ -132,6 +136,14 @@ def why_not(place: Place) -> str:
     if is_parametrized or "weight" not in place.module._parameters:
         return "it is computed from other parameters"
     return ""
+
+
+def _check_rules(rules: object) -> None:
+    fix = "rules=[rule], of pq.QuantRule"
+    check_type("rules", rules, (list, tuple), "a list of rules", fix=fix)
+    assert isinstance(rules, (list, tuple))
+    for i, rule in enumerate(rules):
+        check_type(f"rules[{i}]", rule, QuantRule, "a rule", fix=fix)
 
 
 class _Book:

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pt2e_quant.core.arguments import check_filter, check_module, check_tensor
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.passes.algorithms.gptq import inverse_factor
 from pt2e_quant.tensors.plan import Filter, is_linear
-from pt2e_quant.tensors.quantize import run_batches
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.run_batches import run_batches, watch_input
 
 _DAMPING = 0.01
 
@@ -32,8 +33,12 @@ def prune_2_4(values: Tensor, moments: Tensor | None = None) -> Tensor:
     Raises:
         ConfigError: rows are no multiple of four.
     """
-    if values.shape[-1] % 4:
-        raise ConfigError(f"rows of {values.shape[-1]} are no fours of neighbours")
+    check_tensor("values", values)
+    if not values.dim() or values.shape[-1] % 4:
+        raise ConfigError(
+            f"rows of a tensor of shape {tuple(values.shape)} are no fours of neighbours",
+            fix="give rows whose length is a multiple of 4",
+        )
     if moments is not None:
         return _prune_with(values, moments)
     fours = values.reshape(-1, 4)
@@ -78,6 +83,8 @@ def prune_2_4_(
         ConfigError: nothing is chosen, a weight is quantized already or has no fours of neighbours.
         CalibrationError: no batch reaches a linear.
     """
+    check_module("module", module)
+    check_filter(filter)
     chosen = filter or is_linear
     linears = {
         path: part
@@ -109,14 +116,14 @@ def _moments(
 ) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
 
-    def watch(path: str) -> Callable[..., None]:
-        def hook(linear: nn.Module, args: tuple[Any, ...]) -> None:
-            rows = args[0].detach().float().reshape(-1, args[0].shape[-1])
+    def watch(path: str) -> Callable[[Tensor], None]:
+        def see(x: Tensor) -> None:
+            rows = x.float().reshape(-1, x.shape[-1])
             found[path] = rows.t() @ rows + found.get(path, 0)
 
-        return hook
+        return see
 
-    hooks = [linear.register_forward_pre_hook(watch(path)) for path, linear in linears.items()]
+    hooks = [watch_input(linear, path, watch(path)) for path, linear in linears.items()]
     try:
         run_batches(module, batches, inputs)
     finally:

@@ -1,9 +1,7 @@
 """`quantize_`: a module's weights quantized in place, and activations with them."""
 
-import contextlib
-import inspect
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
@@ -11,19 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.core.errors import (
-    CalibrationError,
-    ConfigError,
-    InputError,
-    Pt2eQuantError,
-    Pt2eQuantWarning,
-)
+from pt2e_quant.core.arguments import check_module, check_type
+from pt2e_quant.core.errors import CalibrationError, ConfigError, Pt2eQuantError, Pt2eQuantWarning
 from pt2e_quant.core.export import export
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.flow.annotate.groups import Group
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule
-from pt2e_quant.flow.calibrate.calibrate import calibrate
+from pt2e_quant.flow.calibrate.calibrate import calibrate, check_batches
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.make_observer import make_observer
@@ -36,9 +29,13 @@ from pt2e_quant.tensors.function_ranges import FunctionRanges, install_functions
 from pt2e_quant.tensors.graphs.graph import SchemeQuantizer, quantized_weights, scheme_of
 from pt2e_quant.tensors.graphs.load_graph import load_graph
 from pt2e_quant.tensors.kernels.choose_layout import best_layout
+from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, as_parameter
 from pt2e_quant.tensors.report import EagerReport, Row
+from pt2e_quant.tensors.run_batches import check_call, run_batches, watch_input
+
+_OR_LEAVE_IT = "leave it out by the filter or a rule, or give strict=False to keep it float"
 
 
 def quantize_(
@@ -86,12 +83,17 @@ def quantize_(
         CalibrationError: static activations or an algorithm without data.
     """
     chosen = None if scheme is None else as_scheme(scheme)
+    check_layout(layout)
+    search_of(search)
+    check_type("algorithms", algorithms, (list, tuple), "a list", fix='algorithms=["gptq"]')
     places = places_of(module, chosen, filter, rules)
     if not places:
         raise ConfigError(
             f"no module of this {type(module).__name__} is to be quantized",
             fix="give a filter that takes some of its modules: linears alone are by default",
         )
+    if calibration_data is not None:
+        check_batches(calibration_data)
     batches = None if calibration_data is None else list(calibration_data)
     if algorithms:
         picked = [pick_inputs(batch, inputs) for batch in batches or ()]
@@ -110,10 +112,14 @@ def quantize_(
 
 
 class _Calibrated:
-    """What calibration has come to: the qparams of inputs by path, and of functions."""
+    """What calibration has come to: the qparams of inputs by path, and of functions.
+
+    No batch has called the modules of the paths in `unreached`.
+    """
 
     def __init__(self) -> None:
         self.inputs: dict[str, tuple[Tensor, Tensor]] = {}
+        self.unreached: set[str] = set()
         self.functions: FunctionRanges | None = None
 
 
@@ -143,6 +149,11 @@ class _How:
             return replace(self.done[id(old)], name=place.name)
         scheme = place.scheme.weight
         assert scheme is not None  # places have weights
+        if place.path in self.found.unreached:
+            # nn.MultiheadAttention, for one, multiplies with its projection's weight itself.
+            reason = f'no batch reached "{place.path}": its input has no range'
+            if self.strict:
+                raise CalibrationError(reason, fix=f"give data that runs it, {_OR_LEAVE_IT}")
         if not reason:
             try:
                 tensor = QuantizedTensor.from_float(
@@ -214,6 +225,8 @@ def pack_(module: nn.Module, layout: str = "auto") -> None:
     Raises:
         ConfigError: a weight does not go into the layout.
     """
+    check_module("module", module)
+    check_layout(layout)
     done: set[int] = set()
     holders = holders_of(module)
     for name, weight in quantized_weights(module).items():
@@ -224,6 +237,16 @@ def pack_(module: nn.Module, layout: str = "auto") -> None:
         place = Place(path=path, module=owner, scheme=scheme_of(weight))
         put_in_place(holders[weight], place, weight, weight, layout)
         done.add(id(owner._parameters[leaf]))
+
+
+def check_layout(layout: str) -> None:
+    """Check the name of a layout, before anything is quantized.
+
+    Raises:
+        ConfigError: it is neither "auto" nor a layout's.
+    """
+    if layout != "auto":
+        layout_named(layout)
 
 
 def row_of(name: str, old: Tensor, new: QuantizedTensor) -> Row:
@@ -245,9 +268,7 @@ def _text_of(scheme: TensorScheme) -> str:
 def _left(place: Place, reason: str, *, strict: bool) -> Row:
     text = f'"{place.name}" cannot be quantized to {place.scheme.weight}: {reason}'
     if strict:
-        raise ConfigError(
-            text, fix="leave it out by the filter or a rule, or give strict=False to keep it float"
-        )
+        raise ConfigError(text, fix=_OR_LEAVE_IT)
     warnings.warn(text, Pt2eQuantWarning, stacklevel=4)
     return Row(name=place.name, reason=reason.partition("\n")[0])
 
@@ -261,38 +282,6 @@ def with_input(tensor: QuantizedTensor, scale: Tensor, zero_point: Tensor) -> Qu
     """A weight in the plain layout with the static qparams of its activations."""
     parts = tensor.parts | {"input_scale": scale, "input_zero_point": zero_point}
     return tensor.like(parts, tensor.form)
-
-
-def check_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that a module's forward has the parameters for a call.
-
-    Raises:
-        InputError: it has not: labels may be among the inputs.
-    """
-    try:
-        inspect.signature(module.forward).bind(*args, **kwargs)
-    except TypeError as error:
-        raise InputError(
-            f"{type(module).__name__}.forward does not take the batch: {error}",
-            fix="leave labels out, by inputs=0 or as in ((x,) for x, label in loader)",
-        ) from error
-
-
-def run_batches(
-    module: nn.Module,
-    batches: Iterable[Any],
-    inputs: InputPick | None = None,
-    ranges: FunctionRanges | None = None,
-) -> None:
-    """Run batches through a module, for what its hooks see, and note functions' ranges."""
-    for batch in batches:
-        args, kwargs = as_call(pick_inputs(batch, inputs))
-        watch = contextlib.nullcontext() if ranges is None else ranges.watching()
-        check_call(module, args, kwargs)
-        with torch.no_grad(), watch:
-            module(*args, **kwargs)
-    if ranges is not None:
-        ranges.choose()
 
 
 def _calibrated(
@@ -316,9 +305,7 @@ def _calibrated(
             fix="quantize_(…, calibration_data=batches), or a dynamic scheme",
         )
     observers = {place.path: _observer(place.scheme.input) for place in static}
-    hooks = [
-        place.module.register_forward_pre_hook(_watch(observers[place.path])) for place in static
-    ]
+    hooks = [watch_input(p.module, p.path, observers[p.path]) for p in static]
     ranges = FunctionRanges.of(module, scheme) if functions else None
     try:
         run_batches(module, batches, inputs, ranges)
@@ -326,7 +313,10 @@ def _calibrated(
         for hook in hooks:
             hook.remove()
     for path, observer in observers.items():
-        made.inputs[path] = _static_qparams(path, observer)
+        if _has_seen(observer):
+            made.inputs[path] = _static_qparams(observer)
+        else:
+            made.unreached.add(path)
     made.functions = ranges
     return made
 
@@ -337,19 +327,12 @@ def _observer(scheme: TensorScheme | None) -> Any:
     return make_observer(Group(0, ObserverChoice().spec(slot, scheme)), {})
 
 
-def _watch(observer: Any) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        observer(args[0].detach())
-
-    return hook
+def _has_seen(observer: Any) -> bool:
+    is_empty = hasattr(observer, "min_val") and observer.min_val.numel() == 0
+    return getattr(observer, "seen", None) is not False and not is_empty
 
 
-def _static_qparams(path: str, observer: Any) -> tuple[Tensor, Tensor]:
-    seen = getattr(observer, "seen", None)
-    if seen is False or (hasattr(observer, "min_val") and observer.min_val.numel() == 0):
-        raise CalibrationError(
-            f'no batch reached "{path}"', fix="give data that runs it, or leave it out"
-        )
+def _static_qparams(observer: Any) -> tuple[Tensor, Tensor]:
     if hasattr(observer, "block_qparams"):
         found = observer.block_qparams(1).scale
         return found.real().reshape(1), torch.zeros(1, dtype=torch.int32)
@@ -371,6 +354,7 @@ def _by_graph(
             "algorithms work on calibration data", fix="quantize_(…, calibration_data=batches)"
         )
     args, kwargs = as_call(batches[0])
+    check_call(module, args, kwargs)
     before = {place.name: place.weight for place in places}
     quantizer = SchemeQuantizer({place.name: place.scheme for place in places}, search_of(search))
     was_training = module.training

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
+from pt2e_quant.core.arguments import check_tensor
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.block_qparams import BlockQParams
 from pt2e_quant.core.qparams import QParams
@@ -19,6 +20,7 @@ from pt2e_quant.tensors.kernels.fallbacks import note_fallback
 from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.values import (
     Parts,
+    check_values,
     decode,
     empty_parts,
     encode,
@@ -110,11 +112,7 @@ class QuantizedTensor(torch.Tensor):
             ConfigError: the scheme or the layout does not fit the tensor.
             CalibrationError: NaN or infinity in the tensor.
         """
-        if scheme.is_dynamic:
-            raise ConfigError(
-                f"a stored tensor has constant scales, found {scheme}",
-                fix="give the activations' scheme as input=",
-            )
+        check_values(values, scheme, input, qparams)
         form = TensorForm(scheme=scheme, dtype=values.dtype, shape=tuple(values.shape), input=input)
         if values.device.type == "meta":
             parts = empty_parts(form, values.device)
@@ -203,6 +201,9 @@ class QuantizedTensor(torch.Tensor):
             ranges: what scales are found from, of as many dimensions; the values if None.
         """
         form, order = self.form, _inverse(self.form.axes)
+        check_tensor("values", values)
+        if values.shape != self.shape:
+            raise ConfigError(f"values are {tuple(self.shape)}, found {tuple(values.shape)}")
         if not self.numel():
             return self
         with torch.no_grad():

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pt2e_quant.core.arguments import check_tensor, check_type
 from pt2e_quant.core.dtypes import info
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.block_qparams import BlockQParams, KeptScale
 from pt2e_quant.core.formats.blocks import grid_shape
 from pt2e_quant.core.formats.format_arithmetic import (
@@ -40,6 +42,40 @@ Parts = dict[str, Tensor]
 """The parts that a layout of the codes leaves as they are."""
 
 
+def check_values(
+    values: object, scheme: object, input: object = None, qparams: object = None
+) -> None:
+    """Check that a tensor can be stored under a scheme, as far as their kinds tell.
+
+    Raises:
+        ConfigError: no real numbers, none at all, no scheme of constant scales, or other kinds.
+    """
+    check_tensor("values", values)
+    check_type(
+        "scheme",
+        scheme,
+        TensorScheme,
+        "the scheme of one tensor, a TensorScheme",
+        fix='pq.scheme_named("w8").weight',
+    )
+    if input is not None:
+        check_type("input", input, TensorScheme, "the scheme of activations, a TensorScheme")
+    if qparams is not None:
+        check_type("qparams", qparams, (QParams, BlockQParams), "QParams or BlockQParams")
+    assert isinstance(values, Tensor)
+    assert isinstance(scheme, TensorScheme)
+    if scheme.is_dynamic:
+        raise ConfigError(
+            f"a stored tensor has constant scales, found {scheme}",
+            fix="give the activations' scheme as input=",
+        )
+    if not values.numel():
+        raise ConfigError(
+            f"there is nothing to quantize in a tensor of shape {tuple(values.shape)}",
+            fix="leave it float",
+        )
+
+
 def find_qparams(
     values: Tensor, scheme: TensorScheme, search: WeightSearch = WeightSearch.MIN_MAX
 ) -> QParams | BlockQParams:
@@ -52,9 +88,9 @@ def find_qparams(
 
     Raises:
         CalibrationError: NaN or infinity in the weight.
-        ConfigError: its blocks do not fit the weight.
+        ConfigError: its blocks do not fit the weight, or there is no such search.
     """
-    observer: Any = _observer(scheme, search).twin()
+    observer: Any = _observer(scheme, WeightSearch.named(search)).twin()
     observer(values.detach())
     if hasattr(observer, "block_qparams"):
         found: BlockQParams = observer.block_qparams()

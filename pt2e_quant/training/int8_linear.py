@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from pt2e_quant.core.arguments import check_flags
 from pt2e_quant.core.errors import UnsupportedError, member_named
 from pt2e_quant.core.formats.blocks import block_lengths
 from pt2e_quant.core.formats.format_arithmetic import block_amax, scale_of_amax
@@ -38,6 +39,7 @@ class Int8TrainingConfig:
         object.__setattr__(self, "rounding", member_named(Rounding, self.rounding, "rounding"))
         grad_rounding = member_named(Rounding, self.grad_rounding, "rounding")
         object.__setattr__(self, "grad_rounding", grad_rounding)
+        check_flags(self, "quantize_grad_input", "quantize_grad_weight")
 
 
 def quantize_rows(x: Tensor, axis: int, rounding: Rounding) -> tuple[Tensor, Tensor]:

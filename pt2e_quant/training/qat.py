@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from pt2e_quant.core.arguments import check_module
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.flow.annotate.groups import Group
@@ -16,7 +17,7 @@ from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.observers.training.fake_quantize import FakeQuantizeBase
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
-from pt2e_quant.tensors.quantize import holders_of, put_in_place, with_input
+from pt2e_quant.tensors.quantize import check_layout, holders_of, put_in_place, with_input
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport, Row
 
@@ -90,7 +91,7 @@ def _prepare(place: Place) -> None:
     given = scheme.input
     if given is not None and not given.is_dynamic:
         owner.register_module(_INPUT, _fake_quantize(given, Role.INPUT))
-        owner.register_forward_pre_hook(_quantize_input)
+        owner.register_forward_pre_hook(_quantize_input, with_kwargs=True)
     made = _fake_quantize(scheme.weight, Role.WEIGHT)
     parametrize.register_parametrization(owner, "weight", made)
     setattr(owner, _SCHEME, scheme)
@@ -111,8 +112,14 @@ def _fake_quantize(scheme: TensorScheme, role: Role) -> nn.Module:
     )
 
 
-def _quantize_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (module.get_submodule(_INPUT)(args[0]), *args[1:])
+def _quantize_input(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    fake_quantize = module.get_submodule(_INPUT)
+    if args:
+        return (fake_quantize(args[0]), *args[1:]), kwargs
+    first = next(iter(kwargs))
+    return args, kwargs | {first: fake_quantize(kwargs[first])}
 
 
 def convert_qat_(module: nn.Module, layout: str = "auto") -> EagerReport:
@@ -128,6 +135,8 @@ def convert_qat_(module: nn.Module, layout: str = "auto") -> EagerReport:
     Raises:
         ConfigError: nothing was prepared.
     """
+    check_module("module", module)
+    check_layout(layout)
     report = EagerReport()
     for path, owner in list(module.named_modules()):
         scheme = getattr(owner, _SCHEME, None)

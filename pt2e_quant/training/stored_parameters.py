@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from pt2e_quant.core.arguments import check_dtype, check_filter, check_module, check_number
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, Pt2eQuantError, UnsupportedError, member_named, near
 from pt2e_quant.core.formats.blocks import spread
@@ -270,6 +271,8 @@ def quantize_parameters(
             rounding is stochastic, there is no such rounding, gradients are no floats, or no weight
             is meant.
     """
+    check_module("module", module)
+    check_filter(filter)
     wanted, chosen = _weight_scheme(scheme), member_named(Rounding, rounding, "rounding")
     _check_options(wanted, chosen, grad_dtype, every)
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -309,14 +312,9 @@ def _check_options(
             f"{form} has a table fitted to each weight, which stochastic rounding cannot read",
             fix='rounding="nearest", or a code book with values',
         )
-    if every < 1:
-        raise ConfigError(f"every is at least 1, found {every}")
-    is_dtype = isinstance(grad_dtype, torch.dtype)
-    if grad_dtype is not None and not (is_dtype and grad_dtype.is_floating_point):
-        raise ConfigError(
-            f"gradients have a float dtype, found grad_dtype={grad_dtype!r}",
-            fix="torch.bfloat16, torch.float16 or torch.float32",
-        )
+    check_number("every", every, least=1, is_whole=True)
+    if grad_dtype is not None:
+        check_dtype("grad_dtype", grad_dtype)
 
 
 def _weight_scheme(scheme: str | Scheme | TensorScheme) -> Scheme:

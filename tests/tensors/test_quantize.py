@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pt2e_quant as pq
@@ -197,3 +197,31 @@ def test_quantize_when_batches_have_labels_then_the_error_names_the_argument():
         pq.quantize_(model, "int8", calibration_data=[batch])
     assert type(model[0].weight) is nn.Parameter
     pq.quantize_(model, "int8", calibration_data=[batch], inputs=0)
+
+
+class Attends(nn.Module):
+    """Attention that reads the weight of its output projection without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.out = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.attention(x, x, x, need_weights=False)[0])
+        return found
+
+
+def test_static_inputs_when_no_call_reaches_a_linear_then_it_stays_float_unless_strict():
+    torch.manual_seed(0)
+    module, x = Attends().eval(), torch.randn(2, 10, 64)
+    with pytest.raises(CalibrationError, match=r'no batch reached "attention\.out_proj"'):
+        quantize_(module, "int8", calibration_data=[x])
+    assert not isinstance(module.out.weight, QuantizedTensor)
+    expected = module(x)
+    with pytest.warns(pq.errors.Pt2eQuantWarning, match=r"attention\.out_proj"):
+        report = quantize_(module, "int8", calibration_data=[x], strict=False)
+    reasons = {row.name: row.reason for row in report.rows}
+    assert "no batch reached" in reasons["attention.out_proj.weight"]
+    assert not reasons["out.weight"]
+    assert pq.sqnr_db([expected], [module(x)]) > 25

@@ -62,9 +62,12 @@ def check_blocks(block: Sequence[int], dim: int) -> None:
     Raises:
         ConfigError: it has another number of axes, or a length that is neither positive nor WHOLE.
     """
-    if len(block) != dim or not all(length > 0 or length == WHOLE for length in block):
+    is_list = isinstance(block, Sequence) and not isinstance(block, str)
+    has_axes = is_list and len(block) == dim
+    if not has_axes or not all(length > 0 or length == WHOLE for length in block):
         raise ConfigError(
-            f"a block has a length for each of {dim} axes (-1: all of it), found {list(block)}"
+            f"a block has a length for each of {dim} axes (-1: all of it), found "
+            f"{list(block) if is_list else block!r}"
         )
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.errors import member_named
 from pt2e_quant.core.one_thread import one_thread
 from pt2e_quant.core.qparams import DEFAULT_EPS, choose_qparams
 
@@ -47,11 +47,7 @@ class WeightSearch(StrEnum):
         Raises:
             ConfigError: there is none; near names are offered.
         """
-        try:
-            return WeightSearch(name)
-        except ValueError as error:
-            known = [search.value for search in WeightSearch]
-            raise ConfigError(f'there is no search "{name}": {near(name, known)}') from error
+        return member_named(WeightSearch, name, "search")
 
 
 def search_qparams(

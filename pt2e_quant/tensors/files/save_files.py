@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.arguments import check_module, check_type
+from pt2e_quant.core.errors import ArtifactError, ConfigError
 from pt2e_quant.tensors.form import form_from_text, form_to_text
 from pt2e_quant.tensors.kernels.choose_layout import best_layout
+from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, portable_form
 
 KEY = "pt2e_quant.tensors"
@@ -62,9 +64,19 @@ def save_module(module: nn.Module, path: str | Path) -> None:
     """Write the state of a module, quantized or not, to a safetensors file.
 
     Tied weights are kept once.
+
+    Args:
+        module: any.
+        path: of the file.
+
+    Raises:
+        ConfigError: an argument is of another kind.
+        ArtifactError: the file cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    _check(module, path)
     state = module.state_dict()
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
@@ -76,7 +88,16 @@ def save_module(module: nn.Module, path: str | Path) -> None:
             del state[name]
     plain, forms = to_plain_tensors(state)
     header = {"forms": forms, "ties": ties}
-    save_file({k: v.contiguous() for k, v in plain.items()}, path, {KEY: json.dumps(header)})
+    tensors = {k: v.contiguous() for k, v in plain.items()}
+    try:
+        save_file(tensors, path, {KEY: json.dumps(header)})
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{path} cannot be written: {error}") from error
+
+
+def _check(module: nn.Module, path: object) -> None:
+    check_module("module", module)
+    check_type("path", path, (str, Path), "the path of a file")
 
 
 def load_module(module: nn.Module, path: str | Path, *, layout: str = "auto") -> None:
@@ -88,15 +109,26 @@ def load_module(module: nn.Module, path: str | Path, *, layout: str = "auto") ->
         layout: of the weights, "auto" for the fastest on this machine.
 
     Raises:
-        ConfigError: the file is no such file, or does not fit the module.
+        ConfigError: the file was not written by save_module, or does not fit the module; or an
+            argument is of another kind.
+        ArtifactError: it cannot be read.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, framework="pt") as file:
-        header = json.loads((file.metadata() or {}).get(KEY, "null"))
-        if header is None:
-            raise ConfigError(f"{path} was not written by save_module")
-        plain = {key: file.get_tensor(key) for key in file.keys()}  # no mapping
+    _check(module, path)
+    if layout != "auto":
+        layout_named(layout)
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get(KEY, "null"))
+            plain = {key: file.get_tensor(key) for key in file.keys()}  # no mapping
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(
+            f"{path} is no safetensors file that can be read: {error}",
+            fix="give the path that save_module wrote",
+        ) from error
+    if header is None:
+        raise ConfigError(f"{path} was not written by save_module")
     state = from_plain_tensors(plain, header["forms"])
     parameters = dict(module.named_parameters(remove_duplicate=False))
     missing = sorted(set(parameters) - set(state) - set(header["ties"]))

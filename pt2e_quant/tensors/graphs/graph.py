@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe import Wanted
+from pt2e_quant.core.arguments import check_module, check_type
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.export import export
 from pt2e_quant.core.formats.block_qparams import BlockQParams
@@ -35,6 +36,7 @@ from pt2e_quant.observers.static.derived import DerivedObserverOrFakeQuantize
 from pt2e_quant.observers.weights.block_weight import BlockWeightObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.run_batches import check_call
 from pt2e_quant.tensors.values import to_qparams
 
 _PRODUCTS = ops.LINEAR + ops.CONV + ops.CONV_TRANSPOSE
@@ -355,10 +357,17 @@ def to_graph(
         args: example inputs.
         kwargs: example keyword inputs.
         dynamic_shapes: as torch.export.export takes it.
+
+    Raises:
+        ConfigError: no weight of the module is quantized.
+        InputError: the module does not take the inputs.
     """
+    check_module("module", module)
+    check_type("args", args, (tuple, list), "a tuple of example inputs", fix="args=(x,)")
     with real_weights(module) as stored:
         if not stored:
             raise ConfigError("no weight of this module is quantized", fix="quantize_ it first")
+        check_call(module, args, kwargs or {})
         program = export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
         quantizer = SchemeQuantizer({name: scheme_of(t) for name, t in stored.items()})
         return convert_pt2e(prepare_stored(program, quantizer, stored), progress=False)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.core.arguments import check_module, check_type
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats.block_qparams import BlockQParams, KeptScale
@@ -64,6 +65,8 @@ def load_graph(module: nn.Module, gm: GraphModule) -> list[str]:
     Raises:
         ConfigError: the graph has a quantized weight that the module has no parameter for.
     """
+    check_module("module", module)
+    check_type("gm", gm, GraphModule, "a graph of convert_pt2e", fix="load_graph(module, graph)")
     parameters = dict(module.named_parameters(remove_duplicate=False))
     found: dict[str, QuantizedTensor] = {}
     for node in gm.graph.nodes:

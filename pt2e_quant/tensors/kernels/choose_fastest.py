@@ -1,6 +1,7 @@
 """`auto_quantize`: measure each linear's candidates on its own inputs, and keep the fastest."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pt2e_quant.core.errors import ConfigError, InputError, Pt2eQuantError
+from pt2e_quant.core.arguments import (
+    check_filter,
+    check_module,
+    check_number,
+    check_type,
+    found_text,
+)
+from pt2e_quant.core.errors import ArtifactError, ConfigError, InputError, Pt2eQuantError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from pt2e_quant.tensors.kernels.choose_layout import layouts_with_kernels
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of
 from pt2e_quant.tensors.quantize import holders_of, put_in_place, search_of
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
+from pt2e_quant.tensors.run_batches import run_call, watch_input
 
 CANDIDATES = ("w8", "int8_dynamic")
 """Schemes that are tried unless others are named; float is always one."""
@@ -110,8 +119,18 @@ def auto_quantize(
 
     Raises:
         InputError: the example inputs reach no linear.
-        ConfigError: a candidate is no scheme that needs no data.
+        ConfigError: a candidate is no scheme that needs no data, or an argument is of another kind.
+        ArtifactError: the cache is no file of such times, or cannot be written.
     """
+    check_module("model", model)
+    check_filter(filter)
+    check_number("least_db", least_db, least=-math.inf)
+    if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
+        raise ConfigError(
+            f"candidates is a list of schemes' names, found {found_text(candidates)}",
+            fix=f"candidates={list(CANDIDATES)}",
+        )
+    known = _Cache(cache)
     schemes = {name: as_scheme(name) for name in candidates}
     for name, scheme in schemes.items():
         if scheme.input is not None and not scheme.input.is_dynamic:
@@ -121,7 +140,6 @@ def auto_quantize(
     inputs = _inputs_of(model, places, example_inputs)
     if not inputs:
         raise InputError("the example inputs reach no linear", fix="give inputs of a forward")
-    known = _Cache(cache)
     report = AutoReport()
     for place in places:
         if place.path in inputs:
@@ -140,35 +158,42 @@ def _inputs_of(
     found: dict[str, Tensor] = {}
 
     def watch(path: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            found.setdefault(path, args[0].detach())
+        return lambda x: found.setdefault(path, x)
 
-        return hook
-
-    hooks = [p.module.register_forward_pre_hook(watch(p.path)) for p in places]
+    args, kwargs = _as_call(example)
+    hooks = [watch_input(p.module, p.path, watch(p.path)) for p in places]
     try:
-        with torch.no_grad():
-            if isinstance(example, Mapping):
-                model(**example)
-            elif isinstance(example, Tensor):
-                model(example)
-            else:
-                model(*example)
+        run_call(model, args, kwargs, "the example inputs")
     finally:
         for hook in hooks:
             hook.remove()
     return found
 
 
+def _as_call(example: object) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), example
+    if isinstance(example, Tensor):
+        return (example,), {}
+    what = "a tuple of inputs, keyword arguments in a dict, or one tensor"
+    check_type("example_inputs", example, (tuple, list), what, fix="auto_quantize(model, (x,))")
+    assert isinstance(example, (tuple, list))
+    return example, {}
+
+
 class _Cache:
     """Trials by the product, the machine and torch's version, in a JSON file."""
 
     def __init__(self, path: str | Path | None) -> None:
+        if path is not None:
+            check_type("cache", path, (str, Path), "the path of a file")
         self.path = None if path is None else Path(path)
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.is_new = False
         if self.path is not None and self.path.exists():
-            self.rows = json.loads(self.path.read_text())
+            self.rows = _read_rows(self.path)
+        elif self.path is not None and not self.path.parent.is_dir():
+            raise ArtifactError(f"there is no folder {self.path.parent} for the cache")
 
     def get(self, key: str) -> tuple[Trial, ...] | None:
         """The trials of a product, if they are known."""
@@ -187,6 +212,21 @@ class _Cache:
         draft = self.path.with_suffix(f".{os.getpid()}.tmp")
         draft.write_text(json.dumps(self.rows, indent=1))
         draft.replace(self.path)
+
+
+def _read_rows(path: Path) -> dict[str, list[dict[str, Any]]]:
+    try:
+        rows = json.loads(path.read_text())
+        for trials in rows.values():
+            for trial in trials:
+                Trial(**trial)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ArtifactError(
+            f"{path} holds no times that auto_quantize wrote: {error}",
+            fix="give another file, or delete it",
+        ) from error
+    found: dict[str, list[dict[str, Any]]] = rows
+    return found
 
 
 def _key(x: Tensor, weight: Tensor, candidates: Sequence[str]) -> str:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.arguments import check_type, found_text
+from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.kernels.profiler_range import profiler_range
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.kernels.cpu_kernels import CPU_KERNELS
@@ -17,8 +18,13 @@ from pt2e_quant.tensors.kernels.kernel import TensorKernel, takes_all
 from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.quantized_tensor import KERNEL_NAMES
 
+Kind = TypeVar("Kind")
+
 KERNELS: list[TensorKernel] = [*CPU_KERNELS, *GPU_KERNELS]
 """The table. A later row is asked before an earlier one, so that a user's own comes first."""
+
+OPS = ("linear", "embedding")
+"""Operations whose kernels are looked up in it."""
 
 REFERENCE = "reference"
 """What ranges and reports call the operation on real values."""
@@ -54,26 +60,54 @@ def register_kernel(
         takes: what must hold of the weight's form besides.
 
     Raises:
-        ConfigError: another kernel has that name, or there is no such layout.
+        ConfigError: another kernel has that name, there is no such layout or operation, or an
+            argument is of another kind.
     """
     layout_named(layout)
-    if any(kernel.name == name for kernel in KERNELS):
-        raise ConfigError(f'there is a kernel "{name}" already', fix="give yours its own name")
+    _check_kernel(run, name, op, device)
     kernel = TensorKernel(
         name=name,
         op=op,
         run=run,
         layout=layout,
-        formats=None if formats is None else frozenset(formats),
-        granularities=None if granularities is None else tuple(granularities),
+        formats=None if formats is None else frozenset(_all_of("formats", formats, str)),
+        granularities=(
+            None if granularities is None else _all_of("granularities", granularities, type)
+        ),
         has_input=has_input,
         device=device,
-        dtypes=tuple(dtypes),
+        dtypes=_all_of("dtypes", dtypes, torch.dtype),
         takes=takes,
     )
     KERNELS.append(kernel)
     _forget()
     return kernel
+
+
+def _check_kernel(run: object, name: str, op: str, device: str) -> None:
+    if not callable(run) or isinstance(run, type):
+        raise ConfigError(
+            f"run is a function of (x, weight, bias), or (weight, places), found {found_text(run)}",
+            fix='register_kernel(my_linear, name="my_linear")',
+        )
+    check_type("name", name, str, "a string")
+    if op not in OPS:
+        raise ConfigError(f'no kernel of "{op}" is ever looked up', fix=near(op, OPS))
+    check_type("device", device, str, 'the type of a device, such as "cpu"')
+    if any(kernel.name == name for kernel in KERNELS):
+        raise ConfigError(f'there is a kernel "{name}" already', fix="give yours its own name")
+
+
+def _all_of(name: str, values: Iterable[Kind], kind: type) -> tuple[Kind, ...]:
+    """Values as a tuple, all of one type; a string is no list of letters."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigError(
+            f"{name} is a list of {kind.__name__}, found {found_text(values)}", fix=f"{name}=[…]"
+        )
+    found = tuple(values)
+    for value in found:
+        check_type(f"each of {name}", value, kind, f"of type {kind.__name__}")
+    return found
 
 
 def unregister_kernel(name: str) -> None:
@@ -84,7 +118,8 @@ def unregister_kernel(name: str) -> None:
     """
     found = [kernel for kernel in KERNELS if kernel.name == name]
     if not found:
-        raise ConfigError(f'there is no kernel "{name}"')
+        names = [kernel.name for kernel in KERNELS]
+        raise ConfigError(f'there is no kernel "{name}"', fix=near(name, names))
     KERNELS.remove(found[0])
     _forget()
 

@@ -1,5 +1,6 @@
 """Every layout by its name."""
 
+from pt2e_quant.core.arguments import check_type
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.tensors.layouts.gpu_tiles import HalfTiles, Int4Tiles
 from pt2e_quant.tensors.layouts.int4_rows import Int4Rows
@@ -28,7 +29,7 @@ def layout_named(name: str) -> Layout:
     Raises:
         ConfigError: there is none; near names are offered.
     """
-    found = LAYOUTS.get(name)
+    found = LAYOUTS.get(name) if isinstance(name, str) else None
     if found is None:
         raise ConfigError(f'there is no layout "{name}"', fix=near(name, LAYOUTS))
     return found
@@ -38,8 +39,16 @@ def register_layout(layout: Layout) -> None:
     """Add a layout of one's own.
 
     Raises:
-        ConfigError: another has that name.
+        ConfigError: it is no layout, or another has that name.
     """
+    check_type(
+        "layout",
+        layout,
+        Layout,
+        "an object of a class of pq.tensors.Layout",
+        fix="register_layout(MyLayout())",
+    )
+    check_type("layout.name", layout.name, str, "a string")
     if layout.name in LAYOUTS and type(LAYOUTS[layout.name]) is not type(layout):
         raise ConfigError(f'there is a layout "{layout.name}" already')
     LAYOUTS[layout.name] = layout

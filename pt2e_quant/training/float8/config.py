@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import torch
 
+from pt2e_quant.core.arguments import check_flags, check_number, check_type
 from pt2e_quant.core.errors import ConfigError, UnsupportedError, member_named
 from pt2e_quant.core.formats.number_formats import FLOAT_FORMATS, FloatFormat
 from pt2e_quant.core.granularity import Granularity, PerBlock, PerRow, PerTensor
@@ -47,6 +48,9 @@ class ScaledMMConfig:
     fp8_output: bool = False
     pad_inner_dim: bool = False
 
+    def __post_init__(self) -> None:
+        check_flags(self, "emulate", "use_fast_accum", "fp8_output", "pad_inner_dim")
+
 
 @dataclass(frozen=True, slots=True)
 class LinearMMConfig:
@@ -55,6 +59,10 @@ class LinearMMConfig:
     output: ScaledMMConfig = ScaledMMConfig()
     grad_input: ScaledMMConfig = ScaledMMConfig()
     grad_weight: ScaledMMConfig = ScaledMMConfig()
+
+    def __post_init__(self) -> None:
+        for gemm in Gemm:
+            check_type(gemm.value, self.of(gemm), ScaledMMConfig, "a ScaledMMConfig")
 
     def of(self, gemm: Gemm) -> ScaledMMConfig:
         """That of one product."""
@@ -137,8 +145,12 @@ class Float8TrainingConfig:
         object.__setattr__(self, "scaling", member_named(Float8Scaling, self.scaling, "scaling"))
         for dtype in (self.input_dtype, self.weight_dtype, self.grad_output_dtype):
             format_of(dtype)
+        check_type("mm", self.mm, LinearMMConfig, "a LinearMMConfig")
+        check_flags(self, "float8_all_gather")
+        if self.amax_history is not None:
+            check_number("amax_history", self.amax_history, least=1, is_whole=True)
         is_whole = self.scaling is Float8Scaling.TENSORWISE
-        if self.amax_history is not None and (not is_whole or self.amax_history < 1):
+        if self.amax_history is not None and not is_whole:
             raise ConfigError(
                 "delayed scaling keeps 1 or more amaxes of whole tensors, found amax_history="
                 f"{self.amax_history} with {self.scaling.value} scaling",

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from pt2e_quant.core.arguments import check_module
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.training.float8.config import Float8Scaling, Float8TrainingConfig, GemmInputRole
 from pt2e_quant.training.float8.gathered_weight import GatheredInFloat8
@@ -170,6 +171,7 @@ def update_float8_scales(module: nn.Module, group: dist.ProcessGroup | None = No
     Raises:
         ConfigError: no linear of the model has delayed scaling.
     """
+    check_module("module", module)
     linears = list(_delayed(module))
     if not linears:
         raise ConfigError(

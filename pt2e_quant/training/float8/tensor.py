@@ -10,6 +10,7 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from pt2e_quant.core.arguments import check_tensor
 from pt2e_quant.core.errors import UnsupportedError, member_named
 from pt2e_quant.core.formats.blocks import block_lengths, grid_shape
 from pt2e_quant.core.formats.format_arithmetic import block_amax, scale_of_amax
@@ -170,7 +171,12 @@ def to_float8(
         granularity: what shares a scale; the whole tensor if None.
         mm: how products run; `LinearMMConfig()` if None.
         scale: float32; found from x if None.
+
+    Raises:
+        ConfigError: x is no tensor of real numbers, float8 no float8, or there is no such role.
     """
+    check_tensor("x", x)
+    format_of(float8)
     cast = Cast(
         float8=float8,
         role=member_named(GemmInputRole, role, "role"),

@@ -1,14 +1,17 @@
 """AdamW and SGD with states of 8 or 4 bits."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, ClassVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from pt2e_quant.core.arguments import check_number, found_text
 from pt2e_quant.core.errors import ConfigError, UnsupportedError, member_named
 from pt2e_quant.training.optimizers.block_state import (
     StateFormat,
@@ -27,6 +30,14 @@ class LowBitOptimizer(Optimizer):
     """An optimizer whose states lie in codes between steps, `NAME_codes` and `NAME_scale`."""
 
     bits: ClassVar[int]
+
+    def __init__(self, params: ParamsT, options: dict[str, Any]) -> None:
+        if isinstance(params, nn.Module) or not isinstance(params, Iterable):
+            raise ConfigError(
+                f"params are parameters or groups of them, found {found_text(params)}",
+                fix=f"{type(self).__name__}(model.parameters())",
+            )
+        super().__init__(params, options)
 
     @abstractmethod
     def updated(
@@ -156,8 +167,7 @@ class LowBitAdamW(LowBitOptimizer):
         if amsgrad:
             raise ConfigError("AdamW of few bits keeps no third state", fix="amsgrad=False")
         _check_at_least_0(lr=lr, eps=eps, weight_decay=weight_decay)
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ConfigError(f"betas are from 0 up to below 1, found {betas}")
+        _check_betas(betas)
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         more = {
             "maximize": maximize,
@@ -228,6 +238,7 @@ class LowBitSGD(LowBitOptimizer):
         rounding: str = "nearest",
     ) -> None:
         _check_at_least_0(lr=lr, momentum=momentum, weight_decay=weight_decay)
+        check_number("dampening", dampening, least=-math.inf)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ConfigError("nesterov needs a momentum and no dampening")
         options = {"lr": lr, "momentum": momentum, "dampening": dampening}
@@ -266,8 +277,15 @@ class SGD4bit(LowBitSGD):
 
 def _check_at_least_0(**options: float | Tensor) -> None:
     for name, value in options.items():
-        if float(value) < 0:
-            raise ConfigError(f"{name} is at least 0, found {value}")
+        check_number(name, value, least=0)
+
+
+def _check_betas(betas: object) -> None:
+    pair = betas if isinstance(betas, (tuple, list)) and len(betas) == 2 else (None, None)
+    if not all(isinstance(beta, Real) and 0.0 <= float(beta) < 1.0 for beta in pair):
+        raise ConfigError(
+            f"betas are two numbers from 0 up to below 1, found {betas!r}", fix="betas=(0.9, 0.999)"
+        )
 
 
 def state_bytes(optimizer: Optimizer) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
+from pt2e_quant.core.arguments import check_dtype, check_tensor, check_type, found_text
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.training.optimizers.exact_state import load_exactly
@@ -127,8 +128,10 @@ def with_master_weights(
         options: the optimizer's: lr, ….
 
     Raises:
-        ConfigError: values are given for groups, or name no parameter.
+        ConfigError: values are given for groups, name no parameter or have another shape; or an
+            argument is of another kind.
     """
+    _check_arguments(optimizer_class, module, dtype, values)
     start = _start_values(module, values or {})
     place = None if device is None else torch.device(device)
 
@@ -146,8 +149,35 @@ def with_master_weights(
     if isinstance(module, nn.Module):
         groups = [{"params": [p for p in module.parameters() if p.requires_grad]}]
     else:
-        groups = [dict(group) | {"params": list(group["params"])} for group in module]
+        groups = [_group(group) for group in module]
     return MasterWeightOptimizer(optimizer_class, groups, copy, options)
+
+
+def _check_arguments(
+    optimizer_class: object, module: object, dtype: object, values: object
+) -> None:
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
+        raise ConfigError(
+            f"optimizer_class is a class of optimizers, found {found_text(optimizer_class)}",
+            fix="with_master_weights(torch.optim.AdamW, model, lr=…)",
+        )
+    if not isinstance(module, (nn.Module, Iterable)) or isinstance(module, (str, Tensor, Mapping)):
+        raise ConfigError(
+            f"module is a model or a list of groups of parameters, found {found_text(module)}",
+            fix="with_master_weights(torch.optim.AdamW, model, lr=…)",
+        )
+    check_dtype("dtype", dtype)
+    if values is not None:
+        check_type("values", values, Mapping, "a state dict", fix="values=model.state_dict()")
+
+
+def _group(group: object) -> dict[str, Any]:
+    if not isinstance(group, Mapping) or "params" not in group:
+        raise ConfigError(
+            f'a group is a dict with "params", found {found_text(group)}',
+            fix='give the model, or [{"params": list(model.parameters())}]',
+        )
+    return dict(group) | {"params": list(group["params"])}
 
 
 def with_cpu_offload(
@@ -178,6 +208,12 @@ def _start_values(
     if not isinstance(module, nn.Module):
         raise ConfigError("values go by the names of a module's parameters", fix="give the module")
     named = dict(module.named_parameters())
+    for name, value in values.items():
+        if name in named:
+            check_tensor(f'values["{name}"]', value)
+            if value.shape != named[name].shape:
+                shapes = f"{tuple(named[name].shape)}, found {tuple(value.shape)}"
+                raise ConfigError(f'values["{name}"] has the shape {shapes}')
     found = {named[name]: value.detach() for name, value in values.items() if name in named}
     stored = {n for n, p in named.items() if isinstance(p, QuantizedTensor)}
     if missing := sorted(stored - set(values)):

@@ -102,7 +102,7 @@ def test_optimizer_when_options_are_wrong_then_it_refuses():
     params = [nn.Parameter(torch.zeros(2))]
     with pytest.raises(ConfigError, match="amsgrad"):
         AdamW8bit(params, amsgrad=True)
-    with pytest.raises(ConfigError, match="lr is at least 0"):
+    with pytest.raises(ConfigError, match="lr is a number of at least 0"):
         SGD8bit(params, lr=-1.0)
     with pytest.raises(ConfigError, match="betas"):
         AdamW4bit(params, betas=(0.9, 1.0))
