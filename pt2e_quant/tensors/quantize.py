@@ -313,7 +313,7 @@ def _calibrated(
         for hook in hooks:
             hook.remove()
     for path, observer in observers.items():
-        if _has_seen(observer):
+        if has_seen(observer):
             made.inputs[path] = _static_qparams(observer)
         else:
             made.unreached.add(path)
@@ -327,7 +327,8 @@ def _observer(scheme: TensorScheme | None) -> Any:
     return make_observer(Group(0, ObserverChoice().spec(slot, scheme)), {})
 
 
-def _has_seen(observer: Any) -> bool:
+def has_seen(observer: Any) -> bool:
+    """Whether an observer of activations has seen any."""
     is_empty = hasattr(observer, "min_val") and observer.min_val.numel() == 0
     return getattr(observer, "seen", None) is not False and not is_empty
 

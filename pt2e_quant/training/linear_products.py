@@ -163,6 +163,11 @@ def convert_linears(
         )
     made: dict[nn.Linear, LowPrecisionLinear] = {}
     for name, part in meant.items():
+        if "weight" not in part._parameters:
+            raise ConfigError(
+                f'the weight of "{name}" is computed from other parameters',
+                fix="leave it out by the filter",
+            )
         made[part] = LowPrecisionLinear(part, products(part, name))
     for parent in list(module.modules()):
         # not named_children, which names a shared child once

@@ -1,5 +1,8 @@
 """Quantization-aware training of eager modules, by the graph flow's fake-quantizes."""
 
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from pt2e_quant.core.arguments import check_module
-from pt2e_quant.core.errors import ConfigError, UnsupportedError
+from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning, UnsupportedError
+from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.flow.annotate.groups import Group
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice, is_plain
@@ -17,7 +21,14 @@ from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.observers.training.fake_quantize import FakeQuantizeBase
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
-from pt2e_quant.tensors.quantize import check_layout, holders_of, put_in_place, with_input
+from pt2e_quant.tensors.quantize import (
+    Holders,
+    check_layout,
+    has_seen,
+    holders_of,
+    put_in_place,
+    with_input,
+)
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport, Row
 
@@ -80,20 +91,29 @@ def prepare_qat_(
         raise ConfigError("no module is to be quantized", fix="give a filter that takes some")
     for place in places:
         if reason := why_not(place):
-            raise ConfigError(f'"{place.name}" cannot be quantized: {reason}')
-        _prepare(place)
+            raise ConfigError(
+                f'"{place.name}" cannot be quantized: {reason}', fix="leave it out by the filter"
+            )
+    held, weights = holders_of(module), [place.weight for place in places]
+    prepared: set[Tensor] = set()
+    for place, weight in zip(places, weights, strict=True):
+        _prepare(place, [] if weight in prepared else held[weight])
+        prepared.add(weight)
     return module
 
 
-def _prepare(place: Place) -> None:
+def _prepare(place: Place, holders: Holders) -> None:
     owner, scheme = place.module, place.scheme
     assert scheme.weight is not None  # places have weights
     given = scheme.input
     if given is not None and not given.is_dynamic:
         owner.register_module(_INPUT, _fake_quantize(given, Role.INPUT))
         owner.register_forward_pre_hook(_quantize_input, with_kwargs=True)
-    made = _fake_quantize(scheme.weight, Role.WEIGHT)
-    parametrize.register_parametrization(owner, "weight", made)
+    # All that read a tied weight train with what quantization leaves of it.
+    made = _fake_quantize(scheme.weight, Role.WEIGHT) if holders else None
+    for holder, leaf in holders:
+        assert made is not None
+        parametrize.register_parametrization(holder, leaf, made)
     setattr(owner, _SCHEME, scheme)
 
 
@@ -137,36 +157,82 @@ def convert_qat_(module: nn.Module, layout: str = "auto") -> EagerReport:
     """
     check_module("module", module)
     check_layout(layout)
-    report = EagerReport()
-    for path, owner in list(module.named_modules()):
-        scheme = getattr(owner, _SCHEME, None)
-        if scheme is None or not parametrize.is_parametrized(owner, "weight"):
-            continue
-        place = Place(path=path, module=owner, scheme=scheme)
-        report.rows.append(_convert(module, place, layout))
-    if not report.rows:
+    places = [
+        Place(path=path, module=owner, scheme=getattr(owner, _SCHEME))
+        for path, owner in module.named_modules()
+        if hasattr(owner, _SCHEME) and parametrize.is_parametrized(owner, "weight")
+    ]
+    if not places:
         raise ConfigError("no module was prepared", fix="training.prepare_qat_(module, scheme)")
+    trained = [_fake_quantize_of(place.module, "weight") for place in places]
+    for owner in list(module.modules()):
+        for leaf in _prepared_names(owner, trained):
+            parametrize.remove_parametrizations(owner, leaf, leave_parametrized=False)
+    report, done = EagerReport(), dict[nn.Module, Row]()
+    for place, fake_quantize in zip(places, trained, strict=True):
+        ranges = _take_input(place)
+        if fake_quantize in done:  # the weight is tied to one that is converted
+            row = replace(done[fake_quantize], name=place.name)
+        else:
+            row = _convert(module, place, fake_quantize, ranges, layout)
+        report.rows.append(done.setdefault(fake_quantize, row))
     return report
 
 
-def _convert(module: nn.Module, place: Place, layout: str) -> Row:
-    owner, scheme = place.module, place.scheme
-    assert scheme.weight is not None
-    fake_quantize = owner.parametrizations["weight"][0]  # type: ignore[index]  # torch's ModuleDict
-    parametrize.remove_parametrizations(owner, "weight", leave_parametrized=False)
+def _fake_quantize_of(owner: nn.Module, leaf: str) -> nn.Module:
+    found = owner.parametrizations[leaf][0]  # type: ignore[index]  # torch's ModuleDict
+    assert isinstance(found, nn.Module)
+    return found
+
+
+def _prepared_names(owner: nn.Module, trained: Sequence[nn.Module]) -> list[str]:
+    """The parameters of a module that `prepare_qat_` has parametrized."""
+    if not parametrize.is_parametrized(owner):
+        return []
+    names = list(owner.parametrizations)  # type: ignore[arg-type]  # torch's ModuleDict
+    return [name for name in names if _fake_quantize_of(owner, name) in trained]
+
+
+def _take_input(place: Place) -> QParams | None:
+    """Take the fake-quantize of a module's static input off; its qparams, if it has seen any."""
+    owner = place.module
     delattr(owner, _SCHEME)
+    fake_quantize = owner._modules.pop(_INPUT, None)
+    if fake_quantize is None:
+        return None
+    hooks = owner._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is _quantize_input]:
+        del hooks[key]
+        owner._forward_pre_hooks_with_kwargs.pop(key, None)
+    if has_seen(getattr(fake_quantize, "activation_post_process", fake_quantize)):
+        return qparams_of(fake_quantize)
+    # nn.MultiheadAttention, for one, multiplies with its projection's weight itself.
+    warnings.warn(
+        f'no call of "{place.path}" was trained: its input stays float, as it was in training',
+        Pt2eQuantWarning,
+        stacklevel=3,
+    )
+    return None
+
+
+def _convert(
+    module: nn.Module,
+    place: Place,
+    fake_quantize: nn.Module,
+    ranges: QParams | None,
+    layout: str,
+) -> Row:
+    weight, given = place.scheme.weight, place.scheme.input
+    assert weight is not None
+    is_static = given is not None and not given.is_dynamic
     is_affine = isinstance(fake_quantize, FakeQuantizeBase)
     tensor = QuantizedTensor.from_float(
         place.weight,
-        scheme.weight,
-        input=scheme.input,
+        weight,
+        input=None if is_static and ranges is None else given,
         qparams=qparams_of(fake_quantize) if is_affine else None,
     )
-    if _INPUT in owner._modules:
-        found = qparams_of(owner._modules.pop(_INPUT))
-        tensor = with_input(tensor, found.scale.reshape(1), found.zero_point.reshape(1))
-        hooks = owner._forward_pre_hooks
-        for key in [key for key, hook in hooks.items() if hook is _quantize_input]:
-            del hooks[key]
+    if ranges is not None:
+        tensor = with_input(tensor, ranges.scale.reshape(1), ranges.zero_point.reshape(1))
     own = holders_of(module)[place.weight]
     return put_in_place(own, place, place.weight, tensor, layout)

@@ -20,7 +20,7 @@ from pt2e_quant.core.formats.float_codes import decode_float
 from pt2e_quant.core.formats.number_formats import CodeBook, FloatFormat
 from pt2e_quant.core.schemes import Scheme, TensorScheme
 from pt2e_quant.tensors.form import TensorForm
-from pt2e_quant.tensors.plan import KINDS, aligned, as_scheme
+from pt2e_quant.tensors.plan import KINDS, Place, aligned, as_scheme, why_not
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, rebuild_quantized_tensor
 from pt2e_quant.tensors.values import encode, real_scale
 from pt2e_quant.training.linear_products import Filter
@@ -282,10 +282,15 @@ def quantize_parameters(
         names.append(name)
         if not isinstance(owner, KINDS) or (filter is not None and not filter(owner, name)):
             continue
-        weight = owner.weight
-        assert isinstance(weight, nn.Parameter)
-        if isinstance(weight, QuantizedTensor):
+        if isinstance(owner.weight, QuantizedTensor):
             raise ConfigError(f'the weight of "{name}" is quantized already')
+        if reason := why_not(Place(path=name, module=owner, scheme=wanted)):
+            raise ConfigError(
+                f'the weight of "{name}" cannot be stored as {_weight_of(wanted)}: {reason}',
+                fix="leave it out by the filter",
+            )
+        weight = owner.weight
+        assert isinstance(weight, nn.Parameter)  # `why_not` says so
         owners.append(owner)
         if weight not in made:
             own = _weight_of(aligned(wanted, owner))

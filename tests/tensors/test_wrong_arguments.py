@@ -342,3 +342,22 @@ def test_copy_when_the_source_broadcasts_then_it_does_as_for_float():
     assert torch.allclose(tensor.dequantize()[3], torch.arange(64.0), atol=0.25)
     with pytest.raises(RuntimeError, match="expanded size"):
         tensor.copy_(torch.ones(3, 3))
+
+
+TRAINING_CALLS: dict[str, Callable[[nn.Module], Any]] = {
+    "quantize_parameters": lambda m: training.quantize_parameters(m, "w8"),
+    "convert_to_float8": training.convert_to_float8_training,
+    "convert_to_int8": training.convert_to_int8_training,
+    "prepare_qat_": lambda m: training.prepare_qat_(m, "w8"),
+}
+
+
+@pytest.mark.parametrize("name", TRAINING_CALLS)
+def test_weight_when_other_parameters_make_it_then_the_error_names_it(name: str):
+    module = nn.Sequential(nn.Linear(64, 32), nn.utils.spectral_norm(nn.Linear(32, 8)))
+    before = list(module)
+    with pytest.raises(ConfigError, match=r'"1.*computed from other parameters') as caught:
+        TRAINING_CALLS[name](module)
+    assert "filter" in str(caught.value.fix)
+    assert list(module) == before
+    assert module[0].weight is before[0].weight

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from pt2e_quant.core.errors import ConfigError
+import pt2e_quant as pq
+from pt2e_quant.core.errors import ConfigError, Pt2eQuantWarning
 from pt2e_quant.observers.training.fake_quantize import FakeQuantize, disable_observer
 from pt2e_quant.tensors import QuantizedTensor
 from pt2e_quant.training import convert_qat_, prepare_qat_
@@ -68,3 +69,51 @@ def test_prepare_qat_when_nothing_is_meant_or_prepared_then_it_refuses():
         convert_qat_(net())
     with pytest.raises(ConfigError, match=r'"0\.weight" cannot be quantized'):
         prepare_qat_(prepare_qat_(net(), "w8"), "w8")
+
+
+class Tied(nn.Module):
+    """The head reads the table of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(96, 64)
+        self.middle = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 96, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens):
+        return self.head(torch.relu(self.middle(self.table(tokens))))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "w4_g32"])
+@pytest.mark.parametrize("kinds", [nn.Linear, (nn.Linear, nn.Embedding)])
+def test_convert_qat_when_weights_are_tied_then_all_readers_have_trained_with_them(scheme, kinds):
+    model, tokens = Tied(), torch.arange(48).reshape(4, 12)
+    prepare_qat_(model, scheme, lambda module, path: isinstance(module, kinds))
+    assert torch.equal(model.table.weight, model.head.weight)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(4):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+    model.apply(disable_observer)
+    trained = model(tokens)
+    report = convert_qat_(model)
+    assert model.table.weight is model.head.weight
+    assert len(report.rows) == 2 + (kinds is not nn.Linear)
+    assert pq.sqnr_db([trained], [model(tokens)]) > 40
+
+
+def test_convert_qat_when_a_linear_is_read_and_never_called_then_its_input_stays_float():
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(64, 4, batch_first=True)
+    x = torch.randn(2, 10, 64)
+    prepare_qat_(model, "int8")
+    model(x, x, x)[0].square().mean().backward()
+    model.apply(disable_observer)
+    trained = model(x, x, x)[0]
+    with pytest.warns(Pt2eQuantWarning, match='no call of "out_proj" was trained'):
+        convert_qat_(model)
+    assert model.out_proj.weight.form.input is None
+    assert pq.sqnr_db([trained], [model(x, x, x)[0]]) > 40
