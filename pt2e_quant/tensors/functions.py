@@ -65,14 +65,23 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: QuantizedTensor) -> Tensor:
-        """The product; codes are kept for the backward pass, no real values."""
-        ctx.save_for_backward(x if weight.requires_grad else None, weight)
+        """The product; codes are kept for the backward pass, no real values.
+
+        Of a weight that does not train the parts are kept, not the tensor: `Module.to` replaces
+        such tensors, which torch refuses while a graph refers to them.
+        """
+        is_trained = weight.requires_grad
+        ctx.save_for_backward(*((x, weight) if is_trained else ()))
+        ctx.held = None if is_trained else (weight.parts, weight.form)
         return run_linear(x, weight, None)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Of x and, where it is asked for, of the weight."""
-        x, weight = ctx.saved_tensors
+        if ctx.held is None:
+            x, weight = ctx.saved_tensors
+        else:
+            x, weight = None, QuantizedTensor(*ctx.held)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
             of_x = grad @ weight.dequantize().to(grad.dtype)
@@ -161,6 +170,12 @@ def _array(tensor: QuantizedTensor, dtype: Any = None, copy: bool | None = None)
     return found if dtype is None else found.astype(dtype, copy=False)
 
 
+def _tolist(tensor: QuantizedTensor) -> Any:
+    """The real values as a list; torch has none of subclasses."""
+    note_fallback("tolist", "lists hold real values")
+    return real_values(tensor).tolist()
+
+
 def _share_memory(tensor: QuantizedTensor) -> QuantizedTensor:
     """Move the parts to memory that processes share; the tensor itself has no storage."""
     for part in tensor.parts.values():
@@ -180,6 +195,7 @@ FUNCTIONS[F.linear] = linear
 FUNCTIONS[F.embedding] = embedding
 FUNCTIONS[Tensor.numpy] = _numpy
 FUNCTIONS[Tensor.__array__] = _array
+FUNCTIONS[Tensor.tolist] = _tolist
 FUNCTIONS[Tensor.share_memory_] = _share_memory
 FUNCTIONS[Tensor.is_shared] = _is_shared
 for _product in (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__):

@@ -235,6 +235,30 @@ def test_tensor_when_made_an_array_then_its_real_values_are_recorded():
     assert ("numpy", "arrays hold real values") in pq.tensors.fallbacks()
 
 
+def test_tensor_when_made_a_list_then_its_real_values_are_recorded():
+    weight = QuantizedTensor.from_float(torch.eye(4), scheme_named("w8").weight)
+    pq.tensors.forget_fallbacks()
+    assert weight.tolist() == weight.dequantize().tolist()
+    assert ("tolist", "lists hold real values") in pq.tensors.fallbacks()
+
+
+@pytest.mark.parametrize("scheme", ["w8", "w4_g32", "int8_dynamic", "fp8_weight_only", "nf4"])
+def test_module_when_a_graph_of_it_is_alive_then_it_moves_to_another_dtype(scheme):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
+    pq.quantize_(model, scheme)
+    x = torch.randn(4, 64, requires_grad=True)
+    y = model(x)
+    real = model[2].weight.dequantize() @ (
+        torch.diag((model[0](x[0]) > 0).float()) @ model[0].weight.dequantize()
+    )
+    model.bfloat16()
+    (grad,) = torch.autograd.grad(y[0].sum(), x)
+    assert torch.allclose(grad[0], real.sum(0), atol=1e-5)
+    assert model[0].weight.dtype == torch.bfloat16
+    assert pq.sqnr_db([y], [model(x.bfloat16()).float()]) > 25
+
+
 def _sum_of(model, results):
     with torch.no_grad():
         results.put(float(model(torch.ones(1, 64)).sum()))
