@@ -43,7 +43,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, emit_real_values(weight), bias)
     trained = (t for t in (x, weight, bias) if t is not None)
     if torch.is_grad_enabled() and any(t.requires_grad for t in trained):
-        made: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
+        made: Tensor
+        if torch._C._are_functorch_transforms_active():
+            made = _linear_in_functorch(x, weight)
+        else:
+            made = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
         return made if bias is None else made + bias
     return run_linear(x, weight, bias)
 
@@ -58,6 +62,14 @@ def run_linear(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tenso
         if form.input is not None:
             x = emit_input(x, weight)
         return F.linear(x, weight.dequantize().to(x.dtype), bias)
+
+
+def _linear_in_functorch(x: Tensor, weight: QuantizedTensor) -> Tensor:
+    """A linear on real values: `torch.func` hands functions no tensors of subclasses."""
+    note_fallback("linear", "torch.func differentiates on real values")
+    if weight.form.input is not None:
+        x = x + (emit_input(x, weight) - x).detach()  # rounding passes the gradient through
+    return F.linear(x, weight.dequantize().to(x.dtype))
 
 
 class _Linear(torch.autograd.Function):

@@ -158,8 +158,9 @@ class QuantizedTensor(torch.Tensor):
 
     def dequantize(self) -> Tensor:
         """The real values, in the order of axes that code sees; the gradient passes through."""
-        made: Tensor = _Dequantize.apply(self)  # type: ignore[no-untyped-call]
-        return made
+        if not self.requires_grad:
+            return _real(self)
+        return cast(Tensor, _Dequantize.apply(self))  # type: ignore[no-untyped-call]
 
     def to_layout(self, layout: str) -> "QuantizedTensor":
         """The same codes in another layout.
@@ -173,8 +174,7 @@ class QuantizedTensor(torch.Tensor):
         if reason := wanted.refusal(plain):
             raise ConfigError(f'layout "{layout}" does not take {self.form.scheme}: {reason}')
         packed = wanted.pack(self.plain_parts(), plain)
-        made = self.like(packed, self.form.with_layout(layout))
-        return _like_parameter(made, self)
+        return _like_parameter(self.like(packed, self.form.with_layout(layout)), self)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]  # a property of torch.Tensor too

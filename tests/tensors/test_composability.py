@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.tensors import QuantizedTensor, load_module, register_hugging_face, save_module
 from pt2e_quant.tensors.graphs.graph import quantized_weights
@@ -189,3 +190,18 @@ def test_distributed_checkpoint_when_loaded_in_place_then_codes_are_those_saved(
     x = torch.randn(2, 64)
     assert torch.equal(loaded[0].weight.dequantize(), saved[0].weight.dequantize())
     assert torch.equal(loaded(x), saved(x))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own, vmap
+@pytest.mark.parametrize("scheme", ["w8", "w4_g32", "int8_dynamic", "fp8_weight_only"])
+def test_torch_func_when_it_differentiates_then_gradients_are_those_of_autograd(scheme):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).eval()
+    pq.quantize_(model, scheme)
+    x = torch.randn(3, 64)
+    given = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(model(given).sum(), given)
+    found = torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x)
+    assert pq.sqnr_db([expected], [found]) > 35
+    rows = torch.func.jacrev(model)(x[0])
+    assert pq.sqnr_db([expected[0]], [rows.sum(0)]) > 35

@@ -248,9 +248,12 @@ def _check_pinned(
     records = provenance_of(prepared).floats
     module = missing[0].rpartition(".")[0]
     reasons = [r.reason for r in records if r.module.removeprefix("L__self__.") == module]
+    # The rule that leaves all float but what is quantized already (`stored_quantizer`).
+    reasons = [reason for reason in reasons if not reason.startswith("rule: global -> float")]
+    reasons.append("no operator that the backend quantizes reads it")
     raise UnsupportedError(
         f"{len(missing)} quantized weights would become float: {missing[0]} "
-        f"({stored[missing[0]].form.scheme})" + (f": {reasons[0]}" if reasons else ""),
+        f"({stored[missing[0]].form.scheme}): {reasons[0]}",
         fix="choose a scheme that the backend's table takes (docs/schemes.md), or another backend",
     )
 

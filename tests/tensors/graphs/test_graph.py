@@ -195,6 +195,27 @@ def test_lowering_when_the_backend_does_not_take_the_scheme_then_says_why():
         pq.quantize(model, (X,), backend="cpu", recipe=None)
 
 
+class ByHand(nn.Module):
+    """Reads the weight of its linear without a linear, and has a volume that XNNPACK has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.volume = nn.Conv3d(2, 4, 3)
+        self.linear = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 16)
+
+    def forward(self, x, voxels):
+        return self.head(x) * self.linear.weight.mean(0), self.volume(voxels)
+
+
+@pytest.mark.parametrize("name", ["linear", "volume"])
+def test_lowering_when_no_operator_of_the_backend_reads_a_weight_then_says_so(name):
+    model, args = ByHand().eval(), (torch.randn(2, 16), torch.randn(1, 2, 5, 5, 5))
+    quantize_(model, "w8", lambda module, path: path in (name, "head"))
+    with pytest.raises(UnsupportedError, match=rf"{name}\.weight .*no operator that the backend"):
+        pq.quantize(model, args, backend="xnnpack", recipe=None)
+
+
 def test_lowering_when_nothing_or_all_is_quantized_then_says_what_to_do():
     with pytest.raises(ConfigError, match="no weight of this module is"):
         pq.quantize(mlp(), (X,), backend="cpu", recipe=None)
