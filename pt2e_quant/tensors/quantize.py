@@ -27,7 +27,7 @@ from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 from pt2e_quant.tensors.function_ranges import FunctionRanges, install_functions
 from pt2e_quant.tensors.graphs.graph import SchemeQuantizer, quantized_weights, scheme_of
-from pt2e_quant.tensors.graphs.load_graph import load_graph
+from pt2e_quant.tensors.graphs.load_graph import load_graph, quantized_names
 from pt2e_quant.tensors.kernels.choose_layout import best_layout
 from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
@@ -97,7 +97,7 @@ def quantize_(
     batches = None if calibration_data is None else list(calibration_data)
     if algorithms:
         picked = [pick_inputs(batch, inputs) for batch in batches or ()]
-        return _by_graph(module, places, algorithms, picked, layout, search)
+        return _by_graph(module, places, algorithms, picked, layout, search, strict=strict)
     found = _calibrated(module, places, chosen, batches, inputs, functions=functions)
     report, how = EagerReport(), _How(module, found, layout, search, strict=strict)
     try:
@@ -341,6 +341,12 @@ def _static_qparams(observer: Any) -> tuple[Tensor, Tensor]:
     return qparams.scale.reshape(1), qparams.zero_point.reshape(1)
 
 
+def _names_of(module: nn.Module, weight: Tensor) -> set[str]:
+    """Every name of a weight; a graph has one of those of a shared module."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if parameter is weight}
+
+
 def _by_graph(
     module: nn.Module,
     places: Sequence[Place],
@@ -348,6 +354,8 @@ def _by_graph(
     batches: list[Any],
     layout: str,
     search: str | None,
+    *,
+    strict: bool,
 ) -> EagerReport:
     """Let the graph flow's algorithms choose the codes, and load them back."""
     if not batches:
@@ -357,18 +365,28 @@ def _by_graph(
     args, kwargs = as_call(batches[0])
     check_call(module, args, kwargs)
     before = {place.name: place.weight for place in places}
-    quantizer = SchemeQuantizer({place.name: place.scheme for place in places}, search_of(search))
-    was_training = module.training
-    program = export(module.eval(), args, kwargs)
-    module.train(was_training)
+    names = {place.name: _names_of(module, place.weight) for place in places}
+    schemes = {name: place.scheme for place in places for name in names[place.name]}
+    quantizer = SchemeQuantizer(schemes, search_of(search))
+    modes = {part: part.training for part in module.modules()}
+    try:
+        program = export(module.eval(), args, kwargs)
+    finally:
+        for part, is_training in modes.items():
+            part.training = is_training
     prepared = prepare_pt2e(program, quantizer, algorithms=algorithms)
     calibrate(prepared, batches, progress=False)
     graph = convert_pt2e(prepared, progress=False)
-    load_graph(module, graph)
-    report = EagerReport()
+    report, found = EagerReport(), quantized_names(graph)
+    read = [place for place in places if found & names[place.name]]
     for place in places:
+        if place not in read:
+            reason = "no linear, convolution or embedding of the exported module reads it"
+            report.rows.append(_left(place, reason, strict=strict))
+    load_graph(module, graph)
+    for place in read:
         tensor = place.weight
-        assert isinstance(tensor, QuantizedTensor)  # validate saw it in the graph
+        assert isinstance(tensor, QuantizedTensor)  # the graph has it
         own = holders_of(module)[tensor]
         report.rows.append(put_in_place(own, place, before[place.name], tensor, layout))
     return report

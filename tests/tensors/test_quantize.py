@@ -225,3 +225,40 @@ def test_static_inputs_when_no_call_reaches_a_linear_then_it_stays_float_unless_
     assert "no batch reached" in reasons["attention.out_proj.weight"]
     assert not reasons["out.weight"]
     assert pq.sqnr_db([expected], [module(x)]) > 25
+
+
+class Shared(nn.Module):
+    """Calls one linear by two names, and reads another's weight without a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.second = self.first
+        self.read = nn.Linear(64, 64)
+        self.frozen = nn.BatchNorm1d(64).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(torch.relu(self.first(self.frozen(x)))) * self.read.weight.mean(0)
+        return y
+
+
+def test_algorithms_when_modules_are_shared_or_read_by_hand_then_each_is_told():
+    torch.manual_seed(0)
+    module, x = Shared(), torch.randn(32, 64)
+    expected = module(x)
+    given = {"algorithms": ["gptq"], "calibration_data": [x]}
+    before = module.first.weight
+    with pytest.raises(ConfigError, match=r'"read\.weight" cannot .* of the exported module reads'):
+        quantize_(module, "w4_g32", **given)
+    assert module.first.weight is before
+    with pytest.warns(pq.errors.Pt2eQuantWarning, match=r'"read\.weight" cannot'):
+        report = quantize_(module, "w4_g32", strict=False, **given)
+    assert {row.name: bool(row.reason) for row in report.rows} == {
+        "first.weight": False,
+        "read.weight": True,
+    }
+    assert isinstance(module.first.weight, QuantizedTensor)
+    assert module.first.weight is module.second.weight
+    assert module.training
+    assert not module.frozen.training
+    assert pq.sqnr_db([expected], [module(x)]) > 12

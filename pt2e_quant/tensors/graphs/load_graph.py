@@ -88,6 +88,12 @@ def load_graph(module: nn.Module, gm: GraphModule) -> list[str]:
     return sorted(found)
 
 
+def quantized_names(gm: GraphModule) -> set[str]:
+    """The names, in the float module, of the weights that a canonical graph has quantized."""
+    sources = (_constant_source(node) for node in gm.graph.nodes if is_dequantize(node))
+    return {float_name(source) for source in sources if source is not None}
+
+
 def _set_all(
     module: nn.Module, parameters: dict[str, nn.Parameter], found: dict[str, QuantizedTensor]
 ) -> None:
