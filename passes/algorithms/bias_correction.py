@@ -117,7 +117,8 @@ class BiasCorrection(Algorithm):
         """Correct one bias."""
         bias = site.graph.constant(site.node, "bias")
         behind = _Behind.of(site.graph, site.node)
-        found = [behind.error(site.node, pair) for pair in site.graph.run.outputs(site.node)]
+        pairs = list(site.graph.run.outputs(site.node))
+        found = [behind.error(site.node, pair) for pair in pairs]
         errors, slopes = (torch.cat(parts) for parts in zip(*found, strict=True))
         slope = slopes.mean(0)
         errors = torch.where(slope < LEAST_SLOPE, 0.0, errors / slope.clamp(min=LEAST_SLOPE))
@@ -126,8 +127,7 @@ class BiasCorrection(Algorithm):
             shift = shift * certain_part(shift, errors.var(0) / len(errors))
         if not float(shift.abs().max()) > 0:
             raise Declined("no channel has a mean error beyond its uncertainty")
-        gaining = [behind.gains(site.node, p, shift) for p in site.graph.run.outputs(site.node)]
-        share = float(torch.cat(gaining).mean())
+        share = float(torch.cat([behind.gains(site.node, pair, shift) for pair in pairs]).mean())
         if share < LEAST_GAINING:
             raise Declined(
                 f"less mean error would be more error at {1 - share:.0%} of the positions: it is "
