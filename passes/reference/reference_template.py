@@ -16,7 +16,7 @@ from pt2e_quant.core.qdq import (
     QuantizePerTensor,
 )
 from pt2e_quant.graph.meta import constant_nodes, fake_cast
-from pt2e_quant.graph.ops import DROPOUT, arguments, is_call, is_getitem
+from pt2e_quant.graph.ops import DROPOUT, arguments, aten, is_call, is_getitem
 from pt2e_quant.observers.qschemes import PER_CHANNEL
 from pt2e_quant.observers.training.trained_qparams import is_fake_quantize
 from pt2e_quant.passes.batch_norm.trained_batch_norm import FoldedConstants, TrainedBatchNorm
@@ -58,7 +58,8 @@ class ReferenceTemplate:
         gm: in canonical form, with the names of the prepared graph's nodes.
         tensors: by the template's node of their integers.
         sources: names of the prepared graph's nodes by the template's node of the same value.
-        norms: targets of batch norms that are folded into an operator, by that operator.
+        norms: targets of batch norms by the operator that computes them, which they are folded
+            into if it is another.
         rounded: targets of observers that convert makes integers of by qparams derived from
             others', by the template's node of the constant (a bias).
         behind_dropout: the template's nodes that read a dropout in the prepared graph.
@@ -133,9 +134,8 @@ class _Writer:
         if module is not None and isinstance(source := node.args[0], Node):
             if has_static_integers(module):
                 return self._quantize(node, module, source)
-            if isinstance(module, TrainedBatchNorm) and module.is_folded:
-                self.template.norms[self.made[source]] = str(node.target)
-                return self.made[source]
+            if isinstance(module, TrainedBatchNorm):
+                return self._norm(node, module, source)
             if hasattr(module, "obs_or_fqs") and self._is_fixed(source):
                 return self._rounded(node, source)
             if hasattr(module, "calculate_qparams"):
@@ -149,6 +149,20 @@ class _Writer:
             made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
             return self._named(made, node)
         return self._named(self.graph.placeholder(node.name), node)
+
+    def _norm(self, node: Node, module: TrainedBatchNorm, source: Node) -> Node:
+        """A batch norm as the converted graph has it: in its convolution, or by itself."""
+        if module.is_folded:
+            made = self.made[source]
+        else:
+            state = map_arg(node.args[3:7], self._read)
+            args = self._read(source), *state, False, module.momentum, module.eps, True
+            called = self.graph.create_node(
+                "call_function", aten.batch_norm.default, args, {}, node.name
+            )
+            made = self._named(called, node)
+        self.template.norms[made] = str(node.target)
+        return made
 
     def _rounded(self, node: Node, source: Node) -> Node:
         made = self._constant(node.name, source)

@@ -196,7 +196,8 @@ BATCH_NORM: Overloads = (
 )
 LAYER_NORM: Overloads = (aten.layer_norm.default, aten.native_layer_norm.default)
 GROUP_NORM: Overloads = (aten.group_norm.default,)
-NORMS: Overloads = (*LAYER_NORM, *GROUP_NORM, aten.instance_norm.default)
+INSTANCE_NORM: Overloads = (aten.instance_norm.default,)
+NORMS: Overloads = (*LAYER_NORM, *GROUP_NORM, *INSTANCE_NORM)
 """Norms by the statistics of what they read."""
 DROPOUT: Overloads = (
     aten.dropout.default,

@@ -1,4 +1,4 @@
-"""Forms of functions: tables for what maps one integer, softmax and norms."""
+"""Forms of functions: tables for what maps one integer, prelu and softmax."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from pt2e_quant.core.integer_ops.calls import WIDE, widen
 from pt2e_quant.core.integer_ops.norms import (
     MOST_OUT_BITS,
-    Norm,
     Softmax,
-    norm_factors,
     softmax_factors,
 )
 from pt2e_quant.core.integer_ops.profiles import Functions
@@ -26,11 +25,9 @@ from pt2e_quant.core.integer_ops.tables import (
     tanh,
 )
 from pt2e_quant.core.qparams import dequantize, quantize
-from pt2e_quant.graph.idioms.rms_norm import RMS_NORM, RmsNorm
 from pt2e_quant.graph.ops import (
-    GROUP_NORM,
     HARDSWISH,
-    LAYER_NORM,
+    PRELU,
     SIGMOID,
     SILU,
     SOFTMAX,
@@ -169,90 +166,24 @@ def _seen(site: Site[Any], x: Operand[Any], mask: Any) -> Any:
     return site.hold(seen, "seen")
 
 
-def _layer_norm(site: Site[Any]) -> Any:
-    count = len(site.arguments["normalized_shape"])
-    dims = list(range(-count, 0))
-    return _norm(site, dims, site.arguments["weight"], site.arguments["bias"], is_centred=True)
-
-
-def _rms_norm(site: Site[Any]) -> Any:
-    given = site.arguments
-    if "normalized_shape" in given:
-        dims = list(range(-len(given["normalized_shape"]), 0))
-    else:
-        dims = list(given["dims"])
-    return _norm(site, dims, given.get("weight"), None, is_centred=False)
-
-
-def _norm(site: Site[Any], dims: list[int], weight: Any, bias: Any, *, is_centred: bool) -> Any:
-    x = site.operand("input" if "input" in site.arguments else "x")
-    return _normalized(site, x, x.value, x.like.shape, dims, weight, bias, is_centred=is_centred)
-
-
-def _group_norm(site: Site[Any]) -> Any:
-    """The groups of a group norm as one more dimension."""
-    x, groups = site.operand("input"), site.arguments["num_groups"]
-    N, C, *spatial = x.like.shape
-    if not isinstance(C, int):
-        raise Declined("it normalises a dynamic dimension")
-    shape = [N, groups, C // groups, *spatial]
-    per_channel = [1, groups, C // groups, *[1] * len(spatial)]
-    weight, bias = (
-        v.reshape(per_channel) if isinstance(v, Tensor) else v
-        for v in (site.arguments["weight"], site.arguments["bias"])
-    )
-    grouped = site.call(aten.unflatten.int, x.value, 1, [groups, C // groups])
-    dims = list(range(2 - len(shape), 0))
-    made = _normalized(site, x, grouped, shape, dims, weight, bias, is_centred=True)
-    return site.call(aten.flatten.using_ints, made, 1, 2)
-
-
-def _normalized(
-    site: Site[Any],
-    x: Operand[Any],
-    value: Any,
-    shape: Any,
-    dims: list[int],
-    weight: Any,
-    bias: Any,
-    *,
-    is_centred: bool,
-) -> Any:
-    output = site.required_output()
-    sizes = [shape[d] for d in dims]
-    if not all(isinstance(size, int) for size in sizes):
-        raise Declined("it normalises a dynamic dimension")
-    for given in (weight, bias):
-        if given is not None and not isinstance(given, Tensor):
-            raise Declined("its weight or bias is no float constant of this graph")
-    eps = site.arguments.get("eps")
-    factors = norm_factors(
-        torch.ones(1, dtype=torch.float64) if weight is None else weight.detach().double(),
-        torch.zeros(1, dtype=torch.float64) if bias is None else bias.detach().double(),
-        count=math.prod(sizes),
-        reach=x.reach,
-        input_scale=x.qparams.scale_float,
-        output_scale=output.qparams.scale_float,
-        eps=torch.finfo(torch.float32).eps if eps is None else float(eps),
-        is_centred=is_centred,
-    )
-    if factors is None:
-        raise Declined("its scales, eps and length are out of reach of 64-bit integers")
-    out = output.range
-    return site.call(
-        Norm,
-        value,
-        site.hold(factors.gain, "gain"),
-        site.hold(factors.offset, "offset"),
-        dims,
-        None if is_centred else x.qparams.zero_point_int,
-        [factors.centred_shift, factors.root_shift, factors.fraction],
-        factors.epsilon,
-        out.zero_point,
-        out.low,
-        out.high,
-        out.storage,
-    )
+def _prelu(site: Site[Any]) -> Any:
+    """A table for one slope; slopes of channels are factors of the negative values."""
+    x, output, weight = site.operand("self"), site.required_output(), site.arguments["weight"]
+    if not isinstance(weight, Tensor):
+        raise Declined("its weight is no float constant of this graph")
+    slopes = weight.detach().float().flatten()
+    if slopes.numel() == 1:
+        return looked_up(site, x, lambda real: torch.prelu(real, slopes.to(real.dtype)), output)
+    per_channel = slopes.reshape(-1, *[1] * (x.like.dim() - 2))
+    steps = widen(site.call, x.value, x.qparams.zero_point_int, x.storage)
+    mirrored = steps
+    if bool((slopes < 0).any()):  # a factor has no sign
+        signs = torch.where(per_channel < 0, -1, 1).to(WIDE[x.storage.itemsize])
+        mirrored = site.call(aten.mul.Tensor, steps, site.hold(signs, "signs"))
+    kept = site.requantized(steps, (x.qparams.scale,))
+    scaled = site.requantized(mirrored, (x.qparams.scale, per_channel.abs()))
+    is_kept = site.call(aten.ge.Scalar, steps, 0)
+    return site.call(aten.where.self, is_kept, kept, scaled)
 
 
 TABLE = IntegerForm(name="table", operators=HARDSWISH, write=table)
@@ -264,8 +195,6 @@ FUNCTION_FORMS = (
         name="function", operators=(aten.log_sigmoid.default, aten.gelu_.default), write=table
     ),
     IntegerForm(name="softmax", operators=SOFTMAX, write=_softmax),
-    IntegerForm(name="layer norm", operators=LAYER_NORM[:1], write=_layer_norm),
-    IntegerForm(name="group norm", operators=GROUP_NORM, write=_group_norm),
-    IntegerForm(name="RMS norm", operators=(*RMS_NORM, RmsNorm), write=_rms_norm),
+    IntegerForm(name="prelu", operators=PRELU, write=_prelu),
 )
 """Functions of a tensor."""

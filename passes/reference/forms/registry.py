@@ -10,6 +10,7 @@ from pt2e_quant.graph.ops import Overload, aten, is_call
 from pt2e_quant.passes.reference.forms.arithmetic import ARITHMETIC_FORMS
 from pt2e_quant.passes.reference.forms.functions import FUNCTION_FORMS, TABLE, is_pointwise
 from pt2e_quant.passes.reference.forms.moves import MOVE_FORMS, REQUANTIZE
+from pt2e_quant.passes.reference.forms.norms import NORM_FORMS
 from pt2e_quant.passes.reference.forms.pools import POOL_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.site import IntegerForm
@@ -21,6 +22,7 @@ FORMS: tuple[IntegerForm, ...] = (
     *ARITHMETIC_FORMS,
     *POOL_FORMS,
     *FUNCTION_FORMS,
+    *NORM_FORMS,
     *MOVE_FORMS,
 )
 """A new integer operator is an entry here; no operator is in two of them."""

@@ -10,14 +10,15 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch._higher_order_ops.out_dtype import out_dtype
 
-__all__ = ["Call", "Value", "cast", "compute", "out_dtype", "widen"]
+__all__ = ["WIDE", "Call", "Value", "cast", "compute", "out_dtype", "widen"]
 
 Value = TypeVar("Value")
 """A tensor, or the node that holds one."""
 
 _aten: Any = torch.ops.aten
 
-_WIDE = {1: torch.int16, 2: torch.int32, 4: torch.int64}
+WIDE = {1: torch.int16, 2: torch.int32, 4: torch.int64}
+"""The dtype of twice so many bytes."""
 
 
 _Made = TypeVar("_Made", covariant=True)
@@ -50,7 +51,7 @@ def widen(call: Call[Value], x: Value, zero_point: int | Value, storage: torch.d
         zero_point: one integer, or integers that broadcast against x.
         storage: int8, uint8, int16 or int32.
     """
-    wide = cast(call, x, _WIDE[storage.itemsize])
+    wide = cast(call, x, WIDE[storage.itemsize])
     if isinstance(zero_point, int) and zero_point == 0:
         return wide
     return call(_aten.sub_.Tensor, wide, zero_point)

@@ -239,3 +239,76 @@ Norm = define_integer_op(
     like_input,
 )
 """(x - mean) / sqrt(var + eps) * weight + bias; without the mean where a zero_point is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AffineFactors:
+    """A factor and an offset for each channel.
+
+    Attributes:
+        fraction: bits below an output step.
+        gain: int64; output steps for an input step.
+        offset: int64; output steps.
+    """
+
+    fraction: int
+    gain: Tensor
+    offset: Tensor
+
+
+_AFFINE_BITS = 30
+_LEAST_AFFINE_BITS = 16
+"""With fewer a factor's rounding would be seen in the steps of a long input."""
+
+
+def affine_factors(
+    scale: Tensor, shift: Tensor, *, reach: int, input_scale: float, output_scale: float
+) -> AffineFactors | None:
+    """The factors of x * scale + shift for int64 arithmetic, None if they are too large for it.
+
+    Args:
+        scale: float64, of each channel.
+        shift: float64, of each channel, in real units.
+        reach: the greatest abs(x - zero_point).
+        input_scale: of x.
+        output_scale: of the result.
+
+    >>> factors = affine_factors(
+    ...     torch.tensor([0.5]), torch.tensor([1.0]), reach=255, input_scale=0.1, output_scale=0.2
+    ... )
+    >>> factors.fraction, factors.gain.tolist(), factors.offset.tolist()
+    (30, [268435456], [5368709120])
+    """
+    gain, offset = scale.double() * (input_scale / output_scale), shift.double() / output_scale
+    most = float((gain.abs() * reach + offset.abs()).max()) + 1.0
+    if not math.isfinite(most):
+        return None
+    fraction = min(_AFFINE_BITS, _SUM_BITS - math.ceil(math.log2(most)))
+    if fraction < _LEAST_AFFINE_BITS:
+        return None
+    gain, offset = ((v * 2.0**fraction).round().to(torch.int64) for v in (gain, offset))
+    return AffineFactors(fraction=fraction, gain=gain, offset=offset)
+
+
+def _affine(
+    x: Tensor,
+    gain: Tensor,
+    offset: Tensor,
+    input_zero_point: int,
+    fraction: int,
+    zero_point: int,
+    low: int,
+    high: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    total = (x.long() - input_zero_point) * gain + offset
+    return (shift_right(total, fraction, Rounding.HALF_UP) + zero_point).clamp(low, high).to(dtype)
+
+
+Affine = define_integer_op(
+    "integer_affine(Tensor x, Tensor gain, Tensor offset, int input_zero_point, int fraction, "
+    "int zero_point, int low, int high, ScalarType dtype) -> Tensor",
+    _affine,
+    like_input,
+)
+"""x * scale + shift of each channel, rounded once, ties up: a norm by running statistics."""

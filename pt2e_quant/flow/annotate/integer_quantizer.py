@@ -43,7 +43,7 @@ from pt2e_quant.passes.reference.read_sites import cast_booleans
 
 _DTYPES = {4: torch.int8, 8: torch.int8, 16: torch.int16}
 _WEIGHT_BITS = range(2, 9)
-_NORMS = ("layer norm", "RMS norm", "group norm")
+_NORMS = ("layer norm", "RMS norm", "group norm", "instance norm")
 _STREAMING = ("add", "sub", "move", "join")
 """Forms whose results are values of a residual stream if they read or make one."""
 _CHOOSING = ("move", "max_pool", "max_pool1d")

@@ -177,3 +177,19 @@ def test_integer_quantizer_when_a_stream_is_wide_then_products_read_eight_bits()
     for node in quantized.graph.nodes:
         if node.target is torch.ops.aten.linear.default:
             assert node.args[0].args[0].meta["val"].dtype is torch.int8
+
+
+@pytest.mark.parametrize("tracks", [False, True])
+def test_integer_quantizer_when_norms_are_of_images_then_none_is_float(tracks):
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=tracks)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.PReLU(4), nn.Conv2d(4, 2, 1)).eval()
+    batch = {0: torch.export.Dim("batch", min=1, max=8)}
+    x = torch.randn(3, 3, 9, 9)
+    program = export(model, (x,), dynamic_shapes=(batch,))
+    made = pq.prepare_pt2e(program, pq.IntegerQuantizer(), int_only=True)
+    quantized = pq.convert_pt2e(pq.calibrate(made, [x], progress=False))
+    assert pq.audit(quantized).is_integer_only
+    reference = pq.integer_reference(quantized)
+    with torch.no_grad():
+        assert pq.sqnr_db(model(x[:2]), reference(x[:2])) > 30

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 from torch.export import export
+from torch.nn import functional
 
 from pt2e_quant.core.integer_ops.profiles import DEFAULT
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor, is_dequantize, is_quantize
@@ -31,6 +32,14 @@ class Between(nn.Module):
         reals = [DequantizePerTensor(x, *qp) for x, qp in zip(xs, self.inputs, strict=False)]
         y = self.operator(*reals, *xs[len(self.inputs) :])
         return y if self.output is None else QuantizePerTensor(y, *self.output)
+
+
+class Slopes(Between):
+    """A prelu between q/dq."""
+
+    def __init__(self, weight: Tensor, inputs=A, output=Y) -> None:
+        super().__init__(lambda x: functional.prelu(x, self.weight), [inputs], output)
+        self.weight = nn.Parameter(weight)
 
 
 def integers(shape, parameters, seed=0):

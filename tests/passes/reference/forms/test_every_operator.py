@@ -8,7 +8,16 @@ from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.idioms.rms_norm import RmsNorm
 from pt2e_quant.graph.ops import Overload
 from pt2e_quant.passes.reference.forms.registry import FORMS
-from tests.passes.reference.forms.between import IMAGE, A, B, Between, Y, integers, steps_apart
+from tests.passes.reference.forms.between import (
+    IMAGE,
+    A,
+    B,
+    Between,
+    Slopes,
+    Y,
+    integers,
+    steps_apart,
+)
 
 aten = torch.ops.aten
 ROWS, VOLUME, MATRIX = (2, 4, 15), (2, 4, 7, 6, 5), (6, 9)
@@ -46,6 +55,7 @@ ONE = {
     aten.layer_norm.default: (IMAGE, [7]),
     aten.group_norm.default: (IMAGE, 2),
     aten.rms_norm.default: (IMAGE, [7]),
+    aten.instance_norm.default: (IMAGE, None, None, None, None, True, 0.1, 1e-5, True),
     aten.reshape.default: (IMAGE, [2, 36, 7]),
     aten.view.default: (IMAGE, [2, 36, 7]),
     aten._unsafe_view.default: (IMAGE, [2, 36, 7]),
@@ -165,6 +175,13 @@ def case(target):
     if target is aten.where.self:
         x, y = integers(IMAGE, A), integers(IMAGE, B, seed=1)
         return Between(lambda x, y, where: target(where, x, y), [A, B], Y), [x, y, x > 0]
+    if target is aten.prelu.default:
+        return Slopes(torch.tensor([0.3, -0.7, 0.0, 1.4])), [integers(IMAGE, A)]
+    if target is aten.batch_norm.default:
+        norm = nn.BatchNorm2d(4)
+        nn.init.uniform_(norm.running_mean, -0.5, 0.5)
+        nn.init.uniform_(norm.running_var, 0.5, 2.0)
+        return Between(norm, [A], Y), [integers(IMAGE, A)]
     if target is RmsNorm:
         return Between(lambda x: target(x, [-1], 1e-5), [A], Y), [integers(IMAGE, A)]
     if target in (aten.masked_fill.Tensor, aten.masked_fill_.Tensor):
