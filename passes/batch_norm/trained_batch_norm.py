@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from pt2e_quant.accelerate.recompile import recompile
+from pt2e_quant.core.recomputation import is_recomputing
 from pt2e_quant.core.snapshot_op import snapshot
 from pt2e_quant.graph.ops import argument, arguments, aten, is_call
 
@@ -98,6 +99,8 @@ class FoldedConstants(_Freezable):
         is_quantized: the weight is quantized, so it is scaled in training too.
     """
 
+    variance_before: Tensor | None = None
+
     def __init__(self, layout: WeightLayout, eps: float, is_quantized: bool) -> None:
         super().__init__()
         self.layout = layout
@@ -116,8 +119,8 @@ class FoldedConstants(_Freezable):
         """(weight, bias, scale): what the operator takes, and what to divide its result by."""
         if self.is_normalising and not self.is_quantized:
             return weight, bias, running_var
-        if self.is_normalising and torch.compiler.is_compiling():
-            running_var = snapshot(running_var)
+        if self.is_normalising:
+            running_var = self._before(running_var)
         std = torch.sqrt(running_var + self.eps)
         scale = 1.0 / std if gamma is None else gamma / std
         if self.is_normalising:
@@ -128,6 +131,15 @@ class FoldedConstants(_Freezable):
         shifted = -running_mean if bias is None else bias - running_mean
         folded = shifted * scale if beta is None else shifted * scale + beta
         return self.layout.scaled(weight, scale), folded, scale
+
+    def _before(self, running_var: Tensor) -> Tensor:
+        """The variance before the batch norm behind moves it, also in a recomputed forward pass."""
+        if torch.compiler.is_compiling():
+            taken: Tensor = snapshot(running_var)
+            return taken
+        if not is_recomputing():
+            self.variance_before = running_var.clone()
+        return running_var if self.variance_before is None else self.variance_before
 
 
 class TrainedBatchNorm(_Freezable):
@@ -171,7 +183,9 @@ class TrainedBatchNorm(_Freezable):
         """The normalised x; `scale` and `bias` are those of the conv before it."""
         if self.is_folded and not self.is_normalising:
             return x
-        if self.is_normalising and num_batches_tracked is not None:
+        if self.is_normalising and is_recomputing():
+            running_mean, running_var = running_mean.clone(), running_var.clone()
+        elif self.is_normalising and num_batches_tracked is not None:
             num_batches_tracked.add_(1)
         if self.is_quantized:
             assert scale is not None  # a quantized weight has one

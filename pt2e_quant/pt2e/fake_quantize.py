@@ -126,7 +126,7 @@ class AffineFakeQuantize(FakeQuantizeBase):
 
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
-        is_observing = self.observer_enabled[0] == 1
+        is_observing = self.is_observing
         if is_observing or self.block_size is None:
             # Without the observer the block size would not be known.
             self.activation_post_process(X.detach())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, RangeError
+from pt2e_quant.core.recomputation import is_recomputing
 from pt2e_quant.observers.partial_wrapper import PartialWrapper
 from pt2e_quant.observers.qschemes import PER_TENSOR, is_per_channel
 from pt2e_quant.observers.static.moving_average import MovingAverageMinMaxObserver
@@ -56,6 +57,11 @@ class FakeQuantizeBase(ABC, nn.Module):
     @abstractmethod
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """The scale and zero_point that the statistics call for."""
+
+    @property
+    def is_observing(self) -> bool:
+        """Whether this forward pass gathers statistics: not one that is recomputed for backward."""
+        return bool(self.observer_enabled[0] == 1) and not is_recomputing()
 
     @property
     def seen(self) -> bool:
@@ -152,7 +158,7 @@ class FakeQuantize(FakeQuantizeBase):
 
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
-        if self.observer_enabled[0] == 1:
+        if self.is_observing:
             self.activation_post_process(X.detach())
             scale, zero_point = self.calculate_qparams()
             if self.scale.shape != scale.shape:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.recomputation import is_recomputing
 from pt2e_quant.observers.qschemes import SYMMETRIC
 from pt2e_quant.observers.static.minmax import channel_range
 from pt2e_quant.observers.static.moving_average import MovingAverageMinMaxObserver
@@ -68,17 +69,17 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 
     def _ends(self, X: Tensor) -> Tensor:
         """The least and greatest values, [C, 2]; zeros if the observer is off."""
-        if self.observer_enabled[0] != 1:
+        if not self.is_observing:
             return torch.zeros(max(1, self.activation_post_process.min_val.numel()), 2)
         if self.is_per_channel:
             return torch.stack(channel_range(X, self.ch_axis), 1)
         return torch.stack(torch.aminmax(X)).reshape(1, 2)
 
     def _fused(self, X: Tensor, axis: int) -> Tensor:
-        observer = self.activation_post_process
+        observer, is_on = self.activation_post_process, self.observer_enabled
         return torch.fused_moving_avg_obs_fake_quant(
             X,
-            observer_on=self.observer_enabled,
+            observer_on=torch.zeros_like(is_on) if is_recomputing() else is_on,
             fake_quant_on=self.fake_quant_enabled,
             running_min=observer.min_val,
             running_max=observer.max_val,

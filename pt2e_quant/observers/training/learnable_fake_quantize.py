@@ -124,7 +124,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
-        if self.observer_enabled[0] == 1 or self.scale is None:
+        if self.is_observing or self.scale is None:
             self.activation_post_process(X.detach())
             self._set_qparams(*self.activation_post_process.calculate_qparams())
         assert self.scale is not None

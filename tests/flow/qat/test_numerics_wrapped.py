@@ -53,6 +53,22 @@ def test_checkpointing_when_activations_are_recomputed_then_gradients_are_equal(
     assert all(torch.equal(found[n], expected[n]) for n in expected)
 
 
+@pytest.mark.parametrize("reenters", [False, True])
+@pytest.mark.parametrize("numerics", ["fake_quant", "integer"])
+def test_checkpointing_when_ranges_move_then_as_without_it(numerics, reenters):
+    plain, recomputed = prepared_of(numerics), prepared_of(numerics)
+    for step in range(3):
+        x = X.detach().requires_grad_() * (1.0 + step)
+        for model in (plain, recomputed):
+            model.zero_grad()
+        plain(x).square().mean().backward(retain_graph=True)
+        checkpoint(recomputed, x, use_reentrant=reenters).square().mean().backward()
+        for p, q in zip(plain.parameters(), recomputed.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)
+    for (name, p), (_, q) in zip(plain.named_buffers(), recomputed.named_buffers(), strict=True):
+        assert torch.equal(p, q), name
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_compiled_when_trained_in_integers_then_as_in_eager():
     torch._dynamo.reset()

@@ -1,0 +1,18 @@
+"""Whether a forward pass runs a second time, for activation checkpointing."""
+
+import torch
+
+
+def is_recomputing() -> bool:
+    """Whether a backward pass runs this code: `torch.utils.checkpoint` computes values again.
+
+    A forward pass that is run again must give what it gave, so that statistics do not move in it.
+    False in a graph that is compiled.
+
+    >>> is_recomputing()
+    False
+    """
+    if torch.compiler.is_compiling():
+        return False
+    # As torch.utils.checkpoint tells one backward pass from another; -1 outside of all.
+    return torch._C._current_graph_task_id() != -1
