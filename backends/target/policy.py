@@ -16,8 +16,12 @@ from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.schemes import Role
 from pt2e_quant.graph.meta import constant_nodes
 from pt2e_quant.graph.op_table import ALLOWED_KEY, KEEP_FLOAT_KEY, OUT, OpKind, OpRow, Preference
+from pt2e_quant.graph.ops import BATCH_NORM, DROPOUT, is_call
 from pt2e_quant.graph.pattern import Match, find_matches
 from pt2e_quant.graph.pipeline import GraphPass, Note, PassResult
+from pt2e_quant.graph.subgraphs import copy_graph
+from pt2e_quant.passes.batch_norm.detach_batch_norm import detach_batch_norms
+from pt2e_quant.passes.cleanup.remove_dropout import detach_dropouts
 
 FLOAT_INPUTS = Preference(
     name="float_inputs",
@@ -107,9 +111,10 @@ def place_integer_regions(policy: Policy) -> GraphPass:
     """
 
     def edit(gm: GraphModule) -> PassResult:
-        for node in gm.graph.nodes:
+        nodes = {node.name: node for node in gm.graph.nodes}
+        for node in nodes.values():
             node.meta.pop(KEEP_FLOAT_KEY, None)
-        regions = Regions(gm, policy)
+        regions = Regions(_deployed(gm), policy)
         notes = []
         for anchor, (row, _) in regions.matches.items():
             kept = regions.why_float(anchor)
@@ -117,11 +122,24 @@ def place_integer_regions(policy: Policy) -> GraphPass:
                 policy.marks_moves and row.kind is OpKind.MOVES and kept is READ_IN_FLOAT
             )
             if kept is not None and is_marked:
-                anchor.meta[KEEP_FLOAT_KEY] = row.kind.value, kept.name
+                nodes[anchor.name].meta[KEEP_FLOAT_KEY] = row.kind.value, kept.name
                 notes.append(Note(anchor.name, kept.text, skipped=True))
         return PassResult(changed=False, notes=tuple(notes))
 
     return GraphPass("place_integer_regions", edit, needs=(), gives=())
+
+
+def _deployed(gm: GraphModule) -> GraphModule:
+    """The graph without what training alone has: batch norms behind convolutions, dropouts.
+
+    Values that are integers on both sides of them are integers in the program that runs.
+    """
+    if not any(is_call(node, (*BATCH_NORM, *DROPOUT)) for node in gm.graph.nodes):
+        return gm
+    made = copy_graph(gm)
+    detach_batch_norms(made)
+    detach_dropouts(made)
+    return made
 
 
 class Regions:

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+import pt2e_quant as pq
 from pt2e_quant.backends.onnx.backend import BACKEND
 from pt2e_quant.backends.onnx.policy import POLICY
 from pt2e_quant.backends.target.policy import FLOAT_INPUTS, READ_IN_FLOAT, place_integer_regions
@@ -122,3 +124,36 @@ def test_prepare_when_a_sum_with_relu_stays_float_then_its_relu_moves_integers_a
     ep = torch.export.export(Sum().eval(), (torch.randn(1, 4, 6),))
     prepared = prepare_pt2e(ep, BACKEND.quantizer())
     assert "relu" not in {r.node for r in provenance_of(prepared).floats}
+
+
+class Scaled(nn.Module):
+    """Functions behind convolutions whose batch norms train, and a dropout before the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 8, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(8)])
+        self.dropout, self.head = nn.Dropout(0.1), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = functional.leaky_relu(self.norms[0](self.first(x)))
+        y = y + functional.leaky_relu(self.norms[1](self.second(y)))
+        return self.head(self.dropout(torch.sigmoid(y).mean((2, 3))))
+
+
+@pytest.mark.parametrize("name", ["onnx", "xnnpack", "cpu"])
+def test_regions_when_batch_norms_train_then_those_of_the_deployed_graph(name):
+    quantizer, x = pq.backends.get(name).quantizer("int8"), torch.randn(2, 3, 9, 9)
+    if name != "cpu":  # training brings no algorithms
+        quantizer = quantizer.remove_algorithm("run_time_scales")
+    program = torch.export.export(Scaled().eval(), (x,))
+    trained = torch.export.export(Scaled().train(), (x,))
+    found = [
+        {(f.op, f.reason) for f in pq.provenance_of(prepared).floats}
+        for prepared in (
+            pq.prepare_pt2e(program, quantizer),
+            pq.prepare_qat_pt2e(trained, quantizer),
+        )
+    ]
+    assert found[0] == found[1]
+    assert name == "cpu" or "aten.leaky_relu" not in {op for op, _ in found[0]}
