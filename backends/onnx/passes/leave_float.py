@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.onnx.report import Refused
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import write_as_arithmetic
+from pt2e_quant.backends.onnx.rewrites.keep_float import keep_weight_float
 from pt2e_quant.backends.onnx.rewrites.split_results import write_product
 from pt2e_quant.backends.onnx.values import constant, read_dequantize, redirect, remove_unread
 from pt2e_quant.backends.target.float_retries import fallback_of
@@ -180,5 +181,6 @@ def _free(node: ir.Node, readers: Sequence[ir.Node]) -> Sequence[ir.Node]:
             name = f"{reader.outputs[0].name}_bias"
             reader.replace_input_with(2, write_as_arithmetic(graph, stored, name))
             remove_unread(graph, [stored])
+        keep_weight_float(reader)
     remove_unread(graph, [node])
     return freed

@@ -24,6 +24,7 @@ from pt2e_quant.backends.onnx.rewrites.integer_products import (
     multiply_per_token_portable,
     scale_products,
 )
+from pt2e_quant.backends.onnx.rewrites.keep_float import keep_weights_float, put_sum_behind
 from pt2e_quant.backends.onnx.rewrites.layouts import drop_reshapes, join_reshapes, write_rows
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     absorb_clips,
@@ -96,44 +97,9 @@ def pool_in_float(graph: ir.Graph) -> int:
         output = node.outputs[0]
         if not any(use.node.op_type != "Sum" for use in output.uses()):
             continue
-        _put_sum_behind(output)
+        put_sum_behind(output)
         changed += 1
     return changed
-
-
-def keep_weights_float(graph: ir.Graph) -> int:
-    """Put a Sum of one tensor, which copies it, between a product in float and its quantize.
-
-    ONNX Runtime 1.32 (WeightBiasQuantization) rounds float weights to int8 per tensor, at load,
-    where the product reads a dequantize and leads to a quantize, at most through Relu and Clip.
-
-    Before:  ConvTranspose(dq(x), w float) -> Relu -> q
-    After:   ConvTranspose(dq(x), w float) -> Relu -> Sum -> q
-    """
-    changed = 0
-    for node in list(graph):
-        if node.op_type not in ("Conv", "ConvTranspose", "Gemm"):
-            continue
-        x, weight = node.inputs[0], node.inputs[1]
-        if read_dequantize(x) is None or weight is None or not weight.is_initializer():
-            continue
-        output, uses = node.outputs[0], list(node.outputs[0].uses())
-        while len(uses) == 1 and uses[0].node.op_type in ("Relu", "Clip"):
-            output = uses[0].node.outputs[0]
-            uses = list(output.uses())
-        if len(uses) == 1 and uses[0].node.op_type == "QuantizeLinear":
-            _put_sum_behind(output)
-            changed += 1
-    return changed
-
-
-def _put_sum_behind(output: ir.Value) -> None:
-    """Let all readers of a value read a copy of it."""
-    node, uses = output.producer(), list(output.uses())
-    assert node is not None
-    kept = call(node, "Sum", [output], name=f"{output.name}_kept", like=output, after=True)
-    for use in uses:
-        use.node.replace_input_with(use.idx, kept)
 
 
 def keep_layer_norm(graph: ir.Graph) -> int:

@@ -69,6 +69,25 @@ def test_convolution_when_image_has_no_batch_then_it_runs_in_integers() -> None:
     assert artifact.report.sqnr_canonical_db > 60
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_convolution_when_its_result_has_16_bits_then_its_weight_keeps_its_values(
+    is_transposed: bool,
+) -> None:
+    kind = nn.ConvTranspose2d if is_transposed else nn.Conv2d
+    model = nn.Sequential(kind(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 1)).eval()
+    images = [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    program = torch.export.export(model, (images[0],))
+    prepared = pq.prepare_pt2e(program, pq.IntegerQuantizer(), int_only=True)
+    converted = pq.convert_pt2e(pq.calibrate(prepared, images, progress=False))
+    artifact = pq.backends.get("onnx").lower(converted)
+    parity = pq.verify_parity(artifact, images)
+    # A transposed one sums in float in another order, which decides ties of 16 bits.
+    assert parity.share_equal >= (0.99 if is_transposed else 1.0)
+    assert parity.most_steps <= 1
+    parts = [region.what.split()[0] for region in artifact.report.float_regions]
+    assert ("ConvTranspose" if is_transposed else "Conv") in parts
+
+
 class Pair(nn.Module):
     """Two linears that share one bias."""
 
