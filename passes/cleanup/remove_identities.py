@@ -85,6 +85,16 @@ def remove_identities(gm: GraphModule) -> PassResult:
     return rewrite(gm, RULES)
 
 
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def remove_noop_casts(gm: GraphModule) -> PassResult:
+    """Replace casts to the dtype that a value has by the value; for graphs that train too.
+
+    Before:  y = rsqrt(mean(to(x, f32)))   where x is float32
+    After:   y = rsqrt(mean(x))
+    """
+    return rewrite(gm, RULES[1:2])
+
+
 def _same_sizes(before: object, after: object) -> bool:
     """Whether two sizes are equal without asking for a guard."""
     if isinstance(before, int) and isinstance(after, int):

@@ -130,6 +130,14 @@ def _pad(site: Site[Any]) -> Any:
     return site.call(aten.constant_pad_nd.default, integers, given["pad"], filler)
 
 
+def _fill(site: Site[Any]) -> Any:
+    """Zeros of a size that is known at run time, as the first state of a recurrent layer."""
+    output, given = site.required_output(), site.arguments
+    filler = _quantized(0.0, output)
+    options = {"dtype": output.range.storage, "device": given["device"]}
+    return site.call(aten.full.default, given["size"], filler, **options)
+
+
 def _gather(site: Site[Any]) -> Any:
     """A move of the values of each channel that torch has no integer kernel for, by indices."""
     x, output = (
@@ -178,6 +186,9 @@ _MOVES = one_of(
         aten.roll.default,
     ),
 )
+FILLS = (aten.zeros.default,)
+"""Operators that read no tensor."""
+
 _NEAREST = (
     aten.upsample_nearest1d.vec,
     aten.upsample_nearest2d.vec,
@@ -196,5 +207,6 @@ MOVE_FORMS = (
     IntegerForm(name="masked_fill", operators=MASKED_FILL, write=_masked_fill),
     IntegerForm(name="pad", operators=PAD, write=_pad),
     IntegerForm(name="nearest", operators=_NEAREST, write=_gather),
+    IntegerForm(name="fill", operators=FILLS, write=_fill),
 )
 """Operators that move integers, or choose among them."""

@@ -6,7 +6,8 @@ from typing import Any
 from torch.fx import Node
 
 from pt2e_quant.core.recurrent_ops import RecurrentLayer
-from pt2e_quant.graph.ops import Overload, aten, is_call
+from pt2e_quant.graph.ops import RECURRENT, Overload, aten, is_call
+from pt2e_quant.passes.cleanup.unroll_loops import MOST_ROUNDS
 from pt2e_quant.passes.reference.forms.arithmetic import ARITHMETIC_FORMS
 from pt2e_quant.passes.reference.forms.functions import FUNCTION_FORMS, TABLE, is_pointwise
 from pt2e_quant.passes.reference.forms.moves import MOVE_FORMS, REQUANTIZE
@@ -15,7 +16,15 @@ from pt2e_quant.passes.reference.forms.pools import POOL_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.site import IntegerForm
 
-__all__ = ["FORMS", "MOVES", "REQUANTIZE", "WITHOUT_FORM", "form_of"]
+__all__ = [
+    "FORMS",
+    "MOVES",
+    "OTHER_OPERATORS",
+    "REMEDIES",
+    "REQUANTIZE",
+    "WITHOUT_FORM",
+    "form_of",
+]
 
 FORMS: tuple[IntegerForm, ...] = (
     *PRODUCT_FORMS,
@@ -42,6 +51,20 @@ WITHOUT_FORM: Mapping[Callable[..., Any], str] = {
     RecurrentLayer: "its states are float from step to step",
 }
 """What a backend's op table has and no form, with the reason."""
+
+OTHER_OPERATORS = "write it with operators that have one, or decompose it before prepare"
+"""How an operator without a form gets into integers, where nothing better is known."""
+
+_STEPS = (
+    f"pq.IntegerQuantizer() writes up to {MOST_ROUNDS} steps out, whose products and gates have "
+    "forms; a longer sequence in parts, or nn.LSTMCell and nn.GRUCell"
+)
+
+REMEDIES: Mapping[Callable[..., Any], str] = {
+    RecurrentLayer: _STEPS,
+    **{target: _STEPS for target in RECURRENT if callable(target)},
+}
+"""What helps with some operators that have no form."""
 
 _BY_TARGET = {
     (member.target if isinstance(member, Overload) else member): form

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from pt2e_quant.core.errors import ConfigError, module_path
 from pt2e_quant.core.provenance import FloatRecord, provenance_of
+from pt2e_quant.core.recurrent_ops import Rounding
 from pt2e_quant.core.specs import (
     Q_ANNOTATION_KEY,
     QuantizationAnnotation,
@@ -34,11 +35,13 @@ from pt2e_quant.graph.ops import (
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
-from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
+from pt2e_quant.passes.cleanup.remove_identities import remove_noop_casts, remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
+from pt2e_quant.passes.recurrent.split_recurrent import split_cells, split_recurrent
+from pt2e_quant.passes.recurrent.write_steps import write_steps
 from pt2e_quant.passes.reference.forms.moves import CLAMPS, MOVE_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
-from pt2e_quant.passes.reference.forms.registry import form_of
+from pt2e_quant.passes.reference.forms.registry import OTHER_OPERATORS, REMEDIES, form_of
 from pt2e_quant.passes.reference.read_sites import cast_booleans
 
 _DTYPES = {4: torch.int8, 8: torch.int8, 16: torch.int16}
@@ -48,6 +51,18 @@ _STREAMING = ("add", "sub", "move", "join")
 """Forms whose results are values of a residual stream if they read or make one."""
 _CHOOSING = ("move", "max_pool", "max_pool1d")
 """Forms whose results are values of their one input."""
+
+
+_TRANSFORMS = (
+    remove_noop_casts,
+    decompose_attention,
+    remove_noop_expand,
+    split_cells(lambda node: True),
+    split_recurrent(lambda node, sizes: Rounding.NONE),
+    write_steps,
+    split_as_slices,
+    unbind_as_selects,
+)
 
 
 class IntegerQuantizer(Quantizer):
@@ -101,9 +116,8 @@ class IntegerQuantizer(Quantizer):
         return made
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Write attention out as products and a softmax, splits as slices, unbinds as selects."""
-        passes = (decompose_attention, remove_noop_expand, split_as_slices, unbind_as_selects)
-        run_passes(model, passes)
+        """Write attention, steps of recurrent layers, splits and unbinds out as their parts."""
+        run_passes(model, _TRANSFORMS)
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
@@ -153,9 +167,11 @@ class IntegerQuantizer(Quantizer):
         value = source.meta.get("val")
         if form_of(node) not in PRODUCT_FORMS or not isinstance(value, Tensor) or value.dim() < 2:
             return None
-        axis = 0 if is_call(node, LINEAR + CONV) else None
-        if is_call(node, CONV_TRANSPOSE) and arguments(node)["groups"] == 1:
-            axis = 1
+        axis = None
+        if arguments(node).get("weight") is source:
+            axis = 0 if is_call(node, LINEAR + CONV) else None
+            if is_call(node, CONV_TRANSPOSE) and arguments(node)["groups"] == 1:
+                axis = 1
         return QuantizationSpec(
             dtype=torch.int8,
             observer_or_fake_quant_ctr=self.weights[axis is not None],
@@ -247,5 +263,5 @@ def _float_record(node: Node) -> FloatRecord:
         op=operator_name(node),
         module=module_path(node),
         reason=f"{operator_name(node)} has no integer form",
-        fix="write it with operators that have one, or decompose it before prepare",
+        fix=REMEDIES.get(node.target, OTHER_OPERATORS),  # type: ignore[arg-type]  # a callable
     )

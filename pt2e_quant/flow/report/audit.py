@@ -25,7 +25,13 @@ from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.subgraphs import copy_graph, named_graphs
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.reference.forms.registry import MOVES, WITHOUT_FORM, form_of
+from pt2e_quant.passes.reference.forms.registry import (
+    MOVES,
+    OTHER_OPERATORS,
+    REMEDIES,
+    WITHOUT_FORM,
+    form_of,
+)
 from pt2e_quant.passes.reference.forms.site import Arithmetic
 from pt2e_quant.passes.reference.read_sites import find_sites
 from pt2e_quant.passes.reference.write_integers import write_integers
@@ -150,7 +156,7 @@ def refuse_left_float(gm: GraphModule) -> None:
             raise UnsupportedError(
                 f"int_only: {name} has no integer form",
                 node=node,
-                fix="write it with operators that have one, or decompose it before prepare",
+                fix=REMEDIES.get(node.target, OTHER_OPERATORS),  # type: ignore[arg-type]  # as below
             )
 
 
@@ -280,7 +286,7 @@ _RUN_TIME = (
 def _remedy(node: Node) -> str:
     """How to get an operator into integers."""
     if form_of(node) is None:
-        return "write it with operators that have one, or decompose it before prepare"
+        return REMEDIES.get(node.target, OTHER_OPERATORS)  # type: ignore[arg-type]  # a callable
     name = operator_name(node)
     return (
         "a spec for its inputs and output: pq.IntegerQuantizer(), or "
@@ -303,6 +309,8 @@ def _islands(
         if all(form_of(node) in MOVES for node in group) and _is_at_an_end(group):
             continue
         for node in sorted(group, key=places.__getitem__):
+            if is_getitem(node) and node.all_input_nodes[0] in places:
+                continue  # a part of what its operator gives
             reason, remedy = why(node)
             yield FloatOperator(
                 node=prefix + node.name,
@@ -374,7 +382,8 @@ class _Written:
 def _borders(node: Node) -> list[Node]:
     """The float tensors by which a node is bound to integers."""
     sources = [n for n in node.all_input_nodes if is_dequantize(n)]
-    return [*sources, *([node] if any(is_quantize(user) for user in node.users) else [])]
+    results = [node, *(user for user in node.users if is_getitem(user))]
+    return [*sources, *(n for n in results if any(is_quantize(user) for user in n.users))]
 
 
 def _computes(node: Node) -> bool:

@@ -9,6 +9,7 @@ from torch.nn import functional
 import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.qdq import is_quantize, read_qparams
+from pt2e_quant.observers.training.fake_quantize import disable_observer
 
 
 class Mixed(nn.Module):
@@ -193,3 +194,68 @@ def test_integer_quantizer_when_norms_are_of_images_then_none_is_float(tracks):
     reference = pq.integer_reference(quantized)
     with torch.no_grad():
         assert pq.sqnr_db(model(x[:2]), reference(x[:2])) > 30
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(12, 4)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0].mean(1))
+
+
+LAYERS = {
+    "lstm": lambda: nn.LSTM(5, 6, bidirectional=True, batch_first=True),
+    "gru": lambda: nn.GRU(5, 12, batch_first=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self:UserWarning")
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_integer_quantizer_when_layers_are_recurrent_then_none_is_float_and_they_train(name):
+    torch.manual_seed(0)
+    model, shapes = Recurrent(LAYERS[name]()), ({0: torch.export.Dim("batch", min=1, max=8)},)
+    batches = [torch.randn(3, 6, 5) for _ in range(3)]
+    x = batches[0]
+    program = export(model.eval(), (x,), dynamic_shapes=shapes)
+    made = pq.prepare_pt2e(program, pq.IntegerQuantizer(), int_only=True)
+    quantized = pq.convert_pt2e(pq.calibrate(made, batches, progress=False))
+    assert pq.audit(quantized).is_integer_only
+    with torch.no_grad():
+        assert pq.sqnr_db(model(x), pq.integer_reference(quantized)(x)) > 30
+    program = export(model.train(), (x,), dynamic_shapes=shapes)
+    trained = pq.prepare_qat_pt2e(program, pq.IntegerQuantizer(), numerics="integer")
+    for batch in batches:
+        trained(batch).square().mean().backward()
+    assert all(bool((p.grad != 0).any()) for p in trained.parameters())
+    trained.eval().apply(disable_observer)
+    expected = trained(x)
+    assert torch.equal(pq.integer_reference(pq.convert_pt2e(trained))(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self:UserWarning")
+def test_integer_quantizer_when_a_sequence_is_long_then_the_remedy_says_how_many_steps():
+    program = export(nn.GRU(4, 6).eval(), (torch.randn(65, 1, 4),))
+    with pytest.raises(UnsupportedError, match=r"recurrent_layer stays float(.|\n)*up to 64 steps"):
+        pq.prepare_pt2e(program, pq.IntegerQuantizer(), int_only=True)
+
+
+class CastNorm(nn.Module):
+    """An RMS norm that casts to be safe, as language models have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.ones(8)), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.head(self.weight * y.to(x.dtype)) + x
+
+
+def test_integer_quantizer_when_casts_change_nothing_then_training_has_no_island():
+    x = torch.randn(4, 8)
+    trained = pq.prepare_qat_pt2e(export(CastNorm(), (x,)), pq.IntegerQuantizer())
+    trained(x)
+    assert pq.audit(pq.convert_pt2e(trained)).is_integer_only

@@ -290,3 +290,25 @@ def test_audit_when_the_graph_is_not_converted_then_says_so():
 def test_audit_when_given_something_else_then_says_what_it_reads(other):
     with pytest.raises(ConfigError, match="audit reads a quantized graph or an artifact, found"):
         audit(other)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self:UserWarning")
+def test_audit_when_a_layer_is_recurrent_then_it_is_one_island_with_a_remedy():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.layer, self.last = nn.Linear(4, 4), nn.GRU(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.last(self.layer(self.first(x))[0])
+
+    x = torch.randn(5, 2, 4)
+    program = torch.export.export(Model().eval(), (x,))
+    quantizer = pq.backends.get("xnnpack").quantizer("int8").remove_algorithm("run_time_scales")
+    prepared = pq.prepare_pt2e(program, quantizer)
+    found = pq.audit(pq.convert_pt2e(pq.calibrate(prepared, [x], progress=False)))
+    (island,) = [i for i in found.islands if i.operator == "pt2e_quant.recurrent_layer"]
+    assert island.remedy.startswith("pq.IntegerQuantizer() writes up to 64 steps out")
+    # The weights [24, 4] and [24, 8] that are dequantized; what it reads, and its result.
+    assert island.bytes_across == 4 * (24 * 4 + 24 * 8 + 5 * 2 * 4 + 5 * 2 * 8)
+    assert "getitem" not in {i.operator for i in found.islands}

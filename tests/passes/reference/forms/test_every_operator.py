@@ -175,6 +175,8 @@ def case(target):
     if target is aten.where.self:
         x, y = integers(IMAGE, A), integers(IMAGE, B, seed=1)
         return Between(lambda x, y, where: target(where, x, y), [A, B], Y), [x, y, x > 0]
+    if target is aten.zeros.default:
+        return Between(lambda index: target([index.shape[0], 3]), [], Y), [PLACES]
     if target is aten.prelu.default:
         return Slopes(torch.tensor([0.3, -0.7, 0.0, 1.4])), [integers(IMAGE, A)]
     if target is aten.batch_norm.default:
