@@ -34,6 +34,7 @@ from pt2e_quant.graph.ops import (
 )
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
+from pt2e_quant.passes.attention.boolean_masks import boolean_masks
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_casts, remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
@@ -55,6 +56,7 @@ _CHOOSING = ("move", "max_pool", "max_pool1d")
 
 _TRANSFORMS = (
     remove_noop_casts,
+    boolean_masks,
     decompose_attention,
     remove_noop_expand,
     split_cells(lambda node: True),

@@ -156,7 +156,7 @@ def refuse_left_float(gm: GraphModule) -> None:
             raise UnsupportedError(
                 f"int_only: {name} has no integer form",
                 node=node,
-                fix=REMEDIES.get(node.target, OTHER_OPERATORS),  # type: ignore[arg-type]  # as below
+                fix=REMEDIES.get(node.target, OTHER_OPERATORS),
             )
 
 
