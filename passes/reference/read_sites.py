@@ -33,7 +33,7 @@ from pt2e_quant.graph.ops import (
     arguments,
     is_call,
 )
-from pt2e_quant.passes.reference.forms.moves import CLAMPS, FILLS
+from pt2e_quant.passes.reference.forms.moves import BOOLEANS, CLAMPS, FILLS
 from pt2e_quant.passes.reference.forms.registry import REQUANTIZE, form_of
 from pt2e_quant.passes.reference.forms.site import Arithmetic, IntegerForm, Operand, Output, Site
 
@@ -206,6 +206,8 @@ def _ending_in(quantize: Node) -> FoundSite | None:
     activation = None
     if is_call(op, CLAMPS) and not is_dequantize(op.all_input_nodes[0]):
         activation, op = op, op.all_input_nodes[0]
+    if cast_booleans(op) is not None:
+        return FoundSite(form=BOOLEANS, op=op, activation=activation, quantize=quantize)
     form = form_of(op)
     if form is None or not (reads_integers(op) or masked_scores(op) or is_call(op, FILLS)):
         return None

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2e_quant.core.integer_ops.calls import widen
+from pt2e_quant.core.integer_ops.calls import cast, widen
 from pt2e_quant.core.qparams import QParams, quantize
 from pt2e_quant.graph.ops import (
     CAT,
@@ -138,6 +138,14 @@ def _fill(site: Site[Any]) -> Any:
     return site.call(aten.full.default, given["size"], filler, **options)
 
 
+def _booleans(site: Site[Any]) -> Any:
+    """The integers of 1.0 and 0.0."""
+    output = site.required_output()
+    true, false = _quantized(1.0, output), _quantized(0.0, output)
+    chosen = site.call(aten.where.Scalar, site.arguments["self"], true, false)
+    return cast(site.call, chosen, output.range.storage)
+
+
 def _gather(site: Site[Any]) -> Any:
     """A move of the values of each channel that torch has no integer kernel for, by indices."""
     x, output = (
@@ -197,6 +205,9 @@ _NEAREST = (
 
 REQUANTIZE = IntegerForm(name="requantize", operators=(), write=_clamp)
 """A dequantize that a quantize follows."""
+
+BOOLEANS = IntegerForm(name="booleans", operators=(), write=_booleans)
+"""A cast of booleans that a quantize follows."""
 
 MOVE_FORMS = (
     IntegerForm(name="move", operators=_MOVES, write=_move),

@@ -39,11 +39,24 @@ class Gated(nn.Module):
         return self.last(seen.to(x.dtype) * kept)
 
 
+class Pooled(nn.Module):
+    """The mean of the values that booleans of run time leave, as of the tokens of a sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        kept = seen.to(x.dtype)
+        total = (self.first(x) * kept).sum(1) / kept.sum(1).clamp(min=1.0)
+        return self.last(total)
+
+
 def inputs(kind):
     x = torch.randn(3, 6, 8)
     if kind == "causal":
         return (x,)
-    if kind == "gated":
+    if kind in ("gated", "pooled"):
         return x, torch.rand(3, 6, 1) > 0.4
     seen = torch.rand(3, 6, 6) > 0.4
     seen[0, 2] = False  # a row that sees nothing
@@ -52,10 +65,10 @@ def inputs(kind):
 
 def model(kind):
     torch.manual_seed(0)
-    return Gated() if kind == "gated" else Attention()
+    return {"gated": Gated, "pooled": Pooled}.get(kind, Attention)()
 
 
-@pytest.mark.parametrize("kind", ["causal", "booleans", "gated"])
+@pytest.mark.parametrize("kind", ["causal", "booleans", "gated", "pooled"])
 def test_mask_when_int_only_then_no_island_and_near_the_graph(kind):
     batches = [inputs(kind) for _ in range(4)]
     program = torch.export.export(model(kind).eval(), batches[0])
@@ -68,7 +81,7 @@ def test_mask_when_int_only_then_no_island_and_near_the_graph(kind):
         assert floats == []
         for batch in batches:
             assert pq.sqnr_db(quantized(*batch), reference(*batch)) > 30
-    if kind != "causal":
+    if kind in ("booleans", "gated"):
         nothing = torch.zeros_like(batches[0][1])
         bias = quantized(batches[0][0], nothing)
         assert torch.equal(bias, bias[:1, :1].expand_as(bias))  # all rows are blanked
@@ -76,7 +89,7 @@ def test_mask_when_int_only_then_no_island_and_near_the_graph(kind):
 
 
 @pytest.mark.parametrize("profile", ["default", "tflite"])
-@pytest.mark.parametrize("kind", ["causal", "booleans", "gated"])
+@pytest.mark.parametrize("kind", ["causal", "booleans", "gated", "pooled"])
 def test_mask_when_trained_in_integers_then_the_reference_equals_the_forward(kind, profile):
     program = torch.export.export(model(kind).train(), inputs(kind))
     prepared = pq.prepare_qat_pt2e(
@@ -84,7 +97,7 @@ def test_mask_when_trained_in_integers_then_the_reference_equals_the_forward(kin
     ).train()
     numerics = pq.numerics_of(prepared)
     assert set(numerics.values()) == {Numerics.INTEGER}
-    assert ("mul" if kind == "gated" else "softmax") in numerics
+    assert ("mul" if kind in ("gated", "pooled") else "softmax") in numerics
     assert not [n for n in pq.provenance_of(prepared).notes if "fake-quantize" in n]
     optimizer = torch.optim.SGD(prepared.parameters(), 0.1)
     for _ in range(3):
