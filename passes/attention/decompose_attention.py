@@ -9,7 +9,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.graph.editor import Editor
-from pt2e_quant.graph.meta import constant_nodes, constant_of, source_constant
+from pt2e_quant.graph.meta import (
+    ATTENTION_DROPOUT_KEY,
+    constant_nodes,
+    constant_of,
+    source_constant,
+)
 from pt2e_quant.graph.ops import (
     CASTS,
     MASKED_FILL,
@@ -107,7 +112,10 @@ class _Attention:
             scores = call(aten.mul.Tensor, scores, scale)
         if mask is not None:
             scores = call(aten.add.Tensor, scores, mask.additive)
-        result = call(aten.matmul.default, call(aten.softmax.int, scores, -1), value)
+        weights = call(aten.softmax.int, scores, -1)
+        if dropped := node.meta.get(ATTENTION_DROPOUT_KEY, 0.0):  # in training
+            weights = call(aten.dropout.default, weights, dropped, False)
+        result = call(aten.matmul.default, weights, value)
         if mask is not None and mask.gate is not None:
             result = call(aten.mul.Tensor, result, mask.gate)
         _allow_any_layout(m.anchor)

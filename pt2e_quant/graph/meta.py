@@ -19,6 +19,7 @@ from pt2e_quant.graph.alias import mutated_roots, subgraph_of
 from pt2e_quant.graph.ops import CASTS, VIEWS, Overloads, is_call
 
 __all__ = [
+    "ATTENTION_DROPOUT_KEY",
     "CONSTANT_PRESERVING",
     "ORIGIN_KEY",
     "attribute",
@@ -49,6 +50,10 @@ TRACE_KEYS = (
 
 CONSTANT_PRESERVING: Overloads = (*VIEWS, *CASTS, Unpack)
 """Operators through which a constant is still seen as a constant."""
+
+
+ATTENTION_DROPOUT_KEY = "pt2e_quant.attention_dropout_p"
+"""Under this key of its node: the share of weights that an attention drops in training."""
 
 
 def copy_trace(node: Node, like: Node) -> None:

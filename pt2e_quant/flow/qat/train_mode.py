@@ -1,6 +1,7 @@
 """train() and eval() of exported graphs: the training flags of their operators, set in place.
 
-Only the flag changes: the p of a dropout, the momentum and eps of a batch norm stay.
+Only the flag changes: the p of a dropout, the momentum and eps of a batch norm stay. Attention has
+no flag: its dropout_p is 0 in inference.
 """
 
 from functools import cache
@@ -12,7 +13,8 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.accelerate.recompile import recompile
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.graph.ops import arguments, aten, is_call
+from pt2e_quant.graph.meta import ATTENTION_DROPOUT_KEY
+from pt2e_quant.graph.ops import SDPA, arguments, aten, is_call
 from pt2e_quant.graph.subgraphs import bodies
 
 _FLAGS = ("train", "training")
@@ -35,7 +37,7 @@ def move_exported_model_to_eval(model: GraphModule) -> GraphModule:
 
 def has_training_operators(gm: GraphModule) -> bool:
     """Whether some operator of a graph trains: whether the model was exported in training."""
-    return any(_flag(node) is True for node in gm.graph.nodes)
+    return any(_flag(node) is True or _dropped(node) for node in gm.graph.nodes)
 
 
 def allow_exported_model_train_eval(model: GraphModule) -> GraphModule:
@@ -85,6 +87,8 @@ def _set_flag(node: Node, training: bool) -> bool:
         before: object = node.args[1]
         node.update_arg(1, int(training))
         return bool(before != training)
+    if is_call(node, SDPA):
+        return _set_attention(node, training)
     before = _flag(node)
     name = None if before is None else _flag_name(node.target)
     if name is None:
@@ -95,6 +99,26 @@ def _set_flag(node: Node, training: bool) -> bool:
     else:
         node.update_kwarg(name, training)
     return bool(before != training)
+
+
+def _dropped(node: Node) -> float:
+    """The share of weights that an attention drops as it is."""
+    return float(arguments(node)["dropout_p"]) if is_call(node, SDPA) else 0.0
+
+
+def _set_attention(node: Node, training: bool) -> bool:
+    """Set the share of weights that an attention drops; returns whether it changed."""
+    before = _dropped(node)
+    trained = node.meta.setdefault(ATTENTION_DROPOUT_KEY, before)
+    wanted = trained if training else 0.0
+    if before == wanted:
+        return False
+    position = list(arguments(node)).index("dropout_p")
+    if "dropout_p" not in node.kwargs and position < len(node.args):
+        node.update_arg(position, wanted)
+    else:
+        node.update_kwarg("dropout_p", wanted)
+    return True
 
 
 @cache

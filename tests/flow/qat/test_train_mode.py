@@ -3,8 +3,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
+import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.observers.training.fake_quantize import disable_observer
 from pt2e_quant.pt2e import (
     allow_exported_model_train_eval,
     move_exported_model_to_eval,
@@ -95,3 +98,42 @@ def test_exported_when_asked_then_only_of_exported_graphs(gm):
 
 def test_wrapper_module_when_called_then_the_function_is():
     assert WrapperModule(lambda a, b: a - b)(3, b=1) == 2
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        p = 0.5 if self.training else 0.0
+        return self.out(functional.scaled_dot_product_attention(q, k, v, dropout_p=p))
+
+
+TOKENS = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_attention_when_moved_to_eval_then_nothing_is_dropped_and_in_train_again():
+    model = Attention().train()
+    gm = torch.export.export(model, (TOKENS,)).module()
+    move_exported_model_to_eval(gm)
+    torch.testing.assert_close(gm(TOKENS), model.eval()(TOKENS))
+    gm = copy.deepcopy(gm)
+    move_exported_model_to_train(gm)
+    assert not torch.equal(gm(TOKENS), gm(TOKENS))
+
+
+@pytest.mark.parametrize("name", ["xnnpack", "integer"])
+def test_attention_when_trained_with_dropout_then_the_converted_graph_drops_nothing(name):
+    quantizer = pq.IntegerQuantizer() if name == "integer" else pq.backends.get(name).quantizer()
+    program = torch.export.export(Attention().train(), (TOKENS,))
+    prepared = pq.prepare_qat_pt2e(program, quantizer, numerics="integer")
+    prepared(TOKENS).sum().backward()
+    prepared.apply(disable_observer)
+    assert not torch.equal(prepared(TOKENS), prepared(TOKENS))
+    expected = prepared.eval()(TOKENS)
+    converted = pq.convert_pt2e(prepared)
+    reference = pq.integer_reference(copy.deepcopy(converted))
+    assert torch.equal(reference(TOKENS), expected)
+    assert name != "integer" or pq.audit(converted).is_integer_only
