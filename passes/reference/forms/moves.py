@@ -61,9 +61,12 @@ def rescaled(site: Site[Any], x: Operand[Any], integers: Any, output: Output) ->
 
 def _move(site: Site[Any]) -> Any:
     x, output = site.operand("self"), site.required_output()
-    rest = {name: value for name, value in site.arguments.items() if name != "self"}
-    if any(isinstance(value, Operand) for value in rest.values()):
-        raise Declined("it reads the shape of another quantized tensor")
+    # Of another quantized tensor (expand_as, view_as) it reads the shape, which its integers have.
+    rest = {
+        name: value.value if isinstance(value, Operand) else value
+        for name, value in site.arguments.items()
+        if name != "self"
+    }
     # The float twin moved a copy: what dequantize gives, not the integers that others read too.
     target = out_of_place(site.target) or site.target
     return rescaled(site, x, site.call(target, x.value, **rest), output)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pt2e_quant.core.integer_ops.calls import cast, widen
+from pt2e_quant.core.integer_ops.norms import Root
 from pt2e_quant.core.integer_ops.profiles import Averaging
 from pt2e_quant.core.integer_ops.requantize import requantize
 from pt2e_quant.core.integer_ops.sums import add_up, divided, reciprocal_of
@@ -70,6 +71,26 @@ def _sum(site: Site[Any]) -> Any:
 def _mean(site: Site[Any]) -> Any:
     dims, keepdim = _reduced(site)
     return _average(site, dims, keepdim=keepdim)
+
+
+_ROOT_BITS = 30
+
+
+def _vector_norm(site: Site[Any]) -> Any:
+    """The root of the sum of squares, with as many bits below a step as int32 has left."""
+    if site.arguments["ord"] != 2:
+        raise Declined("it is no Euclidean norm")
+    dims, keepdim = _reduced(site)
+    x, call = site.operand("self"), site.call
+    terms = _terms(x, dims)
+    reach = (UNKNOWN_LENGTH if terms is None else terms) * x.reach**2
+    bits = _ROOT_BITS - -(-reach.bit_length() // 2)
+    if bits < 1:
+        raise Declined("its sum of squares is out of reach of 64-bit integers")
+    wide = cast(call, widen(call, x.value, x.qparams.zero_point_int, x.storage), torch.int64)
+    total = call(aten.sum.dim_IntList, call(aten.mul.Tensor, wide, wide), dims, keepdim)
+    root = call(Root, call(aten.mul.Tensor, total, 1 << (2 * bits)))
+    return site.requantized(root, (x.qparams.scale, torch.tensor([2.0**-bits])))
 
 
 def _reduced(site: Site[Any]) -> tuple[list[int], bool]:
@@ -272,6 +293,9 @@ POOL_FORMS = (
     ),
     IntegerForm(name="max_pool1d", operators=MAX_POOL1D, write=_flat_max_pool),
     IntegerForm(name="sum", operators=(aten.sum.default, aten.sum.dim_IntList), write=_sum),
+    IntegerForm(
+        name="vector norm", operators=(aten.linalg_vector_norm.default,), write=_vector_norm
+    ),
     IntegerForm(name="average", operators=one_of(MEAN, (aten.mean.default,)), write=_mean),
     IntegerForm(
         name="adaptive average",

@@ -130,6 +130,12 @@ def square_root(x: Tensor) -> Tensor:
     return root + ((root + 1).clamp(max=3037000499) ** 2 <= x).long() * (root < 3037000499)
 
 
+Root = define_integer_op(
+    "integer_root(Tensor x) -> Tensor", square_root, lambda x: torch.empty_like(x)
+)
+"""floor(sqrt(x)) of int64."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormFactors:
     """The integers of one layer norm or RMS norm.

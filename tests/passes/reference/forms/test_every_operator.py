@@ -30,6 +30,7 @@ ONE = {
     aten.max_pool3d.default: (VOLUME, [2], [2], [1]),
     aten.sum.default: (MATRIX,),
     aten.sum.dim_IntList: (IMAGE, [1, -1]),
+    aten.linalg_vector_norm.default: (IMAGE, 2, [1, 3]),
     aten.mean.default: (IMAGE,),
     aten.mean.dim: (IMAGE, [2]),
     aten.adaptive_avg_pool1d.default: (ROWS, [4]),

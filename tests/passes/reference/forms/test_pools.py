@@ -102,3 +102,37 @@ def test_sum_when_beyond_int32_and_64_bits_then_within_one_step():
         model = Between(operator, [wide], qp(3000.0, 0))
         for profile in ("default", "tosa"):
             assert steps_apart(model, x, profile=PROFILES[profile], bits=64) <= 1
+
+
+@pytest.mark.parametrize("kind", [A, qp(1e-4, 77, torch.int16)], ids=["int8", "int16"])
+@pytest.mark.parametrize("dims", [[-1], [1, 2, 3], None])
+def test_vector_norm_when_tosa_then_equal_to_python_integers(kind, dims):
+    x, output = integers(IMAGE, kind), qp(kind[0] * 3, -3, torch.int16)
+    model = Between(lambda v: torch.linalg.vector_norm(v, 2, dims), [kind], output)
+    assert steps_apart(model, x) <= 1
+    _, after, _ = written(model, x, profile=PROFILES["tosa"])
+    rows = x.long() - kind[1]
+    total = (rows * rows).sum(dims or [0, 1, 2, 3])
+    bits = 30 - -(-int(x.numel() // total.numel() * model_reach(kind) ** 2).bit_length() // 2)
+    scales = (torch.tensor(s, dtype=torch.float32).double().item() for s in (kind[0], output[0]))
+    ratio = next(scales) * 2.0**-bits / next(scales)
+    expected = [
+        rescaled(math.isqrt(v << (2 * bits)), ratio, output) for v in total.reshape(-1).tolist()
+    ]
+    assert after(x).flatten().tolist() == expected
+
+
+def model_reach(kind):
+    """The greatest abs(q - zero_point)."""
+    return max(kind[3] - kind[1], kind[1] - kind[2])
+
+
+def test_vector_norm_when_it_is_no_euclidean_one_then_it_stays_float():
+    model = Between(lambda v: torch.linalg.vector_norm(v, 1), [A], qp(3.0, -5))
+    _, _, notes = written(model, integers(IMAGE, A))
+    assert "it is no Euclidean norm" in [n.text for n in notes if n.skipped]
+
+
+def test_move_when_it_reads_the_shape_of_a_quantized_tensor_then_exact():
+    inputs = integers((2, 1, 9, 7), A), integers(IMAGE, B, seed=1)
+    assert steps_apart(Between(lambda x, y: x.expand_as(y), [A, B], A), *inputs) == 0
