@@ -4,21 +4,21 @@ Operators are nodes of the graph: a function (`torch.log`, `torch.cat`, `functio
 a module is.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import SymInt, Tensor
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.core.errors import ConfigError, UnsupportedError, module_path, source_line
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.provenance import FloatOperator, FloatRecord, provenance_of
-from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_dequantize, is_qdq, is_quantize
+from pt2e_quant.core.qdq import CHOOSE_QPARAMS_OPS, is_qdq
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.convert.integer_reference import REFERENCE_OF_KEY
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
+from pt2e_quant.flow.report.float_islands import float_islands
 from pt2e_quant.flow.report.report import FloatRegion, Report
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import is_getitem
@@ -256,7 +256,7 @@ def _in_program(report: Report, gm: GraphModule, floats: Set[str]) -> list[Float
             for node in graph.gm.graph.nodes
             if names[node] in left or (names[node] in floats and form_of(node) not in MOVES)
         ]
-        found += _islands(filter(_computes, known), why, graph.prefix)
+        found += float_islands(filter(_computes, known), why, graph.prefix)
     # Bodies that were written out have no graph any more.
     gone = [left[name] for name in left.keys() - set(names.values())]
     return found + [_as_recorded(r) for r in sorted(gone, key=list(left.values()).index)]
@@ -294,56 +294,6 @@ def _remedy(node: Node) -> str:
     )
 
 
-def _islands(
-    floats: Iterable[Node], why: Callable[[Node], tuple[str, str]], prefix: str
-) -> Iterator[FloatOperator]:
-    """The float operators of a graph, without data movement outside of the quantized part.
-
-    Args:
-        floats: its float operators, in graph order.
-        why: the reason of one, and its remedy.
-        prefix: of its nodes' names.
-    """
-    places = {node: place for place, node in enumerate(floats)}
-    for group in _groups(places):
-        if all(form_of(node) in MOVES for node in group) and _is_at_an_end(group):
-            continue
-        for node in sorted(group, key=places.__getitem__):
-            if is_getitem(node) and node.all_input_nodes[0] in places:
-                continue  # a part of what its operator gives
-            reason, remedy = why(node)
-            yield FloatOperator(
-                node=prefix + node.name,
-                operator=operator_name(node),
-                module=module_path(node),
-                source=source_line(node),
-                bytes_across=sum(_bytes(n) for n in _borders(node)),
-                reason=reason,
-                remedy=remedy,
-            )
-
-
-def _groups(floats: Iterable[Node]) -> list[list[Node]]:
-    """Float operators that read each other."""
-    group_of: dict[Node, list[Node]] = {}
-    for node in floats:
-        group = [node]
-        for source in node.all_input_nodes:
-            other = group_of.get(source)
-            if other is not None and other is not group:
-                group = other + [n for n in group if n not in other]
-        for member in group:
-            group_of[member] = group
-    return list({id(group): group for group in group_of.values()}.values())
-
-
-def _is_at_an_end(group: list[Node]) -> bool:
-    """Whether values only enter or only leave the program through a group."""
-    reads = any(is_dequantize(source) for n in group for source in n.all_input_nodes)
-    feeds = any(is_quantize(user) for n in group for user in n.users)
-    return not (reads and feeds)
-
-
 class _Written:
     """One graph as it would be in integers; the graph itself is not touched."""
 
@@ -361,7 +311,7 @@ class _Written:
 
     def float_operators(self, prefix: str) -> Iterator[FloatOperator]:
         """The operators that are left float, those outside of the quantized part excepted."""
-        return _islands(self.floats, self._why, prefix)
+        return float_islands(self.floats, self._why, prefix)
 
     def _why(self, node: Node) -> tuple[str, str]:
         if node.target in CHOOSE_QPARAMS_OPS:
@@ -379,13 +329,6 @@ class _Written:
         return "its inputs or its result are not quantized", _remedy(node)
 
 
-def _borders(node: Node) -> list[Node]:
-    """The float tensors by which a node is bound to integers."""
-    sources = [n for n in node.all_input_nodes if is_dequantize(n)]
-    results = [node, *(user for user in node.users if is_getitem(user))]
-    return [*sources, *(n for n in results if any(is_quantize(user) for user in n.users))]
-
-
 def _computes(node: Node) -> bool:
     """Whether a node makes float values, q/dq excepted."""
     if node.op != "call_function" or is_qdq(node):
@@ -395,15 +338,3 @@ def _computes(node: Node) -> bool:
     value = node.meta.get("val")
     values: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
     return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
-
-
-def _bytes(node: Node) -> int:
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return 0
-    return math.prod(_size(s) for s in value.shape) * value.element_size()
-
-
-def _size(size: Any) -> int:
-    """A size, at the captured sample where it is dynamic."""
-    return int(size.node.hint or 1) if isinstance(size, SymInt) else int(size)
