@@ -140,7 +140,7 @@ class Bench:
         """The leaves of the results of one batch."""
         is_ours = CAPTURE_KEY in gm.meta
         capture = capture_of(gm) if is_ours else rebuild_capture(gm)
-        leaves = bind_batch(capture, self.picked(batch)[0])
+        leaves = bind_batch(capture, self.picked(batch)[0], call="tune")
         with torch.no_grad(), preserve_buffers(gm, capture):
             if is_ours:
                 found = gm(*capture.positional(leaves))

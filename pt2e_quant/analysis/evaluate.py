@@ -17,10 +17,17 @@ from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.unlift import graph_module_of
-from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, suggest_pick
+from pt2e_quant.flow.calibrate.calibrate import check_batches, preserve_buffers
+from pt2e_quant.flow.calibrate.pick_inputs import (
+    InputPick,
+    as_call,
+    call_with,
+    suggest_fix,
+    told_pick,
+)
 from pt2e_quant.flow.calibrate.sample import copied
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
+from pt2e_quant.tensors.quantize import check_call
 
 Run: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
@@ -52,6 +59,7 @@ def evaluate(
         ConfigError: there is no batch, or the model is something else.
         InputError: a batch does not fit; names the batch and the argument that makes it fit.
     """
+    check_batches(loader, call="evaluate(model, {}, metric)")
     opened = open_file(model) if isinstance(model, (str, Path)) else model
     run = _runner(opened)
     sums = MetricSum(metric)
@@ -60,7 +68,7 @@ def evaluate(
         for batch in show_progress(loader, "evaluating", enabled=progress):
             taken, wanted = split_batch(batch, inputs, targets)
             try:
-                outputs = run(*as_call(taken))
+                outputs = call_with(lambda taken: run(*as_call(taken)), taken)
             except InputError as error:
                 raise _told(error, opened, batch, count, inputs) from error
             sums.add(outputs, wanted)
@@ -112,6 +120,7 @@ def _graph_runner(gm: GraphModule) -> Run:
 
 
 def _in_eval(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    check_call(module, args, kwargs)
     was_training = {m: m.training for m in module.modules()}
     try:
         return module.eval()(*args, **kwargs)
@@ -124,10 +133,14 @@ def _told(
     error: InputError, model: object, batch: Any, index: int, inputs: InputPick | None
 ) -> InputError:
     """An error that names the batch, and the argument that leaves out what the model refuses."""
-    fix = error.fix
     capture = model.capture if isinstance(model, Artifact) else None
+    if isinstance(model, ExportedProgram):
+        model = graph_module_of(model)
     if isinstance(model, GraphModule):
         capture = capture_of(model)
-    if inputs is None and capture is not None and (pick := suggest_pick(capture, batch)):
-        fix = f"evaluate(…, {pick}): the rest of the batch is no input of the model"
-    return InputError(f"evaluation batch {index}: {error.what}", fix=fix)
+    fix = ""
+    if inputs is not None:
+        error = told_pick(inputs, error)
+    elif capture is not None:
+        fix = suggest_fix(capture, batch, "evaluate")
+    return InputError(f"evaluation batch {index}: {error.what}", fix=fix or error.fix)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.flow.calibrate.calibrate import check_batches
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_tensors, pick_inputs, pick_part
 
 MetricFunction: TypeAlias = Callable[[Any, Any], Any]
@@ -17,6 +18,9 @@ MetricFunction: TypeAlias = Callable[[Any, Any], Any]
 
 _LABELS = ("labels", "label", "targets", "target", "y")
 """The keys of dicts whose values are targets where nothing is said."""
+
+_OF_FIRST = (None, 0, -2, [0], [-2], (0,), (-2,))
+"""What picks the first part of a pair as inputs."""
 
 
 class MetricObject(Protocol):
@@ -129,7 +133,8 @@ def _picks(
         if inputs is None and isinstance(targets, str):
             inputs = [key for key in batch if key != targets]
     elif isinstance(batch, (tuple, list)):
-        if len(batch) == 2 and targets is None and (inputs is None or inputs == 0):
+        # A function may pick anything; an index that is not of the second part picks the first.
+        if len(batch) == 2 and targets is None and (callable(inputs) or inputs in _OF_FIRST):
             targets = 1
         if inputs is None and isinstance(targets, int):
             inputs = [at for at in range(len(batch)) if targets not in (at, at - len(batch))]
@@ -180,15 +185,23 @@ def _only(batch: Any, targets: InputPick) -> Any:
     """The targets: one part as it is, several as a dict or tuple."""
     if callable(targets):
         return as_tensors(targets(batch))
-    return (
-        pick_part(batch, targets)
-        if isinstance(targets, (str, int))
-        else pick_inputs(batch, targets)
-    )
+    if isinstance(targets, (str, int)):
+        return pick_part(batch, targets, argument="targets")
+    parts = {key: pick_part(batch, key, argument="targets") for key in targets}
+    return parts if all(isinstance(key, str) for key in parts) else tuple(parts.values())
 
 
-def batches_of(batches: Iterable[Any]) -> Iterable[Any]:
-    """Batches that can be gone through more than once: an iterator is read into a list."""
+def batches_of(batches: Iterable[Any], call: str) -> Iterable[Any]:
+    """Batches that can be gone through more than once: an iterator is read into a list.
+
+    Args:
+        batches: of tensors, pairs, dicts.
+        call: what the user called, "{}" where the batches stand.
+
+    Raises:
+        InputError: it is no iterable of batches.
+    """
+    check_batches(batches, call)
     return list(batches) if iter(batches) is batches else batches
 
 

@@ -12,7 +12,7 @@ from pt2e_quant.backends.registry import get, name_for_suffix, suffixes
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qdq import is_qdq
 from pt2e_quant.core.read_capture import CAPTURE_KEY, rebuild_capture
-from pt2e_quant.flow.calibrate.pick_inputs import as_call
+from pt2e_quant.flow.calibrate.pick_inputs import as_call, call_with
 from pt2e_quant.flow.prepare.prepare_pt2e import PREPARE_PASSES, captured
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
 from pt2e_quant.graph.alias import mutated_buffers
@@ -41,12 +41,13 @@ def open_graph(model: object, batch: Any, like: GraphModule | None = None) -> Gr
     if isinstance(model, ExportedProgram):
         return GraphSide(_as_prepared(captured(model)), "the float program")
     if isinstance(model, nn.Module):
-        args, kwargs = as_call(batch)
         shapes = rebuild_capture(like).dynamic_shapes() if like is not None else None
         if quantized_weights(model):
-            gm = to_graph(model, args, kwargs, dynamic_shapes=shapes)
+            gm = call_with(
+                lambda taken: to_graph(model, *as_call(taken), dynamic_shapes=shapes), batch
+            )
             return GraphSide(gm, f"the quantized module {type(model).__name__}")
-        program = capture_model(model, args, kwargs, shapes)
+        program = call_with(lambda taken: capture_model(model, *as_call(taken), shapes), batch)
         return GraphSide(_as_prepared(captured(program)), f"the module {type(model).__name__}")
     return None
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.profile import Profile
@@ -14,7 +15,7 @@ from pt2e_quant.core.errors import InputError
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch
 
 
 def profile(
@@ -42,8 +43,9 @@ def profile(
         InputError: the batch does not fit the program.
         UnsupportedError: the runtime does not tell the time of an operator.
     """
-    args, kwargs = as_call(pick_inputs(batch, inputs))
     if isinstance(artifact, Artifact):
+        leaves = bind_batch(artifact.capture, batch, inputs, call="profile")
+        args, kwargs = pytree.tree_unflatten(leaves, artifact.capture.in_spec)
         return artifact.profile(*args, **kwargs)
     if isinstance(artifact, ExportedProgram):
         artifact = graph_module_of(artifact)
@@ -56,7 +58,7 @@ def profile(
             else "artifact = pq.quantize(…); pq.profile(artifact, batch)",
         )
     capture = capture_of(artifact)
-    leaves = capture.positional(capture.bind(args, kwargs))
+    values = capture.positional(bind_batch(capture, batch, inputs, call="profile"))
     with torch.no_grad(), preserve_buffers(artifact, capture):
-        artifact(*leaves)
-        return profile_module(artifact, leaves, runtime="torch")
+        artifact(*values)
+        return profile_module(artifact, values, runtime="torch")

@@ -28,7 +28,7 @@ from pt2e_quant.core.errors import ConfigError, module_path, near
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, bind_batch
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, bind_batch, call_with
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
@@ -89,24 +89,26 @@ def sensitivity(
         InputError: a batch does not fit.
     """
     chosen = _method(method)
-    held = batches_of(batches)
+    held = batches_of(batches, "sensitivity(program, recipe, {})")
     picked = picker(metric if loss is None else loss, inputs, targets)
     data = held if calibration_data is None else calibration_data
     model = _captured(program, held, picked)
+    if chosen is not Method.WEIGHT and first_of(held) is None:
+        raise ConfigError(
+            "there is no batch to weigh groups on",
+            fix='give at least one batch, or choose method="weight"',
+        )
     quantized, name = _quantized(model, recipe, backend, lambda: map(picked.inputs_of, data))
     weighing = _Weighing(model, quantized, progress)
 
     def calls() -> Iterable[Call]:
         for taken, wanted in map(picked, held):
-            yield Call(leaves=bind_batch(weighing.side.capture, taken), targets=wanted)
+            yield Call(
+                leaves=bind_batch(weighing.side.capture, taken, call="sensitivity"), targets=wanted
+            )
 
     if chosen is Method.WEIGHT:
         return weighing.result(chosen, name, weight_costs(weighing.twin))
-    if first_of(held) is None:
-        raise ConfigError(
-            "there is no batch to weigh groups on",
-            fix='give at least one batch, or choose method="weight"',
-        )
     if chosen is Method.GRADIENT:
         return weighing.result(chosen, name, weighing.by_gradients(calls, loss, cache))
     sign = 1 if higher_is_better else -1
@@ -133,7 +135,7 @@ def _captured(
             "a module needs a batch to be captured with",
             fix="give batches, or a program of torch.export",
         )
-    return capture_model(program, *as_call(picked(first)[0]), None)
+    return call_with(lambda taken: capture_model(program, *as_call(taken), None), picked(first)[0])
 
 
 def _quantized(

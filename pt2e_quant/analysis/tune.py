@@ -95,9 +95,13 @@ def tune(
     chosen = get(backend) if isinstance(backend, str) else backend
     chosen.require_extra()
     program = capture_model(model, args, kwargs, dynamic_shapes)
-    data = batches_of(calibration_data)
+    data = batches_of(calibration_data, "tune(…, calibration_data={})")
     picked = picker(metric, inputs, targets)
-    held = data if evaluation_data is None else batches_of(evaluation_data)
+    held = (
+        data
+        if evaluation_data is None
+        else batches_of(evaluation_data, "tune(…, evaluation_data={})")
+    )
     bench = Bench(program, chosen, data, held, picked, metric, progress)
     base = _recipe_of(recipe, chosen)
     is_of_size = goal.budget is not None and not goal.is_of_time

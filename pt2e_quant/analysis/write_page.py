@@ -10,10 +10,11 @@ from pt2e_quant.analysis.advice import advise
 from pt2e_quant.analysis.compare import Model, compare
 from pt2e_quant.analysis.graph_picture import GraphPicture
 from pt2e_quant.analysis.open_side import is_quantized
+from pt2e_quant.analysis.profile import profile
 from pt2e_quant.analysis.tensor_values import tensor_values
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.flow.report.page.section import HasSections
 
 
@@ -85,8 +86,7 @@ def _seen(
 
 
 def _timed(artifact: Artifact, batch: Any, inputs: InputPick | None) -> list[HasSections]:
-    args, kwargs = as_call(pick_inputs(batch, inputs))
     try:
-        return [artifact.profile(*args, **kwargs)]
+        return [profile(artifact, batch, inputs=inputs)]
     except UnsupportedError:  # the page says nothing of what the runtime does not tell
         return []

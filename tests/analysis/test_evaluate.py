@@ -63,3 +63,27 @@ def test_evaluate_when_a_batch_does_not_fit_then_it_is_named_with_the_argument(m
         pq.evaluate(quantized, [], share_right, progress=False)
     with pytest.raises(ConfigError, match="found int"):
         pq.evaluate(3, loader, share_right, progress=False)
+
+
+def test_evaluate_when_samples_are_in_lists_then_every_form_takes_them(made, loader):
+    model, program, _, quantized, _ = made
+    rows = [{"pixels": list(images), "labels": list(labels)} for images, labels in loader]
+    for form in (model, program, quantized):
+        found = pq.evaluate(form, rows, share_right, inputs="pixels", progress=False)
+        assert found == 7 / 8
+    assert pq.compare(model, quantized, rows, inputs="pixels", progress=False).batches == 2
+
+
+def test_evaluate_when_a_module_or_program_refuses_a_batch_then_the_error_names_inputs(
+    made, loader
+):
+    model, program, *_ = made
+    texts = [{"x": images, "text": ["a"] * 4, "labels": labels} for images, labels in loader]
+    for form, says in ((model, "inputs=0"), (program, r"evaluate\(…, inputs=\['x'\]\)")):
+        with pytest.raises(InputError, match=f"evaluation batch 0(?s:.)*{says}"):
+            pq.evaluate(form, texts, share_right, progress=False)
+
+
+def test_evaluate_when_given_no_batches_then_the_error_shows_the_call(made):
+    with pytest.raises(InputError, match=r"evaluate\(model, \[batch\], metric\)"):
+        pq.evaluate(made[0], torch.ones(4, 3, 24, 24), share_right, progress=False)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pt2e_quant.analysis.metric import MetricSum, batches_of, picker, split_batch
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, InputError
 
 
 class Accuracy:
@@ -70,6 +70,28 @@ def test_split_batch_when_nothing_is_said_then_labels_are_the_targets():
     assert split_batch((x, y), [0, 1], None) == ((x, y), None)
 
 
+@pytest.mark.parametrize("inputs", [-2, [0], (0,), lambda batch: batch[0]])
+def test_split_batch_when_inputs_pick_the_first_of_a_pair_then_the_second_is_the_target(inputs):
+    _, target = split_batch((torch.ones(2), torch.zeros(2)), inputs, None)
+    assert torch.equal(target, torch.zeros(2))
+
+
+def test_split_batch_when_inputs_pick_the_second_of_a_pair_then_there_is_no_target():
+    assert split_batch((torch.ones(2), torch.zeros(2)), 1, None)[1] is None
+
+
+@pytest.mark.parametrize("targets", ["labls", ["labls"]])
+def test_split_batch_when_there_are_no_such_targets_then_the_error_names_the_argument(targets):
+    with pytest.raises(InputError, match=r"targets='labls' is not .*did you mean"):
+        split_batch({"x": torch.ones(2), "labels": torch.ones(2)}, "x", targets)
+
+
+@pytest.mark.parametrize("given", [torch.ones(3), {"x": 1}, None, np.ones(3)])
+def test_batches_of_when_given_no_batches_then_the_error_shows_the_call(given):
+    with pytest.raises(InputError, match=r"tune\(\[batch\]\)"):
+        batches_of(given, "tune({})")
+
+
 @pytest.mark.parametrize("targets", [2, -1])
 def test_split_batch_when_targets_are_an_index_then_the_others_are_the_inputs(targets):
     x, y, z = torch.ones(2), torch.zeros(2), torch.ones(1)
@@ -100,10 +122,10 @@ def test_picker_when_nothing_takes_targets_then_all_of_a_batch_is_the_models():
 
 
 def test_batches_of_when_an_iterator_is_given_then_it_can_be_read_twice():
-    held = batches_of(iter([1, 2]))
+    held = batches_of(iter([1, 2]), "f({})")
     assert [*held, *held] == [1, 2, 1, 2]
     given = [3]
-    assert batches_of(given) is given
+    assert batches_of(given, "f({})") is given
 
 
 def test_picker_when_calibration_data_has_no_targets_then_its_inputs_are_found():

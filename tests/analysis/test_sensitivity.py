@@ -109,8 +109,9 @@ def test_sensitivity_when_a_recipe_is_named_then_the_program_is_quantized_by_it(
         pq.sensitivity(model, "int8", batches, progress=False)
     with pytest.raises(ConfigError, match="did you mean"):
         pq.sensitivity(model, "int8", batches, method="exakt", progress=False)
-    with pytest.raises(ConfigError, match="no batch"):
-        pq.sensitivity(export(model, (batches[0],)), "w8", backend="xnnpack", progress=False)
+    for recipe in ("w8", "int8"):
+        with pytest.raises(ConfigError, match="no batch"):
+            pq.sensitivity(export(model, (batches[0],)), recipe, backend="xnnpack", progress=False)
 
 
 class Masked(torch.nn.Module):

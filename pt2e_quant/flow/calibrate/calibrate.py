@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -70,14 +71,20 @@ def calibrate(
     return prepared
 
 
-def check_batches(batches: object) -> None:
-    """Refuse anything but an iterable of batches."""
-    if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
+def check_batches(batches: object, call: str = "calibrate(prepared, {})") -> None:
+    """Refuse anything but an iterable of batches.
+
+    Args:
+        batches: what was given.
+        call: what the user called, "{}" where the batches stand.
+    """
+    # A loader of old style has __getitem__ alone.
+    is_iterable = isinstance(batches, Iterable) or hasattr(batches, "__getitem__")
+    is_function = callable(batches) and not isinstance(batches, Tensor)
+    if isinstance(batches, (Tensor, np.ndarray, Mapping, str)) or not is_iterable:
         raise InputError(
             f"batches must be an iterable of batches, found one {type(batches).__name__}",
-            fix="calibrate(prepared, function())"
-            if callable(batches) and not isinstance(batches, Tensor)
-            else "calibrate(prepared, [batch])",
+            fix=call.format("function()" if is_function else "[batch]"),
         )
 
 

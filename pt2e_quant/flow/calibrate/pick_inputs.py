@@ -5,13 +5,13 @@ A loader made for training yields labels too: `(images, labels)`, or a dict with
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import InputError, near
+from pt2e_quant.core.errors import ConfigError, InputError, near
 
 InputPick: TypeAlias = str | int | Sequence[str | int] | Callable[[Any], Any]
 """The parts of a batch that the model takes.
@@ -21,6 +21,8 @@ tensors, as of `((image, mask), label)`: its parts are the inputs. Several keys:
 of these names. Several indices: positional arguments. A function: of the batch, returns a batch as
 `calibrate` takes it.
 """
+
+_PICKS = "inputs= takes a key of a dict, an index of a tuple, several of them, or a function"
 
 
 def as_call(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -50,8 +52,8 @@ def pick_inputs(batch: Any, inputs: InputPick | None) -> Any:
     if inputs is None:
         return as_tensors(batch)
     if callable(inputs):
-        return as_tensors(inputs(batch))
-    keys = [inputs] if isinstance(inputs, (str, int)) else list(inputs)
+        return as_tensors(_called(inputs, batch))
+    keys = _keys(inputs)
     if len(keys) == 1 and isinstance(keys[0], int):
         part = pick_part(batch, keys[0])
         return as_tensors(part) if _is_call(part) else (part,)
@@ -62,13 +64,47 @@ def pick_inputs(batch: Any, inputs: InputPick | None) -> Any:
     return tuple(pick_part(batch, key) for key in keys)
 
 
-def pick_part(batch: Any, key: str | int) -> Any:
+def _called(inputs: Callable[[Any], Any], batch: Any) -> Any:
+    try:
+        found = inputs(batch)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"the function inputs= failed on a batch, {_described(batch)}: "
+            f"{type(error).__name__}: {error}",
+            fix="inputs=lambda batch: batch[0], or what else holds the inputs",
+        ) from error
+    if found is None:
+        raise InputError("the function inputs= returned None", fix="return the inputs of a call")
+    return found
+
+
+def _described(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} of {', '.join(map(str, batch))}"
+    parts = f" of {len(batch)} parts" if isinstance(batch, (tuple, list)) else ""
+    return f"a {type(batch).__name__}{parts}"
+
+
+def _keys(inputs: str | int | Sequence[str | int]) -> list[str | int]:
+    keys = [inputs] if isinstance(inputs, (str, int)) else inputs
+    is_sequence = isinstance(keys, Sequence) and len(keys) > 0
+    if not is_sequence or not all(isinstance(key, (str, int)) for key in keys):
+        raise ConfigError(f"inputs={inputs!r} picks no part of a batch", fix=_PICKS)
+    return list(keys)
+
+
+def pick_part(batch: Any, key: str | int, argument: str = "inputs") -> Any:
     """One part of a batch; an array or a list of numbers as a tensor.
+
+    Args:
+        batch: a tensor, a mapping, a tuple or a list.
+        key: a key or an index.
+        argument: whose it is, for the error.
 
     Raises:
         InputError: the batch has no such part.
     """
-    return _as_tensor(_part(batch, key))
+    return _as_tensor(_part(batch, key, argument))
 
 
 def _is_call(part: Any) -> bool:
@@ -100,7 +136,49 @@ def _as_tensor(value: Any) -> Any:
     if isinstance(value, list) and all(isinstance(v, (int, float, list)) for v in value):
         with suppress(ValueError, TypeError):  # rows of different lengths, or of texts
             return torch.tensor(value)
+    if isinstance(value, list) and value:
+        parts = [_as_array(np.asarray(v) if isinstance(v, np.generic) else v) for v in value]
+        # A model may take a list of tensors, but none of numbers: a list of labels is one tensor.
+        if all(isinstance(v, torch.Tensor) and not v.dim() for v in parts):
+            return torch.stack(parts)
+        return parts
     return _as_array(value)
+
+
+Returned = TypeVar("Returned")
+
+
+def call_with(run: Callable[[Any], Returned], batch: Any) -> Returned:
+    """What `run` returns for a batch; if it refuses the batch, for the batch with lists stacked.
+
+    Data sets of Hugging Face give an image of each sample in a list: `{"pixels": [tensor, …]}`.
+    Some models take such lists as they are, and only running them tells.
+    """
+    try:
+        return run(batch)
+    except (InputError, TypeError, AttributeError, ValueError):
+        stacked = _stacked(batch)
+        if stacked is None:
+            raise
+        return run(stacked)
+
+
+def _stacked(batch: Any) -> Any:
+    """A batch with its lists of tensors of one shape as tensors; None if it has no such list."""
+    if isinstance(batch, Mapping):
+        values: Sequence[Any] = list(batch.values())
+    else:
+        values = batch if isinstance(batch, (tuple, list)) else [batch]
+    found = [_one_tensor(value) for value in values]
+    if all(a is b for a, b in zip(values, found, strict=True)):
+        return None
+    return dict(zip(batch, found, strict=True)) if isinstance(batch, Mapping) else tuple(found)
+
+
+def _one_tensor(value: Any) -> Any:
+    if not isinstance(value, list) or not all(isinstance(v, torch.Tensor) for v in value):
+        return value
+    return torch.stack(value) if len({(v.shape, v.dtype) for v in value}) == 1 else value
 
 
 def _as_array(value: Any) -> Any:
@@ -130,32 +208,58 @@ def bind_batch(
         InputError: it does not fit; where leaving labels out would help, the fix says which
             `inputs=` does.
     """
+    picked = pick_inputs(batch, inputs)
     try:
-        return capture.bind(*as_call(pick_inputs(batch, inputs)))
+        return call_with(lambda taken: capture.bind(*as_call(taken)), picked)
     except InputError as error:
-        if inputs is None and (pick := suggest_pick(capture, batch)):
-            shown = f"{call}(…, {pick})" if call else pick
-            fix = f"{shown}: the rest of the batch is no input of the model"
+        if inputs is not None:
+            raise told_pick(inputs, error) from error
+        if fix := suggest_fix(capture, batch, call):
             raise InputError(error.what, fix=fix) from error
         raise
 
 
-def suggest_pick(capture: Capture, batch: Any) -> str:
-    """The `inputs=` argument that makes a refused batch fit; "" if leaving parts out does not."""
+def told_pick(inputs: InputPick, error: InputError) -> InputError:
+    """The error that says that what `inputs` picks does not fit."""
+    shown = "…" if callable(inputs) else repr(inputs)
+    return InputError(f"what inputs={shown} picks does not fit: {error.what}", fix=error.fix)
+
+
+def suggest_fix(capture: Capture, batch: Any, call: str = "") -> str:
+    """What to write where a batch was refused: the `inputs=` that makes it fit.
+
+    Args:
+        capture: of the call.
+        batch: what was refused.
+        call: the function that the user called.
+
+    Returns:
+        A text; "" where the batch has no part too many, and no name that the model has not.
+    """
     for pick in _candidates(capture, batch):
-        args, kwargs = as_call(pick_inputs(batch, pick))
         try:
-            capture.bind(args, kwargs)
+            call_with(lambda taken: capture.bind(*as_call(taken)), pick_inputs(batch, pick))
         except InputError:
             continue
-        return f"inputs={pick!r}"
-    return ""
+        shown = f"inputs={pick!r}"
+        shown = f"{call}(…, {shown})" if call else shown
+        return f"{shown}: the rest of the batch is no input of the model"
+    names = capture.arg_names
+    if isinstance(batch, Mapping):
+        if not batch.keys() - set(names):
+            return ""
+        parts = ", ".join(f'"{n}": batch["{n if n in batch else "…"}"]' for n in names)
+        return f"inputs=lambda batch: {{{parts}}} tells what the model takes of a batch"
+    is_long = isinstance(batch, (tuple, list)) and len(batch) > len(names)
+    return _PICKS if is_long else ""
 
 
 def _candidates(capture: Capture, batch: Any) -> list[InputPick]:
     if isinstance(batch, Mapping):
         names = [name for name in capture.arg_names if name in batch]
-        return [names] if 0 < len(names) < len(batch) else []
+        if 0 < len(names) < len(batch):
+            return [names]
+        return [key for key in batch if isinstance(key, str)] if len(capture.arg_names) == 1 else []
     if isinstance(batch, (tuple, list)):
         parts = len(batch)
         single: list[InputPick] = list(range(parts)) if parts > 1 else []
@@ -163,7 +267,7 @@ def _candidates(capture: Capture, batch: Any) -> list[InputPick]:
     return []
 
 
-def _part(batch: Any, key: str | int) -> Any:
+def _part(batch: Any, key: str | int, argument: str = "inputs") -> Any:
     if isinstance(batch, (torch.Tensor, np.ndarray)) and key == 0:
         return batch  # the only input already, not rows of it
     try:
@@ -171,12 +275,10 @@ def _part(batch: Any, key: str | int) -> Any:
             raise IndexError
         return batch[key]
     except (KeyError, IndexError, TypeError) as error:
-        what = f"a {type(batch).__name__}"
+        what = _described(batch)
         if isinstance(batch, Mapping):
-            what += f" with {near(str(key), map(str, batch))}"
-        elif isinstance(batch, (tuple, list)):
-            what += f" of {len(batch)} parts"
+            what = f"a {type(batch).__name__}: {near(str(key), map(str, batch))}"
         raise InputError(
-            f"inputs={key!r} is not in the batch, which is {what}",
-            fix="give a key of the dict, an index of the tuple, or a function of the batch",
+            f"{argument}={key!r} is not in the batch, which is {what}",
+            fix=_PICKS.replace("inputs", argument),
         ) from error

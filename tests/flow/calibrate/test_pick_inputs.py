@@ -1,5 +1,6 @@
 """What a model takes is picked out of a loader's batches; a refused label names the argument."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -7,10 +8,10 @@ from torch.export import export
 from torch.utils.data import DataLoader, TensorDataset
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import InputError
-from pt2e_quant.core.read_capture import capture_of
+from pt2e_quant.core.errors import ConfigError, InputError
+from pt2e_quant.core.read_capture import capture_of, rebuild_capture
 from pt2e_quant.flow.calibrate.calibrate import calibrate
-from pt2e_quant.flow.calibrate.pick_inputs import bind_batch, pick_inputs
+from pt2e_quant.flow.calibrate.pick_inputs import bind_batch, pick_inputs, pick_part
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 
 
@@ -69,10 +70,71 @@ def test_tuple_with_labels_when_two_are_inputs_then_the_error_shows_both(prepare
     assert "inputs=[0, 1]" in str(error.value)
 
 
-def test_batch_when_its_size_is_wrong_then_the_error_shows_no_pick(prepared):
-    with pytest.raises(InputError) as error:
+def test_batch_when_its_size_is_wrong_then_the_error_shows_no_certain_pick(prepared):
+    with pytest.raises(InputError, match="inputs= takes a key") as error:
         calibrate(prepared, [(torch.ones(5, 4), torch.zeros(5))], progress=False)
-    assert "inputs=" not in str(error.value)
+    assert "inputs=0" not in str(error.value)
+
+
+def test_dict_when_the_only_input_has_another_name_then_the_error_shows_the_key(prepared):
+    batch = {"pixels": torch.ones(4, 4), "label": torch.zeros(4)}
+    with pytest.raises(InputError, match=r"calibrate\(…, inputs='pixels'\)"):
+        calibrate(prepared, [batch], progress=False)
+
+
+def test_dict_when_inputs_have_other_names_then_the_error_shows_a_function(prepared_pair):
+    batch = {"ids": torch.ones(4, 4), "attention": torch.ones(4, 4)}
+    with pytest.raises(InputError) as error:
+        calibrate(prepared_pair, [batch], progress=False)
+    assert 'inputs=lambda batch: {"ids": batch["ids"], "mask": batch["…"]}' in str(error.value)
+
+
+def test_pick_when_it_does_not_fit_then_the_error_says_that_it_was_picked(prepared):
+    with pytest.raises(InputError, match=r"what inputs=1 picks does not fit: .*dtype int64"):
+        calibrate(prepared, [(torch.ones(4, 4), torch.zeros(4).long())], inputs=1, progress=False)
+
+
+@pytest.mark.parametrize("inputs", [1.5, [], [None]])
+def test_pick_when_inputs_is_no_pick_then_refused(inputs):
+    with pytest.raises(ConfigError, match="inputs= takes a key"):
+        pick_inputs((1, 2), inputs)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (lambda batch: batch["image"], "a tuple of 2 parts: TypeError"),
+        (lambda batch: None, "returned None"),
+    ],
+)
+def test_pick_when_the_function_fails_then_the_error_names_the_argument(inputs, says):
+    with pytest.raises(InputError, match=rf"inputs= .*{says}"):
+        pick_inputs((1, 2), inputs)
+
+
+@pytest.mark.parametrize("as_given", [torch.Tensor.clone, torch.Tensor.numpy])
+def test_batch_when_samples_are_in_a_list_then_they_are_stacked(prepared, as_given):
+    rows = torch.randn(4, 4)
+    batch = {"pixels": [as_given(row) for row in rows], "label": [0, 1, 2, 3]}
+    (leaf,) = bind_batch(capture_of(prepared), batch, "pixels")
+    assert torch.equal(leaf, rows)
+
+
+def test_batch_when_the_model_takes_a_list_then_it_is_not_stacked():
+    class Lists(nn.Module):
+        def forward(self, parts):
+            return parts[0] + parts[1]
+
+    parts = [torch.ones(4, 4), torch.zeros(4, 4)]
+    capture = rebuild_capture(export(Lists(), (parts,)).module())
+    first, second = bind_batch(capture, {"parts": parts, "label": 1}, ["parts"])
+    assert first is parts[0]
+    assert second is parts[1]
+
+
+def test_pick_part_when_labels_are_in_a_list_then_one_tensor():
+    for labels in ([torch.tensor(3), torch.tensor(4)], [np.int64(3), np.int64(4)]):
+        assert torch.equal(pick_part({"label": labels}, "label"), torch.tensor([3, 4]))
 
 
 @pytest.mark.parametrize(
