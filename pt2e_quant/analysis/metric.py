@@ -47,37 +47,45 @@ class MetricSum:
     def __init__(self, metric: Metric) -> None:
         self.function: MetricFunction | None = None
         self.object: Any = None
-        if callable(getattr(metric, "update", None)) and callable(getattr(metric, "compute", None)):
+        is_object = all(callable(getattr(metric, name, None)) for name in ("update", "compute"))
+        if is_object and not isinstance(metric, type):
             self.object = copy.deepcopy(metric)
             if callable(reset := getattr(self.object, "reset", None)):
                 reset()
-        elif callable(metric):
+        elif callable(metric) and not is_object:
             self.function = metric
         else:
             raise ConfigError(
-                f"a metric is a function of outputs and targets, found {type(metric).__name__}",
-                fix="metric=lambda outputs, labels: (outputs.argmax(-1) == labels).float().mean()",
+                "a metric is a function of outputs and targets, or an object, found "
+                f"{'the class ' + metric.__name__ if is_object else type(metric).__name__}",
+                fix=f"metric={metric.__name__}(…)"
+                if isinstance(metric, type)
+                else "metric=lambda outputs, labels: (outputs.argmax(-1) == labels).float().mean()",
             )
         self.total = 0.0
         self.samples = 0
 
     def add(self, outputs: Any, targets: Any) -> None:
         """Add one batch."""
-        if self.function is None:
-            self.object.update(outputs, targets)
-            return
-        count = samples_of(outputs)
+        take = self.object.update if self.function is None else self.function
         try:
-            measured = self.function(outputs, targets)
+            measured = take(outputs, targets)
         except (TypeError, AttributeError) as error:
-            if targets is not None:
+            if targets is not None and isinstance(outputs, Tensor):
                 raise
+            if targets is not None:
+                raise ConfigError(
+                    f"the metric failed on outputs that are a {type(outputs).__name__}: {error}",
+                    fix="let it take what the model returns, and pick: outputs[0], outputs.logits",
+                ) from error
             raise ConfigError(
                 f"the metric failed on a batch without targets: {error}",
                 fix="give batches (inputs, targets), or targets= where they are a part of them",
             ) from error
-        self.total += as_number(measured) * count
-        self.samples += count
+        if self.function is not None:
+            count = samples_of(outputs)
+            self.total += as_number(measured) * count
+            self.samples += count
 
     def value(self) -> float:
         """The measure so far; NaN before the first batch."""

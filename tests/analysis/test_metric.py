@@ -137,6 +137,22 @@ def test_picker_when_calibration_data_has_no_targets_then_its_inputs_are_found()
     assert picker(share_right, None, "labels").inputs_of({"x": x}) == {"x": x}
 
 
+def test_metric_sum_when_a_class_is_given_then_the_error_shows_the_call():
+    with pytest.raises(ConfigError, match=r"found the class Accuracy(?s:.)*metric=Accuracy\(…\)"):
+        MetricSum(Accuracy)
+
+
+def test_metric_sum_when_an_object_fails_without_targets_then_says_how_to_give_them():
+    with pytest.raises(ConfigError, match="targets="):
+        MetricSum(Accuracy()).add(torch.eye(3), None)
+
+
+@pytest.mark.parametrize("metric", [share_right, Accuracy()])
+def test_metric_sum_when_it_takes_one_of_several_outputs_then_the_error_says_so(metric):
+    with pytest.raises(ConfigError, match=r"outputs that are a tuple(?s:.)*outputs\[0\]"):
+        MetricSum(metric).add((torch.eye(3), torch.eye(3)), torch.arange(3))
+
+
 def test_metric_when_it_fails_without_targets_then_says_how_to_give_them():
     total = MetricSum(share_right)
     with pytest.raises(ConfigError, match=r"batch without targets.*\n.*targets="):
