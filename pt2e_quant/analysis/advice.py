@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.analysis.comparison import Comparison, NodeError
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite
 from pt2e_quant.backends.artifact import Artifact
-from pt2e_quant.core.errors import ConfigError, module_path
+from pt2e_quant.core.errors import ConfigError, module_path, module_type
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.flow.report.page.section import DataTable, Section
@@ -33,6 +33,10 @@ _CLIPPED = 1e-3
 
 _FAR_EXCEEDED = 0.25
 """or by this share of their width, where fewer are."""
+
+_INT32_MAX = 2**31 - 1
+
+_RELU6_MODULES = ("ReLU6", "Hardtanh")
 
 _TINY = float(torch.finfo(torch.float32).tiny)
 """The least float32 with all its digits."""
@@ -208,7 +212,9 @@ def _relu6_half_empty(side: GraphSide, site: Site, row: NodeError) -> Advice | N
         return None
     if row.grid_used is None or row.grid_used >= 0.5 or row.range_kept[1] < 5.9:
         return None
-    line = f"model.{row.module} = torch.nn.ReLU()" if row.module else "torch.relu(x)  # not relu6"
+    line = f"torch.relu(…)  # in place of relu6: {row.source}"
+    if module_type(site.node) in _RELU6_MODULES:
+        line = f'model.set_submodule("{row.module}", torch.nn.ReLU())'
     return Advice(
         rule="relu6 half empty",
         node=row.node,
@@ -222,12 +228,8 @@ def _relu6_half_empty(side: GraphSide, site: Site, row: NodeError) -> Advice | N
 def _bias_overflow(side: GraphSide) -> Iterator[Advice]:
     """A bias that int32 does not hold in steps of the input's scale times the weight's."""
     for weight in side.weights.values():
-        scale = _product_scale(side, weight)
-        bias = _bias_of(side, weight.reader)
-        if scale is None or bias is None or bias.numel() not in (scale.numel(), 1):
-            continue
-        steps = float((bias.abs().double() / scale).max())
-        if steps >= 2**31:
+        steps = _bias_steps(side, weight)
+        if steps > _INT32_MAX * (1 - 2**-20):  # a stored one ends there, as rounded in float32
             yield Advice(
                 rule="bias overflow",
                 node=origin_name(weight.reader),
@@ -236,6 +238,19 @@ def _bias_overflow(side: GraphSide) -> Iterator[Advice]:
                 "weight's, more than int32 holds",
                 line=_keep_float([weight.reader]),
             )
+
+
+def _bias_steps(side: GraphSide, weight: WeightSite) -> float:
+    """The largest step of a bias: of the stored one, or of the float one beside a weight."""
+    if weight.qparams is not None and weight.qparams.dtype == torch.int32:
+        source = weight.node.args[0]
+        stored = constant_of(side.gm, source) if isinstance(source, Node) else None
+        return 0.0 if stored is None else float(stored.double().abs().max())
+    scale = _product_scale(side, weight)
+    bias = _bias_of(side, weight.reader)
+    if scale is None or bias is None or bias.numel() not in (scale.numel(), 1):
+        return 0.0
+    return float((bias.abs().double() / scale).max())
 
 
 def _bias_of(side: GraphSide, node: Node) -> torch.Tensor | None:

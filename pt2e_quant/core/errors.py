@@ -30,6 +30,15 @@ def module_path(node: Node) -> str:
     return str(path).removeprefix("L['self']").removeprefix(".")
 
 
+def module_type(node: Node) -> str:
+    """The name of the class of the module that a node was traced in, "" if unknown."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    _, kind = list(stack.values())[-1]
+    return (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[-1]
+
+
 def source_line(node: Node) -> str:
     """The user's source line for a node, "file:line  code", "" if the node carries no trace.
 

@@ -179,3 +179,66 @@ def test_advise_when_the_graph_is_float_then_the_error_says_so(made):
     with pytest.raises(ConfigError, match="quantized graph"):
         pq.advise(made[1].module())
     assert node_named(made[3], "linear")
+
+
+class Relu6s(nn.Module):
+    """A relu6 of a module in a container, and one of a function within a block."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3)
+
+        def forward(self, x):
+            return nn.functional.relu6(self.conv(x))
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU6())
+        self.block = self.Block()
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        return self.head(self.block(self.stem(x)))
+
+
+def test_advise_when_relu6_is_half_empty_then_its_line_changes_the_module_alone():
+    torch.manual_seed(0)
+    model, batches = Relu6s().eval(), [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    program, gm = quantized(model, batches)
+    for op in ("hardtanh", "relu6"):
+        quantize = next(iter(next(n for n in gm.graph.nodes if n.name == op).users))
+        for node in (quantize, *quantize.users):
+            node.update_arg(1, 6 / 255)
+    gm.recompile()
+    found = pq.advise(gm, pq.compare(program, gm, batches, progress=False))
+    lines = {a.module: a.line for a in found if a.rule == "relu6 half empty"}
+    exec(lines["stem.1"], {"model": model, "torch": torch})
+    assert isinstance(model.stem[1], nn.ReLU)
+    assert lines["block"].startswith("torch.relu(")
+    assert "nn.functional.relu6(self.conv(x))" in lines["block"]
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack"])
+def test_advise_when_a_bias_overflows_then_its_line_leaves_the_operator_float(backend):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    with torch.no_grad():
+        model[0].weight *= 1e-7
+        model[0].bias.fill_(3.0)
+    batches = [1e-3 * torch.randn(8, 16) for _ in range(2)]
+    program = torch.export.export(model, (batches[0],))
+
+    def advised(line):
+        quantizer = pq.backends.get(backend).quantizer("int8")
+        exec(line, {"quantizer": quantizer})
+        prepared = pq.prepare(program, quantizer, effort="fast")
+        gm = pq.convert(pq.calibrate(prepared, batches, progress=False))
+        table = pq.compare(program, gm, batches, progress=False)
+        return {a.rule: a for a in pq.advise(gm, table)}, table.sqnr_db
+
+    before, _ = advised("")
+    assert before["bias overflow"].node == "linear"
+    after, decibels = advised(before["bias overflow"].line)
+    assert "bias overflow" not in after
+    assert decibels > 20
