@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils import _pytree as pytree
 from pt2e_quant.analysis.float_twin import FloatTwin
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.group_costs import VERSION, GroupCost, Method, Sensitivity
+from pt2e_quant.analysis.measure_words import measure_words
 from pt2e_quant.analysis.metric import Metric, batches_of, first_of, picker
 from pt2e_quant.analysis.open_side import is_quantized, open_graph
 from pt2e_quant.analysis.weigh_groups import Call, ExactCosts, GradientCosts, weight_costs
@@ -24,7 +24,7 @@ from pt2e_quant.backends.artifact import result_builder
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe_file import RecipeFile
-from pt2e_quant.core.errors import ConfigError, module_path, near
+from pt2e_quant.core.errors import ArtifactError, ConfigError, module_path, near
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.whole_file import whole_file
 from pt2e_quant.flow.calibrate.calibrate import calibrate, preserve_buffers
@@ -86,9 +86,12 @@ def sensitivity(
 
     Raises:
         ConfigError: an argument is missing or of no use.
+        ArtifactError: the cache cannot be written.
         InputError: a batch does not fit.
     """
     chosen = _method(method)
+    if cache is not None:
+        _check_path(Path(cache))
     held = batches_of(batches, "sensitivity(program, recipe, {})")
     picked = picker(metric if loss is None else loss, inputs, targets)
     data = held if calibration_data is None else calibration_data
@@ -292,6 +295,16 @@ def _float_weights(reference: GraphSide, side: GraphSide) -> dict[str, Tensor]:
     return found
 
 
+def _check_path(path: Path) -> None:
+    """Refuse a path that cannot be written, before the work that would go into it."""
+    reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+    if path.is_dir() or not path.parent.is_dir():
+        raise ArtifactError(
+            f"cannot write the cache {path}: {reason}",
+            fix="give a .json file in a folder that exists",
+        )
+
+
 class _Cache:
     """The sums of a weighing in a JSON file, written after each batch.
 
@@ -337,19 +350,9 @@ class _Cache:
 def _fingerprint(twin: FloatTwin, way: type, measure: object) -> str:
     """Of what sums depend on but for the batches: weights, graph, and the metric or loss."""
     found = hashlib.sha256(str(twin.gm.graph).encode())
-    found.update(f"{way.__name__} {_words(measure)}".encode())
+    found.update(f"{way.__name__} {measure_words(measure)}".encode())
     _hash_values(found, [*twin.gm.state_dict().values(), *twin.float_weights.values()])
     return found.hexdigest()
-
-
-def _words(measure: object) -> str:
-    """The name of a metric or loss, and of a Python function what it computes."""
-    name = getattr(measure, "__qualname__", type(measure).__name__)
-    code = getattr(measure, "__code__", None)
-    if not isinstance(code, CodeType):
-        return name
-    constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
-    return f"{name} {code.co_code.hex()} {constants} {code.co_names}"
 
 
 def _digest(call: Call) -> str:

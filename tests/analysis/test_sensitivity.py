@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from pt2e_quant.analysis import weigh_groups
 from pt2e_quant.analysis.float_twin import FloatTwin, quantized_source
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.open_side import open_graph
-from pt2e_quant.core.errors import ConfigError, InputError
+from pt2e_quant.core.errors import ArtifactError, ConfigError, InputError
 from pt2e_quant.flow.calibrate.sample import sqnr_db
 from tests.analysis.test_compare import scaled_range
 
@@ -243,6 +244,19 @@ def test_sensitivity_when_targets_or_the_metric_change_then_the_cache_is_not_use
     assert found(2, lambda outputs, targets: float((outputs - targets).abs().mean())) > first
     doubled = found(1, lambda outputs, targets: float(2 * (outputs - targets).abs().mean()))
     assert doubled == pytest.approx(2 * first)
+    for factor in (3, 4):
+        scaled = partial(scaled_error, factor=factor)
+        assert found(1, scaled) == pytest.approx(factor * first)
+
+
+def scaled_error(outputs, targets, factor):
+    return float(factor * (outputs - targets).abs().mean())
+
+
+@pytest.mark.parametrize("name", ["", "no/such/costs.json"])
+def test_sensitivity_when_the_cache_cannot_be_written_then_refused_at_once(made, tmp_path, name):
+    with pytest.raises(ArtifactError, match="cannot write the cache"):
+        pq.sensitivity(made[1], made[3], made[4], cache=tmp_path / name, progress=False)
 
 
 def test_sensitivity_when_written_as_json_then_every_group_is_there(made):
