@@ -27,6 +27,7 @@ from pt2e_quant.core.errors import ConfigError, module_path, source_line
 from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.progress import show_progress
 from pt2e_quant.core.qparams import QParams, quantize
+from pt2e_quant.flow.calibrate.calibrate import check_batches
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick, bind_batch, pick_inputs
 from pt2e_quant.flow.report.worst_tensors import as_read, by_channel
 from pt2e_quant.graph.meta import origin_name
@@ -71,7 +72,8 @@ def compare(
         ConfigError: a side is something else, there is no batch, or no value is in both.
         InputError: a batch does not fit.
     """
-    taken = (pick_inputs(batch, inputs) for batch in batches)
+    check_batches(batches, "compare(reference, other, {})")
+    taken = iter(batches)
     first = next(taken, None)
     if first is None:
         raise ConfigError(
@@ -79,12 +81,13 @@ def compare(
             fix="give at least one batch; an iterator that was used up before gives none",
         )
     models = open_file(reference), open_file(other)
-    comparing = _Comparing(*_open_both(*models, first, quantized))
+    comparing = _Comparing(*_open_both(*models, pick_inputs(first, inputs), quantized))
     lacking = [m.report.provenance.lacks for m in models if isinstance(m, Artifact)]
     shown = show_progress(itertools.chain([first], taken), "comparing", enabled=progress)
     for batch in shown:
         sides = comparing.left, comparing.right
-        comparing.add(*(bind_batch(side.capture, batch, call="compare") for side in sides))
+        calls = (bind_batch(side.capture, batch, inputs, call="compare") for side in sides)
+        comparing.add(*calls)
     return comparing.result([text for text in lacking if text])
 
 

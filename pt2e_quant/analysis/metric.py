@@ -23,6 +23,9 @@ _OF_FIRST = (None, 0, -2, [0], [-2], (0,), (-2,))
 """What picks the first part of a pair as inputs."""
 
 
+_EXAMPLE = "metric=lambda outputs, labels: (outputs.argmax(-1) == labels).float().mean()"
+
+
 class MetricObject(Protocol):
     """What torchmetrics' metrics have."""
 
@@ -55,12 +58,13 @@ class MetricSum:
         elif callable(metric) and not is_object:
             self.function = metric
         else:
+            found, fix = type(metric).__name__, _EXAMPLE
+            if isinstance(metric, type):
+                found, fix = f"the class {metric.__name__}", f"metric={metric.__name__}(…)"
             raise ConfigError(
-                "a metric is a function of outputs and targets, or an object, found "
-                f"{'the class ' + metric.__name__ if is_object else type(metric).__name__}",
-                fix=f"metric={metric.__name__}(…)"
-                if isinstance(metric, type)
-                else "metric=lambda outputs, labels: (outputs.argmax(-1) == labels).float().mean()",
+                "a metric is a function of outputs and targets, or an object with update and "
+                f"compute, found {found}",
+                fix=fix,
             )
         self.total = 0.0
         self.samples = 0

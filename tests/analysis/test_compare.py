@@ -169,3 +169,12 @@ def test_compare_when_outlier_channels_cost_the_others_then_their_tensor_is_the_
     assert worst.node == "relu"
     assert worst.own_sqnr_db > 30 > worst.own_channel_db
     assert worst.outlier_channels == (0, 1)
+
+
+def test_compare_when_given_no_batches_or_a_bad_pick_then_the_error_names_the_argument(made):
+    _, program, _, gm, batches = made
+    with pytest.raises(InputError, match=r"compare\(reference, other, \[batch\]\)"):
+        pq.compare(program, gm, batches[0], progress=False)
+    pairs = [(batch, torch.zeros(4).long()) for batch in batches]
+    with pytest.raises(InputError, match="what inputs=1 picks does not fit"):
+        pq.compare(program, gm, pairs, inputs=1, progress=False)
