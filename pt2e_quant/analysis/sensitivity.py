@@ -96,11 +96,8 @@ def sensitivity(
     picked = picker(metric if loss is None else loss, inputs, targets)
     data = held if calibration_data is None else calibration_data
     model = _captured(program, held, picked)
-    if chosen is not Method.WEIGHT and first_of(held) is None:
-        raise ConfigError(
-            "there is no batch to weigh groups on",
-            fix='give at least one batch, or choose method="weight"',
-        )
+    if chosen is not Method.WEIGHT:
+        _check_data(held)
     quantized, name = _quantized(model, recipe, backend, lambda: map(picked.inputs_of, data))
     weighing = _Weighing(model, quantized, progress)
 
@@ -116,6 +113,14 @@ def sensitivity(
         return weighing.result(chosen, name, weighing.by_gradients(calls, loss, cache))
     sign = 1 if higher_is_better else -1
     return weighing.by_running(calls, metric, sign, name, cache)
+
+
+def _check_data(held: Iterable[Any]) -> None:
+    if first_of(held) is None:
+        raise ConfigError(
+            "there is no batch to weigh groups on",
+            fix='give at least one batch, or choose method="weight"',
+        )
 
 
 def _method(method: str | Method) -> Method:

@@ -24,6 +24,8 @@ FOR_ACCURACY = ("int8_dynamic",)
 FOR_SIZE = ("w8", "a8w4_g32", "w4_g32")
 """What else is tried under a budget of bytes."""
 
+_EVALUATION = "tune(…, evaluation_data={})"
+
 
 def tune(
     model: nn.Module | ExportedProgram,
@@ -97,11 +99,7 @@ def tune(
     program = capture_model(model, args, kwargs, dynamic_shapes)
     data = batches_of(calibration_data, "tune(…, calibration_data={})")
     picked = picker(metric, inputs, targets)
-    held = (
-        data
-        if evaluation_data is None
-        else batches_of(evaluation_data, "tune(…, evaluation_data={})")
-    )
+    held = data if evaluation_data is None else batches_of(evaluation_data, _EVALUATION)
     bench = Bench(program, chosen, data, held, picked, metric, progress)
     base = _recipe_of(recipe, chosen)
     is_of_size = goal.budget is not None and not goal.is_of_time
