@@ -27,12 +27,14 @@ from pt2e_quant.command_line.json_output import print_json
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model
 from pt2e_quant.command_line.program_file import load_program
-from pt2e_quant.command_line.result_file import check_writable
+from pt2e_quant.command_line.quantize_file import as_option, read_pick
+from pt2e_quant.command_line.result_file import artifact_path, check_writable
 from pt2e_quant.core.capture import Capture
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.read_capture import rebuild_capture
 from pt2e_quant.core.unlift import graph_module_of
 from pt2e_quant.flow.archive.program import load
+from pt2e_quant.flow.calibrate.pick_inputs import bind_batch
 from pt2e_quant.flow.report.audit import audit as audit_of
 
 Program = Annotated[Path, typer.Argument(help="A .pt2 file of torch.export.save, in float.")]
@@ -40,16 +42,33 @@ Quantized = Annotated[
     Path | None, typer.Option(help="The graph that the file was made of, by pq.save.")
 ]
 Inputs = Annotated[str, typer.Option(help=DATA_HELP)]
+Pick = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What the model takes of each batch of module:function, or of a list in a .pt: a key "
+        "or an index; repeatable. --pick 0 for batches of (images, labels)."
+    ),
+]
 Backend = Annotated[str, typer.Option(help="xnnpack, onnx, cpu or cuda.")]
 Method = Annotated[str, typer.Option(help="How groups are weighed: exact, gradient or weight.")]
 Recipe = Annotated[str, typer.Option(help="A recipe of the backend, or a recipe file (.toml).")]
 
 
-def _batches(source: str, capture: Capture, batch_size: int | None) -> list[Any]:
+def _batches(
+    source: str, capture: Capture, batch_size: int | None, pick: Sequence[str] | None
+) -> list[Any]:
+    """The batches of a data file as the model takes them."""
     found = list(make_batches(read_data(source), capture, batch_size=batch_size).batches)
     if not found:
         raise InputError(f"{source} gives no batch", fix="give at least one sample")
-    return found
+    inputs = read_pick(pick or ())
+    try:
+        leaves = [bind_batch(capture, batch, inputs) for batch in found]
+    except InputError as error:
+        raise InputError(
+            f"{source}: {error.what}", fix=error.fix and as_option(error.fix)
+        ) from error
+    return [dict(zip(capture.arg_names, capture.positional(call), strict=True)) for call in leaves]
 
 
 @app.command()
@@ -95,6 +114,7 @@ def compare(
     against: Annotated[Path, typer.Option(help="The float model, a .pt2.")],
     inputs: Inputs,
     quantized: Quantized = None,
+    pick: Pick = None,
     batch_size: BatchSize = None,
     fail_under: FailUnder = None,
     as_json: Json = False,
@@ -108,7 +128,7 @@ def compare(
     """
     opened = open_model(file)
     reference = load_program(against)
-    batches = _batches(inputs, opened.capture, batch_size)
+    batches = _batches(inputs, opened.capture, batch_size, pick)
     found = compare_models(
         reference,
         opened.program,
@@ -130,6 +150,7 @@ def sensitivity(
     backend: Backend,
     recipe: Recipe = "int8",
     method: Method = "exact",
+    pick: Pick = None,
     batch_size: BatchSize = None,
     fail_under: FailUnder = None,
     as_json: Json = False,
@@ -141,7 +162,7 @@ def sensitivity(
     method weight of that group's weights.
     """
     program = load_program(model)
-    batches = _batches(inputs, _capture(program), batch_size)
+    batches = _batches(inputs, _capture(program), batch_size, pick)
     found = weigh_groups(
         program, recipe, batches, backend=backend, method=method, progress=not as_json
     )
@@ -172,6 +193,7 @@ def tune(
     points: Annotated[int, typer.Option(min=0, help="Further mixes for the front.")] = 4,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
     save_recipe: Annotated[Path | None, typer.Option(help="A .toml for the recipe.")] = None,
+    pick: Pick = None,
     batch_size: BatchSize = None,
     fail_under: FailUnder = None,
     as_json: Json = False,
@@ -181,14 +203,13 @@ def tune(
 
     --fail-under is of the cosine with the float model's outputs.
     """
-    written = output if output is not None else model.with_suffix(get(backend).suffix)
-    for path in (written, save_recipe):
-        if path is not None:
-            check_writable(path)
+    written = artifact_path(output, model, get(backend))
+    if save_recipe is not None:
+        check_writable(save_recipe)
     program = load_program(model)
     found = tune_model(
         program,
-        calibration_data=_batches(calibration_data, _capture(program), batch_size),
+        calibration_data=_batches(calibration_data, _capture(program), batch_size, pick),
         backend=backend,
         recipe=recipe,
         target=target,
@@ -221,6 +242,7 @@ def _capture(program: Any) -> Capture:
 def profile(
     file: File,
     inputs: Inputs,
+    pick: Pick = None,
     batch_size: BatchSize = None,
     fail_under: FailUnder = None,
     as_json: Json = False,
@@ -231,7 +253,7 @@ def profile(
     --fail-under is of the share of the operators' time that is in integers, 0 to 1.
     """
     opened = open_model(file)
-    batch = _batches(inputs, opened.capture, batch_size)[0]
+    batch = _batches(inputs, opened.capture, batch_size, pick)[0]
     found = profile_call(opened.program, batch)
     if as_json:
         print_json("profile", json.loads(found.to_json()))
@@ -247,6 +269,7 @@ def report(
     inputs: Annotated[str | None, typer.Option(help=DATA_HELP)] = None,
     against: Annotated[Path | None, typer.Option(help="The float model, a .pt2.")] = None,
     quantized: Quantized = None,
+    pick: Pick = None,
     batch_size: BatchSize = None,
     fail_under: FailUnder = None,
     as_json: Json = False,
@@ -264,7 +287,7 @@ def report(
     opened = open_model(file)
     batches: Sequence[Any] = ()
     if inputs is not None:
-        batches = _batches(inputs, opened.capture, batch_size)
+        batches = _batches(inputs, opened.capture, batch_size, pick)
     elif against is not None or quantized is not None:
         raise ConfigError("--against and --quantized need --inputs", fix="give --inputs data.npz")
     if isinstance(opened.program, Artifact):

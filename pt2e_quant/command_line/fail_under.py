@@ -24,7 +24,7 @@ def check_figure(figure: float, least: float | None, name: str) -> None:
     """
     if least is not None and not figure >= least:
         Console(stderr=True, soft_wrap=True).print(
-            f"{name} is {figure:.6g}, below --fail-under {least:g}"
+            f"{name} is {figure:.9g}, below --fail-under {least:.9g}"
         )
         raise typer.Exit(1)
 

@@ -1,5 +1,6 @@
 """pt2e-quant quantize: a .pt2 program and calibration data in, an artifact out."""
 
+import ast
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.command_line.data_file import read_data
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.program_file import load_program
-from pt2e_quant.command_line.result_file import check_writable
+from pt2e_quant.command_line.result_file import artifact_path
 from pt2e_quant.core.effort import Effort
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.core.max_sizes import limit_graph
@@ -134,13 +135,7 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
         quantizer.with_search(options.search)
     if options.pad_groups:
         quantizer.pad_groups()
-    output = options.output or options.model.with_suffix(backend.suffix)
-    if output.suffix != backend.suffix:
-        raise ConfigError(
-            f'{output}: backend "{backend.name}" writes {backend.suffix} files',
-            fix=f"-o {output.with_suffix(backend.suffix)}",
-        )
-    check_writable(output)
+    output = artifact_path(options.output, options.model, backend)
     with _step(console, f"reading {options.model}"):
         program = load_program(options.model)
         batches = _read_batches(options, program, console)
@@ -149,7 +144,7 @@ def quantize_file(options: QuantizeOptions, console: Console) -> tuple[Artifact,
     if options.max_sizes:
         limit_graph(prepared, read_max_sizes(options.max_sizes))
     # No step around these: they show progress bars of their own, and a terminal has room for one.
-    pick, progress = _pick(options.inputs), not console.quiet
+    pick, progress = read_pick(options.inputs), not console.quiet
     prepared = run_calibration(prepared, batches, options.resume, inputs=pick, progress=progress)
     quantized = _convert(prepared, options, progress=progress)
     with _step(console, f"lowering to {backend.name}"):
@@ -184,7 +179,24 @@ def _allowing_unmeasured(backend: Backend) -> Backend:
     return allowing()
 
 
-def _pick(inputs: Sequence[str]) -> InputPick | None:
+_ARGUMENT = re.compile(r"inputs=(\[.*?\]|'.*?'|\d+)")
+
+
+def as_option(fix: str | None) -> str:
+    """A fix that names `inputs=` as the option --pick, a key or an index each.
+
+    >>> as_option("inputs=['ids', 'mask']: the rest of the batch is no input of the model")
+    '--pick ids --pick mask: the rest of the batch is no input of the model'
+    """
+
+    def shown(match: re.Match[str]) -> str:
+        value = ast.literal_eval(match[1])
+        return " ".join(f"--pick {key}" for key in (value if isinstance(value, list) else [value]))
+
+    return _ARGUMENT.sub(shown, fix or "").replace("inputs=", "--pick")
+
+
+def read_pick(inputs: Sequence[str]) -> InputPick | None:
     """Keys and indices as `calibrate` takes them: one alone is the only input."""
     parts: list[str | int] = [int(i) if i.isdecimal() else i for i in inputs]
     if not parts:

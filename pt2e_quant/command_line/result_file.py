@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.command_line.make_batches import dotted
 from pt2e_quant.core.capture import Capture
-from pt2e_quant.core.errors import ArtifactError
+from pt2e_quant.core.errors import ArtifactError, ConfigError
 from pt2e_quant.core.leaf_paths import leaf_paths
 
 
@@ -67,6 +68,23 @@ def check_writable(path: Path) -> None:
         raise ArtifactError(
             f"cannot write {path}: {error.strerror}", fix="give a path you may write after -o"
         ) from error
+
+
+def artifact_path(output: Path | None, model: Path, backend: Backend) -> Path:
+    """Where an artifact goes: as said, else beside the model with the backend's suffix.
+
+    Raises:
+        ConfigError: the backend writes files of another suffix.
+        ArtifactError: the path cannot be written.
+    """
+    found = model.with_suffix(backend.suffix) if output is None else output
+    if found.suffix != backend.suffix:
+        raise ConfigError(
+            f'{found}: backend "{backend.name}" writes {backend.suffix} files',
+            fix=f"-o {found.with_suffix(backend.suffix)}",
+        )
+    check_writable(found)
+    return found
 
 
 def write_npz(path: Path, arrays: Mapping[str, Tensor]) -> None:

@@ -114,3 +114,24 @@ def test_report_when_given_a_float_program_then_what_is_known_of_it(folder, caps
     assert json.loads(capsys.readouterr().out)["report"]["backend"] == "torch.export program"
     assert call("report", "float.pt2", "-o", "float.html", "--inputs", "data.npz") == 1
     assert "takes no data" in capsys.readouterr().err
+
+
+def test_commands_when_batches_have_labels_then_pick_takes_the_inputs(folder, capsys):
+    pairs = [(batch, torch.zeros(len(batch))) for batch in batches(2)]
+    torch.save(pairs, folder / "pairs.pt")
+    weigh = ("sensitivity", "float.pt2", "--backend", "onnx", "--inputs", "pairs.pt", "--json")
+    assert call(*weigh) == 1
+    refused = capsys.readouterr()
+    assert refused.out == ""
+    assert "--pick 0" in refused.err
+    assert "inputs=" not in refused.err
+    assert call(*weigh, "--pick", "0") == 0
+    assert json.loads(capsys.readouterr().out)["groups"]
+    assert call(*weigh, "--pick", "1") == 1
+    assert "what inputs=1 picks does not fit" in capsys.readouterr().err
+
+
+def test_tune_when_the_file_is_of_another_backend_then_refused_before_the_search(folder, capsys):
+    assert call(*TUNE, "--target", "0.9", "-o", "mixed.pte") == 1
+    assert "-o mixed.onnx" in capsys.readouterr().err
+    assert not (folder / "mixed.pte").exists()
