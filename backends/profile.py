@@ -88,6 +88,10 @@ class Profile:
         """The part of the operators' time that is work in integers, from 0 to 1."""
         return self.by_kind().get(WorkKind.INTEGER, 0.0) / self.time_us if self.time_us else 0.0
 
+    def by_node(self) -> dict[str, float]:
+        """Microseconds of each node, all its operators together; the longest first."""
+        return _summed((node.node, node.time_us) for node in self.nodes)
+
     def by_kernel(self) -> dict[str, float]:
         """Microseconds of each kernel, the longest first."""
         return _summed((node.kernel, node.time_us) for node in self.nodes)
@@ -142,9 +146,10 @@ class Profile:
         ]
 
     def figure(self, count: int = 25) -> Any:
-        """The operators that take longest, by kind of work: a plotly figure."""
-        slowest = self.worst(count)[::-1]
-        order = [f"{node.node} " for node in slowest]  # with a space: no text that is a number
+        """The nodes that take longest, all their operators together: a plotly figure."""
+        names = list(self.by_node())[:count][::-1]
+        slowest = [node for node in self.nodes if node.node in names]
+        order = [f"{name} " for name in names]  # with a space: no text that is a number
         bars = [
             graph_objects().Bar(
                 x=[node.time_us for node in slowest if node.kind is kind],
@@ -158,8 +163,11 @@ class Profile:
         ]
         made = figure(bars, title={"text": "Slowest operators"}, barmode="stack")
         made.update_xaxes(title={"text": "microseconds"})
-        made.update_yaxes(categoryorder="array", categoryarray=order, automargin=True)
-        made.update_layout(height=120 + 22 * len(slowest))
+        made.update_yaxes(categoryorder="array", categoryarray=order)
+        # Below the bars: beside them it takes what a phone's width leaves behind the names.
+        across = {"xref": "container", "x": 0.5, "xanchor": "center"}
+        legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", **across}
+        made.update_layout(height=160 + 22 * len(names), legend=legend, margin={"b": 90})
         return made
 
     def _repr_html_(self) -> str:

@@ -37,6 +37,16 @@ def test_profile_when_made_then_sums_by_kind_and_kernel():
     assert MADE.share(MADE.nodes[1]) == pytest.approx(0.6)
 
 
+def test_figure_when_a_node_has_several_operators_then_it_stands_by_their_sum():
+    pytest.importorskip("plotly")
+    several = Profile((*MADE.nodes, operator("a", WorkKind.FLOAT, 55.0)))
+    assert several.by_node() == {"a": 65.0, "b": 60.0, "c": 30.0}
+    made = several.figure(2)
+    assert made.layout.yaxis.categoryarray == ("b ", "a ")
+    bars = [(bar.name, at, us) for bar in made.data for at, us in zip(bar.y, bar.x, strict=True)]
+    assert sorted(bars) == [("convert", "a ", 10.0), ("float", "a ", 55.0), ("integer", "b ", 60.0)]
+
+
 def test_profile_when_printed_then_longest_first_with_the_shares_of_kinds():
     text = str(MADE)
     assert "integer 60 %, convert 40 %" in text

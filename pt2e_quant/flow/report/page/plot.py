@@ -43,6 +43,9 @@ def figure(data: Sequence[Any], **layout: Any) -> Any:
         height=420,
         **layout,
     )
+    # Long labels move the titles of the axes away instead of lying on them.
+    made.update_xaxes(automargin=True, title={"standoff": 10})
+    made.update_yaxes(automargin=True, title={"standoff": 10})
     return made
 
 

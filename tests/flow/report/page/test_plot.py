@@ -4,7 +4,7 @@ import pytest
 
 from pt2e_quant.core.errors import MissingExtraError
 from pt2e_quant.core.provenance import SizeRecord
-from pt2e_quant.flow.report.page.plot import SCALE, reversed_scale, size_treemap
+from pt2e_quant.flow.report.page.plot import SCALE, figure, reversed_scale, size_treemap
 
 
 def record(name, size, elements=8):
@@ -37,3 +37,11 @@ def test_graph_objects_when_plotly_is_missing_then_names_the_extra(monkeypatch):
 def test_reversed_scale_when_asked_then_little_is_good():
     assert reversed_scale()[0] == (0.0, SCALE[-1][1])
     assert [at for at, _ in reversed_scale()] == [0.0, 0.5, 1.0]
+
+
+def test_figure_when_labels_are_long_then_titles_of_axes_stay_beside_them():
+    made = figure([], title={"text": "any"})
+    made.update_yaxes(title={"text": "metric"})
+    assert made.layout.yaxis.automargin
+    assert made.layout.yaxis.title.standoff
+    assert made.layout.yaxis.title.text == "metric"
