@@ -66,7 +66,7 @@ def prepared_at(model, backend, batch=1, **options):
             "2 positional inputs for a graph of 1",
             "inputs=0",
         ),
-        ({"y": torch.randn(1, 4)}, r"unknown input \['y'\]: expected \(x\)", "export"),
+        ({"y": torch.randn(1, 4)}, r"unknown input \['y'\]: expected \(x\)", "inputs='y'"),
         ({}, r"missing input \['x'\]", "dict batch is keyword"),
         ([[1.0, 2.0]], "structure differs", "containers"),
         ("data", "must be a tensor, found str", None),

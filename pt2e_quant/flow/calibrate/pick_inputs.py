@@ -243,6 +243,8 @@ def suggest_fix(capture: Capture, batch: Any, call: str = "") -> str:
             continue
         shown = f"inputs={pick!r}"
         shown = f"{call}(…, {shown})" if call else shown
+        if len(batch) == 1:
+            return f"{shown}: it is the only input of the model, under another name"
         return f"{shown}: the rest of the batch is no input of the model"
     names = capture.arg_names
     if isinstance(batch, Mapping):
