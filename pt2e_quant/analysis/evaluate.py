@@ -27,7 +27,7 @@ from pt2e_quant.flow.calibrate.pick_inputs import (
 )
 from pt2e_quant.flow.calibrate.sample import copied
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
-from pt2e_quant.tensors.quantize import check_call
+from pt2e_quant.tensors.run_batches import check_call
 
 Run: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
