@@ -16,7 +16,7 @@ from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.sample_run import run_graph
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe_file import RecipeName
-from pt2e_quant.core.errors import InputError
+from pt2e_quant.core.errors import CalibrationError, InputError
 from pt2e_quant.core.export import export
 from pt2e_quant.core.max_sizes import MaxSizes, limit_graph
 from pt2e_quant.core.provenance import record_named
@@ -125,10 +125,23 @@ def quantize(
     program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
     prepared = run_calibration(prepared, calibration_data, resume, inputs=inputs, progress=progress)
-    converted = convert_pt2e(prepared, progress=progress)
+    try:
+        converted = convert_pt2e(prepared, progress=progress)
+    except CalibrationError as error:
+        if calibration_data is not None:
+            raise
+        raise CalibrationError(
+            f"{_recipe_words(recipe)} needs calibration data, and none was given",
+            fix="quantize(model, args, backend=…, calibration_data=batches); recipes with w4, w8 or "
+            "dynamic in the name need none",
+        ) from error
     # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
     return _lowered(target, program, converted, sample, told)
+
+
+def _recipe_words(recipe: RecipeName | None) -> str:
+    return f'recipe "{recipe}"' if isinstance(recipe, str) else "the recipe"
 
 
 def _lowered(

@@ -121,8 +121,11 @@ def test_quantize_when_groups_do_not_divide_then_padded_by_choice_alone():
 def test_quantize_when_a_recipe_needs_data_and_there_is_none_then_refused():
     pytest.importorskip("onnxruntime")
     model = nn.Linear(8, 4)
-    with pytest.raises(CalibrationError, match="observers saw no data"):
+    with pytest.raises(CalibrationError, match='recipe "int8" needs calibration data') as caught:
         pq.quantize(model, (torch.randn(1, 8),), backend="onnx")
+    assert "calibration_data=batches" in str(caught.value)
+    with pytest.raises(CalibrationError, match="calibration data is empty"):
+        pq.quantize(model, (torch.randn(1, 8),), backend="onnx", calibration_data=[])
 
 
 class EncoderDecoderCache:
