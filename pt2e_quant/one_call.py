@@ -132,8 +132,8 @@ def quantize(
             raise
         raise CalibrationError(
             f"{_recipe_words(recipe)} needs calibration data, and none was given",
-            fix="quantize(model, args, backend=…, calibration_data=batches); recipes with w4, w8 or "
-            "dynamic in the name need none",
+            fix="quantize(model, args, backend=…, calibration_data=batches); recipes with w4, w8 "
+            "or dynamic in the name need none",
         ) from error
     # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None

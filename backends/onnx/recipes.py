@@ -10,6 +10,7 @@ from pt2e_quant.backends.onnx.policy import POLICY
 from pt2e_quant.backends.target.policy import place_integer_regions
 from pt2e_quant.backends.target.recipe import (
     CHOICES_BY_DATA,
+    WEIGHTS_BY_DATA,
     Recipe,
     RecipeFamily,
     Recipes,
@@ -93,6 +94,7 @@ def _sixteen_bit(name: str, text: str) -> Recipe:
         ),
         rules=(*_TABLES, head),
         transforms=(*_ATTENTION, products_as_linears, split_as_slices),
+        algorithms=WEIGHTS_BY_DATA,
     )
 
 

@@ -23,13 +23,18 @@ from pt2e_quant.passes.algorithms.block_gptq import BlockGptq
 from pt2e_quant.passes.algorithms.choose_ranges import ChooseRanges
 from pt2e_quant.passes.algorithms.saturation_limits import SaturationLimits
 
-CHOICES_BY_DATA = (
-    SaturationLimits(any_observer=False),
-    ChooseRanges(any_observer=False),
+WEIGHTS_BY_DATA = (
     BlockGptq(any_observer=False),
     BiasCorrection(least_samples=LEAST_SAMPLES, any_observer=False),
 )
-"""How static recipes choose ranges, integers of weights and biases where nobody chose observers."""
+"""How static recipes choose integers of weights and biases where nobody chose observers."""
+
+CHOICES_BY_DATA = (
+    SaturationLimits(any_observer=False),
+    ChooseRanges(any_observer=False),
+    *WEIGHTS_BY_DATA,
+)
+"""The same with ranges of activations of 8 bits."""
 
 ALIASES: Mapping[str, str] = {
     "static": "int8",
