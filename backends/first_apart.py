@@ -7,17 +7,17 @@ of a history with branches does: the one whose verdict leaves the fewest values 
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cut_graph import cut_behind, operators, values_to_compare
+from pt2e_quant.backends.lowered_parts import LowerPart
 from pt2e_quant.backends.rounding_noise import (
     FLIP_DRAWS,
     bound_with_flips,
@@ -36,9 +36,6 @@ branches and for values that cannot be lowered by themselves."""
 
 _NAMED = 3
 """So many operators are named one by one."""
-
-LowerPart: TypeAlias = Callable[[GraphModule], Artifact]
-"""Lowers a cut graph as the whole was, unchecked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.compare_results import Results, compare
-from pt2e_quant.backends.first_apart import LowerPart
 from pt2e_quant.backends.judge_results import (
     CEILING_DB,
     DRAW_MARGIN_DB,
@@ -19,6 +18,7 @@ from pt2e_quant.backends.judge_results import (
     FLOOR_DB,
     Judge,
 )
+from pt2e_quant.backends.lowered_parts import LowerPart, lowered_once
 from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.new_process import run_in_new_process
 from pt2e_quant.backends.registry import names
@@ -123,6 +123,7 @@ def check_artifact(
         name: min(db + margin_db, ceilings.get(name, CEILING_DB) + lowered)
         for name, db in to_float.items()
     }
+    lower_part = None if lower_part is None else lowered_once(lower_part)
     judge = Judge(trials=trials, bounds=bounds, notes=report.notes, lower_part=lower_part)
     calls = [(f" in call {at}, with {t.label}", t) for at, t in enumerate(trials.trials, start=1)]
     calls[0] = ("", first)
