@@ -1,6 +1,7 @@
 """The whole road in one call: model to artifact."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,23 +126,25 @@ def quantize(
     program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
     prepared = run_calibration(prepared, calibration_data, resume, inputs=inputs, progress=progress)
-    try:
+    with nullcontext() if calibration_data is not None else _asking_for_data(recipe):
         converted = convert_pt2e(prepared, progress=progress)
-    except CalibrationError as error:
-        if calibration_data is not None:
-            raise
-        raise CalibrationError(
-            f"{_recipe_words(recipe)} needs calibration data, and none was given",
-            fix="quantize(model, args, backend=…, calibration_data=batches); recipes with w4, w8 "
-            "or dynamic in the name need none",
-        ) from error
     # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
     return _lowered(target, program, converted, sample, told)
 
 
-def _recipe_words(recipe: RecipeName | None) -> str:
-    return f'recipe "{recipe}"' if isinstance(recipe, str) else "the recipe"
+@contextmanager
+def _asking_for_data(recipe: RecipeName | None) -> Iterator[None]:
+    """Say that a recipe needs data, where observers miss it."""
+    try:
+        yield
+    except CalibrationError as error:
+        named = f'recipe "{recipe}"' if isinstance(recipe, str) else "the recipe"
+        raise CalibrationError(
+            f"{named} needs calibration data, and none was given",
+            fix="quantize(model, args, backend=…, calibration_data=batches); recipes with w4, w8 "
+            "or dynamic in the name need none",
+        ) from error
 
 
 def _lowered(
