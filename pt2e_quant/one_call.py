@@ -116,9 +116,8 @@ def quantize(
     told |= {"record": record_named(record), "measure": measure}
     exported = (args, kwargs, dynamic_shapes)
     if accuracy_drop is not None or metric is not None:
-        others: dict[str, Any] = {"search": search, "pad_groups": pad_groups}
+        others: dict[str, Any] = {"search": search, "pad_groups": pad_groups, "effort": effort}
         others |= {"max_sizes": max_sizes, "resume": resume, "record": record, "measure": measure}
-        others["effort"] = effort
         base = (recipe, target, algorithms, others)
         goal = (calibration_data, accuracy_drop, metric)
         return _to_accuracy(model, exported, base, goal, (inputs, verify, progress))

@@ -110,6 +110,7 @@ RECIPES = Recipes(
             observers=ObserverChoice(activation=PredictedRangeObserver),
             transforms=(
                 *_ATTENTION,
+                products_as_linears,
                 split_as_slices,
                 shuffle_upsampling,
                 place_integer_regions(POLICY),

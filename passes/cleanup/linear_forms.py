@@ -3,6 +3,7 @@
 import string
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -21,9 +22,14 @@ def products_as_linears(gm: GraphModule) -> PassResult:
     """Write matmul, mm and addmm by a constant matrix as linears: GPT-2's layers are such.
 
     Scales of channels and groups then run along the rows of a weight, as those of other layers.
+    A view that joins axes for addmm's sake goes behind the linear: what stands before it, such as
+    a norm, is then next to the layer.
 
-    Before:  addmm(b, x, w)      w: [K, N], constant; b: [N], constant
+    Before:  addmm(b, x, w)                            w: [K, N], constant; b: [N], constant
     After:   linear(x, w.T, b)
+
+    Before:  addmm(b, view(x, [-1, K]), w)
+    After:   view(linear(x, w.T, b), [-1, N])
     """
 
     def as_linear(m: Match, editor: Editor) -> Node | Skip:
@@ -37,8 +43,15 @@ def products_as_linears(gm: GraphModule) -> PassResult:
         weight = constant_of(gm, m["w"])
         assert weight is not None
         name = str(m["w"].target) if m["w"].op == "get_attr" else m["w"].name
-        turned = editor.constant(f"{name}_rows", weight.t().contiguous(), like=m.anchor)
-        return editor.call(aten.linear.default, m["x"], turned, bias, like=m.anchor)
+        turned_rows = weight.t().contiguous()
+        turned = editor.constant(f"{name}_rows", turned_rows, like=m.anchor)
+        if (joined := _joined_rows(m["x"])) is None:
+            return editor.call(aten.linear.default, m["x"], turned, bias, like=m.anchor)
+        rows, sizes = joined
+        made = editor.call(aten.linear.default, rows, turned, bias, like=m.anchor)
+        return editor.call(
+            aten.reshape.default, made, [*sizes, turned_rows.shape[0]], like=m.anchor
+        )
 
     products = one_of(MATMUL, (aten.mm.default,))
     rules = (
@@ -151,6 +164,19 @@ def _terms(equation: str, ranks: Sequence[int]) -> list[str] | None:
     stands = "".join(spare[: hidden[0]]) if hidden else ""
     terms = [term.replace("...", stands) for term in terms]
     return terms if all(len(set(term)) == len(term) for term in terms) else None
+
+
+def _joined_rows(x: Node) -> tuple[Node, list[Any]] | None:
+    """What a view joins the rows of, and the view's sizes but the last; None if it is none."""
+    if not is_call(x, (aten.view.default, aten.reshape.default)):
+        return None
+    source, sizes = x.args[0], x.args[1]
+    if not isinstance(source, Node) or not isinstance(sizes, (list, tuple)):
+        return None
+    before, after = (n.meta["val"].shape for n in (source, x))
+    if len(before) <= len(after) or before[-1] != after[-1]:
+        return None
+    return source, list(sizes[:-1])
 
 
 def _is_plain_bias(m: Match) -> bool:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import pt2e_quant as pq
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.flow.calibrate.sample import sqnr_db
@@ -249,3 +250,35 @@ def test_alphas_when_one_is_given_then_it_alone_is_tried(calibrated):
 def test_settings_when_out_of_range_then_refused(wrong):
     with pytest.raises(ConfigError, match="smooth_quant tries alphas in"):
         SmoothQuant(**wrong)
+
+
+class Turned(nn.Module):
+    """Linears behind a norm with outlier weights, or the same as GPT-2 writes them: addmm."""
+
+    def __init__(self, is_addmm: bool) -> None:
+        super().__init__()
+        self.inner, self.is_addmm = Normed(), is_addmm
+        self.rows = nn.Parameter(self.inner.linear.weight.detach().t().contiguous())
+
+    def forward(self, x):
+        y = self.inner.norm(x)
+        if not self.is_addmm:
+            return self.inner.linear(y)
+        product = torch.addmm(self.inner.linear.bias, y.view(-1, 16), self.rows)
+        return product.view(*y.shape[:-1], 8)
+
+
+@pytest.mark.parametrize("backend", ["onnx", "xnnpack", "cpu"])
+def test_int8_when_layers_are_addmm_then_smoothed_as_linears(backend):
+    data, held_out = samples(8), samples(8, seed=1)
+    found = []
+    for is_addmm in (False, True):
+        model, target = Turned(is_addmm).eval(), pq.backends.get(backend)
+
+        prepared = pq.prepare_pt2e(
+            torch.export.export(model, (data[0],)), target.quantizer("int8"), strict=False
+        )
+        pq.calibrate(prepared, data, progress=False)
+        found.append(quality(model, pq.convert_pt2e(prepared), held_out))
+    assert found[1] == pytest.approx(found[0], abs=1.0)
+    assert found[1] > 35

@@ -113,3 +113,38 @@ def test_linear_when_its_weight_is_a_vector_then_has_one_row(program, shape, bia
     linear = p.gm.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)[0]
     assert linear.args[1].meta["val"].shape == (1, 6)
     p.matches().leaves_model_alone().is_idempotent(vectors_as_rows)
+
+
+class Joined(nn.Module):
+    """GPT-2's layer: batch and length are joined for addmm, and parted behind it."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.sizes, self.w = sizes, nn.Parameter(torch.arange(30.0).reshape(6, 5) / 30)
+        self.b = nn.Parameter(torch.arange(5.0))
+
+    def forward(self, x):
+        y = torch.tanh(x)
+        joined = y.view(self.sizes) if self.sizes else y.reshape(y.shape[0] * y.shape[1], 6)
+        return torch.addmm(self.b, joined, self.w).view(*x.shape[:-1], 5)
+
+
+@pytest.mark.parametrize("sizes", [(-1, 6), ()], ids=["-1", "product"])
+def test_addmm_when_a_view_joins_its_rows_then_the_linear_stands_before_it(program, sizes):
+    x = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
+    p = program(Joined(sizes), (x,), ({0: Dim("batch", max=8)},)).apply(products_as_linears)
+    (linear,) = (n for n in p.gm.graph.nodes if n.target is torch.ops.aten.linear.default)
+    assert linear.args[0].target is torch.ops.aten.tanh.default
+    p.matches().leaves_model_alone().is_idempotent(products_as_linears)
+
+
+def test_addmm_when_a_view_parts_its_columns_then_the_view_stays_before_it(program):
+    class Parted(Joined):
+        def forward(self, x):
+            return torch.addmm(self.b, torch.tanh(x).view(-1, 6), self.w)
+
+    x = torch.randn(2, 3, 12, generator=torch.Generator().manual_seed(0))
+    p = program(Parted((-1, 6)), (x,)).apply(products_as_linears)
+    (linear,) = (n for n in p.gm.graph.nodes if n.target is torch.ops.aten.linear.default)
+    assert linear.args[0].target is torch.ops.aten.view.default
+    p.matches()
