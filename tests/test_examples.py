@@ -84,7 +84,7 @@ def test_llm_w4_when_run_then_trains_and_saves_small_files_for_prompts_of_any_le
 
 
 def test_qat_when_run_then_trains_three_bit_weights_and_saves_a_file(tmp_path):
-    done = run_example("qat.py", "--epochs", "2", "--keep", str(tmp_path))
+    done = run_example("qat.py", "--keep", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     found = {
         line[:24].strip(): float(line[25:30]) for line in done.stdout.splitlines() if "." in line

@@ -116,7 +116,8 @@ class BiasCorrection(Algorithm):
     def apply(self, site: Site, statistics: Statistics | None) -> str:
         """Correct one bias."""
         bias = site.graph.constant(site.node, "bias")
-        behind = _Behind.of(site.graph, site.node)
+        rounded = next(site.graph.run.operands(argument(site.node, "bias"))).rounded
+        behind = _Behind.of(site.graph, site.node, rounded.double() - bias.value.double())
         pairs = list(site.graph.run.outputs(site.node))
         found = [behind.error(site.node, pair) for pair in pairs]
         errors, slopes = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -164,23 +165,26 @@ class _Behind:
     Args:
         observer: of the output, None where it is not quantized by itself.
         function: the activation function that alone reads it, None where there is none.
+        of_bias: the rounding error of the bias itself, [channels]: convert sees to it, and widens
+            the weight's scale where int32 does not hold the bias.
     """
 
     observer: Any
     function: Callable[[Tensor], Tensor] | None
+    of_bias: Tensor
 
     @classmethod
-    def of(cls, graph: AlgorithmGraph, layer: Node) -> "_Behind":
+    def of(cls, graph: AlgorithmGraph, layer: Node, of_bias: Tensor) -> "_Behind":
         """What reads a layer's output."""
         readers = list(layer.users)
         observer = graph.observer(readers[0]) if len(readers) == 1 else None
         if observer is not None:
             readers = list(readers[0].users)
         if len(readers) != 1 or not is_call(readers[0], FUNCTIONS):
-            return cls(None, None)
+            return cls(None, None, of_bias)
         target: Any = readers[0].target
         settings, named = readers[0].args[1:], readers[0].kwargs
-        return cls(observer, lambda value: target(value.clone(), *settings, **named))
+        return cls(observer, lambda value: target(value.clone(), *settings, **named), of_bias)
 
     def error(self, layer: Node, pair: Pair) -> tuple[Tensor, Tensor]:
         """The mean error of each channel in each sample, and what a shift of it makes of that.
@@ -209,10 +213,10 @@ class _Behind:
 
     def _values(self, layer: Node, pair: Pair) -> tuple[Tensor, Tensor]:
         """What the function reads, or else the output, in float and quantized."""
-        rounded = pair.rounded
+        found = channels_first(layer, pair.rounded) - self.of_bias[:, None]
         if self.observer is not None:
-            rounded = round_through(self.observer, rounded)
-        return channels_first(layer, pair.exact), channels_first(layer, rounded)
+            found = round_through(self.observer, found.to(pair.rounded.dtype)).double()
+        return channels_first(layer, pair.exact), found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
