@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _ADVICE = ("For ", "If you suspect", "The error above occurred")
 
+_DATA = "quantize(model, args, backend=…, calibration_data=batches)"
+
 
 def quantize(
     model: nn.Module | ExportedProgram,
@@ -125,7 +127,7 @@ def quantize(
     program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
     prepared = run_calibration(prepared, calibration_data, resume, inputs=inputs, progress=progress)
-    with nullcontext() if calibration_data is not None else _asking_for_data(recipe):
+    with nullcontext() if calibration_data is not None else asking_for_data(recipe, _DATA):
         converted = convert_pt2e(prepared, progress=progress)
     # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
@@ -133,16 +135,23 @@ def quantize(
 
 
 @contextmanager
-def _asking_for_data(recipe: RecipeName | None) -> Iterator[None]:
-    """Say that a recipe needs data, where observers miss it."""
+def asking_for_data(recipe: RecipeName | None, given: str) -> Iterator[None]:
+    """Say that a recipe needs data, where observers miss it.
+
+    Args:
+        recipe: its name.
+        given: how data is given.
+
+    Raises:
+        CalibrationError: what runs inside needs data.
+    """
     try:
         yield
     except CalibrationError as error:
         named = f'recipe "{recipe}"' if isinstance(recipe, str) else "the recipe"
         raise CalibrationError(
             f"{named} needs calibration data, and none was given",
-            fix="quantize(model, args, backend=…, calibration_data=batches); recipes with w4, w8 "
-            "or dynamic in the name need none",
+            fix=f"{given}; recipes with w4, w8 or dynamic in the name need none",
         ) from error
 
 

@@ -11,22 +11,12 @@ from torch.fx import Node
 
 from pt2e_quant.core.output_moments import OUTPUT_MOMENTS_KEY, OutputMoments
 from pt2e_quant.graph.ops import (
-    CLAMP,
+    ACTIVATIONS,
     CONV,
     CONV_TRANSPOSE,
-    ELU,
-    GELU,
-    HARDSIGMOID,
-    HARDSWISH,
-    HARDTANH,
-    LEAKY_RELU,
     LINEAR,
     RELU,
     RELU6,
-    SIGMOID,
-    SILU,
-    TANH,
-    Overloads,
     argument,
     is_call,
 )
@@ -40,11 +30,6 @@ from pt2e_quant.passes.algorithms.range_groups import is_chosen
 from pt2e_quant.passes.algorithms.scale_targets import columns_of
 
 LAYERS = (*LINEAR, *CONV, *CONV_TRANSPOSE)
-FUNCTIONS: Overloads = (
-    *(*RELU, *RELU6, *HARDTANH, *CLAMP, *LEAKY_RELU, *ELU),
-    *(*GELU, *SILU, *SIGMOID, *TANH, *HARDSWISH, *HARDSIGMOID),
-)
-"""Functions of one element that may stand behind a layer."""
 LEAST_SAMPLES = 8
 """That recipes ask for: of fewer, means and their variances are known badly."""
 LEAST_GAINING = 0.5
@@ -180,7 +165,7 @@ class _Behind:
         observer = graph.observer(readers[0]) if len(readers) == 1 else None
         if observer is not None:
             readers = list(readers[0].users)
-        if len(readers) != 1 or not is_call(readers[0], FUNCTIONS):
+        if len(readers) != 1 or not is_call(readers[0], ACTIVATIONS):
             return cls(None, None, of_bias)
         target: Any = readers[0].target
         settings, named = readers[0].args[1:], readers[0].kwargs

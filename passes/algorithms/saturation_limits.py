@@ -12,24 +12,13 @@ from torch.fx.node import map_arg
 
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.ops import (
+    ACTIVATIONS,
     ADD,
-    CLAMP,
     DIV,
-    ELU,
-    GELU,
-    HARDSIGMOID,
-    HARDSWISH,
-    HARDTANH,
-    LEAKY_RELU,
     MAXIMUM,
     MINIMUM,
     MUL,
-    RELU,
-    RELU6,
-    SIGMOID,
-    SILU,
     SUB,
-    TANH,
     Overloads,
     is_call,
 )
@@ -41,8 +30,8 @@ from pt2e_quant.passes.algorithms.grid import Declined
 from pt2e_quant.passes.algorithms.range_groups import open_observers
 
 _OF_ELEMENTS: Overloads = (
-    *(*RELU, *RELU6, *HARDTANH, *CLAMP, *LEAKY_RELU, *ELU, *GELU, *SILU, *SIGMOID, *TANH),
-    *(*HARDSWISH, *HARDSIGMOID, *MUL, *ADD, *SUB, *DIV, *MAXIMUM, *MINIMUM),
+    *ACTIVATIONS,
+    *(*MUL, *ADD, *SUB, *DIV, *MAXIMUM, *MINIMUM),
 )
 """Operators that compute each element from one of each operand."""
 MOST_OPERATORS = 8

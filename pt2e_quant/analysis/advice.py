@@ -12,7 +12,6 @@ from pt2e_quant.analysis.comparison import Comparison, NodeError
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.core.errors import ConfigError, module_path, module_type
-from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
@@ -187,7 +186,7 @@ def _readers(site: Site) -> list[Node]:
 
 def _range_exceeded(side: GraphSide, site: Site, row: NodeError) -> Advice | None:
     """Evaluation has values that calibration did not see."""
-    record = provenance_of(side.gm).tensor(site.node.name)
+    record = site.record
     kept = row.range_kept if record is None or record.observed is None else record.observed
     if kept is None or not row.share_clipped:
         return None

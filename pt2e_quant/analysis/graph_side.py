@@ -205,7 +205,7 @@ class GraphSide:
     def _find_sites(self, every: bool) -> dict[str, Site]:
         # A float graph has every value: another graph may quantize a view.
         computing = {*(self.gm.graph.nodes if every else operators(self.gm))}
-        records = {record.name: record for record in provenance_of(self.gm).tensors}
+        records = provenance_of(self.gm).by_name()
         found: dict[str, Site] = {}
         for node in self.gm.graph.nodes:
             if node.op not in ("call_function", "placeholder") or node in self.constants:

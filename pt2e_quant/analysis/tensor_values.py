@@ -169,7 +169,7 @@ class _Watcher(Interpreter):
         super().__init__(gm)
         self.gm = gm
         self.values: dict[str, TensorValues] = {}
-        self.records = {record.name: record for record in provenance_of(gm).tensors}
+        self.records = provenance_of(gm).by_name()
 
     def run_node(self, n: Node) -> Any:
         """Run one node."""

@@ -21,7 +21,7 @@ from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.command_line.result_file import artifact_path
 from pt2e_quant.core.effort import Effort
-from pt2e_quant.core.errors import CalibrationError, ConfigError
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.max_sizes import limit_graph
 from pt2e_quant.core.provenance import RecordKind
 from pt2e_quant.core.read_capture import rebuild_capture
@@ -32,6 +32,7 @@ from pt2e_quant.flow.calibrate.sample import sample_of
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.report.worst_tensors import warn_if_low
+from pt2e_quant.one_call import asking_for_data
 
 _FORM = re.compile(r"(?P<input>.+):(?P<dim>\d+)=(?P<size>\d+)")
 
@@ -205,15 +206,10 @@ def read_pick(inputs: Sequence[str]) -> InputPick | None:
 
 
 def _convert(prepared: GraphModule, options: QuantizeOptions, *, progress: bool) -> GraphModule:
-    try:
+    if options.calibration_data is not None or options.algorithms:
         return convert_pt2e(prepared, progress=progress)
-    except CalibrationError as error:
-        if options.calibration_data is not None or options.algorithms:
-            raise
-        raise CalibrationError(
-            f'recipe "{options.recipe}" needs calibration data, and none was given',
-            fix="--calibration-data data.npz; recipes with w4, w8 or dynamic in the name need none",
-        ) from error
+    with asking_for_data(options.recipe, "--calibration-data data.npz"):
+        return convert_pt2e(prepared, progress=progress)
 
 
 def _read_batches(

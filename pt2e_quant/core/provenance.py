@@ -222,6 +222,10 @@ class Provenance:
         """The record of a tensor by name."""
         return next((r for r in self.tensors if r.name == name), None)
 
+    def by_name(self) -> dict[str, TensorRecord]:
+        """The records of tensors by name; of several with one name the first."""
+        return {record.name: record for record in reversed(self.tensors)}
+
     @property
     def float_bytes(self) -> int:
         """Bytes of the constants in float; what has another name for them counts once."""

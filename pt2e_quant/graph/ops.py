@@ -238,6 +238,11 @@ SIGMOID: Overloads = (aten.sigmoid.default, aten.sigmoid_.default)
 TANH: Overloads = (aten.tanh.default, aten.tanh_.default)
 HARDSWISH: Overloads = (aten.hardswish.default, aten.hardswish_.default)
 HARDSIGMOID: Overloads = (aten.hardsigmoid.default, aten.hardsigmoid_.default)
+ACTIVATIONS: Overloads = (
+    *(*RELU, *RELU6, *HARDTANH, *CLAMP, *LEAKY_RELU, *ELU),
+    *(*GELU, *SILU, *SIGMOID, *TANH, *HARDSWISH, *HARDSIGMOID),
+)
+"""Functions of each element of one tensor alone."""
 SOFTMAX: Overloads = (aten.softmax.int, aten._softmax.default)
 LOG_SOFTMAX: Overloads = (aten.log_softmax.int, aten._log_softmax.default)
 MASKED_FILL: Overloads = (

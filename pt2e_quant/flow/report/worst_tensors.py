@@ -124,7 +124,7 @@ class _Watcher(Interpreter):
         # Values stay until the end: a quantized one is compared behind its last reader.
         super().__init__(gm, garbage_collect_values=False)
         self.losses: dict[str, TensorLoss] = {}
-        self.records = {record.name: record for record in provenance_of(gm).tensors}
+        self.records = provenance_of(gm).by_name()
 
     def run_node(self, n: Node) -> Any:
         """Run one node; keep the loss of a dequantize."""

@@ -173,7 +173,7 @@ def test_mean_error_when_a_function_reads_the_layer_then_gone_behind_it(
     plain, behind = (
         mean_error(model, quantized(model, data, "w3", *names), data) for names in ((), (corrects,))
     )
-    monkeypatch.setattr(bias_correction, "FUNCTIONS", ())
+    monkeypatch.setattr(bias_correction, "ACTIVATIONS", ())
     in_front = mean_error(model, quantized(model, data, "w3", corrects), data)
     assert in_front > 0.2 * plain
     assert behind < 0.05 * plain
