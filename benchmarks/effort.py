@@ -42,7 +42,9 @@ def ours(
     quantizer = pq.backends.get(backend).quantizer("int8")
     for name in {algorithm.name for algorithm in quantizer.algorithms} & set(without):
         quantizer.remove_algorithm(name)
-    prepared = pq.prepare_pt2e(exported, quantizer, effort=effort)
+    # An effort by name brings back what was removed; none is "balanced" for these recipes.
+    named = None if without and effort == "balanced" else effort
+    prepared = pq.prepare_pt2e(exported, quantizer, effort=named)
     pq.calibrate(prepared, calibration, progress=False)
     start = time.process_time()
     made = pq.convert_pt2e(prepared)
