@@ -127,7 +127,9 @@ def quantize(
     program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
     prepared = run_calibration(prepared, calibration_data, resume, inputs=inputs, progress=progress)
-    with nullcontext() if calibration_data is not None else asking_for_data(recipe, _DATA):
+    # An algorithm that was asked for says itself that it needs data.
+    told_by_others = calibration_data is not None or bool(algorithms)
+    with nullcontext() if told_by_others else asking_for_data(recipe, _DATA):
         converted = convert_pt2e(prepared, progress=progress)
     # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
@@ -150,7 +152,7 @@ def asking_for_data(recipe: RecipeName | None, given: str) -> Iterator[None]:
     except CalibrationError as error:
         named = f'recipe "{recipe}"' if isinstance(recipe, str) else "the recipe"
         raise CalibrationError(
-            f"{named} needs calibration data, and none was given",
+            f"{named} needs calibration data, and none was given: {error.what}",
             fix=f"{given}; recipes with w4, w8 or dynamic in the name need none",
         ) from error
 
