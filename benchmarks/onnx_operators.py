@@ -23,7 +23,12 @@ from onnx import TensorProto, helper, numpy_helper
 import pt2e_quant.backends.onnx
 from benchmarks.cpu_times import means
 from pt2e_quant.backends.measure_speed import times_in_turn
-from pt2e_quant.backends.target.speed_classes import conv_class, light_class, linear_class
+from pt2e_quant.backends.target.speed_classes import (
+    conv_class,
+    light_class,
+    linear_class,
+    transposed_class,
+)
 from pt2e_quant.kernels.onednn.speed import cpu_slug
 
 __all__ = ["CASES", "Case", "models", "time_case"]
@@ -89,6 +94,22 @@ def _stem(
     )
 
 
+def _transposed(inputs: int, results: int, side: int, kernel: int, groups: int = 1) -> Case:
+    """A transposed convolution of stride 2 that doubles its image."""
+    weight = (inputs, results // groups, kernel, kernel)
+    name = transposed_class(groups=groups, weight=weight, stride=(2, 2), positions=side * side)
+    pads = [(kernel - 1) // 2] * 4
+    attributes = (("strides", [2, 2]), ("pads", pads), ("output_padding", [kernel % 2] * 2))
+    return Case(
+        name=name,
+        op="ConvTranspose",
+        x=(1, inputs, side, side),
+        weight=weight,
+        attributes=(*attributes, ("group", groups)),
+        is_chained=False,
+    )
+
+
 def _linear(rows: int, width: int) -> Case:
     name = linear_class(rows=rows, weight=(width, width))
     sizes, weight = (rows, width), (width, width)
@@ -131,6 +152,7 @@ def _cases() -> Iterator[Case]:
         yield _stem(3, 16, (side, side), (3, 3), 2)
         yield _stem(3, 32, (side, side), (7, 7), 2)
         yield _stem(1, 16, (side, side), (3, 3), 1)
+    yield from _upsampling()
     for rows in (1, 8, 128):
         for width in (64, 256, 768):
             yield _linear(rows, width)
@@ -144,6 +166,17 @@ def _cases() -> Iterator[Case]:
         yield _light("avg_pool2d", "AveragePool", x, **_POOL)
         yield _light("softmax", "Softmax", (x[2] * x[1] // 8, x[2] * 8), axis=-1)
         yield _light("mean", "GlobalAveragePool", x, is_chained=False)
+
+
+def _upsampling() -> Iterator[Case]:
+    widths = ((16, 32), (16, 16), (32, 16), (64, 32), (96, 64), (128, 64))
+    for side in (8, 24, 64):
+        for kernel in (2, 3, 4):
+            for inputs, results in (*widths, (16, 3), (64, 3), (128, 3)):
+                yield _transposed(inputs, results, side, kernel)
+        for kernel in (2, 4):
+            yield _transposed(64, 64, side, kernel, groups=64)
+            yield _transposed(64, 64, side, kernel, groups=4)
 
 
 CASES = tuple(_cases())
@@ -168,6 +201,8 @@ class _Builder:
     def operator(self, x: str) -> str:
         """A link of the chain: with its dequantizes and its quantize in integers."""
         case = self.case
+        if case.op == "ConvTranspose" and self.is_integer:
+            return self._as_convolution(x)
         held = [x]
         if case.weight:
             held.append(self._weight())
@@ -181,12 +216,28 @@ class _Builder:
         is_left = case.gives_float or not self.is_integer
         return made if is_left else self.call("QuantizeLinear", made, "s", "z")
 
+    def _as_convolution(self, x: str) -> str:
+        """A transposed convolution as `shuffle_upsampling` writes it, of the same sizes."""
+        inputs, results, kernel, _ = self.case.weight
+        given = dict(self.case.attributes)
+        groups, width = given["group"], kernel - 1
+        pads = {1: [0] * 4, 2: [0, 0, 1, 1], 3: [1] * 4}[width]
+        weight = (4 * results * groups, inputs // groups, width, width)
+        if kernel % 2:  # no convolution of a graph pads at one end alone
+            places = np.array([0, 0, *pads[:2], 0, 0, *pads[2:]], np.int64)
+            self.constants.append(numpy_helper.from_array(places, "places"))
+            x, pads = self.call("Pad", x, "places", "z"), [0] * 4
+        read = [self.call("DequantizeLinear", x, "s", "z"), self._weight(weight)]
+        made = self.call("Conv", *read, pads=pads, group=groups)
+        made = self.call("QuantizeLinear", made, "s", "z")
+        return self.call("DepthToSpace", made, blocksize=2, mode="CRD")
+
     def _is_value(self, name: str) -> bool:
         return self.is_integer and not name.startswith("weight")
 
-    def _weight(self) -> str:
+    def _weight(self, sizes: tuple[int, ...] = ()) -> str:
         rng = np.random.default_rng(0)
-        integers = rng.integers(-127, 128, self.case.weight).astype(np.int8)
+        integers = rng.integers(-127, 128, sizes or self.case.weight).astype(np.int8)
         if not self.is_integer:
             self.constants.append(
                 numpy_helper.from_array(integers.astype(np.float32) / 1e4, "weight")
@@ -286,10 +337,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60, help="timed rounds of each shape")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each shape at most")
+    parser.add_argument("--only", default="", help="classes whose names begin so; others are kept")
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
     rows, found = [], {}
-    for case in CASES:
+    for case in (case for case in CASES if case.name.startswith(options.only)):
         us = time_case(case, rounds=options.rounds, seconds=options.seconds)
         rows.append({"class": case.name, "x": case.x, "weight": case.weight, **us})
         found.setdefault(case.name, []).append(ratio(us))
@@ -300,9 +352,15 @@ def main() -> None:
     package = Path(pt2e_quant.backends.onnx.__path__[0])
     file = package / "measured" / f"{cpu_slug()}.json"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(means(found), indent=2) + "\n")
+    results = Path("benchmarks/results/onnx_operators.json")
+    made = means(found)
+    if options.only:
+        made = json.loads(file.read_text()) | made
+        old = json.loads(results.read_text())["rows"]
+        rows = [row for row in old if not row["class"].startswith(options.only)] + rows
+    file.write_text(json.dumps(dict(sorted(made.items())), indent=2) + "\n")
     result = {"cpu": cpu_slug(), "onnxruntime": onnxruntime.__version__, "rows": rows}
-    Path("benchmarks/results/onnx_operators.json").write_text(json.dumps(result, indent=1) + "\n")
+    results.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The whole road in one call: model to artifact."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,9 +127,7 @@ def quantize(
     program, prepared = _prepared(target, model, exported, recipe, how)
     limit_graph(prepared, max_sizes or {})
     prepared = run_calibration(prepared, calibration_data, resume, inputs=inputs, progress=progress)
-    # An algorithm that was asked for says itself that it needs data.
-    told_by_others = calibration_data is not None or bool(algorithms)
-    with nullcontext() if told_by_others else asking_for_data(recipe, _DATA):
+    with asking_for_data(recipe, _DATA, is_given=calibration_data is not None or bool(algorithms)):
         converted = convert_pt2e(prepared, progress=progress)
     # Calibration keeps a sample; without it, the user's inputs are better than noise.
     sample = args if calibration_data is None and args and not kwargs else None
@@ -137,12 +135,14 @@ def quantize(
 
 
 @contextmanager
-def asking_for_data(recipe: RecipeName | None, given: str) -> Iterator[None]:
+def asking_for_data(recipe: RecipeName | None, how: str, *, is_given: bool) -> Iterator[None]:
     """Say that a recipe needs data, where observers miss it.
 
     Args:
         recipe: its name.
-        given: how data is given.
+        how: to give data, for the fix.
+        is_given: whether there is data, or an algorithm was asked for, which says itself that it
+            needs some. Errors stay as they are.
 
     Raises:
         CalibrationError: what runs inside needs data.
@@ -150,10 +150,12 @@ def asking_for_data(recipe: RecipeName | None, given: str) -> Iterator[None]:
     try:
         yield
     except CalibrationError as error:
+        if is_given:
+            raise
         named = f'recipe "{recipe}"' if isinstance(recipe, str) else "the recipe"
         raise CalibrationError(
             f"{named} needs calibration data, and none was given: {error.what}",
-            fix=f"{given}; recipes with w4, w8 or dynamic in the name need none",
+            fix=f"{how}; recipes with w4, w8 or dynamic in the name need none",
         ) from error
 
 

@@ -69,6 +69,18 @@ LOW_BIT_ROWS = (
         )
         for rank, overloads in enumerate((ops.CONV1D, ops.CONV2D, ops.CONV3D), start=1)
     ),
+    *(
+        OpRow(
+            name=f"conv_transpose{rank}d_w8",
+            find=(Op(overloads, Var("x"), Var("w"), Var("b")),),
+            slots=(_FLOAT, _weights(8, None)),
+            lowers_to="ConvTranspose",
+            note=_AT_LOAD,
+        )
+        for rank, overloads in enumerate(
+            (ops.CONV_TRANSPOSE1D, ops.CONV_TRANSPOSE2D, ops.CONV_TRANSPOSE3D), start=1
+        )
+    ),
     OpRow(
         name="linear_a8w4",
         find=_LINEAR,

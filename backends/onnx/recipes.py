@@ -3,6 +3,8 @@
 import re
 from functools import partial
 
+from torch.fx import Node
+
 from pt2e_quant.backends.onnx.code_rows import WEIGHT_FORMATS
 from pt2e_quant.backends.onnx.low_bit_rows import GROUP_SIZES
 from pt2e_quant.backends.onnx.passes.shuffle_upsampling import shuffle_upsampling
@@ -26,6 +28,7 @@ from pt2e_quant.core.schemes import (
 )
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule, RuleKind
+from pt2e_quant.graph.ops import CONV_TRANSPOSE, is_call
 from pt2e_quant.graph.tied_tables import (
     is_tied_embedding,
     is_tied_linear,
@@ -38,6 +41,7 @@ from pt2e_quant.passes.algorithms.run_time_scales import RunTimeScales
 from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
+from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
@@ -60,6 +64,15 @@ _TABLES = (
     QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_tied_embedding),
 )
 """Embedding tables get int8 rows, which cost a tenth of what 4-bit ones do in error."""
+
+
+def is_transposed(node: Node) -> bool:
+    """Whether a node is a transposed convolution."""
+    return is_call(node, CONV_TRANSPOSE)
+
+
+_TRANSPOSED = QuantRule(kind=RuleKind.GLOBAL, scheme=scheme_named("w8"), where=is_transposed)
+"""Those that no integer form makes faster stay float: their weights are int8 in the file."""
 
 
 def _scheme(name: str) -> Scheme:
@@ -108,11 +121,13 @@ RECIPES = Recipes(
             text="static: uint8 activations per tensor, int8 weights per output channel",
             scheme=INT8,
             observers=ObserverChoice(activation=PredictedRangeObserver),
+            rules=(_TRANSPOSED,),
             transforms=(
                 *_ATTENTION,
                 products_as_linears,
                 split_as_slices,
                 shuffle_upsampling,
+                activate_before_moves,
                 place_integer_regions(POLICY),
                 affines_as_convs,
             ),

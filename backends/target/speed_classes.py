@@ -55,6 +55,26 @@ def conv_class(*, groups: int, weight: Sequence[int], positions: int) -> str:
     return f"conv, {kind}, kernel {form}, {_size(positions, (256, 4096))} positions"
 
 
+def transposed_class(
+    *, groups: int, weight: Sequence[int], stride: Sequence[int], positions: int
+) -> str:
+    """The class of a transposed convolution.
+
+    Args:
+        groups: of its channels.
+        weight: sizes of its weight: inputs, results of a group, then the kernel's.
+        stride: of each axis.
+        positions: of its input, without channels and batch.
+    """
+    inputs, results, *kernel = weight
+    kind = f"{_size(inputs, (32, 128))} channels" if groups == 1 else "grouped"
+    is_apart = all(k <= s for k, s in zip(kernel, stride, strict=True))
+    windows = "apart" if is_apart else "overlapping"
+    sizes = f"{_size(positions, (256, 4096))} positions"
+    made = f"{_size(results * groups, (16,))} results"
+    return f"conv_transpose, {kind}, {made}, windows {windows}, {sizes}"
+
+
 def linear_class(*, rows: int, weight: Sequence[int]) -> str:
     """The class of a product with a weight of two dimensions."""
     elements = _size(math.prod(weight), (2**14, 2**18))
@@ -85,6 +105,13 @@ def shape_class(node: Node) -> str | None:
     if is_call(node, _CONVS):
         positions, groups = math.prod(made[2:]), argument(node, "groups")
         return conv_class(groups=groups, weight=found[1], positions=positions)
+    if is_call(node, ops.CONV_TRANSPOSE):
+        return transposed_class(
+            groups=argument(node, "groups"),
+            weight=found[1],
+            stride=ops.each_axis(argument(node, "stride"), len(found[1]) - 2),
+            positions=math.prod(found[0][2:]),
+        )
     if is_call(node, ops.LINEAR):
         return linear_class(rows=math.prod(found[0][:-1]), weight=found[1])
     name = next((name for overloads, name in _LIGHT if is_call(node, overloads)), None)
@@ -114,8 +141,6 @@ def _shape(node: Node) -> tuple[int, ...] | None:
     return None if sizes is None or 0 in sizes else sizes
 
 
-def _size(number: int, limits: tuple[int, int]) -> str:
-    low, high = limits
-    if number < low:
-        return f"< {low}"
-    return f"< {high}" if number < high else f">= {high}"
+def _size(number: int, limits: Sequence[int]) -> str:
+    above = next((limit for limit in limits if number < limit), None)
+    return f">= {limits[-1]}" if above is None else f"< {above}"

@@ -10,6 +10,7 @@ from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images
 from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
+from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.unroll_loops import unroll_loops
@@ -38,6 +39,7 @@ BACKEND = Backend(
         unbind_as_selects,
         products_as_linears,
         simplify_for_table,
+        activate_before_moves,
         place_integer_regions(POLICY),
         numbers_as_constants,
     ),

@@ -206,9 +206,8 @@ def read_pick(inputs: Sequence[str]) -> InputPick | None:
 
 
 def _convert(prepared: GraphModule, options: QuantizeOptions, *, progress: bool) -> GraphModule:
-    if options.calibration_data is not None or options.algorithms:
-        return convert_pt2e(prepared, progress=progress)
-    with asking_for_data(options.recipe, "--calibration-data data.npz"):
+    is_given = options.calibration_data is not None or bool(options.algorithms)
+    with asking_for_data(options.recipe, "--calibration-data data.npz", is_given=is_given):
         return convert_pt2e(prepared, progress=progress)
 
 

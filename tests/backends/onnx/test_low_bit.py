@@ -153,6 +153,7 @@ def test_rows_when_all_recipes_are_lowered_then_each_linear_row_is_proven() -> N
         for record in lowered(recipe, False)[2].report.provenance.tensors
     }
     elsewhere = {"conv1d_w8", "conv2d_w8", "conv3d_w8", "embedding_w4", "embedding_w8"}
+    elsewhere |= {f"conv_transpose{rank}d_w8" for rank in (1, 2, 3)}
     assert {row.name for row in LOW_BIT_ROWS} - elsewhere <= rules
 
 
@@ -234,6 +235,23 @@ def test_convolutions_when_weight_only_then_the_file_shrinks_and_results_stay() 
     assert artifact.size_bytes < 0.4 * artifact.report.float_size_bytes
     rules = {record.rule for record in artifact.report.provenance.tensors}
     assert {"conv1d_w8", "conv2d_w8"} <= {rule.partition("(row ")[2].rstrip(")") for rule in rules}
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_transposed_convolution_when_weight_only_then_the_file_shrinks_and_results_stay(
+    rank: int, groups: int
+) -> None:
+    torch.manual_seed(0)
+    kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[rank - 1]
+    model = kind(64, 64, 5 if rank == 1 else 3, 2, 1, groups=groups).eval()
+    x = torch.randn(2, 64, *[5, 4, 3][:rank])
+    artifact = pq.quantize(model, (x,), backend="onnx", recipe="w8", progress=False)
+    assert artifact.quantized is not None
+    assert sqnr_db(artifact.quantized(x), artifact.run(x)) > EXACT_DB
+    assert sqnr_db(model(x), artifact.run(x)) > 35
+    assert artifact.size_bytes < 0.5 * artifact.report.float_size_bytes
+    assert f"conv_transpose{rank}d_w8" in artifact.report.provenance.tensors[0].rule
 
 
 @pytest.mark.parametrize("portable", [False, True], ids=["kernels", "portable"])
