@@ -153,11 +153,12 @@ def _phase_weights(weight: Tensor, axes: Sequence[_Axis], groups: int) -> Tensor
         channels, len(phases), by_group.shape[1], *(len(a.offsets) for a in axes)
     )
     for number, phase in enumerate(phases):
+        of_phase = made[:, number]
         taps = [axis.taps[at] for axis, at in zip(axes, phase, strict=True)]
         for places in product(*taps):
             at = [place - axis.offsets[0] for place, axis in zip(places, axes, strict=True)]
             tap = [found[place] for found, place in zip(taps, places, strict=True)]
-            made[(slice(None), number, slice(None), *at)] = by_group[(..., *tap)]
+            of_phase[:, :, *at] = by_group[:, :, *tap]
     return made.flatten(0, 1).contiguous()
 
 
