@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from pt2e_quant.core.granularity import PerGroup as PerGroup
     from pt2e_quant.core.granularity import PerTensor as PerTensor
     from pt2e_quant.core.granularity import PerToken as PerToken
-    from pt2e_quant.core.integer_ops.trained_out_dtype import out_dtype as out_dtype
+    from pt2e_quant.core.integer_ops.products import out_dtype as out_dtype
     from pt2e_quant.core.provenance import FloatOperator as FloatOperator
     from pt2e_quant.core.provenance import Provenance as Provenance
     from pt2e_quant.core.provenance import provenance_of as provenance_of
@@ -171,7 +171,7 @@ _FILES = {
     "Numerics": "pt2e_quant.flow.qat.numerics",
     "numerics_of": "pt2e_quant.flow.qat.numerics",
     "set_numerics": "pt2e_quant.flow.qat.numerics",
-    "out_dtype": "pt2e_quant.core.integer_ops.trained_out_dtype",
+    "out_dtype": "pt2e_quant.core.integer_ops.products",
     # backends
     "Artifact": "pt2e_quant.backends.artifact",
     "Backend": "pt2e_quant.backends.target.backend",

@@ -55,9 +55,8 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
-from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
-from pt2e_quant.passes.cleanup.promote_cats import promote_cats
-from pt2e_quant.passes.cleanup.split_as_slices import chunk_by_sizes
+from pt2e_quant.passes.cleanup.join_and_split import chunk_by_sizes, promote_cats
+from pt2e_quant.passes.cleanup.simpler_overloads import name_squeezed_dims
 from pt2e_quant.passes.functions.write_complex import operator_of, write_complex
 from pt2e_quant.passes.functions.write_functions import FUNCTIONS, write_functions
 from pt2e_quant.passes.qdq.widen_scales import widen_scales

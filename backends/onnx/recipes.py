@@ -42,9 +42,9 @@ from pt2e_quant.passes.algorithms.smooth_quant import SmoothQuant
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.batch_norm.affines_as_convs import affines_as_convs
 from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
+from pt2e_quant.passes.cleanup.join_and_split import split_as_slices
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 
 INT8 = Scheme(
     name="int8",

@@ -11,8 +11,8 @@ from pt2e_quant.backends.xnnpack.policy import POLICY
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.table import TABLE
 from pt2e_quant.passes.cleanup.activate_before_moves import activate_before_moves
+from pt2e_quant.passes.cleanup.join_and_split import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.unroll_loops import unroll_loops
 from pt2e_quant.passes.qdq.round_biases_to_accumulator import round_biases_to_accumulator
 

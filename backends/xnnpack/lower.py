@@ -116,9 +116,9 @@ from pt2e_quant.passes.attention.decompose_attention import decompose_attention
 from pt2e_quant.passes.caches.decompose_caches import decompose_caches
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.cleanup.drop_value_checks import drop_value_checks
-from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
+from pt2e_quant.passes.cleanup.join_and_split import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_expand
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
+from pt2e_quant.passes.cleanup.simpler_overloads import name_squeezed_dims
 from pt2e_quant.passes.cleanup.unroll_loops import has_loops, unroll_loops
 from pt2e_quant.passes.functions.write_complex import write_complex
 from pt2e_quant.passes.functions.write_functions import EARLY, FUNCTIONS

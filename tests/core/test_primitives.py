@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pt2e_quant.core.errors import ConfigError
-from pt2e_quant.core.primitives import DECOMPOSITIONS
+from pt2e_quant.core.operators import DECOMPOSITIONS
 from pt2e_quant.core.qparams import choose_qparams
 
 ops = torch.ops.pt2e_quant

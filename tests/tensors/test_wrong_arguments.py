@@ -18,7 +18,7 @@ from pt2e_quant.core.errors import (
     InputError,
     Pt2eQuantError,
 )
-from pt2e_quant.core.primitives import choose_qparams_affine, dequantize_affine, quantize_affine
+from pt2e_quant.core.operators import choose_qparams_affine, dequantize_affine, quantize_affine
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.tensors import QuantizedTensor, register_kernel, register_layout, unregister_kernel
 from pt2e_quant.tensors.kernels.dispatch import KERNELS

@@ -11,7 +11,6 @@ from pt2e_quant.passes.cleanup.unroll_loops import MOST_ROUNDS
 from pt2e_quant.passes.reference.forms.arithmetic import ARITHMETIC_FORMS
 from pt2e_quant.passes.reference.forms.functions import FUNCTION_FORMS, TABLE, is_pointwise
 from pt2e_quant.passes.reference.forms.moves import MOVE_FORMS, REQUANTIZE
-from pt2e_quant.passes.reference.forms.norms import NORM_FORMS
 from pt2e_quant.passes.reference.forms.pools import POOL_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.site import IntegerForm
@@ -31,7 +30,6 @@ FORMS: tuple[IntegerForm, ...] = (
     *ARITHMETIC_FORMS,
     *POOL_FORMS,
     *FUNCTION_FORMS,
-    *NORM_FORMS,
     *MOVE_FORMS,
 )
 """A new integer operator is an entry here; no operator is in two of them."""

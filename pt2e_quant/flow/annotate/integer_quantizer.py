@@ -36,9 +36,9 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.passes.attention.boolean_masks import boolean_masks
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
-from pt2e_quant.passes.cleanup.drop_unread_places import drop_unread_places
+from pt2e_quant.passes.cleanup.join_and_split import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_casts, remove_noop_expand
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices, unbind_as_selects
+from pt2e_quant.passes.cleanup.simpler_overloads import drop_unread_places
 from pt2e_quant.passes.recurrent.split_recurrent import split_cells, split_recurrent
 from pt2e_quant.passes.recurrent.write_steps import write_steps
 from pt2e_quant.passes.reference.forms.moves import CLAMPS, MOVE_FORMS

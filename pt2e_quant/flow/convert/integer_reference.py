@@ -19,10 +19,8 @@ from pt2e_quant.graph.pipeline import GraphPass, run_passes
 from pt2e_quant.graph.subgraphs import bodies, copy_graph
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
 from pt2e_quant.passes.qdq.duplicate_dequantize import duplicate_dequantize
-from pt2e_quant.passes.reference.decompose_qdq import decompose_qdq
 from pt2e_quant.passes.reference.forms.site import Arithmetic
-from pt2e_quant.passes.reference.round_rows import round_rows
-from pt2e_quant.passes.reference.write_integers import write_integers
+from pt2e_quant.passes.reference.write_integers import decompose_qdq, round_rows, write_integers
 
 REFERENCE_OF_KEY = "reference_of"
 """The key of a reference graph's `meta` that holds a ReferenceOf; no file keeps it."""

@@ -16,8 +16,8 @@ from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.calibrate.calibrate import calibrate
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
+from pt2e_quant.passes.cleanup.join_and_split import split_as_slices
 from pt2e_quant.passes.cleanup.linear_forms import products_as_linears
-from pt2e_quant.passes.cleanup.split_as_slices import split_as_slices
 
 collect_ignore_glob = [] if importlib.util.find_spec("executorch") else ["test_*.py"]
 

@@ -5,7 +5,7 @@ import torch
 
 import pt2e_quant as pq
 from pt2e_quant.core.errors import UnsupportedError
-from pt2e_quant.core.integer_ops.trained_out_dtype import out_dtype
+from pt2e_quant.core.integer_ops.products import out_dtype
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 import pt2e_quant as pq
 from pt2e_quant.graph.ops import aten
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.cleanup.drop_unread_places import drop_unread_places
+from pt2e_quant.passes.cleanup.simpler_overloads import drop_unread_places
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
 X = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))

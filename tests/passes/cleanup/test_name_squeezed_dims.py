@@ -7,7 +7,7 @@ from torch.export import Dim, export
 
 import pt2e_quant as pq
 from pt2e_quant.graph.pipeline import run_passes
-from pt2e_quant.passes.cleanup.name_squeezed_dims import name_squeezed_dims
+from pt2e_quant.passes.cleanup.simpler_overloads import name_squeezed_dims
 
 aten = torch.ops.aten
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.passes.cleanup.promote_cats import promote_cats
+from pt2e_quant.passes.cleanup.join_and_split import promote_cats
 
 
 class Joined(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2e_quant as pq
-from pt2e_quant.passes.cleanup.split_as_slices import (
+from pt2e_quant.passes.cleanup.join_and_split import (
     chunk_by_sizes,
     split_as_slices,
     unbind_as_selects,

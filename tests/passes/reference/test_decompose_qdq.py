@@ -16,7 +16,7 @@ from pt2e_quant.core.qdq import (
 )
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
-from pt2e_quant.passes.reference.decompose_qdq import decompose_qdq
+from pt2e_quant.passes.reference.write_integers import decompose_qdq
 
 LIBRARY = torch.ops.quantized_decomposed
 LIMITS = (-128, 127, torch.int8)

@@ -5,7 +5,7 @@ import torch
 
 from pt2e_quant.core.integer_ops.calls import compute
 from pt2e_quant.core.integer_ops.profiles import RowQuantization
-from pt2e_quant.core.integer_ops.rows import choose_rows
+from pt2e_quant.core.integer_ops.quantize import choose_rows
 
 F = np.float32
 
