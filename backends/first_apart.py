@@ -2,22 +2,23 @@
 
 The graph is cut behind one value after another, what is in front of the cut is lowered by the same
 backend, and its result compared with the graph's own. Which value is next is chosen as a bisection
-of a history with branches does: the one whose verdict leaves the fewest values open.
+of a history with branches does: the one whose verdict leaves the fewest values open. A part that
+several searches cut is lowered once.
 """
 
 import warnings
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.cut_graph import cut_behind, operators, values_to_compare
-from pt2e_quant.backends.lowered_parts import LowerPart
 from pt2e_quant.backends.rounding_noise import (
     FLIP_DRAWS,
     bound_with_flips,
@@ -33,6 +34,11 @@ from pt2e_quant.graph.ops import NORMS, is_call
 MOST_LOWERINGS = 16
 """So many cut graphs are lowered at most: a chain of 4000 values takes 12, and a few are for
 branches and for values that cannot be lowered by themselves."""
+
+LowerPart: TypeAlias = Callable[[GraphModule], Artifact]
+"""Lowers a cut graph as the whole was, unchecked."""
+MOST_KEPT = 32
+"""So many programs are kept, each with its own weights: those that two searches lower at most."""
 
 _NAMED = 3
 """So many operators are named one by one."""
@@ -300,3 +306,40 @@ def _values_before(
         for source in read:
             found[node] |= found[source] | bit.get(source, 0)
     return found
+
+
+def lowered_once(lower_part: LowerPart) -> LowerPart:
+    """Lower parts, each once: a check may search for the operator at fault once a result and call.
+
+    Args:
+        lower_part: lowers what `cut_behind` made of one graph, which the value it ends with names.
+
+    Returns:
+        The same, whose programs start with the buffers of a first call. What it could not lower
+        it refuses with the same error.
+    """
+    known: OrderedDict[str, Artifact | Exception] = OrderedDict()
+
+    def lower(part: GraphModule) -> Artifact:
+        end = _end_of(part)
+        if end not in known:
+            try:
+                known[end] = lower_part(part)
+            except Exception as error:  # Whatever stops a lowering: the caller passes it over.
+                known[end] = error
+        known.move_to_end(end)
+        while len(known) > MOST_KEPT:
+            known.popitem(last=False)
+        found = known[end]
+        if isinstance(found, Exception):
+            raise found
+        found.reset()
+        return found
+
+    return lower
+
+
+def _end_of(part: GraphModule) -> str:
+    (end,) = pytree.tree_leaves(part.graph.output_node().args[0])
+    assert isinstance(end, Node)
+    return end.name

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.compare_results import Results, compare
+from pt2e_quant.backends.first_apart import LowerPart, lowered_once
 from pt2e_quant.backends.judge_results import (
     CEILING_DB,
     DRAW_MARGIN_DB,
@@ -18,7 +19,6 @@ from pt2e_quant.backends.judge_results import (
     FLOOR_DB,
     Judge,
 )
-from pt2e_quant.backends.lowered_parts import LowerPart, lowered_once
 from pt2e_quant.backends.name_refused import first_refused
 from pt2e_quant.backends.new_process import run_in_new_process
 from pt2e_quant.backends.registry import names

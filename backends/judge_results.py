@@ -10,8 +10,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.backends.compare_results import Results, compare
-from pt2e_quant.backends.first_apart import FirstApart, find_first_apart
-from pt2e_quant.backends.lowered_parts import LowerPart
+from pt2e_quant.backends.first_apart import FirstApart, LowerPart, find_first_apart
 from pt2e_quant.backends.rounding_noise import DRAWS, FLIP_DRAWS, bound_with_flips
 from pt2e_quant.backends.run_calls import BUFFER
 from pt2e_quant.backends.trials import Trials

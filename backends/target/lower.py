@@ -11,10 +11,9 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.gate import check_artifact, choose_sample, loader_of
-from pt2e_quant.backends.measure_speed import measure_speed
+from pt2e_quant.backends.measure_speed import leave_in_float, measure_speed
 from pt2e_quant.backends.target.float_retries import Fallback, FloatRetries, no_fallback
 from pt2e_quant.backends.target.policy import SLOWER
-from pt2e_quant.backends.target.try_in_float import leave_in_float
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, RecordKind, provenance_of

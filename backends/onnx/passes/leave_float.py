@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.onnx.report import Refused
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import write_as_arithmetic
-from pt2e_quant.backends.onnx.rewrites.keep_float import keep_weight_float
+from pt2e_quant.backends.onnx.rewrites.guide_fusions import keep_weight_float
 from pt2e_quant.backends.onnx.rewrites.split_results import write_product
 from pt2e_quant.backends.onnx.values import constant, read_dequantize, redirect, remove_unread
 from pt2e_quant.backends.target.float_retries import fallback_of

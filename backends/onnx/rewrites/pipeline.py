@@ -1,4 +1,4 @@
-"""The rewrites in order, those that prevent bad fusions, and the clean-up after them."""
+"""The rewrites in order, and those that tidy up: reshapes, rows written without a transpose."""
 
 from ast import literal_eval
 from collections.abc import Callable
@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from pt2e_quant.backends.onnx.rewrites.biases import integer_bias, widen_bias
 from pt2e_quant.backends.onnx.rewrites.block_kernels import (
     look_up_blocks,
     look_up_portable,
@@ -17,6 +16,14 @@ from pt2e_quant.backends.onnx.rewrites.block_kernels import (
 )
 from pt2e_quant.backends.onnx.rewrites.dequantize_once import dequantize_once, gather_integers
 from pt2e_quant.backends.onnx.rewrites.expand_per_token import expand_per_token
+from pt2e_quant.backends.onnx.rewrites.guide_fusions import (
+    integer_bias,
+    keep_layer_norm,
+    keep_weights_float,
+    pool_in_float,
+    relu_as_max,
+    widen_bias,
+)
 from pt2e_quant.backends.onnx.rewrites.integer_products import (
     multiply_one_row,
     multiply_per_tensor,
@@ -24,8 +31,6 @@ from pt2e_quant.backends.onnx.rewrites.integer_products import (
     multiply_per_token_portable,
     scale_products,
 )
-from pt2e_quant.backends.onnx.rewrites.keep_float import keep_weights_float, put_sum_behind
-from pt2e_quant.backends.onnx.rewrites.layouts import drop_reshapes, join_reshapes, write_rows
 from pt2e_quant.backends.onnx.rewrites.run_on_integers import (
     absorb_clips,
     cancel_requantize,
@@ -50,80 +55,128 @@ from pt2e_quant.backends.onnx.validate_rewrites import SCOPES, RewriteValidation
 from pt2e_quant.backends.onnx.values import (
     MICROSOFT,
     call,
-    int_attribute,
+    constant,
     make_constant,
-    read_dequantize,
+    only_consumer,
+    permutation,
     redirect,
+    remove_unread,
+    sizes,
 )
 
 
-def relu_as_max(graph: ir.Graph) -> int:
-    """Write a relu that no quantize took over, after a quantized Gemm, as Max(x, 0).
+def drop_reshapes(graph: ir.Graph) -> int:
+    """Let the readers of a Reshape to the same sizes read its input.
 
-    ONNX Runtime 1.31 makes a float FusedGemm of `Gemm -> Relu` before it looks at the
-    quantization, where the relu's own result is not quantized; of all activations only relu.
-
-    Before:  Relu(Gemm(dq(x), dq(w)))
-    After:   Max(Gemm(dq(x), dq(w)), 0)
+    Before:  Reshape(x[B, T, D], [B, T, D])
+    After:   x
     """
     changed = 0
-    for node in list(graph):
-        source = node.inputs[0] if node.op_type == "Relu" else None
-        gemm = source.producer() if source is not None else None
-        if gemm is None or gemm.op_type != "Gemm" or read_dequantize(gemm.inputs[0]) is None:
+    for node in [n for n in graph if n.op_type == "Reshape"]:
+        source, output = node.inputs[0], node.outputs[0]
+        before, after = sizes(source), sizes(output)
+        if source is None or output.shape is None or output.is_graph_output():
             continue
-        output = node.outputs[0]
-        zero = make_constant(graph, "zero", np.zeros((), np.float32))
-        redirect(output, call(node, "Max", [source, zero], name=f"{output.name}_max", like=output))
+        if before != after or source.shape is None or None in before:
+            continue
+        redirect(output, source)
         graph.remove(node, safe=True)
         changed += 1
     return changed
 
 
-def pool_in_float(graph: ir.Graph) -> int:
-    """Put a Sum of one tensor, which copies it, behind an AveragePool in `ceil_mode`.
+def join_reshapes(graph: ir.Graph) -> int:
+    """Reshape at once what is reshaped twice, where the second says all sizes itself.
 
-    The last windows of `ceil_mode` reach over the padded tensor's end. AveragePool divides them
-    by what lies inside, as torch does; QLinearAveragePool of ONNX Runtime 1.32 by the whole window.
-    It is fused only with a quantize directly behind it, and no Sum is taken out.
+    A size of 0 would be taken from the first one's result.
 
-    Before:  AveragePool(dq(x), ceil_mode=1) -> q
-    After:   AveragePool(dq(x), ceil_mode=1) -> Sum -> q
+    Before:  Reshape(Reshape(x, [2, 17, 64]), [2, -1, 4, 16])
+    After:   Reshape(x, [2, -1, 4, 16])
     """
     changed = 0
-    for node in list(graph):
-        if node.op_type != "AveragePool" or not int_attribute(node, "ceil_mode", 0):
+    for node in [n for n in graph if n.op_type == "Reshape"]:
+        between, shape = node.inputs[0], constant(node.inputs[1])
+        first = between.producer() if between is not None else None
+        if first is None or first.op_type != "Reshape" or shape is None or 0 in shape:
             continue
-        output = node.outputs[0]
-        if not any(use.node.op_type != "Sum" for use in output.uses()):
-            continue
-        put_sum_behind(output)
+        node.replace_input_with(0, first.inputs[0])
+        remove_unread(graph, [first])
         changed += 1
     return changed
 
 
-def keep_layer_norm(graph: ir.Graph) -> int:
-    """Write the addition in front of a LayerNormalization as Sum.
+def write_rows(graph: ir.Graph) -> int:
+    """Give ScatterND the places of rows along an inner axis, in place of turning it outwards.
 
-    ONNX Runtime 1.31 fuses `Add -> LayerNormalization` into SkipLayerNormalization, whose CPU
-    kernel took five times as long as the two together (129 us against 24 us for
-    float[1, 64, 384], one thread, AVX512). It does not look for Sum, which adds the same.
+    `index_copy` into a KV cache is exported so: the whole cache is copied three times where one
+    copy will do. The places are made once for all tensors of one shape.
 
-    Before:  LayerNormalization(Add(x, y))
-    After:   LayerNormalization(Sum(x, y))
+    Before:  Transpose(ScatterND(Transpose(x), i[T, 1], Transpose(y))),   rows i of axis 2
+    After:   ScatterND(x, places[B, H, T, 3], y),   x[B, H, S, D], places[b, h, t] = (b, h, i[t])
     """
+    made: dict[tuple[ir.Value, tuple[int, ...]], ir.Value] = {}
     changed = 0
-    for node in list(graph):
-        if node.op_type != "Add" or node.outputs[0].dtype not in (None, ir.DataType.FLOAT):
+    for node in [n for n in graph if n.op_type == "ScatterND" and "reduction" not in n.attributes]:
+        turned, index, rows = node.inputs
+        back = only_consumer(node.outputs[0])
+        source = _turned(turned)
+        if back is None or index is None or rows is None or source is None:
             continue
-        output = node.outputs[0]
-        if not any(use.node.op_type == "LayerNormalization" for use in output.uses()):
+        x, perm = source
+        inverse = [perm.index(axis) for axis in range(len(perm))]
+        leading = tuple(size for size in sizes(x)[: perm[0]] if isinstance(size, int))
+        if permutation(back) != inverse or not _is_column(index) or len(leading) < perm[0]:
             continue
-        total = call(node, "Sum", node.inputs, name=f"{output.name}_sum", like=output)
-        redirect(output, total)
-        graph.remove(node, safe=True)
+        if (index, leading) not in made:
+            made[index, leading] = _places(graph, node, index, leading)
+        output = back.outputs[0]
+        inputs = [x, made[index, leading], _upright(node, rows, inverse)]
+        redirect(output, call(node, "ScatterND", inputs, name=f"{output.name}_rows", like=output))
+        remove_unread(graph, [back])
         changed += 1
     return changed
+
+
+def _turned(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
+    """The input and the order of a Transpose that moves one inner axis to the front.
+
+    Not the last axis: single elements are no rows.
+    """
+    node = value.producer() if value is not None else None
+    perm = permutation(node) if node is not None else None
+    source = node.inputs[0] if node is not None else None
+    if perm is None or source is None or len(sizes(source)) != len(perm):
+        return None
+    is_moved = perm[1:] == [axis for axis in range(len(perm)) if axis != perm[0]]
+    return (source, perm) if is_moved and 0 < perm[0] < len(perm) - 1 else None
+
+
+def _is_column(index: ir.Value) -> bool:
+    """Whether indices are [T, 1]: each names a row of the first axis."""
+    return len(sizes(index)) == 2 and sizes(index)[1] == 1
+
+
+def _places(graph: ir.Graph, node: ir.Node, index: ir.Value, leading: tuple[int, ...]) -> ir.Value:
+    """int64 [*leading, T, axis + 1]: where each row goes."""
+    axis, base = len(leading), f"{index.name}_of_{'_'.join(map(str, leading))}"
+    last = np.array([0] * axis + [1], np.int64)
+    first = np.zeros((*leading, 1, axis + 1), np.int64)
+    first[..., 0, :axis] = np.moveaxis(np.indices(leading), 0, -1)
+    column = [index, make_constant(graph, f"{base}_last", last)]
+    spread = [call(node, "Mul", column, name=f"{base}_row"), make_constant(graph, base, first)]
+    return call(node, "Add", spread, name=f"{base}_places")
+
+
+def _upright(node: ir.Node, rows: ir.Value, inverse: list[int]) -> ir.Value:
+    """The rows in the order of the tensor's own axes; one Transpose at most."""
+    producer = rows.producer()
+    first = permutation(producer) if producer is not None else None
+    perm = inverse
+    if producer is not None and first is not None and producer.inputs[0] is not None:
+        rows, perm = producer.inputs[0], [first[axis] for axis in inverse]
+    if perm == sorted(perm):
+        return rows
+    return call(node, "Transpose", [rows], {"perm": perm}, name=f"{node.outputs[0].name}_upright")
 
 
 Rewrite: TypeAlias = Callable[[ir.Graph], int]

@@ -8,7 +8,7 @@ pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 import onnx_ir as ir
 import onnxruntime
 
-from pt2e_quant.backends.onnx.rewrites.layouts import drop_reshapes, join_reshapes
+from pt2e_quant.backends.onnx.rewrites.pipeline import drop_reshapes, join_reshapes
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
 

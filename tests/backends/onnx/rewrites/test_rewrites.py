@@ -8,11 +8,11 @@ import pytest
 ir = pytest.importorskip("onnx_ir", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from pt2e_quant.backends.onnx.rewrites.biases import (  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.dequantize_once import gather_integers  # noqa: E402
+from pt2e_quant.backends.onnx.rewrites.guide_fusions import (  # noqa: E402
     integer_bias,
     widen_bias,
 )
-from pt2e_quant.backends.onnx.rewrites.dequantize_once import gather_integers  # noqa: E402
 from pt2e_quant.backends.onnx.rewrites.pipeline import (  # noqa: E402
     keep_layer_norm,
     relu_as_max,

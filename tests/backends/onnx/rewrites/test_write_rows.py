@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from pt2e_quant.backends.onnx.rewrites.layouts import write_rows
+from pt2e_quant.backends.onnx.rewrites.pipeline import write_rows
 
 ROOM, BATCH = 12, 3
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
-from pt2e_quant.backends.target import try_in_float
+from pt2e_quant.backends import measure_speed
 from pt2e_quant.core.canonical import verify_canonical
 from pt2e_quant.core.qdq import is_quantize
 
@@ -48,7 +48,7 @@ def plant(monkeypatch, wins):
         seen.append((best, trial))
         return [100.0, 50.0 if wins(best, trial) else 99.0]
 
-    monkeypatch.setattr(try_in_float, "_least_us", least_us)
+    monkeypatch.setattr(measure_speed, "_least_us", least_us)
     return seen
 
 
@@ -62,7 +62,7 @@ def lowered(gm, **options):
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
-    monkeypatch.setattr(try_in_float, "_MOST", 2)
+    monkeypatch.setattr(measure_speed, "_MOST", 2)
     # So small a model may be slower than float, which warns.
     monkeypatch.setattr("pt2e_quant.backends.target.lower.measure_speed", lambda *_: None)
 
@@ -131,7 +131,7 @@ def test_rows_when_a_linear_of_run_time_scales_wins_then_its_weight_stays_intege
 def test_times_when_a_part_is_slow_then_the_clock_says_so(converted):
     gm, x = converted
     artifact = ONNX.lower(gm, verify=False)
-    alike = try_in_float._least_us((artifact, artifact), [x])
+    alike = measure_speed._least_us((artifact, artifact), [x])
     assert 0.5 < alike[0] / alike[1] < 2
 
 
