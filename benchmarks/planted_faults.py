@@ -34,8 +34,8 @@ from benchmarks.models import (
 )
 from benchmarks.results import read_rows, write_results
 from benchmarks.text_models import minilm, sentence_batches
-from pt2e_quant.analysis.artifact_side import Program
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite
+from pt2e_quant.analysis.open_side import Program
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.core.read_capture import capture_of
 from pt2e_quant.graph.meta import origin_name

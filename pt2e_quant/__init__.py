@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from pt2e_quant.analysis.comparison import Comparison as Comparison
     from pt2e_quant.analysis.comparison import NodeError as NodeError
     from pt2e_quant.analysis.evaluate import evaluate as evaluate
+    from pt2e_quant.analysis.graph_colours import write_node_data as write_node_data
     from pt2e_quant.analysis.group_costs import Sensitivity as Sensitivity
     from pt2e_quant.analysis.profile import profile as profile
     from pt2e_quant.analysis.sensitivity import sensitivity as sensitivity
     from pt2e_quant.analysis.tensor_values import tensor_values as tensor_values
     from pt2e_quant.analysis.tune import tune as tune
     from pt2e_quant.analysis.tuned import Tuned as Tuned
-    from pt2e_quant.analysis.write_node_data import write_node_data as write_node_data
     from pt2e_quant.analysis.write_page import write_page as write_page
     from pt2e_quant.backends.artifact import Artifact as Artifact
     from pt2e_quant.backends.parity import Parity as Parity
@@ -241,7 +241,7 @@ _FILES = {
     "Tuned": "pt2e_quant.analysis.tuned",
     "RecipeFile": "pt2e_quant.backends.target.recipe_file",
     "read_recipe": "pt2e_quant.backends.target.recipe_file",
-    "write_node_data": "pt2e_quant.analysis.write_node_data",
+    "write_node_data": "pt2e_quant.analysis.graph_colours",
     "write_page": "pt2e_quant.analysis.write_page",
     "provenance_of": "pt2e_quant.core.provenance",
     "sqnr_db": "pt2e_quant.flow.calibrate.sample",

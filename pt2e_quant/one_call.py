@@ -202,7 +202,7 @@ def _to_accuracy(
 ) -> Artifact:
     """The artifact of a search, which begins with the recipe of `base`."""
     # It calls this file, and needs scipy, an extra.
-    from pt2e_quant.analysis.to_accuracy import base_recipe, quantize_to_accuracy
+    from pt2e_quant.analysis.tune import base_recipe, quantize_to_accuracy
 
     how: dict[str, Any] = dict(zip(("inputs", "verify", "progress"), shown, strict=True))
     return quantize_to_accuracy(model, exported, base_recipe(*base), base[1], *goal, **how)

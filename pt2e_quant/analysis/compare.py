@@ -11,17 +11,18 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from pt2e_quant.analysis.artifact_side import (
-    ArtifactSide,
-    Program,
-    artifact_program,
-    reference_program,
-)
 from pt2e_quant.analysis.comparison import Comparison, NodeError, Part
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite, moved
 from pt2e_quant.analysis.measure import ChannelNoise, Noise, PairFigures, as_floats, outliers
 from pt2e_quant.analysis.measure import ratio_db as to_db
-from pt2e_quant.analysis.open_side import open_file, open_graph
+from pt2e_quant.analysis.open_side import (
+    ArtifactSide,
+    Program,
+    artifact_program,
+    open_file,
+    open_graph,
+    reference_program,
+)
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.core.errors import ConfigError, module_path, source_line
 from pt2e_quant.core.inexact import is_inexact

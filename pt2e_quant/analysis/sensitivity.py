@@ -15,11 +15,18 @@ from torch.utils import _pytree as pytree
 
 from pt2e_quant.analysis.float_twin import FloatTwin
 from pt2e_quant.analysis.graph_side import GraphSide
-from pt2e_quant.analysis.group_costs import VERSION, GroupCost, Method, Sensitivity
-from pt2e_quant.analysis.measure_words import measure_words
-from pt2e_quant.analysis.metric import Metric, batches_of, first_of, picker
+from pt2e_quant.analysis.group_costs import (
+    VERSION,
+    Call,
+    ExactCosts,
+    GradientCosts,
+    GroupCost,
+    Method,
+    Sensitivity,
+    weight_costs,
+)
+from pt2e_quant.analysis.metric import Metric, batches_of, first_of, measure_words, picker
 from pt2e_quant.analysis.open_side import is_quantized, open_graph
-from pt2e_quant.analysis.weigh_groups import Call, ExactCosts, GradientCosts, weight_costs
 from pt2e_quant.backends.artifact import result_builder
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.backend import Backend

@@ -1,6 +1,7 @@
-"""tune: mixed precision, chosen by what each scheme costs each group."""
+"""Mixed precision, chosen by what each scheme costs each group: tune, quantize(accuracy_drop=…)."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -11,12 +12,14 @@ from pt2e_quant.analysis.group_costs import Method
 from pt2e_quant.analysis.metric import Metric, batches_of, picker
 from pt2e_quant.analysis.search_mixes import Search
 from pt2e_quant.analysis.tuned import Tuned
-from pt2e_quant.backends.artifact import Verify
+from pt2e_quant.backends.artifact import Artifact, Verify
 from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.backends.target.recipe_file import RecipeFile, RecipeName, as_recipe_file
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.one_call import capture_model
+from pt2e_quant.passes.algorithms.algorithm import Algorithm
 
 FOR_ACCURACY = ("int8_dynamic",)
 """What stands between a recipe and float where accuracy is asked for, as the backend has it."""
@@ -112,3 +115,79 @@ def tune(
 
 def _recipe_of(recipe: RecipeName, backend: Backend) -> RecipeFile:
     return as_recipe_file(recipe) or RecipeFile(backend=backend.name, recipe=str(recipe))
+
+
+def quantize_to_accuracy(
+    model: nn.Module | ExportedProgram,
+    example: tuple[Sequence[Any], Mapping[str, Any] | None, Any],
+    recipe: RecipeFile,
+    target: Backend,
+    calibration_data: Iterable[Any] | None,
+    accuracy_drop: float | None,
+    metric: Metric | None,
+    **how: Any,
+) -> Artifact:
+    """The artifact that `tune` finds for a fall of a metric.
+
+    Args:
+        model: as `quantize` takes it.
+        example: args, kwargs and dynamic shapes.
+        recipe: what groups get that have no reason for another scheme.
+        target: the backend.
+        calibration_data: with the metric's targets.
+        accuracy_drop: how far the metric may fall.
+        metric: as `tune` has it.
+        how: inputs, verify and progress, as `tune` has them.
+
+    Raises:
+        ConfigError: there is no data, or no goal.
+    """
+    if accuracy_drop is None:
+        raise ConfigError("a metric alone says no goal", fix="accuracy_drop=0.01, metric=…")
+    if calibration_data is None:
+        raise ConfigError(
+            "accuracy_drop is measured on calibration data, and there is none",
+            fix="quantize(…, calibration_data=batches, accuracy_drop=0.01, metric=…)",
+        )
+    args, kwargs, dynamic_shapes = example
+    return tune(
+        model,
+        args,
+        kwargs,
+        dynamic_shapes=dynamic_shapes,
+        calibration_data=calibration_data,
+        backend=target,
+        recipe=recipe,
+        accuracy_drop=accuracy_drop,
+        metric=metric,
+        points=0,
+        **how,
+    ).artifact
+
+
+def base_recipe(
+    recipe: RecipeName | None,
+    target: Backend,
+    algorithms: Sequence[str | Algorithm],
+    others: Mapping[str, Any],
+) -> RecipeFile:
+    """The recipe that a search begins with, of the arguments of `quantize`.
+
+    Raises:
+        ConfigError: an argument does not go with a search.
+    """
+    for name, value in others.items():
+        if value:
+            raise ConfigError(
+                f"{name} does not go with accuracy_drop",
+                fix="search with pq.tune first, and give its recipe file to quantize(recipe=…)",
+            )
+    named = tuple(a for a in algorithms if isinstance(a, str))
+    if recipe is None or len(named) < len(algorithms):
+        raise ConfigError(
+            "accuracy_drop takes a recipe, and algorithms by name",
+            fix='recipe="int8", algorithms=["gptq"]; or pq.tune(recipe=RecipeFile(…))',
+        )
+    if (base := as_recipe_file(recipe)) is not None:
+        return replace(base, algorithms=(*base.algorithms, *named))
+    return RecipeFile(backend=target.name, recipe=str(recipe), algorithms=named)

@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from pt2e_quant.analysis.advice import advise
 from pt2e_quant.analysis.compare import Model, compare
-from pt2e_quant.analysis.graph_picture import GraphPicture
+from pt2e_quant.analysis.graph_colours import GraphPicture
 from pt2e_quant.analysis.open_side import is_quantized
 from pt2e_quant.analysis.profile import profile
 from pt2e_quant.analysis.tensor_values import tensor_values

@@ -23,9 +23,9 @@ from pt2e_quant.command_line.fail_under import (
     check_report,
     decibels,
 )
-from pt2e_quant.command_line.json_output import print_json
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model
+from pt2e_quant.command_line.print_output import print_json
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.command_line.quantize_file import as_option, read_pick
 from pt2e_quant.command_line.result_file import artifact_path, check_writable

@@ -15,11 +15,11 @@ from pt2e_quant.backends.registry import get, names
 from pt2e_quant.backends.target.recipe import ALIASES
 from pt2e_quant.command_line.data_file import import_modules, read_data
 from pt2e_quant.command_line.fail_under import FailUnder, check_figure, check_report
-from pt2e_quant.command_line.json_output import print_json
 from pt2e_quant.command_line.make_batches import make_batches
 from pt2e_quant.command_line.open_model import open_model, open_reference
-from pt2e_quant.command_line.print_tables import (
+from pt2e_quant.command_line.print_output import (
     algorithms_table,
+    print_json,
     recipes_table,
     results_table,
     timings_table,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pt2e_quant.analysis.measure_words import measure_words
+from pt2e_quant.analysis.metric import measure_words
 
 
 def closing_over(value):

@@ -10,7 +10,7 @@ import torch
 from torch.export import export
 
 import pt2e_quant as pq
-from pt2e_quant.analysis import weigh_groups
+from pt2e_quant.analysis import group_costs
 from pt2e_quant.analysis.float_twin import FloatTwin, quantized_source
 from pt2e_quant.analysis.graph_side import GraphSide
 from pt2e_quant.analysis.open_side import open_graph
@@ -173,7 +173,7 @@ def test_sensitivity_when_a_run_was_stopped_then_it_goes_on_behind_the_last_batc
     _, program, _, quantized, batches = made
     whole = pq.sensitivity(program, quantized, batches, progress=False)
     cache = tmp_path / "costs.json"
-    add, runs = weigh_groups.ExactCosts.add, []
+    add, runs = group_costs.ExactCosts.add, []
 
     def stops(self, call, *, progress):
         if len(runs) == 1:
@@ -181,11 +181,11 @@ def test_sensitivity_when_a_run_was_stopped_then_it_goes_on_behind_the_last_batc
         runs.append(call)
         add(self, call, progress=progress)
 
-    monkeypatch.setattr(weigh_groups.ExactCosts, "add", stops)
+    monkeypatch.setattr(group_costs.ExactCosts, "add", stops)
     with pytest.raises(KeyboardInterrupt):
         pq.sensitivity(program, quantized, batches, cache=cache, progress=False)
     assert len(json.loads(cache.read_text())["batches"]) == 1
-    monkeypatch.setattr(weigh_groups.ExactCosts, "add", add)
+    monkeypatch.setattr(group_costs.ExactCosts, "add", add)
     again = pq.sensitivity(program, quantized, batches, cache=cache, progress=False)
     assert [row.cost for row in again] == [row.cost for row in whole]
     other = [batch + 1 for batch in batches]
@@ -201,13 +201,13 @@ def test_sensitivity_when_a_gradient_run_is_stopped_then_it_goes_on_behind_the_l
     whole = pq.sensitivity(program, quantized, batches, **options)
     cache = tmp_path / "costs.json"
     pq.sensitivity(program, quantized, batches[:1], cache=cache, **options)
-    add, runs = weigh_groups.GradientCosts.add, []
+    add, runs = group_costs.GradientCosts.add, []
 
     def counted(self, call):
         runs.append(call)
         add(self, call)
 
-    monkeypatch.setattr(weigh_groups.GradientCosts, "add", counted)
+    monkeypatch.setattr(group_costs.GradientCosts, "add", counted)
     again = pq.sensitivity(program, quantized, batches, cache=cache, **options)
     assert len(runs) == len(batches) - 1 > 0
     assert [row.cost for row in again] == [row.cost for row in whole]

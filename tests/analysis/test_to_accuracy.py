@@ -1,6 +1,6 @@
 import pytest
 
-from pt2e_quant.analysis.to_accuracy import base_recipe
+from pt2e_quant.analysis.tune import base_recipe
 from pt2e_quant.backends import get
 from pt2e_quant.backends.target.recipe_file import RecipeFile
 from pt2e_quant.core.errors import ConfigError

@@ -5,15 +5,15 @@ import torch
 
 from pt2e_quant.analysis.float_twin import FloatTwin
 from pt2e_quant.analysis.graph_side import GraphSide
-from pt2e_quant.analysis.open_side import open_graph
-from pt2e_quant.analysis.sensitivity import _float_weights
-from pt2e_quant.analysis.weigh_groups import (
+from pt2e_quant.analysis.group_costs import (
     Call,
     ExactCosts,
     GradientCosts,
     OutputNoise,
     weight_costs,
 )
+from pt2e_quant.analysis.open_side import open_graph
+from pt2e_quant.analysis.sensitivity import _float_weights
 from pt2e_quant.core.errors import ConfigError
 
 

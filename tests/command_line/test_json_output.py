@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from pt2e_quant.command_line.analysis_commands import COMMANDS
-from pt2e_quant.command_line.json_output import as_json
+from pt2e_quant.command_line.print_output import as_json
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "command_line.md"
 

@@ -3,7 +3,7 @@ import math
 import torch
 from torch import nn
 
-from pt2e_quant.analysis.graph_picture import GraphPicture, places
+from pt2e_quant.analysis.graph_colours import GraphPicture, places
 
 
 class Residual(nn.Module):

@@ -1,17 +1,36 @@
-"""The tables that commands print."""
+"""Output of commands: tables, and one object of a named schema for `--json`."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from pt2e_quant.command_line.time_models import Timing
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.passes.algorithms.registry import Description
+
+VERSION = 1
+"""Of all schemas: it rises when a key changes its meaning or goes; new keys do not raise it."""
+
+
+def print_json(command: str, data: dict[str, Any]) -> None:
+    """Print an object with "schema": "pt2e-quant/<command>/<version>" in front of its keys.
+
+    Numbers that JSON lacks, infinities and NaN, are null.
+    """
+    typer.echo(as_json(command, data))
+
+
+def as_json(command: str, data: dict[str, Any]) -> str:
+    """The text that `print_json` prints."""
+    return json_text({"schema": f"pt2e-quant/{command}/{VERSION}", **data})
 
 
 def algorithms_table(found: Iterable[Description]) -> Table:
-    """What each algorithm does, when it runs, what it needs and its paper."""
+    """A row for each algorithm: its effect, stage, data and paper."""
     table = Table("algorithm", "what it does", "stage", "calibration data", "paper")
     for row in found:
         cells = (row.name, row.what, row.stage, row.data, row.paper)
