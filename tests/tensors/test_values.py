@@ -8,7 +8,7 @@ from pt2e_quant.core.qparams import QParams, dequantize
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_WEIGHT_ROWS, TensorScheme
 from pt2e_quant.tensors.form import TensorForm
-from pt2e_quant.tensors.graphs.canonical import emit_real_values
+from pt2e_quant.tensors.functions import emit_real_values
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.values import (
     decode,

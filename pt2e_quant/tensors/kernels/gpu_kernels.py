@@ -14,7 +14,7 @@ from pt2e_quant.kernels.sparse_linear.op import SparseLinear, takes_groups
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.kernels.cpu_kernels import is_per_token
 from pt2e_quant.tensors.kernels.kernel import TensorKernel
-from pt2e_quant.tensors.layouts.gpu_tiles import group_of
+from pt2e_quant.tensors.layouts.gpu_weights import group_of
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)

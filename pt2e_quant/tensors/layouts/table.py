@@ -2,12 +2,9 @@
 
 from pt2e_quant.core.arguments import check_type
 from pt2e_quant.core.errors import ConfigError, near
-from pt2e_quant.tensors.layouts.gpu_tiles import HalfTiles, Int4Tiles
-from pt2e_quant.tensors.layouts.int4_rows import Int4Rows
+from pt2e_quant.tensors.layouts.cpu_weights import Int4Rows, OneDnn
+from pt2e_quant.tensors.layouts.gpu_weights import HalfTiles, Int4Tiles, SemiSparse, SwizzledScales
 from pt2e_quant.tensors.layouts.layout import Layout, Packed, Plain
-from pt2e_quant.tensors.layouts.onednn import OneDnn
-from pt2e_quant.tensors.layouts.sparse import SemiSparse
-from pt2e_quant.tensors.layouts.swizzle import SwizzledScales
 
 _ALL: tuple[Layout, ...] = (
     Plain(),

@@ -13,16 +13,16 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from pt2e_quant.core.arguments import check_number, found_text
 from pt2e_quant.core.errors import ConfigError, UnsupportedError, member_named
-from pt2e_quant.training.optimizers.block_state import (
+from pt2e_quant.training.optimizers.states import (
     StateFormat,
     block_for,
     decode_state,
     encode_state,
     like_param,
+    load_exactly,
     positive_format,
     signed_format,
 )
-from pt2e_quant.training.optimizers.exact_state import load_exactly
 from pt2e_quant.training.rounding import Rounding, to_bfloat16
 
 

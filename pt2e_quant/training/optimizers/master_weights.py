@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 from pt2e_quant.core.arguments import check_dtype, check_tensor, check_type, found_text
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
-from pt2e_quant.training.optimizers.exact_state import load_exactly
+from pt2e_quant.training.optimizers.states import load_exactly
 from pt2e_quant.training.stored_parameters import StoredParameter
 from pt2e_quant.training.stored_shards import extremes_of_whole, real_values
 

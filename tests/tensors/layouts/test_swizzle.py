@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pt2e_quant.tensors.layouts.swizzle import swizzle, unswizzle
+from pt2e_quant.tensors.layouts.gpu_weights import swizzle, unswizzle
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pt2e_quant.training.optimizers.block_state import (
+from pt2e_quant.training.optimizers.states import (
     StateFormat,
     block_for,
     decode_state,
