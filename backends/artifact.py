@@ -120,7 +120,7 @@ class Artifact(ABC):
         return [], sum(self.report.integer_ops.values())
 
     def node_ids(self, file: str) -> Mapping[str, ShownNode]:
-        """Where Model Explorer shows the node of a file that makes a value, by the value's name.
+        """Return the node of the file that makes each value, as Model Explorer names it.
 
         Args:
             file: the name that the artifact is saved under.
@@ -235,7 +235,7 @@ LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where the leaves in placeholder order come from, for one signature.
+    """The sources of the leaves in placeholder order, for one signature.
 
     Args:
         order: positions among the call's own leaves followed by `literals`; None: as they stand.

@@ -23,7 +23,7 @@ _HUGE = torch.finfo(torch.float32).max / 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How far one value is from what was expected.
+    """The error of one value against the expected one.
 
     Args:
         ratio_db: SQNR of a float tensor, inf for all else; nan if the two cannot be compared.
@@ -54,7 +54,7 @@ def name_results(capture: Capture, leaves: Sequence[Any]) -> dict[str, Any]:
 
 
 def compare(expected: Any, found: Any) -> Difference:
-    """How far a found value is from an expected one."""
+    """Return the error of a found value against an expected one."""
     if not isinstance(expected, Tensor):
         return _compare_numbers(expected, found)
     if not isinstance(found, Tensor):

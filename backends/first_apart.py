@@ -88,7 +88,7 @@ def find_first_apart(
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """How far a cut program's value is from the graph's, that value, and whether it is near."""
+    """The error of a cut program's value against the graph's, that value, and whether it agrees."""
 
     ratio_db: float
     value: Any
@@ -251,7 +251,7 @@ class _Search:
         return FirstApart(text=text, node=node)
 
     def _own_ratio_db(self, bad: Node, borders: Mapping[Node, Any], found: Any) -> float:
-        """How far a value is from what the graph makes of the values that the programs gave."""
+        """Return a value's error against the graph's result on the values that programs gave."""
         part = cut_behind(self.gm, bad.name)
         given = {node.name: value for node, value in borders.items()}
 

@@ -43,7 +43,7 @@ FLOAT_CEILING_DB = 60.0
 120 dB apart, their approximations of functions 74 (gelu)."""
 
 DRAW_MARGIN_DB = 1.0
-"""How much further than the furthest draw is accepted: a quarter more noise energy. Where rounding
+"""The accepted margin over the furthest draw: a quarter more noise energy. Where rounding
 is amplified to the full, draws lie within fractions of a dB, and so does an artifact."""
 
 ROUNDED_SHARE = 1 / 3

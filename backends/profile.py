@@ -1,4 +1,4 @@
-"""Where the time of a call goes: operators with their kind, cost and time, as one table."""
+"""The profile of a call: operators with their kind, cost and time, as one table."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

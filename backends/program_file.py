@@ -35,7 +35,7 @@ from pt2e_quant.flow.report.report import Report
 _RECORD = "pt2e_quant_{}.json"
 _FIGURES = "pt2e_quant_figures.json"
 _EXTRA = "archive/extra/"
-"""Where torch.export keeps extra files."""
+"""The folder where torch.export keeps extra files."""
 
 _LOOKED_AT = 2**16
 """Bytes of an entry that tell whether it is worth compressing."""

@@ -1,4 +1,4 @@
-"""How far apart two correct computations of one graph are, by float rounding alone.
+"""The distance of two correct computations of one graph, by float rounding alone.
 
 A deep quantized graph can amplify rounding: a sum that differs in its last bit moves one value in
 a hundred thousand by a quantization step, the next layer more of them, and after twelve blocks a
@@ -33,7 +33,7 @@ FLIP_DRAWS = 64
 that runs differ more than those with rounding noise."""
 
 _FLIPS_MARGIN_DB = 3.0
-"""How much more the flips of an artifact may weigh than those of any draw: they are few, and as
+"""The margin of an artifact's flips over those of any draw: they are few, and as
 many calls are judged, each may be the one in 17."""
 
 aten = torch.ops.aten

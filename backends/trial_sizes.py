@@ -28,11 +28,11 @@ _BY_INNER = frozenset(getattr(aten, name) for name in ("matmul", "mm", "bmm", "a
 
 
 class Work:
-    """How much a graph computes at given sizes, read from its nodes' symbolic shapes."""
+    """The amount of computation of a graph at given sizes, read from its nodes' symbolic shapes."""
 
     def __init__(self, gm: GraphModule) -> None:
         self.terms: dict[tuple[str, ...], int] = {}
-        """How often the product of these sizes is taken."""
+        """The count of each product of sizes."""
         for node in gm.graph.nodes:
             if node.op == "call_function":
                 self._count(node)

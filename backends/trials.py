@@ -124,7 +124,7 @@ class Trials:
 
 
 def other_rank(gm: GraphModule, results: Mapping[str, Any]) -> str:
-    """Which result has another number of dimensions than was captured; "" if none has.
+    """Name the result that has another number of dimensions than was captured; "" if none has.
 
     A squeeze of all dimensions removes one more where a dynamic size is 1: no program with fixed
     ranks can.

@@ -31,7 +31,7 @@ from pt2e_quant.flow.calibrate.input_ranges import input_ranges
 from pt2e_quant.flow.calibrate.sample import Sample
 
 MARGIN_DB = 3.0
-"""How much further than the furthest run with rounding noise a value may be."""
+"""The margin over the furthest run with rounding noise that a value may have."""
 
 RESULT = "result "
 """The prefix of the names of results among the values; an index follows."""

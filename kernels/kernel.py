@@ -13,7 +13,7 @@ from pt2e_quant.kernels.site import Site
 
 
 class Device(StrEnum):
-    """Where a kernel runs; also the name of the backend that lowers to it."""
+    """The device of a kernel; also the name of the backend that lowers to it."""
 
     CPU = "cpu"
     CUDA = "cuda"

@@ -1,4 +1,4 @@
-"""How fast a kernel was against float, by device and shape class: JSON that a benchmark wrote."""
+"""Measured speed of kernels against float by device and shape class, from a benchmark's JSON."""
 
 import json
 from collections.abc import Mapping

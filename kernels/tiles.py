@@ -20,7 +20,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """How a kernel is compiled for a shape class.
+    """Compile options of a kernel for a shape class.
 
     Args:
         blocks: constexpr name to value: BLOCK_M, BLOCK_N, …

@@ -90,7 +90,7 @@ def lowering_passes(registry: Registry, failures: Sequence[Failure]) -> tuple[Gr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(AnyOptions):
-    """How to lower.
+    """Options of a lowering.
 
     Args:
         registry: the kernels.

@@ -91,7 +91,7 @@ def policy_of(registry: Registry) -> Policy:
 def recurrent_form(
     sizes: LayerSizes, rounds_activations: bool, allowed: Collection[str]
 ) -> Rounding:
-    """How a recurrent layer's operands are rounded where that is no slower than float."""
+    """The rounding of a recurrent layer's operands where that is no slower than float."""
     has_integer_form = sizes.cell in (Cell.LSTM, Cell.GRU) and not sizes.has_projection
     if not rounds_activations or not has_integer_form or not has_integer_layers():
         return Rounding.NONE

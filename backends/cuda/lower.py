@@ -107,7 +107,7 @@ def _allowed(measures: Measures, fusions: Sequence[_Fusion]) -> list[GraphPass]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(AnyOptions):
-    """How to lower.
+    """Options of a lowering.
 
     Args:
         registry: the kernels.

@@ -251,7 +251,7 @@ _IDIOMS = (*RMS_NORM_RULES, *MASK_RULES, *SHARED_HEADS_RULES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """How to lower.
+    """Options of a lowering.
 
     Args:
         portable: use operators of the ONNX standard alone, none of ONNX Runtime's own.

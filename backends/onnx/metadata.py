@@ -141,7 +141,7 @@ def taken_inputs(capture: Capture) -> tuple[bool, ...]:
 
 
 _SCALE_SUFFIXES = ("_scale", "_scale_column")
-"""How the canonical graph names a constant's scales; an embedding's are stored as a column."""
+"""The canonical graph's names of a constant's scales; an embedding's are stored as a column."""
 
 
 def _unpack(text: str, read: Callable[[str], list[float]]) -> Metadata:

@@ -63,7 +63,7 @@ def make_report(gm: GraphModule, optimized: OptimizedModel, origins: Mapping[str
 
 
 def _wide_note(optimized: OptimizedModel) -> list[str]:
-    """How operators on 16-bit activations run."""
+    """Return the report's text on operators with 16-bit activations."""
     in_float = Counter(o.op_type for o in optimized.operators if o.reads_wide)
     if not in_float:
         return []

@@ -35,7 +35,7 @@ from pt2e_quant.core.errors import ArtifactError, InvariantError
 from pt2e_quant.core.read_capture import capture_of
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""Where the exporter notes a node's module paths, outermost first, then the node."""
+"""The exporter's key of a node's module paths, outermost first, then the node."""
 
 _SHOWN = frozenset(
     ir.DataType[name] for name in ("FLOAT", "DOUBLE", "INT8", "UINT8", "INT32", "INT64", "BOOL")

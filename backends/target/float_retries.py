@@ -24,7 +24,7 @@ _MOST = 4
 
 
 class Fallback(IntEnum):
-    """How an operator that is refused in integers is computed; its q/dq stay, and its values."""
+    """The fallback of an operator that is refused in integers; its q/dq stay, and its values."""
 
     NONE = 0
     FLOAT = 1

@@ -1,4 +1,4 @@
-"""Which operators stay float although the op table could run them; users may overrule it.
+"""Policy: operators that stay float although the op table could run them; users may overrule it.
 
 Between two operators that work in integers, an add or a gelu in integers saves a dequantize and a
 quantize. In a float region it only adds rounding: where the residual stream of a transformer is

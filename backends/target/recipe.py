@@ -27,7 +27,7 @@ WEIGHTS_BY_DATA = (
     BlockGptq(any_observer=False),
     BiasCorrection(least_samples=LEAST_SAMPLES, any_observer=False),
 )
-"""How static recipes choose integers of weights and biases where nobody chose observers."""
+"""The default choice of integers of weights and biases in static recipes."""
 
 CHOICES_BY_DATA = (
     SaturationLimits(any_observer=False),
@@ -213,7 +213,7 @@ class Wanted:
         return cls(weight.bits, is_activation, is_dynamic, group, str(weight), form)
 
     def distance(self, ours: "Wanted") -> tuple[int, ...]:
-        """How different a recipe is: by codes, then when activations are quantized, then groups.
+        """Return a recipe's distance: by codes, then when activations are quantized, then groups.
 
         A recipe with fewer bits, or without the groups of weights below 8 bits, loses accuracy;
         one with more bits only costs bytes.

@@ -1,4 +1,4 @@
-"""How fast a runtime's integer operators measured against float, by class of sizes."""
+"""Measured speed of a runtime's integer operators against float, by class of sizes."""
 
 import math
 from collections.abc import Sequence

@@ -116,7 +116,7 @@ class XnnpackArtifact(Artifact):
         return self.handles.floats(gm, self.contents().ops(), self.handles.kernels.values())
 
     def node_ids(self, file: str) -> Mapping[str, ShownNode]:
-        """Where the nodes of the program are among the numbered ones of the file."""
+        """The places of the program's nodes among the numbered ones of the file."""
         if not file:
             raise ConfigError(
                 "Model Explorer names the graphs of a .pte by its file, and no file is named",

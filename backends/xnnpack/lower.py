@@ -131,7 +131,7 @@ from pt2e_quant.passes.weights.unpack_weights import unpack_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """How to lower.
+    """Options of a lowering.
 
     Args:
         portable_only: use only ExecuTorch's portable operators outside of the delegate.

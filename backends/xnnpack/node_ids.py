@@ -1,4 +1,4 @@
-"""Where Model Explorer shows the nodes of a program in its `.pte`.
+"""The places where Model Explorer shows the nodes of a program in its `.pte`.
 
 The adapter for such files (`pte-adapter-model-explorer`, read at 0.2.0) shows no names: a method is
 a graph of instructions, numbered by chain and place, and the payload of each delegate is a graph of
@@ -133,7 +133,7 @@ def _name(node: Node) -> str:
 
 
 def node_ids(contents: ProgramContents, handles: Handles, file: str) -> dict[str, ShownNode]:
-    """Where the value of each node is made, by the node's name.
+    """Return the place where the value of each node is made, by the node's name.
 
     Args:
         contents: of the file.

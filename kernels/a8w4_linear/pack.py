@@ -23,7 +23,7 @@ def half_of(group_size: int, K: int) -> int:
 
 
 def run_of(group_size: int, K: int) -> int:
-    """How many k's are summed in int32 before they are scaled: 32, 64 or 128."""
+    """Return the number of k's summed in int32 before they are scaled: 32, 64 or 128."""
     return group_size if group_size in (32, 64) and group_size != K else 128
 
 

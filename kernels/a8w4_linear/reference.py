@@ -92,7 +92,7 @@ def split_bound(
     *,
     splits: int,
 ) -> Tensor:
-    """How far a product cut along K may be from the definition before the epilogue: float64[M, N].
+    """Return the error bound of a product cut along K before the epilogue: float64[M, N].
 
     0 for one split: kernels take the definition's own steps. With more the same float32 numbers
     are added in another order, the zero point's somewhere between. Either order is within

@@ -42,7 +42,7 @@ def error_bound(
     splits: int,
     run_error: float,
 ) -> Tensor:
-    """How far a kernel's sum may be from the definition's before the epilogue: float64[M, N].
+    """Return the bound of a kernel's error before the epilogue: float64[M, N].
 
     Args:
         x: as in `fp8_linear`; so are the other tensors.

@@ -45,7 +45,7 @@ def scales_and_zeros(scale: Tensor, zero_point: Tensor | None) -> Tensor:
 def error_bound(
     x: Tensor, codes: Tensor, scale: Tensor, zero_point: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """How far the operator may be from the exact sums: float64[M, N].
+    """Return the bound of the operator's error against the exact sums: float64[M, N].
 
     Activations, scales, zeros, weights and the result are rounded to bfloat16, each by 2^-8 of
     itself; sums are float32.

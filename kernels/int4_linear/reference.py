@@ -54,7 +54,7 @@ def error_bound(
     *,
     splits: int,
 ) -> Tensor:
-    """How far a kernel's sum may be from the definition's before the epilogue: float64[..., N].
+    """Return the bound of a kernel's error before the epilogue: float64[..., N].
 
     A kernel multiplies activations by code - zero_point, both exact, adds the products of a run of
     at most 128 in float32, multiplies the sum by the scale and adds the runs, then the splits. A

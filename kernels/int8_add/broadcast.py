@@ -1,4 +1,4 @@
-"""How two tensors of different shapes or layouts are read in the order of a third's memory."""
+"""Strides to read two tensors of different shapes or layouts in the order of a third's memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _DIMS = 3
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Where elements lie that are read in the order of the result's memory.
+    """The places of elements that are read in the order of the result's memory.
 
     Args:
         tensor: what is read; a copy where three strides cannot say it.

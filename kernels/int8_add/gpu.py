@@ -22,7 +22,7 @@ from pt2e_quant.kernels.tiles import TileConfig, elements_class, tiles_for
 
 @triton.jit
 def _places(at, middle, inner, outer_step, middle_step, inner_step, IS_FLAT: tl.constexpr):
-    """Where an operand's elements lie for results at these places."""
+    """Return the places of an operand's elements for results at these places."""
     if IS_FLAT:
         return at
     else:

@@ -1,4 +1,4 @@
-"""Which right matrix each left matrix is multiplied with."""
+"""The right matrix that each left matrix is multiplied with."""
 
 import math
 from collections.abc import Sequence

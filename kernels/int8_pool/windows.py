@@ -1,4 +1,4 @@
-"""Which elements of an axis a pooling window covers."""
+"""The elements of an axis that a pooling window covers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -31,7 +31,7 @@ From 2^23 on a float32's step is 1, so the addition also rounds, to the nearest 
 
 
 def limb_shifts(dims: int) -> Tensor:
-    """How far each limb of an activation of so many dimensions is from the right, low one first.
+    """Return the shift of each limb of an activation of so many dimensions, low limb first.
 
     >>> limb_shifts(2).shape
     torch.Size([2, 1, 1])
@@ -59,7 +59,7 @@ def weight_limbs(real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def error_bound(x: Tensor, weight: Tensor, bias: Tensor | None, *, low: bool) -> Tensor:
-    """How far the operator may be from the exact sums: float64[M, N].
+    """Return the bound of the operator's error against the exact sums: float64[M, N].
 
     With s the largest |x| of a row over 32639 and r that of a weight's row, a row is within
     s (1/2 + 2^-6) of its limbs, the 2^-6 for rounding x / s and the sums to float32; a weight in

@@ -1,4 +1,4 @@
-"""Where float rows meet integer weights: what a match needs, its class of sizes, the call."""
+"""Sites of float rows with integer weights: what a match needs, its class of sizes, the call."""
 
 from collections.abc import Sequence
 from typing import Any

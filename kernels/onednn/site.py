@@ -60,7 +60,7 @@ def read_operands(site: Site) -> Operands:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a fused call ends.
+    """The epilogue of a fused call.
 
     Args:
         affine: qparams of the result, `FLOAT` for a float one.

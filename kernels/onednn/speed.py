@@ -1,4 +1,4 @@
-"""How fast integer operators measured against float on a CPU like this one."""
+"""Measured speed of integer operators against float on a CPU like this one."""
 
 import os
 from collections.abc import Mapping

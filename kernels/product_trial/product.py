@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Operator(StrEnum):
-    """Which of torch's operators computes a product."""
+    """The operator of torch that computes a product."""
 
     CONV = "conv"
     LINEAR = "linear"
@@ -85,7 +85,7 @@ class Product:
 
     @property
     def elements(self) -> int:
-        """How many activations there are."""
+        """The number of activations."""
         return math.prod(self.x)
 
 

@@ -32,7 +32,7 @@ class TrialError(Exception):
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one child came.
+    """The progress of one child process.
 
     Args:
         done: reasons by place in its list.

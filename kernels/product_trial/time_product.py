@@ -1,4 +1,4 @@
-"""How long one product takes here in integers, and in float as torch runs it without a compiler."""
+"""The time of one product here in integers, and in float as torch runs it without a compiler."""
 
 import json
 import time

@@ -38,7 +38,7 @@ def are_tried() -> bool:
 
 
 def cache_file() -> Path:
-    """Where this machine's verdicts are, by its CPU, torch and what oneDNN may use."""
+    """Return the path of this machine's verdicts, by its CPU, torch and what oneDNN may use."""
     name = hashlib.sha256(json.dumps(_machine()).encode()).hexdigest()[:16]
     return _cache_folder() / f"onednn_products_{name}.json"
 
@@ -56,7 +56,7 @@ def verdicts_of(products: Iterable[Product]) -> tuple[Mapping[Product, str], str
 
 
 def times_of(products: Iterable[Product]) -> Mapping[Product, Times]:
-    """How long each product takes here; without those that could not be timed."""
+    """Return the time of each product here; without those that could not be timed."""
     try:
         found = _known(products, TIME_COMMAND, _TIMED, is_whole=True)
     except TrialError:

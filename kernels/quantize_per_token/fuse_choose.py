@@ -30,7 +30,7 @@ from pt2e_quant.kernels.quantize_per_token.op import QuantizeRows, QuantizeRowsE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Where qparams are chosen, and the call that chooses them and quantizes at once.
+    """A site where qparams are chosen, and the call that chooses them and quantizes at once.
 
     Args:
         target: the operator; it takes a label.

@@ -44,7 +44,7 @@ def _at_places(first, second, pair):
 
 @triton.jit
 def _load_pairs(pairs, column, in_columns, start, pair_bytes, FOURS: tl.constexpr):
-    """Which two of each four behind `start`, a multiple of 32: int32[BLOCK_N, FOURS]."""
+    """The two kept values of each four behind `start`, a multiple of 32: int32[BLOCK_N, FOURS]."""
     bits = 3 * tl.arange(0, FOURS)
     at = start // 32 * 3 + (bits >> 3)
     has_byte = in_columns[:, None] & (at < pair_bytes)[None, :]

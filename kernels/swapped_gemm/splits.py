@@ -1,4 +1,4 @@
-"""How many parts K is split into, so that small products occupy the whole device."""
+"""Choose the number of parts that K is split into, so that small products fill the device."""
 
 import torch
 
@@ -13,7 +13,7 @@ _PROCESSORS = 132
 
 
 def splits(tiles: int, steps: int, *, most: int, processors: int) -> int:
-    """How many runs of steps along K each tile of the result is computed in.
+    """Return the number of runs of steps along K in which each tile of the result is computed.
 
     The same for the same shape on the same device, so that results do not vary from run to run.
 

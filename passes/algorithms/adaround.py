@@ -12,7 +12,7 @@ from pt2e_quant.passes.algorithms.grid import Declined, Grid
 from pt2e_quant.passes.algorithms.row_moments import RowMoments, gain_db, row_moments
 
 ZETA, GAMMA = 1.1, -0.1
-"""How far the rectified sigmoid is stretched beyond 1 and 0 (section 3.2 of the paper)."""
+"""The stretch of the rectified sigmoid beyond 1 and 0 (section 3.2 of the paper)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

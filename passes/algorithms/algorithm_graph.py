@@ -199,7 +199,7 @@ class AlgorithmGraph:
             raise Declined(f"its range is shared by {sharing} tensors")
 
     def sharing(self, observed: Node) -> int:
-        """How many observer nodes have the observer of this one."""
+        """Return the number of observer nodes that share this one's observer."""
         observer, nodes = self.observer(observed), self.gm.graph.find_nodes(op="call_module")
         return sum(self.observer(node) is observer for node in nodes)
 

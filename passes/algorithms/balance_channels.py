@@ -124,7 +124,7 @@ class BalanceChannels(Algorithm):
 
 
 def _rounding_of(linear: Node) -> "Rounding | None":
-    """Which operands the annotation of a linear rounds; None where balancing does not apply.
+    """Return the operands that a linear's annotation rounds; None where balancing does not apply.
 
     Static inputs have calibrated statistics, which tell more (`smooth_quant`); weights in
     floats, codebooks or blocks round by other rules.
@@ -168,7 +168,7 @@ def _is_usable(sizes: ChannelSizes, channels: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """Which operands of a linear are rounded, and how.
+    """The rounded operands of a linear, and their rounding.
 
     Args:
         weight_steps: integers of the weight on either side of zero.

@@ -126,7 +126,7 @@ class BiasCorrection(Algorithm):
 
 
 def _samples(kept: KeptCalls) -> int:
-    """How many samples the kept calls have together, by the first axis of their inputs."""
+    """Count the samples of the kept calls, by the first axis of their inputs."""
     sizes = ([len(x) for x in call if isinstance(x, Tensor) and x.dim()] for call in kept.sample)
     return sum(max(found, default=1) for found in sizes)
 
@@ -145,7 +145,7 @@ def certain_part(means: Tensor, variances: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Behind:
-    """What reads the output of a layer.
+    """The readers of a layer's output.
 
     Args:
         observer: of the output, None where it is not quantized by itself.
@@ -160,7 +160,7 @@ class _Behind:
 
     @classmethod
     def of(cls, graph: AlgorithmGraph, layer: Node, of_bias: Tensor) -> "_Behind":
-        """What reads a layer's output."""
+        """Return the readers of a layer's output."""
         readers = list(layer.users)
         observer = graph.observer(readers[0]) if len(readers) == 1 else None
         if observer is not None:
@@ -197,7 +197,7 @@ class _Behind:
         return ((before - after).sign() + 1).flatten() / 2
 
     def _values(self, layer: Node, pair: Pair) -> tuple[Tensor, Tensor]:
-        """What the function reads, or else the output, in float and quantized."""
+        """Return the function's input, or else the output, in float and quantized."""
         found = channels_first(layer, pair.rounded) - self.of_bias[:, None]
         if self.observer is not None:
             found = round_through(self.observer, found.to(pair.rounded.dtype)).double()

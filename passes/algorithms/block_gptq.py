@@ -41,7 +41,7 @@ COLUMNS = 128
 STEP = 32
 """Columns whose updates of later ones are made together."""
 MOST_LOSS_DB = 0.3
-"""What the model may lose on the calls that confirm, beside two standard errors: less output error
+"""The loss that the model may have on the confirming calls, beside two standard errors: less error
 of each layer makes a gain of the whole likely before it is measured."""
 
 
@@ -155,7 +155,7 @@ class BlockGptq(Algorithm):
     def _compare(
         self, graph: AlgorithmGraph, made: Iterable["Rounded"], calls: Sequence[list[Any]]
     ) -> tuple[OutputError, OutputError]:
-        """How far the model is from the float one with plain rounding, and with other integers."""
+        """Return the model's error against the float one: plain rounding, then other integers."""
         exact = exact_run(graph.gm, graph.gathered.floats)
         constants = {node: value for found in made for node, value in found.constants.items()}
         runs = rounded_run(graph.gm, {}, {}), rounded_run(graph.gm, constants, {})

@@ -70,7 +70,7 @@ Compute = Callable[[GraphModule, Node, Sequence[Moments | None]], Moments | None
 
 @dataclass(frozen=True, slots=True)
 class MomentRule:
-    """How an operator changes moments.
+    """The rule by which an operator changes moments.
 
     Args:
         reads: the nodes whose moments it needs; None if it is not said for this node.
@@ -125,7 +125,7 @@ def _uncast(node: Node) -> Node:
 
 
 def rule_of(node: Node, roots: Collection[Node]) -> MomentRule | None:
-    """How a node's operator changes moments; None where that is not known.
+    """Return the rule by which a node's operator changes moments; None where it has none.
 
     Args:
         node: of a graph.

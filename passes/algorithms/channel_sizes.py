@@ -1,4 +1,4 @@
-"""How far each channel of a linear's input reaches up and down, estimated from weights alone.
+"""The reach of each channel of a linear's input up and down, estimated from weights alone.
 
 The range of a row is set by its greatest and least channel. By Jensen's inequality the greatest of
 C values is on average at most (sum of E[max(x, 0) ** 8]) ** (1/8): so the reach of a channel is

@@ -51,7 +51,7 @@ CONFIRMED_DB = 0.1
 """By how much it must gain on calls that nothing was chosen by."""
 
 BEYOND = 0.05
-"""How often a call is taken to exceed what calibration saw."""
+"""The assumed share of calls that exceed the range of calibration."""
 
 FINALISTS = 2
 """Choices beside the observed ranges that calls without a part in them decide between."""
@@ -159,7 +159,7 @@ class _Chooser:
         self.constants: dict[Node, Any] = {}
         """Weights rounded as they are now."""
         self.compared: list[Compared] = []
-        """What the choice is judged on in the whole model."""
+        """The data that the choice is judged on in the whole model."""
 
     def _show(self, calls: Sequence[T], text: str) -> Iterator[T]:
         return show_progress(calls, text, enabled=self.progress)
@@ -240,7 +240,7 @@ class _Chooser:
             self.noise[source, reader, name] += weight * energy(found - expected)
 
     def tried(self) -> list[Choice]:
-        """What is compared in the whole model, the observed ranges first; equal choices are one."""
+        """Return the choices to compare, the observed ranges first; equal choices are one."""
         judged = {key: group for key, group in self.groups.items() if group.errors}
         found: list[Choice] = [dict.fromkeys(judged, AS_OBSERVED)]
         winners = {key: group.winner() for key, group in judged.items()}
@@ -302,7 +302,7 @@ class _Chooser:
         compared: Sequence[Compared],
         text: str = "comparing ranges",
     ) -> list[OutputError]:
-        """How far the model's output is from the float one with all rounded, for each choice."""
+        """Return the error of the model's output with all rounded, for each choice."""
         runs = [ObservedRun(self.gm, self._rounding(choice)) for choice in choices]
         errors = [OutputError() for _ in runs]
         for call, expected, weight in self._show(compared, text):

@@ -263,14 +263,14 @@ def _is_rounded(pair: LayerPair) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How a weight is rounded: steps on either side of zero, and whether rows have own scales."""
+    """The rounding of a weight: steps on either side of zero, and whether rows have own scales."""
 
     steps: float
     is_per_row: bool
 
 
 def rounding_of(node: Node) -> Rounding | None:
-    """How the annotation of a layer rounds its weight; None where not to integers."""
+    """Return the rounding of a layer's weight by its annotation; None where not to integers."""
     specs = getattr(node.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})
     spec = specs.get(argument(node, "weight"))
     dtype = getattr(spec, "dtype", None)

@@ -19,7 +19,7 @@ from pt2e_quant.passes.algorithms.weight_blocks import (
 )
 
 START = 4.0
-"""What the sigmoid of a factor starts from: 0.982 of the range."""
+"""The first value of a factor's sigmoid: 0.982 of the range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

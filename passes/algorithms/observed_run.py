@@ -205,7 +205,7 @@ def output_errors_of(
     *,
     progress: bool,
 ) -> list["OutputError"]:
-    """How far each of some runs is from the float model over calls.
+    """Return the output error of each of some runs against the float model over calls.
 
     Args:
         exact: the float model's.

@@ -96,7 +96,7 @@ class OutlierChannelSplitting(Algorithm):
         )
 
     def _copies(self, peaks: Tensor) -> Tensor:
-        """How often each channel is there, int64[C].
+        """The number of copies of each channel, int64[C].
 
         Args:
             peaks: [rows, C], the greatest weight of each row's channel in units of its range.

@@ -156,7 +156,7 @@ class RangeGroup:
         return best if is_gain else AS_OBSERVED
 
     def evidence(self, name: str) -> str:
-        """What is said of a range that was taken: the runner-up, and how much worse it is."""
+        """The note on a chosen range: the runner-up, and how much worse it is."""
         others = [other for other in self.ranked() if other != name]
         if not others:
             return f"{name}: no other range differs"

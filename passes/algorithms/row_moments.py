@@ -117,6 +117,6 @@ def _rows(graph: AlgorithmGraph, node: Node) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def gain_db(before: Tensor, after: Tensor) -> float:
-    """How much less the second sum of errors is, in dB."""
+    """The gain of the second sum of errors over the first, in dB."""
     tiny = torch.finfo(torch.float32).tiny
     return float(10 * (before.sum().clamp(min=tiny) / after.sum().clamp(min=tiny)).log10())

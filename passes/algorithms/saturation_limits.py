@@ -183,7 +183,7 @@ def _is_function(graph: AlgorithmGraph, node: Node, inside: Container[Node]) -> 
 
 
 def _results(graph: AlgorithmGraph, functions: Functions, x: Tensor) -> list[tuple[Tensor, float]]:
-    """What the functions make of values x, and by how much each result may change."""
+    """Return the results of the functions for values x, and the change allowed to each."""
     known: dict[Node, Any] = {functions.start: x}
 
     def value(node: Node) -> Any:

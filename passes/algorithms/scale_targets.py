@@ -1,4 +1,4 @@
-"""Where factors per channel of a tensor go: a norm, a constant, weight rows, a multiplication."""
+"""Targets for a tensor's factors per channel: a norm, a constant, weight rows, a multiplication."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

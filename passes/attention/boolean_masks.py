@@ -57,7 +57,7 @@ class _Finder:
         self.editor, self.reader = editor, reader
 
     def seen(self, mask: Node) -> _Write | None:
-        """What makes the booleans, True where the mask adds 0; None if it adds anything else."""
+        """Return a writer of booleans, True where the mask adds 0; None if it adds other values."""
         constant = constant_of(self.editor.gm, mask)
         if constant is not None:
             return self._of_constant(mask, constant)

@@ -233,7 +233,7 @@ def _gate(seen: Node, dtype: torch.dtype, editor: Editor, *, after: Node) -> Nod
 
 
 def _repeats(query: Node, key: Node) -> int | None:
-    """How many query heads share a key head."""
+    """Return the number of query heads that share a key head."""
     heads, shared = query.meta["val"].shape[-3], key.meta["val"].shape[-3]
     return heads // shared if isinstance(heads, int) and isinstance(shared, int) else None
 

@@ -23,7 +23,7 @@ from pt2e_quant.graph.ops import argument, arguments, aten, is_call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightLayout:
-    """Where the output channels of a weight are.
+    """Return the axis of a weight's output channels.
 
     Args:
         rank: dimensions of the weight.

@@ -165,7 +165,7 @@ _WRITERS = {
 
 
 HIGH_HALF = 16
-"""How many values half a byte has."""
+"""The number of values of half a byte."""
 
 
 def pack_halves(gm: GraphModule, editor: Editor) -> None:

@@ -29,7 +29,7 @@ from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
 
 GROWTH_LIMIT_BYTES = 1 << 20
-"""How many bytes a folded constant may be larger than the constants that it makes superfluous."""
+"""The bytes that a folded constant may add over the constants that it makes superfluous."""
 
 _LAYERS: Overloads = CONV + CONV_TRANSPOSE + LINEAR + EMBEDDING + BATCH_NORM
 

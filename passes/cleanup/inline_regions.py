@@ -268,7 +268,7 @@ def give(editor: Editor, getitem: Node, result: Any) -> None:
 
 
 def _position(call: Node) -> int:
-    """Where the body stands among a region's arguments; the operands follow it."""
+    """Return the place of the body among a region's arguments; the operands follow it."""
     return 1 if _region(call) == _GRAD else 4
 
 

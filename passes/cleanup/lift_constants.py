@@ -79,7 +79,7 @@ class _Lifted:
 
 
 def _place_of(node: Node, value: Tensor, lifted: Sequence[_Lifted]) -> int | None:
-    """Which lifted constant a body's is: the same tensor, or one of that name that is equal.
+    """Return the lifted constant for a body's: the same tensor, or an equal one of that name.
 
     Branches that share a weight quantize it each for itself, as do the rounds of a loop.
     """

@@ -167,7 +167,7 @@ def _terms(equation: str, ranks: Sequence[int]) -> list[str] | None:
 
 
 def _joined_rows(x: Node) -> tuple[Node, list[Any]] | None:
-    """What a view joins the rows of, and the view's sizes but the last; None if it is none."""
+    """Return the tensor whose rows a view joins, and the view's leading sizes; None if no view."""
     if not is_call(x, (aten.view.default, aten.reshape.default)):
         return None
     source, sizes = x.args[0], x.args[1]

@@ -68,7 +68,7 @@ def _rounds(
     carried: Sequence[Any],
     more: Sequence[Any],
 ) -> int | None:
-    """How often a loop runs; None if that is not fixed, or beyond MOST_ROUNDS."""
+    """Return the number of runs of a loop; None if that is not fixed, or beyond MOST_ROUNDS."""
     constants = constant_nodes(gm.graph)
 
     def known(value: Any) -> Any:

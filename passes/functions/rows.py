@@ -171,7 +171,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """How many of the sorted values are below each value."""
+    """Count the sorted values below each value."""
     if sorter is not None:
         raise NotImplementedError("a permutation of the sorted values")
     others = rows if rows.dim() == 1 else rows.unsqueeze(-2)
@@ -194,7 +194,7 @@ def pad(
 
 
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """How many values fall into each of `bins` ranges of one width; those outside count nowhere."""
+    """Count the values in each of `bins` ranges of one width; those outside count nowhere."""
     if min >= max:
         raise NotImplementedError("ranges between the least and the greatest value")
     place = ((x.flatten() - min) * (bins / (max - min))).floor()
@@ -205,7 +205,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
 def bucketize(
     x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
-    """How many of the sorted boundaries are below each value."""
+    """Count the sorted boundaries below each value."""
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 
 

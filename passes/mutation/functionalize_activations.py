@@ -29,7 +29,7 @@ WAS_IN_PLACE = "pt2e_quant.was_in_place"
 
 
 class _Aliases:
-    """Which values share storage, with views told from copies by layout."""
+    """The values that share storage; views are told from copies by layout."""
 
     def __init__(self, gm: GraphModule, editor: Editor) -> None:
         self.source: dict[Node, Node] = {}

@@ -94,7 +94,7 @@ def _region(template: ReferenceTemplate, node: Node, site: FoundSite | None) -> 
 
 
 _QUANTIZE: dict[str, Any] = {"form": None, "target": [], "arguments": {}, "bounds": [None, None]}
-"""What the region of a quantize has in the places of an operator's."""
+"""The fields that the region of a quantize has in the place of an operator's."""
 
 
 class _Writer:
@@ -210,7 +210,7 @@ def _row(tensor: TrainedTensor) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Integers:
-    """How the integers of one tensor lie."""
+    """The qparams and storage of the integers of one tensor."""
 
     limits: tuple[int, int]
     dtype: torch.dtype
@@ -312,7 +312,7 @@ class Region:
         triples: Sequence[Sequence[Tensor]],
         to: QParams | None,
     ) -> Tensor | None:
-        """What a form gives, None where it declines."""
+        """Return the result of a form, None where it declines."""
         operands = [
             kind.operand(value, scale, zero)
             for kind, value, (scale, zero, _) in zip(self.operands, values, triples, strict=False)

@@ -84,7 +84,7 @@ class FoundSite:
 
 @dataclass(frozen=True, slots=True)
 class MaskedScores:
-    """What a softmax reads.
+    """The inputs of a softmax.
 
     Attributes:
         sum: of the other two.
@@ -111,7 +111,7 @@ def masked_scores(node: Node) -> MaskedScores | None:
 
 @dataclass(frozen=True, slots=True)
 class GatedValues:
-    """What a product with booleans reads.
+    """The inputs of a product with booleans.
 
     Attributes:
         values: the dequantize.
@@ -245,7 +245,7 @@ class Reader:
         self.constants = constant_nodes(editor.graph)
 
     def site(self, found: FoundSite) -> Site[Node]:
-        """What the form of a found site works on."""
+        """Return the site that a form writes."""
         op, editor = found.op, self.editor
         if found.form is REQUANTIZE:
             given: dict[str, Any] = {"self": self.operand(op)}
@@ -267,7 +267,7 @@ class Reader:
         )
 
     def operand(self, node: Node) -> Operand[Node] | None:
-        """What a dequantize reads, None if its layout has no integer form."""
+        """Return the integers that a dequantize reads, None if its layout has no integer form."""
         source = node.args[0]
         assert isinstance(source, Node)
         given: dict[str, Any] = {

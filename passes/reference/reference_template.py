@@ -45,7 +45,7 @@ class TrainedTensor:
     zero_point: Node | None = None
 
     def arguments(self, scale: Any, zero_point: Any) -> tuple[Any, ...]:
-        """What its quantize and dequantizes take after their tensor."""
+        """The arguments of its quantize and dequantizes after their tensor."""
         axis = () if self.axis is None else (self.axis,)
         return scale, zero_point, *axis, *self.limits, self.storage
 

@@ -111,7 +111,7 @@ def decompose_qdq(by: Quantization = Quantization.INVERSE) -> GraphPass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Qparams:
-    """What a q/dq scales and moves by: numbers, or nodes that broadcast against its tensor.
+    """Scale and zero point of a q/dq: numbers, or nodes that broadcast against its tensor.
 
     The scale is inverted for who multiplies by its inverse.
     """

@@ -1,1 +1,1 @@
-"""How quantized constants are stored, packed and unpacked."""
+"""Storage of quantized constants: storing, packing, unpacking."""

@@ -34,7 +34,7 @@ _OFFSET, _SIZE = 0, 1
 
 _MAGIC, _MAGIC_AT = b"eh00", 8
 _BASE_AT, _DATA_SIZE_AT = 24, 32
-"""Where the extended header has the start of all segments, and their size."""
+"""Place in the extended header of the start of all segments, and of their size."""
 
 _ALIGNMENT = 128
 """Of segments, as ExecuTorch writes them; a multiple of what the delegate asks for, 16."""
@@ -122,7 +122,7 @@ class _Reader:
         return found
 
     def field(self, table: int, index: int) -> int:
-        """Where a table has a field, 0 where it leaves it out."""
+        """Return the place of a table's field, 0 if the table leaves it out."""
         layout = table - self.number(table, "<i")
         slot = 4 + 2 * index
         within = self.number(layout + slot, "<H") if slot < self.number(layout, "<H") else 0

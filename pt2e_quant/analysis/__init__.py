@@ -1,1 +1,1 @@
-"""What is looked at afterwards: comparison, sensitivity, search of precisions, profiles, pages."""
+"""Analysis of quantized models: comparison, sensitivity, search of precisions, profiles, pages."""

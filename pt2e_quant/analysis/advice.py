@@ -66,7 +66,7 @@ class Advice:
 
 
 class AdviceList(tuple[Advice, ...]):
-    """What is to be done; a tuple that prints, and shows itself on pages and in notebooks."""
+    """A tuple of recommendations; prints, and renders on pages and in notebooks."""
 
     __slots__ = ()
 
@@ -79,7 +79,7 @@ class AdviceList(tuple[Advice, ...]):
         return [Section(title="What to do about it", text=text, table=table, rank=10)]
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return HTML for notebooks."""
         return notebook_html(self.sections())
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class AdviceList(tuple[Advice, ...]):
 
 
 def advise(quantized: GraphModule | Artifact, comparison: Comparison | None = None) -> AdviceList:
-    """What the records of a quantized graph, and a comparison of it, call for.
+    """Derive recommendations from the records of a quantized graph and a comparison of it.
 
     What the graph itself shows comes first, then the nodes of the comparison, the worst first.
 

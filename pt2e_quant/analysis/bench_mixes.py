@@ -32,7 +32,7 @@ LATENCY = "latency_us"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is asked for: a metric, a fall of it, or a budget."""
+    """The goal of a search: a metric, a fall of it, or a budget."""
 
     target: float | None
     drop: float | None
@@ -47,7 +47,7 @@ class Goal:
         budget: Mapping[str, float] | None,
         higher_is_better: bool,
     ) -> "Goal":
-        """Of the arguments of `tune`.
+        """Make the goal of the arguments of `tune`.
 
         Raises:
             ConfigError: not exactly one is given, or the budget is of something else.
@@ -70,11 +70,11 @@ class Goal:
 
     @property
     def is_of_time(self) -> bool:
-        """Whether it is a budget of time."""
+        """True if it is a budget of time."""
         return self.budget is not None and self.budget[0] == LATENCY
 
     def is_met(self, metric: float, of_float: float) -> bool:
-        """Whether a metric is good enough."""
+        """True if a metric is good enough."""
         sign = 1 if self.higher_is_better else -1
         least = self.target if self.target is not None else of_float - sign * (self.drop or 0.0)
         return sign * metric >= sign * least

@@ -133,7 +133,7 @@ def _open_graph(model: object, batch: Any, beside: GraphModule | None) -> GraphS
 
 @dataclass(slots=True)
 class _Figures:
-    """Of one activation: what has accumulated, and what is its own."""
+    """The figures of one activation: the accumulated error, and its own."""
 
     pair: PairFigures = field(default_factory=PairFigures)
     own: ChannelNoise = field(default_factory=ChannelNoise)

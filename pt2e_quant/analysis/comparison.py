@@ -16,14 +16,14 @@ from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
 
 VERSION = 1
-"""Of the JSON that `Comparison.to_json` writes."""
+"""Version of the JSON that `Comparison.to_json` writes."""
 
 _SHOWN = 20
-"""So many rows does a printed comparison have."""
+"""The number of rows of a printed comparison."""
 
 
 class Part(StrEnum):
-    """What a row of a comparison measures."""
+    """The kind of tensor that a row of a comparison measures."""
 
     ACTIVATION = "activation"
     WEIGHT = "weight"
@@ -31,7 +31,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeError:
-    """How far one tensor of the other side is from the reference.
+    """The error of one tensor of the other side against the reference.
 
     Figures of a quantized activation are of its values behind the dequantize.
 
@@ -94,7 +94,7 @@ class NodeError:
 
     @property
     def cost_db(self) -> float:
-        """What rows are ranked by, the lowest first: the SQNR of what this tensor itself loses.
+        """The key that ranks rows, lowest first: the SQNR of what this tensor itself loses.
 
         Of an activation the lower one of all values and of the median channel. Of a weight, of its
         worst channel: a channel that is lost is an output that is lost.
@@ -152,12 +152,12 @@ class Comparison:
         return [{**asdict(row), "cost_db": row.cost_db} for row in self.nodes]
 
     def to_json(self) -> str:
-        """As JSON; infinity and NaN, which JSON lacks, are null."""
+        """Return JSON; infinity and NaN, which JSON lacks, are null."""
         data = {f.name: getattr(self, f.name) for f in fields(self)} | {"nodes": self.to_dicts()}
         return json_text({"version": VERSION, **data})
 
     def to_pandas(self) -> Any:
-        """As a pandas DataFrame, a row for each of `nodes`.
+        """Return a pandas DataFrame with a row for each of `nodes`.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -192,7 +192,7 @@ class Comparison:
         ]
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return HTML for notebooks."""
         return notebook_html(self.sections())
 
     def __iter__(self) -> Iterator[NodeError]:

@@ -82,7 +82,7 @@ def evaluate(
 
 
 def _runner(model: object) -> Run:
-    """What runs a call of a model; buffers that it writes start as they were for each batch."""
+    """Return a function that runs a call of a model; its buffers are reset for each batch."""
     if isinstance(model, Artifact):
         artifact = model
 

@@ -31,7 +31,7 @@ _ANY_LAYOUT = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group:
-    """What is quantized together: an operator with its inputs, its weights and its result.
+    """A unit that is quantized together: an operator with its inputs, its weights and its result.
 
     Args:
         name: of the operator in the float program.
@@ -123,7 +123,7 @@ class FloatTwin:
         return pytree.tree_leaves(result, is_leaf=lambda value: value is None)
 
     def rounded(self, node: Node, values: Values, changed: Values | None = None) -> Any:
-        """What a dequantize gives when it is switched on.
+        """Return the result of a dequantize that is switched on.
 
         Args:
             node: the dequantize.

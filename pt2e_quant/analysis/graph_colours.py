@@ -46,7 +46,7 @@ class Place:
 
 
 def places(gm: GraphModule) -> tuple[Place, ...]:
-    """Where each operator stands; q/dq, constants and elements of tuples are left out."""
+    """Return the place of each operator; q/dq, constants and elements of tuples are left out."""
     shown = [node for node in gm.graph.nodes if _is_shown(node)]
     columns: dict[Node, int] = {}
     before: dict[Node, tuple[Node, ...]] = {}

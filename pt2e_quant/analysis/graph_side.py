@@ -72,7 +72,7 @@ class Site:
 
     @property
     def value(self) -> Node:
-        """What gives the value as its readers see it: a dequantize or an observer if it has one."""
+        """The node whose value the readers see: a dequantize or an observer if it has one."""
         if self.quantize is None or not is_quantize(self.quantize):
             return self.quantize or self.node
         return next(filter(is_dequantize, self.quantize.users), self.node)
@@ -122,7 +122,7 @@ class WeightSite:
         return value if factors is None else value * factors.to(value)
 
     def _factors(self, weight: Tensor) -> Tensor | None:
-        """What a layer's weight was multiplied by, in a shape that goes with it."""
+        """Return the factor of a layer's weight, in a shape that broadcasts against it."""
         columns = noted_factors(self.reader, INPUT_FACTORS_KEY)
         rows = noted_factors(self.reader, OUTPUT_FACTORS_KEY)
         found = None
@@ -236,7 +236,7 @@ class GraphSide:
         return is_quantize(user) or self.is_observed(user)
 
     def is_observed(self, node: Node) -> bool:
-        """Whether a node calls an observer."""
+        """True if a node calls an observer."""
         if node.op != "call_module":
             return False
         return is_observer(self.gm.get_submodule(str(node.target)))
@@ -314,7 +314,7 @@ class _Walk(Interpreter):
         self.by_node = {site.node: site for site in side.sites.values()}
         self.by_quantize = {s.quantize: s for s in self.by_node.values() if s.quantize is not None}
         self.unrounded: dict[Node, Tensor] = {}
-        """What quantizes read: values as they were made, though other readers get another."""
+        """Return the inputs of quantizes: values as computed, though other readers get others."""
         self.shown: set[Site] = set()
         self.weights = weights
         wanted = side.weights.values() if weights is not None else ()
@@ -389,7 +389,7 @@ def _identity(value: Tensor) -> Tensor:
 
 
 def moved(site: Site, value: Tensor) -> Tensor:
-    """What is left of a value for a node that only moves it: the integers that are there."""
+    """Return a value's integers for a node that only moves it."""
     if site.moved_from is None or not math.isfinite(float(value.sum())):
         return value
     return fake_quantize(value.float(), site.moved_from)

@@ -24,11 +24,11 @@ from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
 
 VERSION = 1
-"""Of the JSON that `Sensitivity.to_json` writes."""
+"""Version of the JSON that `Sensitivity.to_json` writes."""
 
 
 class Method(StrEnum):
-    """How the cost of a group is found."""
+    """Method that estimates the cost of a group."""
 
     EXACT = "exact"
     """The model is run with that group alone quantized."""
@@ -41,7 +41,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCost:
-    """What quantizing one group alone costs.
+    """The cost of quantizing one group alone.
 
     Attributes:
         group: the operator's name in the float program.
@@ -66,7 +66,7 @@ class GroupCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """What each group costs; prints as a table.
+    """The cost of each group; prints as a table.
 
     Attributes:
         method: how the costs were found.
@@ -95,12 +95,12 @@ class Sensitivity:
         return [asdict(group) for group in self.groups]
 
     def to_json(self) -> str:
-        """As JSON; infinity and NaN, which JSON lacks, are null."""
+        """Return JSON; infinity and NaN, which JSON lacks, are null."""
         data = {f.name: getattr(self, f.name) for f in fields(self)} | {"groups": self.to_dicts()}
         return json_text({"version": VERSION, **data})
 
     def to_pandas(self) -> Any:
-        """As a pandas DataFrame, a row for each group.
+        """Return a pandas DataFrame with a row for each group.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -120,7 +120,7 @@ class Sensitivity:
         return [Section(title="What each group costs", text=text, table=table, rank=14)]
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return HTML for notebooks."""
         return notebook_html(self.sections())
 
     def __iter__(self) -> Iterator[GroupCost]:

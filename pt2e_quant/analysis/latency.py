@@ -1,4 +1,4 @@
-"""How long a program takes on a backend, and which group of operators takes how much of it.
+"""The latency of a program on a backend, and the share of each group of operators.
 
 A backend's costs are measured on this machine, through what every artifact has: `run`, and
 `profile` where the runtime tells the time of an operator. Where it does not, a call's time is
@@ -30,7 +30,7 @@ _SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """What a program takes on a backend.
+    """The latency of a program on a backend.
 
     Args:
         call_us: a whole call; the shortest of some, because other work only makes them longer.

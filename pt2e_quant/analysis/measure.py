@@ -10,10 +10,10 @@ from pt2e_quant.core.inexact import as_reals
 from pt2e_quant.flow.report.worst_tensors import by_channel, median_db
 
 BINS = 64
-"""Of the histograms that the divergence is read off."""
+"""The number of bins of the histograms from which the divergence is computed."""
 
 SAMPLED = 8192
-"""So many values of a tensor, evenly spread, enter its histogram with each batch."""
+"""The number of a tensor's values, evenly spread, that enter its histogram with each batch."""
 
 OUTLIER = 8.0
 """A channel whose largest value is this many times the median channel's stands out."""
@@ -170,7 +170,7 @@ class PairFigures:
 
     @property
     def cosine(self) -> float:
-        """Of the two values; 1 where both are zero."""
+        """The cosine between the two values; 1 where both are zero."""
         product = math.sqrt(self.error.signal * self.found_squares)
         if product == 0:
             return 1.0 if self.error.signal == self.found_squares else 0.0

@@ -1,4 +1,4 @@
-"""What `tune` chooses among: groups of a program that move together, and schemes for them."""
+"""The options of `tune`: groups of a program that change together, and schemes for them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,15 +35,15 @@ _PRODUCTS = (*LINEAR, *CONV, *CONV_TRANSPOSE, *ADDMM, *MM)
 """The linear operations: products with weights."""
 
 _FLOAT_RANK = 4
-"""How much worse than the last recipe of a menu float is, where recipes are given up."""
+"""The factor of float over the rank of a menu's last recipe, where recipes are given up."""
 
 _OF_THE_RECIPE = 0.05
-"""How much of giving up the recipe it is to take other ranges or algorithms with it."""
+"""The rank of an option with other ranges or algorithms, as a share of another recipe's rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What a group may get besides the recipe: "w8", "int8@mse", "w4_g32+gptq", "float".
+    """An option of a group besides the recipe: "w8", "int8@mse", "w4_g32+gptq", "float".
 
     Args:
         recipe: of the backend, or "float".
@@ -219,7 +219,7 @@ def _candidate(
 
 
 def _rank(base: str, name: str, place: int) -> float:
-    """How far an option gives up the recipe: other ranges and algorithms are still the recipe."""
+    """Return an option's distance from the recipe; small if ranges or algorithms alone differ."""
     is_same = Option.of(name).recipe == base
     return _OF_THE_RECIPE * place if is_same else place
 
@@ -288,7 +288,7 @@ def _maker(value: Node, names: Collection[str]) -> str:
 
 
 def quantized_value(value: object) -> Node | None:
-    """What an operator reads, before it is quantized."""
+    """Return the float inputs of an operator, in front of their quantizes."""
     while isinstance(value, Node) and is_qdq(value):
         value = value.args[0]
     return value if isinstance(value, Node) else None
@@ -339,12 +339,12 @@ def _zeros_of(gm: GraphModule) -> dict[str, int]:
 
 
 def is_product(node: Node) -> bool:
-    """Whether it is a linear operation: a product with a weight."""
+    """True if it is a linear operation: a product with a weight."""
     return is_call(node, _PRODUCTS)
 
 
 def share_quantized(gm: GraphModule) -> float:
-    """Of the linear operations of a converted graph: how many read a dequantized weight."""
+    """Return the share of a converted graph's linear operations that read a dequantized weight."""
     products = [node for node in gm.graph.nodes if is_product(node)]
     quantized = [n for n in products if isinstance(n.args[1], Node) and is_dequantize(n.args[1])]
     return len(quantized) / len(products) if products else 0.0

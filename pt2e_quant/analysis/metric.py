@@ -22,14 +22,14 @@ _LABELS = ("labels", "label", "targets", "target", "y")
 """The keys of dicts whose values are targets where nothing is said."""
 
 _OF_FIRST = (None, 0, -2, [0], [-2], (0,), (-2,))
-"""What picks the first part of a pair as inputs."""
+"""Input picks that take the first part of a pair."""
 
 
 _EXAMPLE = "metric=lambda outputs, labels: (outputs.argmax(-1) == labels).float().mean()"
 
 
 class MetricObject(Protocol):
-    """What torchmetrics' metrics have."""
+    """The interface of torchmetrics' metrics."""
 
     def update(self, outputs: Any, targets: Any) -> object:
         """Add a batch."""
@@ -101,7 +101,7 @@ class MetricSum:
 
 
 def samples_of(outputs: Any) -> int:
-    """How many samples a batch has: the first size of its first tensor."""
+    """Return the number of samples of a batch: the first size of its first tensor."""
     for leaf in pytree.tree_leaves(outputs):
         if isinstance(leaf, Tensor) and leaf.dim():
             return max(1, int(leaf.shape[0]))
@@ -126,7 +126,7 @@ def as_number(value: Any) -> float:
 
 
 def split_batch(batch: Any, inputs: InputPick | None, targets: InputPick | None) -> tuple[Any, Any]:
-    """What the model takes of a batch, and what the metric is given besides the outputs.
+    """Split a batch into the model's inputs and what the metric gets besides the outputs.
 
     Where nothing is said: of a pair (inputs, targets) the second part is the targets, of a dict the
     part named "labels" or like it; of anything else all are inputs, and the targets are None.
@@ -139,7 +139,7 @@ def split_batch(batch: Any, inputs: InputPick | None, targets: InputPick | None)
 def _picks(
     batch: Any, inputs: InputPick | None, targets: InputPick | None
 ) -> tuple[InputPick | None, InputPick | None]:
-    """What `split_batch` picks of a batch where not all is said."""
+    """Return the picks of `split_batch` where the caller left some out."""
     if isinstance(batch, Mapping):
         key = next((key for key in _LABELS if key in batch), None)
         if targets is None and key is not None:
@@ -170,13 +170,13 @@ class Picker:
     splits: bool = True
 
     def __call__(self, batch: Any) -> tuple[Any, Any]:
-        """What the model takes of a batch, and the targets."""
+        """Return the model's inputs of a batch, and the targets."""
         if not self.splits:
             return pick_inputs(batch, self.inputs), None
         return split_batch(batch, self.inputs, self.targets)
 
     def inputs_of(self, batch: Any) -> Any:
-        """What the model takes of a batch, which need not have the targets: to calibrate on."""
+        """Return the model's inputs of a calibration batch, which need not have targets."""
         inputs = self.inputs
         if self.splits:
             inputs, _ = _picks(batch, inputs, self.targets)
@@ -184,7 +184,7 @@ class Picker:
 
 
 def picker(measure: object | None, inputs: InputPick | None, targets: InputPick | None) -> Picker:
-    """What takes batches apart; without a measure and targets all is the model's.
+    """Return a picker that splits batches; without a measure and targets all is the model's.
 
     Args:
         measure: the metric or the loss that takes targets; None if there is none.

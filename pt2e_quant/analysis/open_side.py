@@ -83,7 +83,7 @@ def open_graph(model: object, batch: Any, like: GraphModule | None = None) -> Gr
 
 
 def is_quantized(gm: GraphModule) -> bool:
-    """Whether a graph is prepared, or has quantize or dequantize operators."""
+    """True if a graph is prepared, or has quantize or dequantize operators."""
     return PREPARED_KEY in gm.meta or any(is_qdq(node) for node in gm.graph.nodes)
 
 
@@ -114,7 +114,7 @@ def open_file(model: object) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What can be run, and whose graph can be lowered again with other results.
+    """A program that can be run, and whose graph can be lowered again with other results.
 
     Args:
         words: what it is.
@@ -211,7 +211,7 @@ class ArtifactSide:
 
     @property
     def can_be_fed(self) -> bool:
-        """Whether its nodes can be given the values of another side: those of its graph can."""
+        """True if its nodes can be given the values of another side, as those of a graph can."""
         return self.graph is not None
 
     def _reader(self, like: Sequence[Site]) -> tuple[list[Site], RunLeaves]:

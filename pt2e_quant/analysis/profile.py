@@ -1,4 +1,4 @@
-"""Where the time of a call goes, on the runtime that an artifact is for."""
+"""Profile a call of an artifact on its runtime, operator by operator."""
 
 from typing import Any
 

@@ -34,7 +34,7 @@ WEIGHED = 2
 
 _ROUNDS = 7
 _STEP = 0.8
-"""How much of the time that a mix is above or below its budget the next one is to make up for."""
+"""The share of a mix's distance from its time budget that the next mix is to make up for."""
 _FIRST_NOISE = 1e-2
 """The noise over signal that a search begins with where the metric is the user's own."""
 
@@ -110,7 +110,7 @@ class Search:
         return Uniform(name=name, gm=gm, costs=costs, latency=self._timed(gm, costs))
 
     def _timed(self, gm: GraphModule, costs: Sensitivity) -> Latency | None:
-        """What a graph and its groups take; None where nobody asked."""
+        """Return the latency of a graph and its groups; None if no goal needs it."""
         if self.watch is None:
             return None
         return self.watch.measure(gm, [group.group for group in costs.groups])
@@ -136,7 +136,7 @@ class Search:
         return self._best()
 
     def _best(self) -> Mix:
-        """Of the mixes measured: the best in the budget, or the nearest to the recipe."""
+        """Return the best measured mix within the budget, or the nearest to the recipe."""
         sign = -1 if self.goal.higher_is_better else 1
         mixes = self.mixes.values()
         if self.goal.budget is not None:
@@ -155,7 +155,7 @@ class Search:
         return min(meets, key=lambda mix: (mix.precision, mix.size, sign * mix.metric))
 
     def _cost(self, mix: Mix) -> float:
-        """Of a mix, what the budget is of: bytes of constants, or microseconds of a call."""
+        """Return what a mix takes of the budget: bytes of constants, or microseconds of a call."""
         if not self.goal.is_of_time:
             return mix.size
         return math.inf if mix.latency_us is None else mix.latency_us
@@ -202,7 +202,7 @@ class Search:
             allowed = sum(map(cost, choice.values())) + _STEP * (limit - self._cost(mix))
 
     def _unowned_us(self) -> float:
-        """Of a call with the recipe throughout, what counts for no group."""
+        """Return the time of a call with the recipe throughout that counts for no group."""
         latency = self.first.latency
         return 0.0 if latency is None else latency.call_us - sum(latency.groups.values())
 
@@ -262,7 +262,7 @@ class Search:
             return self.bench.build(recipe, strict=False)
 
     def _latency_us(self, gm: GraphModule | None) -> float | None:
-        """What a call takes, where somebody asked."""
+        """Return the time of a call, if a goal needs it."""
         if self.watch is None or gm is None:
             return None
         known = {id(self.first.gm): self.first.latency, id(self.watch.float_gm): self.of_float}

@@ -360,7 +360,7 @@ class _Cache:
 
 
 def _fingerprint(twin: FloatTwin, way: type, measure: object) -> str:
-    """Of what sums depend on but for the batches: weights, graph, and the metric or loss."""
+    """Return a hash of what sums depend on besides the batches: weights, graph, metric or loss."""
     found = hashlib.sha256(str(twin.gm.graph).encode())
     found.update(f"{way.__name__} {measure_words(measure)}".encode())
     _hash_values(found, [*twin.gm.state_dict().values(), *twin.float_weights.values()])

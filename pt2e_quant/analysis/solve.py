@@ -1,4 +1,4 @@
-"""Which scheme for which group: an integer program, solved by scipy's HiGHS."""
+"""Choose a scheme for each group by an integer program, solved by scipy's HiGHS."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

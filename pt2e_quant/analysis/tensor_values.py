@@ -1,4 +1,4 @@
-"""What quantized tensors hold: histograms, the range chosen, the loss by rounding."""
+"""The values of quantized tensors: histograms, the range chosen, the loss by rounding."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ class TensorTable:
         ]
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return HTML for notebooks."""
         return notebook_html(self.sections())
 
     def table(self) -> DataTable:

@@ -22,10 +22,10 @@ from pt2e_quant.one_call import capture_model
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
 
 FOR_ACCURACY = ("int8_dynamic",)
-"""What stands between a recipe and float where accuracy is asked for, as the backend has it."""
+"""Recipes tried between the user's and float for accuracy, as far as the backend has them."""
 
 FOR_SIZE = ("w8", "a8w4_g32", "w4_g32")
-"""What else is tried under a budget of bytes."""
+"""Further recipes that are tried under a budget of bytes."""
 
 _EVALUATION = "tune(…, evaluation_data={})"
 

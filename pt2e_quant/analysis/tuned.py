@@ -17,7 +17,7 @@ from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
 
 VERSION = 1
-"""Of the JSON that `Tuned.to_json` writes."""
+"""Version of the JSON that `Tuned.to_json` writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,13 @@ class Point:
 
     @property
     def cost(self) -> float:
-        """What the front weighs the metric against: microseconds where known, else bytes."""
+        """The cost, weighed against the metric: microseconds where known, else bytes."""
         return self.size if self.latency_us is None else self.latency_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What one group got, and why.
+    """The scheme chosen for one group, and the reason.
 
     Args:
         group: the operator's name in the float program.
@@ -74,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """What `tune` found; prints as tables.
+    """The result of `tune`; prints as tables.
 
     Args:
         artifact: the model, lowered.
@@ -102,7 +102,7 @@ class Tuned:
     latency_us: float | None = None
 
     def to_json(self) -> str:
-        """As JSON; infinity and NaN, which JSON lacks, are null."""
+        """Return JSON; infinity and NaN, which JSON lacks, are null."""
         return json_text({"version": VERSION, **self.to_dict()})
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Tuned:
         ]
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return HTML for notebooks."""
         return notebook_html(self.sections())
 
     def __str__(self) -> str:

@@ -233,7 +233,7 @@ def describe_program(gm: GraphModule) -> Report:
 
 
 def _is_integer(node: Node, between: set[Node]) -> bool:
-    """Whether a backend can run a node in integers: on a stored weight, or from dq to q."""
+    """True if a backend can run a node in integers: on a stored weight, or from dq to q."""
     if any(is_dequantize(n) and _stored(n) is not None for n in node.all_input_nodes):
         return True
     starts = any(is_dequantize(n) or n in between for n in node.all_input_nodes)
@@ -241,7 +241,7 @@ def _is_integer(node: Node, between: set[Node]) -> bool:
 
 
 def _makes_scales(node: Node) -> bool:
-    """Whether it only lays out the scales of other q/dq: double-quantized ones are so."""
+    """True if a node only lays out the double-quantized scales of other q/dq."""
     readers = list(node.users)
     return bool(readers) and all(
         (is_quantize(user) or is_dequantize(user)) and user.args[0] is not node for user in readers

@@ -13,7 +13,7 @@ from pt2e_quant.core.json_text import json_text
 from pt2e_quant.passes.algorithms.registry import Description
 
 VERSION = 1
-"""Of all schemas: it rises when a key changes its meaning or goes; new keys do not raise it."""
+"""Version of all schemas: raised when a key changes its meaning or goes, not for new keys."""
 
 
 def print_json(command: str, data: dict[str, Any]) -> None:

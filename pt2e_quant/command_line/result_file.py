@@ -71,7 +71,7 @@ def check_writable(path: Path) -> None:
 
 
 def artifact_path(output: Path | None, model: Path, backend: Backend) -> Path:
-    """Where an artifact goes: as said, else beside the model with the backend's suffix.
+    """Return an artifact's path: the one given, else beside the model with the backend's suffix.
 
     Raises:
         ConfigError: the backend writes files of another suffix.

@@ -16,7 +16,7 @@ from pt2e_quant.core.capture import Capture, InputKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long one model takes for one call."""
+    """The time of one call of one model."""
 
     median_us: float
     min_us: float

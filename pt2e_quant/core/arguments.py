@@ -19,7 +19,7 @@ REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def found_text(value: object) -> str:
-    """What an argument was instead of what it must be.
+    """Describe an argument that is not what it must be.
 
     >>> found_text(None), found_text(3), found_text(nn.Linear)
     ('None', '3', 'the class Linear')

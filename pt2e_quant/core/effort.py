@@ -1,4 +1,4 @@
-"""How much is tried out on calibration data to choose ranges and weights."""
+"""The effort spent on calibration data to choose ranges and weights."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from pt2e_quant.core.errors import ConfigError, near
 
 
 class Effort(StrEnum):
-    """How much a conversion tries out on calibration data.
+    """The effort that a conversion spends on calibration data.
 
     Attributes:
         FAST: each range is what its observer says, weights are rounded to the nearest integers, and

@@ -1,4 +1,4 @@
-"""Which elements of a tensor share one scale and zero_point."""
+"""Granularities: the sets of a tensor's elements that share one scale and zero_point."""
 
 import sys
 from collections.abc import Sequence

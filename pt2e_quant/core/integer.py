@@ -19,7 +19,7 @@ _MAX_SHIFT = 62
 
 
 class Rounding(StrEnum):
-    """Where a number goes that lies between two integers."""
+    """Rounding of a number between two integers."""
 
     FLOOR = "floor"
     """To the lower integer."""
@@ -153,7 +153,7 @@ def requantize_fixed(
 
 
 def longest_inner_axis(input_reach: int, weight_reach: int) -> int:
-    """How many products an int32 accumulator holds for certain.
+    """Return the number of products that an int32 accumulator holds for certain.
 
     Args:
         input_reach: the greatest abs(x - x_zero).

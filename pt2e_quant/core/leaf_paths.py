@@ -1,4 +1,4 @@
-"""Where each leaf stands in a result."""
+"""Paths of the leaves in a result."""
 
 from typing import Any
 

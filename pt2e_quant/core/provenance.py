@@ -31,7 +31,7 @@ _VERSION = 2
 
 
 class RecordKind(StrEnum):
-    """How much of the table a lowered file keeps.
+    """The part of the table that a lowered file keeps.
 
     Attributes:
         FULL: all of it.

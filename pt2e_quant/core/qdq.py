@@ -41,7 +41,7 @@ ChoosePerToken = _lib.choose_qparams_per_token_asymmetric.default
 
 
 class QdqKind(StrEnum):
-    """How the scales of a q/dq op are laid over the tensor."""
+    """The granularity of the scales of a q/dq op."""
 
     PER_TENSOR = "per_tensor"
     PER_TENSOR_DYNAMIC = "per_tensor_dynamic"
@@ -96,7 +96,7 @@ CHOOSE_QPARAMS_OPS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where a q/dq op keeps its constant qparams: positions of its arguments."""
+    """Positions of the constant qparams among a q/dq op's arguments."""
 
     axis: int | None
     quant_min: int

@@ -27,7 +27,7 @@ class Cell(StrEnum):
 
 
 class Rounding(StrEnum):
-    """How inputs and hidden states are rounded to 8 bits at run time, in front of the products.
+    """Rounding of inputs and hidden states to 8 bits at run time, in front of the products.
 
     The input of all steps is rounded as one tensor, a hidden state in every step.
     """
@@ -49,7 +49,7 @@ _GATES = {Cell.LSTM: 4, Cell.GRU: 3, Cell.RNN_TANH: 1, Cell.RNN_RELU: 1}
 
 
 def gate_count(cell: Cell) -> int:
-    """How many rows a weight has for each hidden value.
+    """Return the number of a weight's rows for each hidden value.
 
     >>> gate_count(Cell.GRU)
     3

@@ -22,7 +22,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorScheme:
-    """How one tensor is quantized.
+    """The quantization of one tensor.
 
     Args:
         dtype: the integer type; with a format, the type of its codes.

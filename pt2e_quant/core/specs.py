@@ -25,7 +25,7 @@ EdgeOrNode = tuple[Node, Node] | Node
 
 
 class QuantizationSpecBase(ABC):  # noqa: B024  (the protocol's own base: it has no methods)
-    """How one tensor of the graph is to be quantized."""
+    """The requested quantization of one tensor of the graph."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class SpecKind(StrEnum):
 
 
 def kind_of(spec: object) -> SpecKind | None:
-    """Which kind of spec an object is, by its fields; None if it is no spec at all."""
+    """Return the kind of a spec, by its fields; None if the object is no spec."""
     if hasattr(spec, "edge_or_node"):
         return SpecKind.SHARED
     if hasattr(spec, "derived_from"):

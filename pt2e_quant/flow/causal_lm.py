@@ -139,7 +139,7 @@ def _logits(model: nn.Module, ids: Tensor, slots: _Slots, cache_name: str) -> Te
 
 
 def _mask(model: nn.Module, positions: Tensor, cache: Tensor) -> Any:
-    """Which slots each token sees, [1, 1, T, max_length]; a dict where layers differ in it."""
+    """Return the slots that each token sees, [1, 1, T, max_length]; a dict where layers differ."""
     config: Any = model.config
     slots = torch.arange(cache.shape[2], device=positions.device)[None, :]
     seen = slots <= positions[:, None]

@@ -1,4 +1,4 @@
-"""Which node of the exported program a node comes from, as torchao's numeric debugger says it.
+"""The node of the exported program that a node comes from, as torchao's numeric debugger names it.
 
 A runner of torchao's own tests imports `_origins` from here: the file and the name stay.
 """

@@ -1,4 +1,4 @@
-"""Which values share storage, and which buffers a graph writes: read from operator schemas."""
+"""Values that share storage, and buffers that a graph writes: read from operator schemas."""
 
 from collections.abc import Iterator
 from functools import cache

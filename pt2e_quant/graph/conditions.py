@@ -14,7 +14,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def rank_of(node: object) -> int | None:
-    """How many dimensions a node's value has, None if it is no tensor."""
+    """Return the number of dimensions of a node's value, None if it is no tensor."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value.dim() if isinstance(value, Tensor) else None
 

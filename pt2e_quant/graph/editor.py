@@ -258,7 +258,7 @@ class Editor:
         return node
 
     def _nodes_reading(self, target: str) -> int:
-        """How many `get_attr` nodes name a target; counted once for the whole graph."""
+        """Return the number of `get_attr` nodes that name a target; all are counted once."""
         if self._names_of_target is None:
             self._names_of_target = {}
             for node in self.graph.nodes:

@@ -45,7 +45,7 @@ class Preference:
 
 
 class OpKind(StrEnum):
-    """How the cost of an operator compares to a quantize and a dequantize around it."""
+    """The cost of an operator compared to a quantize and a dequantize around it."""
 
     HEAVY = "heavy"
     """A product: integers pay wherever it stands."""

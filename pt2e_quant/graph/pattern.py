@@ -79,7 +79,7 @@ class Walk:
 
 @dataclass(slots=True)
 class Match:
-    """Where a pattern was found.
+    """One match of a pattern in a graph.
 
     Attributes:
         anchor: the node that holds the pattern's result.

@@ -36,7 +36,7 @@ class Body:
 
 
 def _varying(call: Node) -> int:
-    """How many leading operands of a call change from one run of its body to the next."""
+    """Return the number of leading operands of a call that change between runs of its body."""
     target = call.target
     kind = target.__name__ if isinstance(target, HigherOrderOperator) else ""
     groups = {"while_loop": (2,), "scan": (1, 2), "map_impl": (1,), "associative_scan": (1,)}

@@ -1,4 +1,4 @@
-"""How many 8-bit products an int32 sum holds; in longer sums runtimes wrap around or saturate."""
+"""The number of 8-bit products that an int32 sum holds; longer sums wrap around or saturate."""
 
 import math
 from collections.abc import Iterable

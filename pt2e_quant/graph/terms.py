@@ -99,12 +99,12 @@ class Op:
 
     @property
     def width(self) -> int:
-        """How many operators the pattern covers."""
+        """The number of operators that the pattern covers."""
         return sum(1 for _ in self.ops())
 
     @property
     def conditions(self) -> int:
-        """How many conditions it sets beyond the operators: literals, predicates."""
+        """The number of conditions it sets beyond the operators: literals, predicates."""
         found = 0
         for op in self.ops():
             found += op.where is not None

@@ -1,4 +1,4 @@
-"""What every observer is: a module that gathers statistics and hands its input on unchanged.
+"""Base class of observers: modules that gather statistics and return their input unchanged.
 
 Names, constructor arguments and state-dict keys are those of torchao's PT2E observers, so that
 scripts subclass these and reach into them as they did.

@@ -1,4 +1,4 @@
-"""Which qschemes have one scale, which have one for each channel, which are symmetric."""
+"""Groups of qschemes: with one scale, with one for each channel, symmetric."""
 
 import torch
 

@@ -105,7 +105,7 @@ class QuantizationComparisonResult:
 
 @dataclass(frozen=True)
 class NodeAccuracySummary:
-    """How one node fares in the quantized graph.
+    """The results of one node in the float and the quantized graph.
 
     Args:
         debug_info: where the node comes from.

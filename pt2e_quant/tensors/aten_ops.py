@@ -284,7 +284,7 @@ def _cat(func: Any, args: Any, kwargs: Any) -> Any:
 
 @_handles(aten.empty_like.default, aten.zeros_like.default)
 def _like(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of a device or dtype of its own they are float: gradients, optimizer states."""
+    """Return a float tensor of the shape: for gradients and optimizer states."""
     like = torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device)
     return func(like, **kwargs)
 

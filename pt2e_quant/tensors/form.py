@@ -1,4 +1,4 @@
-"""What a quantized tensor is apart from its numbers: scheme, real dtype, shape, axes, layout."""
+"""The form of a quantized tensor, its numbers aside: scheme, real dtype, shape, axes, layout."""
 
 import json
 from dataclasses import dataclass, fields, replace
@@ -29,7 +29,7 @@ _GRANULARITIES: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TensorForm:
-    """What a quantized tensor is, without its numbers.
+    """The form of a quantized tensor, without its numbers.
 
     Args:
         scheme: how it is quantized.
@@ -69,7 +69,7 @@ class TensorForm:
 
     @property
     def is_upright(self) -> bool:
-        """Whether code sees the axes in the order in which they were quantized."""
+        """True if code sees the axes in the order in which they were quantized."""
         return self.axes == tuple(range(len(self.shape)))
 
     @property

@@ -216,7 +216,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Of x and, where it is asked for, of the weight."""
+        """Return the gradients of x and, where it is asked for, of the weight."""
         if ctx.held is None:
             x, weight = ctx.saved_tensors
         else:

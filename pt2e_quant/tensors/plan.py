@@ -1,4 +1,4 @@
-"""Which weights of a module are quantized and how: the graph flow's rules, read for modules."""
+"""The plan for a module's weights and their schemes: the graph flow's rules, read for modules."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -127,7 +127,7 @@ def aligned(scheme: Scheme, module: nn.Module) -> Scheme:
 
 
 def why_not(place: Place) -> str:
-    """Why a weight cannot be quantized, "" if it can."""
+    """Return the reason why a weight cannot be quantized, "" if it can."""
     if isinstance(place.weight, QuantizedTensor):
         return f"it is {place.weight.form.scheme} already"
     if not place.weight.is_floating_point():

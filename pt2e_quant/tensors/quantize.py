@@ -112,7 +112,7 @@ def quantize_(
 
 
 class _Calibrated:
-    """What calibration has come to: the qparams of inputs by path, and of functions.
+    """The result of calibration: the qparams of inputs by path, and of functions.
 
     No batch has called the modules of the paths in `unreached`.
     """
@@ -124,7 +124,7 @@ class _Calibrated:
 
 
 class _How:
-    """What holds for every weight of one call: layouts, searches, what calibration found."""
+    """Settings for all weights of one call: layouts, searches, results of calibration."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ def _left(place: Place, reason: str, *, strict: bool) -> Row:
 
 
 def search_of(search: str | None) -> WeightSearch:
-    """How a weight's scales are found: as said, else by the range, in one pass."""
+    """Return the method for a weight's scales: as asked for, else by the range, in one pass."""
     return WeightSearch.MIN_MAX if search is None else WeightSearch.named(search)
 
 
@@ -328,7 +328,7 @@ def _observer(scheme: TensorScheme | None) -> Any:
 
 
 def has_seen(observer: Any) -> bool:
-    """Whether an observer of activations has seen any."""
+    """True if an observer of activations has seen data."""
     is_empty = hasattr(observer, "min_val") and observer.min_val.numel() == 0
     return getattr(observer, "seen", None) is not False and not is_empty
 

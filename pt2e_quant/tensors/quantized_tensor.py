@@ -36,7 +36,7 @@ ATEN: dict[Any, Handler] = {}
 """ATen operators that keep a tensor quantized, by overload; `tensors.aten_ops` fills it."""
 
 KERNEL_NAMES: list[str] = []
-"""Of the kernels there are, which `tensors.kernels.dispatch` fills: compiled code depends on it."""
+"""Names of all kernels; `tensors.kernels.dispatch` fills it, and compiled code depends on it."""
 _TRACED = 2
 """Raised when compilers see other operators of a tensor: what they have kept is out of date."""
 
@@ -144,12 +144,12 @@ class QuantizedTensor(torch.Tensor):
 
     @property
     def scheme(self) -> TensorScheme:
-        """How it is quantized."""
+        """Its quantization scheme."""
         return self.form.scheme
 
     @property
     def parts(self) -> Parts:
-        """What its layout holds, by name."""
+        """The tensors that its layout holds, by name."""
         return {name: getattr(self, name) for name in self.part_names}
 
     def plain_parts(self) -> Parts:
@@ -242,7 +242,7 @@ class QuantizedTensor(torch.Tensor):
         return cls(parts, form)
 
     def _stable_hash_for_caching(self) -> str:
-        """What compiled graphs are kept under, besides the parts."""
+        """The key of compiled graphs, besides the parts."""
         return f"{form_to_text(self.form)} {','.join(KERNEL_NAMES)} {_TRACED}"
 
     @classmethod
@@ -319,7 +319,7 @@ def rebuild_quantized_tensor(
     is_parameter: bool,
     dtypes: Mapping[str, torch.dtype],
 ) -> QuantizedTensor:
-    """What `pickle` calls to make a tensor again; a safe global of `torch.load`."""
+    """Rebuild a tensor for `pickle`; a safe global of `torch.load`."""
     own = {name: part.view(dtypes.get(name, part.dtype)) for name, part in parts.items()}
     made = QuantizedTensor(own, form_from_text(text), requires_grad)
     if is_parameter:

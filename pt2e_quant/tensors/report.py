@@ -1,4 +1,4 @@
-"""What `quantize_` did to each module, and why not to others."""
+"""The report of `quantize_`: what each module became, and why others stayed float."""
 
 from dataclasses import dataclass, field
 

@@ -21,7 +21,7 @@ _MULTIPLE, _LEAST_ROWS = 8, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8TrainingConfig:
-    """How `convert_to_int8_training` trains linears.
+    """Configuration of `convert_to_int8_training`.
 
     Args:
         rounding: of activations and weights.

@@ -11,7 +11,7 @@ from pt2e_quant.core.arguments import check_filter, check_module
 from pt2e_quant.core.errors import ConfigError, near
 
 Filter = Callable[[nn.Module, str], bool]
-"""Whether a module, of a dotted name, is meant."""
+"""Takes a module and its dotted name; returns True to include it."""
 
 
 class LinearProducts(ABC):

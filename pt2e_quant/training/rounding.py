@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Rounding(StrEnum):
-    """How a value between two codes becomes one of them."""
+    """Rounding of a value between two codes to one of them."""
 
     NEAREST = "nearest"
     STOCHASTIC = "stochastic"

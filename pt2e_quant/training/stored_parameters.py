@@ -159,7 +159,7 @@ _STEPS = {
     *(f"_foreach_{name}" for name in _IN_PLACE),
     *(f"_fused_{name}_" for name in ("adam", "adamw", "sgd", "adagrad")),
 }
-"""What optimizers step with, without their namespace."""
+"""Operators that optimizers step with, without their namespace."""
 
 
 def _is_stored(written: Any) -> bool:
@@ -171,7 +171,7 @@ def _is_stored(written: Any) -> bool:
 def rebuild_stored_parameter(
     args: tuple[Any, ...], rounding: str, own: dict[str, int], grad_dtype: torch.dtype | None
 ) -> StoredParameter:
-    """What `pickle` calls to make a parameter again; a safe global of `torch.load`."""
+    """Rebuild a parameter for `pickle`; a safe global of `torch.load`."""
     tensor = rebuild_quantized_tensor(*args)
     made = StoredParameter(tensor.parts, tensor.form, tensor.requires_grad)
     made._is_param = True

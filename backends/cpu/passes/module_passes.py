@@ -88,7 +88,7 @@ _CONTIGUOUS = (QLinear, QLinearSum, aten.layer_norm.default, aten.embedding.defa
 
 
 class Storage:
-    """Which values of a graph share storage, and when each storage is read for the last time."""
+    """The values of a graph that share storage, and the last reader of each storage."""
 
     def __init__(self, graph: Graph) -> None:
         self.order = {node: i for i, node in enumerate(graph.nodes)}

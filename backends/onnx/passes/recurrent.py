@@ -21,7 +21,7 @@ RECURRENT_ROW = recurrent_row(
 def recurrent_form(
     sizes: LayerSizes, rounds_activations: bool, _: Collection[str]
 ) -> Rounding | str:
-    """How a layer's operands are rounded, or why it stays float."""
+    """Return the rounding of a layer's operands, or the reason why it stays float."""
     if sizes.has_projection:
         return _NO_PROJECTION
     if rounds_activations and sizes.cell is Cell.LSTM:

@@ -95,7 +95,7 @@ def _may_drop(size: object, kernel: int, stride: int, padding: int) -> bool:
 
 
 def _end_padding(size: object, kernel: int, stride: int, padding: int) -> int:
-    """How many zeros behind a tensor complete its last window in `ceil_mode`; may be negative.
+    """Return the zeros that complete a tensor's last window in `ceil_mode`; may be negative.
 
     Raises:
         NotImplementedError: the size is dynamic.

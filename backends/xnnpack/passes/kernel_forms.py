@@ -1,4 +1,4 @@
-"""Which forms of a quantized convolution or linear the delegate has a kernel for."""
+"""The forms of a quantized convolution or linear that the delegate has a kernel for."""
 
 from typing import Any
 

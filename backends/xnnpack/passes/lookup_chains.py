@@ -70,7 +70,7 @@ _SAME_VALUES = frozenset(
 """Views that may stand in a chain: XNNPACK moves them behind functions."""
 
 _FUSED = 4
-"""How many functions may be one table: each is up to two nodes, and ten are XNNPACK's limit."""
+"""The most functions in one table: each is up to two nodes, and ten are XNNPACK's limit."""
 
 _REQUANTIZATION = 2
 """The nodes of a requantization: a conversion to float and one to integers."""
@@ -78,7 +78,7 @@ _REQUANTIZATION = 2
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value stands in a chain of functions.
+    """The place of a value in a chain of functions.
 
     Attributes:
         root: the value of 8 bits that begins it.
@@ -122,7 +122,7 @@ def separate_functions(gm: GraphModule) -> EdgeResult:
 
 
 def _place_of(node: Node, places: dict[Node, _Place]) -> _Place | None:
-    """Where a node's value stands, None if a table cannot give it."""
+    """Return the place of a node's value in a chain, None if a table cannot give it."""
     if node.target is _DEQUANTIZE and not _is_constant(node):
         return places.get(node.args[0]) or _Place(node.args[0], 0)  # type: ignore[arg-type]  # a node
     if node.target in _SAME_VALUES:

@@ -62,7 +62,7 @@ RecurrentSteps = torch.ops.pt2e_quant.recurrent_steps.default
 def recurrent_form(
     sizes: LayerSizes, rounds_activations: bool, _: Collection[str]
 ) -> Rounding | str:
-    """How a layer's operands are rounded."""
+    """Return the rounding of a layer's operands."""
     return Rounding.PER_ROW if rounds_activations else Rounding.NONE
 
 

@@ -161,7 +161,7 @@ def _softmax_scale(site: Site[Any], x: Operand[Any], output: Output) -> float:
 
 
 def _seen(site: Site[Any], x: Operand[Any], mask: Any) -> Any:
-    """Which scores an additive mask leaves: booleans of run time, or a constant's zeros."""
+    """Return the scores that an additive mask keeps: run-time booleans, or a constant's zeros."""
     if is_boolean(mask):
         return mask
     if not isinstance(mask, Tensor):

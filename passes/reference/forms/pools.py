@@ -177,7 +177,7 @@ def _average(site: Site[Any], dims: Sequence[int], *, keepdim: bool) -> Any:
 
 
 def _terms(x: Operand[Any], dims: Sequence[int]) -> int | None:
-    """How many values a sum over dimensions has, None if one is dynamic."""
+    """Return the number of values of a sum over dimensions, None if a dimension is dynamic."""
     sizes = [x.like.shape[d] for d in dims]
     return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
@@ -255,7 +255,7 @@ def _resize(site: Site[Any]) -> Any:
 
 
 def _taps(site: Site[Any], axis: int, rank: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a resize reads along one axis: places and integer weights, each [taps, size].
+    """Return the places that a resize reads along an axis, and integer weights, each [taps, size].
 
     The weights are what the float operator makes of unit vectors; those of a place add up to
     2**bits.

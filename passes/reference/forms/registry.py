@@ -48,10 +48,10 @@ WITHOUT_FORM: Mapping[Callable[..., Any], str] = {
     aten.max_pool2d_with_indices.default: "it gives places too, which have no scale",
     RecurrentLayer: "its states are float from step to step",
 }
-"""What a backend's op table has and no form, with the reason."""
+"""Operators of a backend's op table without a form, with the reason."""
 
 OTHER_OPERATORS = "write it with operators that have one, or decompose it before prepare"
-"""How an operator without a form gets into integers, where nothing better is known."""
+"""The remedy for an operator without a form, where nothing better is known."""
 
 _STEPS = (
     f"pq.IntegerQuantizer() writes up to {MOST_ROUNDS} steps out, whose products and gates have "
@@ -62,7 +62,7 @@ REMEDIES: Mapping[Callable[..., Any], str] = {
     RecurrentLayer: _STEPS,
     **{target: _STEPS for target in RECURRENT if callable(target)},
 }
-"""What helps with some operators that have no form."""
+"""Remedies for some operators that have no form."""
 
 _BY_TARGET = {
     (member.target if isinstance(member, Overload) else member): form

@@ -31,7 +31,7 @@ class Overflow(UnsupportedError):
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What all sites of a graph are computed with.
+    """The arithmetic of all sites of a graph.
 
     Attributes:
         profile: how the target rounds.
@@ -90,7 +90,7 @@ class Operand(Generic[Value]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What the result of a form is quantized to.
+    """The quantization of a form's result.
 
     Attributes:
         qparams: of the quantize that ends the operator.
@@ -216,7 +216,7 @@ def computed(
     output: Output | None,
     arithmetic: Arithmetic = DEFAULT_ARITHMETIC,
 ) -> Tensor:
-    """What a form gives on tensors.
+    """The result of a form on tensors.
 
     Args:
         form: of the operator.

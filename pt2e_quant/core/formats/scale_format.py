@@ -1,4 +1,4 @@
-"""How the scales of a quantized tensor are kept."""
+"""Storage formats of the scales of a quantized tensor."""
 
 from dataclasses import dataclass, replace
 

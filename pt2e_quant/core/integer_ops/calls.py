@@ -1,4 +1,4 @@
-"""How a definition computes: on tensors, or as nodes of a graph.
+"""Two ways to run a definition: on tensors, or as nodes of a graph.
 
 Each operator of this package is written once, as a sequence of `call(operator, *arguments)`. With
 `compute` it runs on tensors and is the oracle; with a caller that inserts nodes it is the graph.

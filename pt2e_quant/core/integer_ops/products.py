@@ -25,7 +25,7 @@ _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """How a convolution moves: one number for each spatial dimension.
+    """The window of a convolution: one number for each spatial dimension.
 
     With an output_padding it is a transposed one.
     """

@@ -1,4 +1,4 @@
-"""How a target rounds: one profile a runtime, as data.
+"""Rounding of each target as data: one profile a runtime.
 
 The integers of a product or a sum are the same everywhere. Runtimes differ in how they bring them
 to the scale of the output, and each source below is the file that a profile was written from.
@@ -11,7 +11,7 @@ from pt2e_quant.core.errors import ConfigError, near
 
 
 class Requantization(StrEnum):
-    """How an accumulator becomes an integer of the output's scale."""
+    """Requantization of an accumulator to the output's scale."""
 
     FLOAT32 = "float32"
     """clamp(half_even(float32(total) * ((x * w) / y)) + zero); each step rounds to float32."""
@@ -46,7 +46,7 @@ class Requantization(StrEnum):
 
 
 class Quantization(StrEnum):
-    """How a real value becomes an integer."""
+    """Quantization of a real value to an integer."""
 
     INVERSE = "inverse"
     """half_even(x * (1 / scale)) + zero, each step in float32, as PyTorch has it."""
@@ -55,7 +55,7 @@ class Quantization(StrEnum):
 
 
 class RowQuantization(StrEnum):
-    """How a row of float values gets a scale of run time and becomes int8.
+    """Quantization of a row of float values to int8 by a scale chosen at run time.
 
     The range [min, max] of a row is widened to hold 0.
     """
@@ -69,7 +69,7 @@ class RowQuantization(StrEnum):
 
 
 class Functions(StrEnum):
-    """Who computes the entries of tables in float32."""
+    """The implementation that computes the entries of tables in float32."""
 
     TORCH = "torch"
     """PyTorch."""
@@ -79,7 +79,7 @@ class Functions(StrEnum):
 
 
 class Addition(StrEnum):
-    """How two tensors of different scales are added."""
+    """Addition of two tensors of different scales."""
 
     EXACT = "exact"
     """31-bit multipliers with one shift, one rounding, ties up."""
@@ -95,7 +95,7 @@ class Addition(StrEnum):
 
 
 class Averaging(StrEnum):
-    """How a sum over a window becomes its average."""
+    """Division of a sum over a window to its average."""
 
     REQUANTIZED = "requantized"
     """Requantized by scale / (output scale * count)."""
@@ -109,7 +109,7 @@ class Averaging(StrEnum):
 
 
 class Bias(StrEnum):
-    """How a linear or convolution adds its bias."""
+    """Addition of the bias of a linear or convolution."""
 
     NEAREST = "nearest"
     """half_even(bias / (x * w)) in float64, added to the accumulator."""

@@ -21,7 +21,7 @@ _EXACT = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRange:
-    """Where the integers of an output lie.
+    """The zero point and limits of an output's integers.
 
     Args:
         zero_point: stands for 0.0.

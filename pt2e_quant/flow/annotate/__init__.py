@@ -1,1 +1,1 @@
-"""Which nodes are quantized, and how: rules, groups, table quantizer, checks of specs."""
+"""Annotation of the nodes to quantize: rules, groups, table quantizer, checks of specs."""

@@ -167,7 +167,7 @@ class IntegerQuantizer(Quantizer):
         return spec if _is_float(node) else None
 
     def _weight_spec(self, node: Node, source: Node) -> QuantizationSpec | None:
-        """How a constant that a product reads is quantized; None where its form takes floats."""
+        """Return how a product's constant is quantized; None where its form takes floats."""
         value = source.meta.get("val")
         if form_of(node) not in PRODUCT_FORMS or not isinstance(value, Tensor) or value.dim() < 2:
             return None

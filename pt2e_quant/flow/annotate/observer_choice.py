@@ -1,4 +1,4 @@
-"""Which observer a tensor gets, and the PT2E spec that says so."""
+"""The choice of a tensor's observer, and the PT2E spec that names it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +108,7 @@ class ObserverChoice:
         return self.searched.with_args(search=search, ch_axis=scheme.granularity.axis)
 
     def _search_for(self, scheme: TensorScheme) -> WeightSearch:
-        """How scales are found; min-max scales would round most ternary weights to 0."""
+        """The search for scales; min-max scales would round most ternary weights to 0."""
         low, high = scheme.range
         is_ternary = high - low <= 2 and self.search is WeightSearch.MIN_MAX
         return WeightSearch.MSE if is_ternary else self.search

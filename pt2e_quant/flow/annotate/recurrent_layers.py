@@ -1,4 +1,4 @@
-"""Which recurrent operators of a graph are split into layers with integer weights."""
+"""Choose the recurrent operators that are split into layers with integer weights."""
 
 from collections.abc import Callable, Collection
 from typing import TypeAlias

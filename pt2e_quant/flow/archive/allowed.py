@@ -76,7 +76,7 @@ def is_path(name: object) -> bool:
 
 
 def name_of_target(target: Any) -> str:
-    """How a file names what a call_function calls.
+    """Return a file's name for the target of a call_function.
 
     Raises:
         UnsupportedError: it is nothing that a file can name.
@@ -130,7 +130,7 @@ def target_of_name(name: str, namespaces: Iterable[str] = ()) -> Any:
 
 
 def name_of_class(cls: type) -> str:
-    """How a file names a class of this package: a module, a record or an enumeration.
+    """Return a file's name for a class of this package: a module, a record or an enumeration.
 
     Raises:
         UnsupportedError: it is none, or made at run time.
@@ -160,7 +160,7 @@ def class_of_name(text: str) -> type:
 
 
 def name_of_pass(entry: GraphPass) -> str:
-    """How a file names a pass of this package.
+    """Return a file's name for a pass of this package.
 
     Raises:
         UnsupportedError: it is none, or made at run time.
@@ -187,7 +187,7 @@ def pass_of_name(text: str) -> GraphPass:
 
 
 def name_of_function(function: Any) -> str:
-    """How a file names a function that derives qparams.
+    """Return a file's name for a function that derives qparams.
 
     Raises:
         UnsupportedError: it is none of this package's.

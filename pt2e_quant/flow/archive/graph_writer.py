@@ -160,7 +160,7 @@ def _outside(gm: GraphModule) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _call(gm: GraphModule) -> dict[str, Any] | None:
-    """How a graph module is called: the names of its parameters and its pytrees, if it has any."""
+    """Return a graph module's call: the names of its parameters, and its pytrees if any."""
     info = getattr(gm.graph._codegen, "pytree_info", None)
     if info is None:
         return None
@@ -184,7 +184,7 @@ def _plain(value: Any) -> Any:
 
 
 def _annotation(annotation: Any) -> dict[str, Any]:
-    """Which slots an annotation asks for; their observers are in the graph already."""
+    """Return the slots that an annotation asks for; their observers are in the graph already."""
     inputs = getattr(annotation, "input_qspec_map", None) or {}
     output = getattr(annotation, "output_qspec", None)
     return {

@@ -24,7 +24,7 @@ _MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come.
+    """The progress of a run.
 
     Args:
         blocks: that are done.

@@ -149,7 +149,7 @@ Returned = TypeVar("Returned")
 
 
 def call_with(run: Callable[[Any], Returned], batch: Any) -> Returned:
-    """What `run` returns for a batch; if it refuses the batch, for the batch with lists stacked.
+    """Return `run` of a batch; if it refuses the batch, of the batch with lists stacked.
 
     Data sets of Hugging Face give an image of each sample in a list: `{"pixels": [tensor, …]}`.
     Some models take such lists as they are, and only running them tells.
@@ -226,7 +226,7 @@ def told_pick(inputs: InputPick, error: InputError) -> InputError:
 
 
 def suggest_fix(capture: Capture, batch: Any, call: str = "") -> str:
-    """What to write where a batch was refused: the `inputs=` that makes it fit.
+    """Return the fix for a refused batch: the `inputs=` that makes it fit.
 
     Args:
         capture: of the call.

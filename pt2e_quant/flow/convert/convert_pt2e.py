@@ -162,7 +162,7 @@ def _marked_if_stopped(gm: GraphModule) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _How:
-    """How to convert.
+    """Options of the conversion.
 
     Args:
         fold_quantize: as `convert_pt2e` has it.

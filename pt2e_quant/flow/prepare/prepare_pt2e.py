@@ -207,7 +207,7 @@ def _check_reached(gm: GraphModule, options: "_Options") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """How to prepare.
+    """Options of the preparation.
 
     `required` are the names of the algorithms that have to find a site, `reached` takes those that
     found one, `applied` those of algorithms without data that changed one.

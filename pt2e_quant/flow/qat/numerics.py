@@ -21,7 +21,7 @@ from pt2e_quant.passes.reference.integer_regions import with_arithmetic
 
 
 class Numerics(StrEnum):
-    """How the forward pass of training computes a quantized operator."""
+    """The arithmetic of a quantized operator in the forward pass of training."""
 
     FAKE_QUANT = "fake_quant"
     """In float, between fake-quantizes."""

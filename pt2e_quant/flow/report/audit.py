@@ -39,7 +39,7 @@ from pt2e_quant.passes.reference.write_integers import write_integers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """Which operators of a program an integer-only chip could run.
+    """The operators of a program that an integer-only chip could and could not run.
 
     Attributes:
         islands: those that compute in float between the first quantize and the last
@@ -284,7 +284,7 @@ _RUN_TIME = (
 
 
 def _remedy(node: Node) -> str:
-    """How to get an operator into integers."""
+    """Return the remedy that brings an operator into integers."""
     if form_of(node) is None:
         return REMEDIES.get(node.target, OTHER_OPERATORS)  # type: ignore[arg-type]  # a callable
     name = operator_name(node)

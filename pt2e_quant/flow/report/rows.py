@@ -92,7 +92,7 @@ def shared_name(name: str) -> str:
 
 
 def choices_of(records: Sequence[TensorRecord]) -> str:
-    """Which ranges were chosen by evidence: one tensor's with the runner-up, how many of several.
+    """Ranges chosen by evidence: of one tensor with the runner-up, of several their number.
 
     >>> from pt2e_quant.core.schemes import Role
     >>> record = TensorRecord(name="x", role=Role.INPUT, evidence="99.9 %; runner-up …")

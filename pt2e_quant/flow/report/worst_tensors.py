@@ -1,4 +1,4 @@
-"""Which quantized tensors lose most by their own rounding: the first places to look."""
+"""The quantized tensors that lose most by their own rounding: the first places to look."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""How an idiom becomes one operator with a decomposition into ATen."""
+"""Definition of an idiom as one operator with a decomposition into ATen."""
 
 from collections.abc import Callable
 from dataclasses import replace

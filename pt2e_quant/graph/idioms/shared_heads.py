@@ -30,7 +30,7 @@ class SharedHeads:
 
     @property
     def heads(self) -> int:
-        """How many matrices there are for each of N."""
+        """The number of matrices for each of N."""
         return int(self.source.meta["val"].shape[1])
 
     def has_reader(self, left: Node) -> bool:

@@ -85,7 +85,7 @@ class _Shape:
 
 
 def reduce_value(value: object, values: FakeValues) -> Reduced | None:
-    """How to pickle a fake tensor or a symbolic number; None for anything else."""
+    """Return the reduction of a fake tensor or a symbolic number; None for anything else."""
     if isinstance(value, FakeTensor):
         sizes, strides = tuple(value.shape), value.stride()
         return _load_tensor, (values, _Shape(sizes, strides, value.dtype, value.device))

@@ -1,4 +1,4 @@
-"""How many elements of a tensor fall into each of many equal bins, exactly and fast."""
+"""Counts of a tensor's elements in many equal bins, exact and fast."""
 
 from collections.abc import Iterable
 
@@ -46,7 +46,7 @@ def count_bins(x: Tensor, bins: int, low: float, high: float) -> Tensor:
 
 
 def count_multiples(x: Tensor, bins: int, exponent: int, first: int) -> Tensor:
-    """How many elements lie in [first + i, first + i + 1) * 2**exponent for i = 0 .. bins - 1.
+    """Count the elements in [first + i, first + i + 1) * 2**exponent for i = 0 .. bins - 1.
 
     Args:
         x: floats, every one within these bins.
@@ -76,7 +76,7 @@ def _tally(positions: Iterable[Tensor], bins: int) -> Tensor:
 
 
 def count_zeros(x: Tensor) -> int:
-    """How many elements are 0.0.
+    """Count the elements that are 0.0.
 
     The comparison writes 0.0 and 1.0, whose sum is exact for a piece: twenty times as fast as
     torch.count_nonzero on a CPU, which branches on each element.

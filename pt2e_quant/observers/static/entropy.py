@@ -76,7 +76,7 @@ def _magnitudes(counts: Tensor, first: int) -> Tensor:
 
 
 def _best_end(counts: Tensor, levels: int, least: int) -> int:
-    """How many leading bins to keep, at least `least`, so that the divergence is least."""
+    """Return the number of leading bins, at least `least`, that gives the least divergence."""
     bins = counts.numel()
     if least >= bins:
         return bins

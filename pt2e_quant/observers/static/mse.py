@@ -297,7 +297,7 @@ class MSEObserver(UniformQuantizationObserverBase):
 
     @property
     def grid(self) -> BinGrid:
-        """Where the bins lie."""
+        """The grid of the bins: exponent and offset."""
         return BinGrid(int(self.bin_exponent.item()), int(self.bin_offset.item()))
 
     def _add(self, x: Tensor) -> None:
@@ -374,7 +374,7 @@ class MSEObserver(UniformQuantizationObserverBase):
 
 
 def _exact_zeros(x: Tensor, counts: Tensor, grid: BinGrid) -> int:
-    """How many elements are 0.0, if they stand out in the bin that starts at 0.0; else 0.
+    """Count the elements that are 0.0, if they stand out in the bin that starts at 0.0; else 0.
 
     The extra pass over x is made only where the answer matters (after a relu, for padding).
     """

@@ -24,7 +24,7 @@ from pt2e_quant.observers.static.minmax import tensor_range
 MOST = 2.0
 """The most that a range is widened by."""
 HEADROOM = 2.0
-"""What a range of more than 256 integers is widened by at least."""
+"""The least factor by which a range of more than 256 integers is widened."""
 LEAST_SAMPLES = 3
 LEAST_SCALE = 2.0**-60
 """Its inverse and its product with a weight's scale are far from the ends of float32."""
@@ -100,7 +100,7 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
 
     @property
     def steps(self) -> list[str]:
-        """What was done to the observed range, for the provenance record."""
+        """The change made to the observed range, for the provenance record."""
         if self.margin == self._headroom > 1.0:
             return [f"range x{HEADROOM:.3g}: 16 bits leave one for what calibration did not see"]
         return margin_step(self.margin, len(self.sample_maxima))
@@ -142,7 +142,7 @@ def margin_step(margin: float, samples: int) -> list[str]:
 
 
 def prediction_bound(values: list[float]) -> float:
-    """What the next of log-normal values stays below with 99 % probability.
+    """Return the bound below which the next of log-normal values stays with 99 % probability.
 
     The quantile of Student's t is expanded around the normal one (Abramowitz and Stegun 26.7.5).
     """

@@ -1,4 +1,4 @@
-"""What each channel did in each sample, kept for algorithms that move range between channels."""
+"""Statistics of each channel in each sample, for algorithms that move range between channels."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -84,7 +84,7 @@ class ChannelStatistics(Statistics):
 
     @property
     def rows_per_block(self) -> float:
-        """How many rows a block has on average."""
+        """The mean number of rows of a block."""
         return self.rows / self.low.shape[0]
 
     @property

@@ -27,9 +27,9 @@ class KeptCalls(nn.Module):
         super().__init__()
         self.count = 0
         self.room = MOST_CALLS
-        """How many calls of the size of the first one the sample has room for."""
+        """The number of calls, of the first one's size, that the sample has room for."""
         self.width = 0
-        """How many inputs a call has."""
+        """The number of inputs of a call."""
         self.sample: list[list[Any]] = []
         """A seeded random sample of the calls."""
         self.places: list[int] = []

@@ -28,7 +28,7 @@ _SHOWN = (
 
 
 _UNSEEN = {"min_val": torch.inf, "max_val": -torch.inf, "scale": 1.0, "zero_point": 0}
-"""What an observer's statistics hold for channels without data."""
+"""The values of an observer's statistics for channels without data."""
 
 
 class FakeQuantizeBase(ABC, nn.Module):

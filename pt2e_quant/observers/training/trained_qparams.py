@@ -85,7 +85,7 @@ def _class_names(module: object) -> Iterator[str]:
 
 
 def _fused_qparams(fake_quantize: Any) -> tuple[Tensor, Tensor]:
-    """What torch's fused operator computes from the running range, by the operator itself."""
+    """Return the qparams that torch's fused operator computes from the running range."""
     observer = fake_quantize.activation_post_process
     low, high = observer.min_val.detach(), observer.max_val.detach()
     if low.numel() == 0 or not bool((low <= high).all()):

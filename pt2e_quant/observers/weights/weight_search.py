@@ -30,7 +30,7 @@ Qparams = tuple[Tensor, Tensor]
 
 
 class WeightSearch(StrEnum):
-    """How the scale of a weight is found.
+    """Method that chooses the scale of a weight.
 
     MSE tries parts of the range and refines each by least squares. HQQ minimises the p-norm of
     the error by half-quadratic splitting (Badri & Shaji, 2023, "Half-Quadratic Quantization").
@@ -85,7 +85,7 @@ def _integers(
 def qparams_of_range(
     least: Tensor, greatest: Tensor, *, quant_min: int, quant_max: int, symmetric: bool
 ) -> Qparams:
-    """What `search_qparams` gives for rows of these ranges by MIN_MAX.
+    """Return the result of `search_qparams` by MIN_MAX for rows of these ranges.
 
     Args:
         least: of each row, float32[R].

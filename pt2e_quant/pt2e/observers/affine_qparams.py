@@ -37,7 +37,7 @@ class _EqualByName(Enum):
 
 
 class MappingType(_EqualByName):
-    """How a range of real values is laid over the integers."""
+    """The mapping of a range of real values to integers."""
 
     SYMMETRIC = auto()
     SYMMETRIC_NO_CLIPPING_ERR = auto()

@@ -106,7 +106,7 @@ def scheme_as_json(scheme: str | Scheme) -> str | dict[str, Any]:
 
 
 def scheme_of_json(found: str | dict[str, Any]) -> str | Scheme:
-    """What `scheme_as_json` was given."""
+    """Return the scheme that `scheme_as_json` was given."""
     if isinstance(found, str):
         return found
     roles = {r: found[r] and scheme_from_json(found[r]) for r in ("weight", "input", "output")}
@@ -118,7 +118,7 @@ def _config_class() -> type[Any]:
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
     class Pt2eQuantConfig(QuantizationConfigMixin):
-        """How a model is quantized.
+        """Configuration of a quantized model.
 
         Args:
             scheme: a name, or a scheme that needs no calibration.

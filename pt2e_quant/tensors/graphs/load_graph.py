@@ -244,7 +244,7 @@ def _book_of(table: Tensor, dtype: torch.dtype | None) -> CodeBook:
 
 
 def _input_of(node: Node) -> TensorScheme | None:
-    """How the activations are quantized that a product multiplies with a weight."""
+    """Return the scheme of the activations that a product multiplies with a weight."""
     for user in node.users:
         x = user.args[0] if is_call(user, ops.LINEAR + ops.CONV) else None
         if not isinstance(x, Node) or not is_dequantize(x):

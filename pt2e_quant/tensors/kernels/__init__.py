@@ -1,1 +1,1 @@
-"""Which kernel runs an operation on quantized tensors, and in which layout."""
+"""Kernels for operations on quantized tensors, and the choice of kernel and layout."""

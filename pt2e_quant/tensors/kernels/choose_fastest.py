@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What one weight became.
+    """The result for one weight.
 
     Args:
         name: of the weight.

@@ -52,7 +52,7 @@ _Product = torch.ops.pt2e_quant.tensor_product.default
 
 
 def _is_traced(x: Tensor) -> bool:
-    """Whether a compiler follows the calls: it fuses those around the product."""
+    """True if a compiler follows the calls: it fuses those around the product."""
     return type(x) not in (Tensor, nn.Parameter) or torch.compiler.is_compiling()
 
 
@@ -81,7 +81,7 @@ def linear_of_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> T
 
 
 def is_per_token(form: TensorForm) -> bool:
-    """Whether activations are what `QuantizeRows` gives."""
+    """True if activations are what `QuantizeRows` gives."""
     scheme = form.input
     return (
         scheme is not None

@@ -1,4 +1,4 @@
-"""Which kernel runs an operation on a quantized tensor: a table, open to users."""
+"""The dispatch table of kernels for operations on quantized tensors; users can add to it."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -27,7 +27,7 @@ OPS = ("linear", "embedding")
 """Operations whose kernels are looked up in it."""
 
 REFERENCE = "reference"
-"""What ranges and reports call the operation on real values."""
+"""The name of the operation on real values in profiler ranges and reports."""
 
 
 def register_kernel(

@@ -1,4 +1,4 @@
-"""Where a quantized tensor had to become real values: recorded, or refused under `strict`."""
+"""Fallbacks of quantized tensors to real values: recorded, or refused under `strict`."""
 
 import contextlib
 from collections import Counter
@@ -46,7 +46,7 @@ def note_fallback(op: str, reason: str) -> None:
 
 
 def fallbacks() -> dict[tuple[str, str], int]:
-    """How often each operation worked on real values, and why: (operation, reason) to count."""
+    """Return the count of operations on real values, by (operation, reason)."""
     return dict(_RECORD)
 
 

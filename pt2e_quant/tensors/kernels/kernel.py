@@ -45,7 +45,7 @@ class TensorKernel:
     takes: Callable[[TensorForm], bool] = takes_all
 
     def fits(self, op: str, form: TensorForm, device: str, dtype: torch.dtype) -> bool:
-        """Whether it runs an operation with a weight of a form, on activations of a dtype."""
+        """True if it runs an operation with a weight of a form, on activations of a dtype."""
         granularity: Granularity = form.scheme.granularity
         of_kind = self.granularities is None or type(granularity) in self.granularities
         return (

@@ -1,1 +1,1 @@
-"""How the codes of a quantized tensor lie in memory: lossless pairs of pack and unpack."""
+"""Memory layouts of the codes of a quantized tensor: lossless pairs of pack and unpack."""

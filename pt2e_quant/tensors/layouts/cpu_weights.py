@@ -81,7 +81,7 @@ class Int4Rows(Layout):
 
 
 def _offset(form: TensorForm) -> int:
-    """What makes a code of an integer: codes are unsigned."""
+    """Return the offset from an integer to its code: codes are unsigned."""
     return OFFSET if form.scheme.range[0] < 0 else 0
 
 

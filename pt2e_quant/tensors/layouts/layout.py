@@ -1,4 +1,4 @@
-"""What a layout is, and the two that need no kernel: plain, and packed without gaps."""
+"""The base class of layouts, and the two that need no kernel: plain, and packed without gaps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Parts = dict[str, Tensor]
 
 
 class Layout(ABC):
-    """How the parts of a quantized tensor lie in memory.
+    """The memory layout of the parts of a quantized tensor.
 
     The plain layout is canonical: `codes`, one per element. Each layout is made of it and gives it
     back to the last bit.
@@ -23,7 +23,7 @@ class Layout(ABC):
 
     @abstractmethod
     def refusal(self, form: TensorForm) -> str:
-        """Why a tensor cannot lie in it, "" if it can."""
+        """Return the reason why a tensor cannot lie in it, "" if it can."""
 
     @abstractmethod
     def pack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:

@@ -33,7 +33,7 @@ class Gemm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScaledMMConfig:
-    """How one product runs.
+    """Configuration of one product.
 
     Args:
         emulate: multiply the dequantized operands in float32, with the result that
@@ -54,7 +54,7 @@ class ScaledMMConfig:
 
 @dataclass(frozen=True, slots=True)
 class LinearMMConfig:
-    """How each of a linear's products runs."""
+    """Configuration of each of a linear's products."""
 
     output: ScaledMMConfig = ScaledMMConfig()
     grad_input: ScaledMMConfig = ScaledMMConfig()
@@ -65,7 +65,7 @@ class LinearMMConfig:
             check_type(gemm.value, self.of(gemm), ScaledMMConfig, "a ScaledMMConfig")
 
     def of(self, gemm: Gemm) -> ScaledMMConfig:
-        """That of one product."""
+        """Return the configuration of one product."""
         found: ScaledMMConfig = getattr(self, gemm.value)
         return found
 
@@ -82,7 +82,7 @@ _GEMMS = MappingProxyType(
 def choose_mm_config(
     left: tuple[GemmInputRole, LinearMMConfig], right: tuple[GemmInputRole, LinearMMConfig]
 ) -> ScaledMMConfig:
-    """How the product of two operands runs, from their roles.
+    """Return the configuration of the product of two operands, from their roles.
 
     Raises:
         UnsupportedError: no product of a linear has these two roles.
@@ -114,7 +114,7 @@ class Float8Scaling(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float8TrainingConfig:
-    """How `convert_to_float8_training` trains linears.
+    """Configuration of `convert_to_float8_training`.
 
     Args:
         scaling: one scale for an operand; one for each row of the left and column of the right

@@ -161,7 +161,7 @@ class Float8Products(LinearProducts):
     config: Float8TrainingConfig
 
     def buffers(self, device: torch.device) -> dict[str, Tensor]:
-        """Of delayed scaling, for each role: amax since the last update, scale, history."""
+        """Return delayed scaling's state by role: amax since the last update, scale, history."""
         if self.config.amax_history is None:
             return {}
         return {
@@ -241,7 +241,7 @@ class Float8Products(LinearProducts):
 
 
 def is_float8(x: Tensor) -> bool:
-    """Whether a tensor is float8, or a DTensor of float8 shards."""
+    """True if a tensor is float8, or a DTensor of float8 shards."""
     return isinstance(_local(x), Float8Tensor)
 
 

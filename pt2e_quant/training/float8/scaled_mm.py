@@ -99,7 +99,7 @@ def check_sizes(device_type: str, M: int, K: int, N: int) -> None:
 
 @cache
 def has_scaled_mm(device_type: str, *, is_rowwise: bool) -> bool:
-    """Whether `torch._scaled_mm` runs on a device; tried once."""
+    """True if `torch._scaled_mm` runs on a device; tried once."""
     size = MULTIPLE
     codes = torch.zeros(size, size, device=device_type).to(torch.float8_e4m3fn)
     ones = torch.ones(size if is_rowwise else 1, 1, device=device_type)

@@ -58,17 +58,17 @@ class Float8Tensor(QuantizedTensor):
 
     @property
     def role(self) -> GemmInputRole:
-        """Which operand of a linear's products it is."""
+        """Its role as an operand of a linear's products."""
         return self.form.role
 
     @property
     def mm_config(self) -> LinearMMConfig:
-        """How the products run that it is an operand of."""
+        """Configuration of the products that it is an operand of."""
         return self.form.mm
 
     @property
     def original_dtype(self) -> torch.dtype:
-        """What code that knows nothing of float8 sees."""
+        """The dtype seen by code that knows nothing of float8."""
         return self.form.dtype
 
     @property
@@ -124,7 +124,7 @@ class _ToFloat8(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
-    """How a tensor becomes float8.
+    """Settings of the cast of a tensor to float8.
 
     Attributes:
         float8: the dtype of its codes.
@@ -225,7 +225,7 @@ def amax_of(x: Tensor, granularity: Granularity) -> Tensor:
 
 
 def _takes_in(granularity: Granularity, axis: int, dim: int) -> bool:
-    """Whether a scale takes in elements of different shards along an axis.
+    """True if a scale takes in elements of different shards along an axis.
 
     Raises:
         UnsupportedError: the granularity is blocks, which shards may cut through.

@@ -31,7 +31,7 @@ LEAST_ELEMENTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class StateFormat:
-    """How one state is kept.
+    """Storage format of one state.
 
     Attributes:
         book: its values, of magnitude 1 at most.
@@ -77,13 +77,13 @@ def linear_book(bits: int) -> CodeBook:
 
 @cache
 def signed_format(bits: int) -> StateFormat:
-    """For a first moment or a momentum."""
+    """Return the format of a first moment or a momentum."""
     return StateFormat(dynamic_book(bits, is_signed=True), 256 if bits == 8 else 128)
 
 
 @cache
 def positive_format(bits: int) -> StateFormat:
-    """For a second moment."""
+    """Return the format of a second moment."""
     book = dynamic_book(bits, is_signed=False) if bits == 8 else linear_book(bits)
     return StateFormat(book, 256 if bits == 8 else 128)
 
