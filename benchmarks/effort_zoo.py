@@ -22,11 +22,6 @@ OWN_WEIGHTS = ("vit", "mixer", "convnext", "gmlp", "resmlp", "poolformer", "conv
 """Models that keep the weights that they are made with."""
 
 
-def elu_conv(a: int, b: int, stride: int) -> nn.Module:
-    """Return a convolution, batch norm and elu."""
-    return conv(a, b, 3, stride, act=nn.ELU)
-
-
 TUNED: dict[str, Callable[[], nn.Module]] = effort_models.TUNED | {
     "vgg": nets.vgg,
     "inception": nets.inception,

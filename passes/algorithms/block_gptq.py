@@ -160,9 +160,7 @@ class BlockGptq(Algorithm):
         constants = {node: value for found in made for node, value in found.constants.items()}
         runs = rounded_run(graph.gm, {}, {}), rounded_run(graph.gm, constants, {})
         progress = graph.gathered.progress
-        before, after = output_errors_of(
-            exact, runs, calls, "confirming weights", progress=progress
-        )
+        before, after = output_errors_of(exact, runs, calls, progress=progress)
         return before, after
 
 

@@ -55,7 +55,7 @@ class ConfirmWeights(Algorithm):
         changed = rounded_run(gm, {}, {})
         with torch.no_grad():
             before, after = output_errors_of(
-                exact, (plain, changed), calls, "confirming weights", progress=gathered.progress
+                exact, (plain, changed), calls, progress=gathered.progress
             )
         told = (
             f"on {len(calls)} calls the quantized model is at {after.db:.1f} dB with the weights "

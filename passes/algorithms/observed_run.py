@@ -201,7 +201,6 @@ def output_errors_of(
     exact: ObservedRun,
     runs: Sequence[ObservedRun],
     calls: Sequence[Sequence[Any]],
-    text: str,
     *,
     progress: bool,
 ) -> list["OutputError"]:
@@ -211,11 +210,10 @@ def output_errors_of(
         exact: the float model's.
         runs: those that are compared with it.
         calls: inputs of the model.
-        text: of the progress bar.
         progress: show one.
     """
     errors = [OutputError() for _ in runs]
-    for call in show_progress(calls, text, enabled=progress):
+    for call in show_progress(calls, "confirming weights", enabled=progress):
         expected = floats(exact.call(call))
         for error, run in zip(errors, runs, strict=True):
             error.add(expected, floats(run.call(call)), 1.0)
