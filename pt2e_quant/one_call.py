@@ -84,14 +84,12 @@ def quantize(
         backend: "xnnpack", "onnx", "cpu", "cuda", or one of an entry point; or a backend itself,
             as `with_kernels` gives it.
         recipe: of that backend, a .toml or `tune(…).recipe`; None lowers `quantize_`'s codes.
-        inputs: what of each calibration batch the model takes, as `calibrate` has it: `inputs=0`
-            for a loader of (images, labels).
+        inputs: what of each batch the model takes, as `calibrate` has it: 0 of (images, labels).
         algorithms: as `prepare_pt2e` takes them: `["gptq"]`. Most of them need calibration data.
         effort: what is tried out for the ranges of activations, as `prepare_pt2e` takes it.
         resume: a folder for the state of a calibration block by block (`calibrate_by_block`).
         search: how weights' scales are found, "min_max", "mse" or "hqq"; None as the recipe says.
-        pad_groups: pad linears with zero columns where the recipe's groups do not divide their
-            weights, instead of refusing them.
+        pad_groups: pad linears with zero columns where groups do not divide them; else refuse them.
         max_sizes: the largest size of dynamic dimensions that the export has not bounded, by input
             and dimension: {"x": {0: 64}}. A .pte plans its memory for them.
         strict: make errors of what the report would warn of.
