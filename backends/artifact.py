@@ -22,7 +22,7 @@ from pt2e_quant.flow.causal_lm import generate
 from pt2e_quant.flow.report.report import Report
 
 Verify: TypeAlias = bool | Literal["process"]
-"""Whether a lowering checks its artifact: not, in this process, or in a new one as well."""
+"""The check of an artifact by its lowering: none, in this process, or in a new one as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ def read_file(path: str | Path) -> bytes:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; nothing is imported to find out."""
+    """True if a package can be imported; nothing is imported to find out."""
     try:
         return find_spec(package) is not None
     except ValueError:  # its entry in sys.modules is None: importing it is refused

@@ -34,7 +34,7 @@ def operators(gm: GraphModule) -> tuple[Node, ...]:
 
 
 def _chooses_scales(node: Node) -> bool:
-    """Whether the results of a call are scales and zero points."""
+    """True if the results of a call are scales and zero points."""
     used = [node, *(user for user in node.users if is_getitem(user))]
     readers = [(value, reader) for value in used for reader in value.users if reader not in used]
     return all(is_qdq(reader) and reader.args[0] is not value for value, reader in readers)
@@ -85,7 +85,7 @@ def _is_float(node: Node) -> bool:
 
 
 def _is_static(dequantize: Node) -> bool:
-    """Whether it reads a quantize whose scale and zero point are constants."""
+    """True if it reads a quantize whose scale and zero point are constants."""
     quantize = dequantize.args[0]
     if not isinstance(quantize, Node) or not is_quantize(quantize):
         return False

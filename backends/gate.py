@@ -203,7 +203,7 @@ def _run(
 
 
 def rounded_results(gm: GraphModule) -> tuple[bool, ...]:
-    """Whether quantization reaches each result, in flat order; the others are float32 throughout.
+    """Return True for each result that quantization reaches; the others are float32 throughout.
 
     Values of 16 bits count as rounded too, because runtimes compute them in float32. Values that
     are written in place are not followed: if one of them may be rounded, every result may be.

@@ -151,7 +151,7 @@ class Judge:
         raise _apart(where, text, self._last_node(name))
 
     def _is_one_rounding(self, at: int, name: str, expected: Any, value: Any) -> bool:
-        """Whether few enough of a result's values are off by one step of the quantize behind it."""
+        """True if few enough of a result's values are off by one step of the quantize behind it."""
         node = self._leaf(name)
         while isinstance(node, Node) and is_call(node, _ELEMENTWISE):
             node = node.args[0]
@@ -170,7 +170,7 @@ class Judge:
         return True
 
     def _adds_up(self, at: int, name: str, apart: FirstApart, enough_db: float) -> bool:
-        """Whether each operator agrees, and their roundings together are what moves this graph."""
+        """True if each operator agrees, and their roundings together are what moves this graph."""
         if not apart.adds_up or self._least_db(at, name, enough_db, self.trials.moved) > enough_db:
             return False
         self._note(

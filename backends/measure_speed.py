@@ -240,7 +240,7 @@ def _elements(node: Node) -> int:
 
 
 def _is_inside(gm: GraphModule, quantize: Node, real: Node, members: set[str]) -> bool:
-    """Whether only members read what a quantize gives, and no other integers are made into it."""
+    """True if only members read what a quantize gives, and no other integers are made into it."""
     readers = [user for dq in quantize.users for user in dq.users]
     is_read = all(map(is_dequantize, quantize.users)) and bool(readers)
     others = (other for other in real.users if other is not quantize)

@@ -209,7 +209,7 @@ def _read(interpreter: Interpreter, node: Node) -> list[Any]:
 
 
 def _may_be_step(node: Node) -> bool:
-    """Whether it is an operator that writes into nothing, and no q/dq: their steps are moved."""
+    """True if it is an operator that writes into nothing, and no q/dq: their steps are moved."""
     target = node.target
     return (
         isinstance(target, OpOverload)
@@ -219,7 +219,7 @@ def _may_be_step(node: Node) -> bool:
 
 
 def _is_step(node: Node, read: list[Any], value: Any) -> bool:
-    """Whether a node makes steps of floats: integers or bools, or a float function of steps."""
+    """True if a node makes steps of floats: integers or bools, or a float function of steps."""
     if not any(isinstance(v, Tensor) and v.is_floating_point() for v in read):
         return False
     results = [v for v in pytree.tree_leaves(value) if isinstance(v, Tensor)]

@@ -72,7 +72,7 @@ def _taken_round(info: InputInfo, leaf: Any, sizes: Sizes, shift: int) -> Any:
 
 
 def _counts_up(leaf: Tensor, shape: Sequence[int]) -> bool:
-    """Whether the last axis of an integer tensor holds growing numbers, and is to hold several."""
+    """True if the last axis of an integer tensor holds growing numbers, and is to hold several."""
     if leaf.is_floating_point() or leaf.dtype == torch.bool or not leaf.dim() or not leaf.numel():
         return False
     return shape[-1] > 1 and bool((leaf.diff(dim=-1) > 0).all())

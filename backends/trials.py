@@ -211,7 +211,7 @@ def _restore(gm: GraphModule, state: dict[str, Tensor]) -> None:
 
 
 def _lacks(results: Results, usual: Results) -> bool:
-    """Whether a result has no elements that has some in the first call."""
+    """True if a result has no elements that has some in the first call."""
     empty = (
         name for name, value in results.items() if isinstance(value, Tensor) and not value.numel()
     )

@@ -68,7 +68,7 @@ def fake_linear(*, weight: int, axis: int) -> Callable[..., Tensor]:
 
 
 def is_interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter: as Triton itself reads its environment."""
+    """True if Triton runs kernels in its interpreter: as Triton itself reads its environment."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 

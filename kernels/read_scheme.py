@@ -97,7 +97,7 @@ def _chosen_at_run_time(
 
 
 def slots_fit(gm: GraphModule, row: OpRow, match: Match) -> bool:
-    """Whether every tensor that goes into a match has a scheme that its slot accepts.
+    """True if every tensor that goes into a match has a scheme that its slot accepts.
 
     A slot that may be float takes a float tensor too; results are judged by what reads them.
     """

@@ -135,7 +135,7 @@ def hold_weights(failures: Sequence[Failure]) -> GraphPass:
 
 
 def _leads_to(node: Node, anchors: set[str]) -> bool:
-    """Whether a weight's product, or what was to be fused with it, is among the anchors."""
+    """True if a weight's product, or what was to be fused with it, is among the anchors."""
     reached = list(node.users)
     for _ in range(_LONGEST_CHAIN):
         if any(reader.name in anchors for reader in reached):
@@ -183,7 +183,7 @@ def products_of(node: Node) -> tuple[Product, ...]:
 
 
 def _has_result(product: Product) -> bool:
-    """Whether the window fits the image, which the smallest captured size may be too small for."""
+    """True if the window fits the image, which the smallest captured size may be too small for."""
     sizes = zip(product.x[2:], product.weight[2:], product.padding, product.dilation, strict=False)
     spans = (size + 2 * pad - gap * (kernel - 1) for size, kernel, pad, gap in sizes)
     return product.operator is not Operator.CONV or all(span > 0 for span in spans)

@@ -58,7 +58,7 @@ def policy_of(registry: Registry) -> Policy:
     kernels = timed_kernels(registry)
 
     def is_slower(row: OpRow, match: Match) -> bool:
-        """Whether a match was timed as slower, or its class of sizes measured below float."""
+        """True if a match was timed as slower, or its class of sizes measured below float."""
         kernel = kernels.get(row.name)
         if kernel is None:
             return False
@@ -101,7 +101,7 @@ def recurrent_form(
 
 
 def _runs(row: OpRow, match: Match) -> bool:
-    """Whether an entry takes a match of a float graph with static activations."""
+    """True if an entry takes a match of a float graph with static activations."""
     if any(accepted.is_dynamic for slot in row.slots for accepted in slot.accepts):
         return False  # what is quantized at run time is moved in float
     if any(slot.role is Role.INPUT and not slot.accepts for slot in row.slots):

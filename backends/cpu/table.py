@@ -61,7 +61,7 @@ def decide(gm: GraphModule, refused: dict[str, str]) -> Callable[[Kernel, Match]
 
 
 def _fits(gm: GraphModule, kernel: Kernel, match: Match, refused: dict[str, str]) -> bool:
-    """Whether a kernel takes a match; why one whose q/dq fit is left goes to `refused`.
+    """True if a kernel takes a match; why one whose q/dq fit is left goes to `refused`.
 
     Ranges narrower than the entry's, or of weights that use -128, are taken: what a foreign
     quantizer wrote runs too.

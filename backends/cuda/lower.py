@@ -252,7 +252,7 @@ def _takes(
 
 
 def _output_fits(kernel: Kernel, match: Match) -> bool:
-    """Whether a result that the row wants quantized is, as the row wants it."""
+    """True if a result that the row wants quantized is, as the row wants it."""
     slot = next((s for s in kernel.row.slots if s.role is Role.OUTPUT and s.at == OUT), None)
     if slot is None or slot.is_optional:
         return True

@@ -36,7 +36,7 @@ class Measures:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether the device has 8-bit floats: Ada and later."""
+        """True if the device has 8-bit floats: Ada and later."""
         return self.capability >= FP8_CAPABILITY
 
     def ratio(self, kernel: Kernel, match: Match) -> float | None:
@@ -46,7 +46,7 @@ class Measures:
         return measured.get(shape_class, kernel.measured.get(shape_class))
 
     def allows(self, op: str, variant: Variant = Variant.PLAIN) -> bool:
-        """Whether a fused operator that has no pattern of its own may be used.
+        """True if a fused operator that has no pattern of its own may be used.
 
         It takes the place of several launches over the same bytes, for any shape.
 

@@ -35,7 +35,7 @@ class StoredMatrix:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the integers are signed and every zero_point is 0."""
+        """True if the integers are signed and every zero_point is 0."""
         return self.integers.dtype == np.int8 and not np.any(self.zero_point)
 
     @property

@@ -227,7 +227,7 @@ _HAS = (
 
 
 def _has_complex(node: Node) -> bool:
-    """Whether torch's exporter has ONNX for a call that reads or gives complex numbers.
+    """True if torch's exporter has ONNX for a call that reads or gives complex numbers.
 
     It has few functions of them, and no list: `_neg_view`, which it makes of `imag`, is not one.
     """

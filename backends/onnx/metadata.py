@@ -41,9 +41,9 @@ class Metadata:
     written: tuple[int, ...] = ()
 
     taken: tuple[bool, ...] = field(init=False)
-    """Whether the ONNX model takes each leaf of a call."""
+    """A flag for each leaf of a call: True if the ONNX model takes it."""
     gives_all: bool = field(init=False)
-    """Whether the result's leaves are the model's outputs as they stand."""
+    """True if the result's leaves are the model's outputs, in order."""
 
     def __post_init__(self) -> None:
         taken = taken_inputs(self.capture)
@@ -136,7 +136,7 @@ class Metadata:
 
 
 def taken_inputs(capture: Capture) -> tuple[bool, ...]:
-    """Whether the ONNX model takes each leaf of a call."""
+    """A flag for each leaf of a call: True if the ONNX model takes it."""
     return tuple(info.kind is not InputKind.LITERAL for info in capture.inputs)
 
 

@@ -50,7 +50,7 @@ SIGMOID_RANGE = (1 / 256, 0)
 
 
 def _has_matrix_weight(node: Node) -> bool:
-    """Whether the right operand has two dimensions, as a linear layer's weight."""
+    """True if the right operand has two dimensions, as a linear layer's weight."""
     return len(node.args) > 1 and rank_of(node.args[1]) == 2
 
 

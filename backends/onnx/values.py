@@ -36,7 +36,7 @@ class Dequantized:
 
     @property
     def is_byte(self) -> bool:
-        """Whether the integers have 8 bits: ONNX Runtime has no arithmetic on 16."""
+        """True if the integers have 8 bits: ONNX Runtime has no arithmetic on 16."""
         return self.zero_point.dtype.itemsize == 1
 
     @property
@@ -46,7 +46,7 @@ class Dequantized:
         return int(info.min), int(info.max)
 
     def same_qparams(self, other: "Dequantized") -> bool:
-        """Whether both stand for the same reals by the same integers."""
+        """True if both stand for the same reals by the same integers."""
         return (
             self.axis == other.axis
             and self.zero_point.dtype == other.zero_point.dtype
@@ -157,7 +157,7 @@ def read_dequantize(value: ir.Value | None) -> Dequantized | None:
 
 
 def is_wide(value: ir.Value | None) -> bool:
-    """Whether a value was dequantized from 16 bits."""
+    """True if a value was dequantized from 16 bits."""
     stored = read_dequantize(value)
     return stored is not None and not stored.is_byte
 

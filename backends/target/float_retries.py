@@ -137,7 +137,7 @@ def _fused_with(node: Node) -> list[Node]:
 
 
 def _near(node: Node) -> Iterator[bool]:
-    """Whether what an operator reads is dequantized, and what it gives quantized."""
+    """True for each input that is a dequantize and each reader that is a quantize."""
     yield from map(is_dequantize, node.all_input_nodes)
     yield from map(is_quantize, node.users)
 

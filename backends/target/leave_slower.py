@@ -115,5 +115,5 @@ def _elements(node: Node) -> int:
 
 
 def _is_rounded(node: Node) -> bool:
-    """Whether all that reads a result, behind clips, is a quantize."""
+    """True if all that reads a result, behind clips, is a quantize."""
     return all(is_quantize(u) or (is_call(u, CLIPS) and _is_rounded(u)) for u in node.users)

@@ -55,7 +55,7 @@ class RuntimeOptions(Options):
     allow_slower: bool = False
 
     def leaves_slower(self, gm: GraphModule) -> bool:
-        """Whether operators of a graph that are slower in integers compute in float."""
+        """True if operators of a graph that are slower in integers compute in float."""
         return not self.allow_slower and SLOWER not in gm.meta.get(ALLOWED_KEY, ())
 
 
@@ -207,7 +207,7 @@ def in_float32(gm: GraphModule) -> GraphModule:
 
 
 def _is_other_float(node: Node) -> bool:
-    """Whether a node is a q/dq whose real numbers are in another dtype than float32."""
+    """True if a node is a q/dq whose real numbers are in another dtype than float32."""
     real = node.args[0] if is_quantize(node) else node if is_dequantize(node) else None
     value = real.meta.get("val") if isinstance(real, Node) else None
     return isinstance(value, Tensor) and value.dtype is not torch.float32

@@ -92,7 +92,7 @@ class Policy:
         return {p.name: p for p in (*placed, *self.of_matches)}
 
     def takes(self, row: OpRow, match: Match, allowed: Collection[str] = ()) -> bool:
-        """Whether an entry runs a match of a float graph, and no preference keeps it float.
+        """True if an entry runs a match of a float graph, and no preference keeps it float.
 
         Args:
             row: the entry.

@@ -82,7 +82,7 @@ def _found(gm: GraphModule) -> Iterator[tuple[Node, Wanted]]:
 
 
 def _is_part(node: Node) -> bool:
-    """Whether a dequantize makes the scales of another (double quantization)."""
+    """True if a dequantize makes the scales of another (double quantization)."""
     readers = [u for user in node.users for u in (user, *user.users)]
     return any(
         user.target in (*_WEIGHTS, *_ACTIVATIONS) and user.args[0] is not node for user in readers

@@ -65,17 +65,17 @@ class DelegateOp:
 
     @property
     def is_integer(self) -> bool:
-        """Whether every tensor it touches is an integer tensor."""
+        """True if every tensor it touches is an integer tensor."""
         return FLOAT not in (*self.inputs, self.output)
 
     @property
     def multiplies_integers(self) -> bool:
-        """Whether it is an integer operator, or a product of two integer tensors."""
+        """True if it is an integer operator, or a product of two integer tensors."""
         return self.is_integer or (len(self.inputs) > 1 and FLOAT not in self.inputs[:2])
 
     @property
     def is_product(self) -> bool:
-        """Whether it sums products."""
+        """True if it sums products."""
         return self.name in _PRODUCTS
 
     def __str__(self) -> str:
@@ -174,7 +174,7 @@ def read_contents(pte: bytes) -> ProgramContents:
 
 
 def _fits(call: KernelCall, op: Operator, plan: ExecutionPlan) -> bool:
-    """Whether a call gives a tensor wherever its kernel takes one, if torch knows the kernel."""
+    """True if a call gives a tensor wherever its kernel takes one, if torch knows the kernel."""
     try:
         schema = torch._C._get_schema(op.name, op.overload)
     except RuntimeError:  # ExecuTorch's own, which looks at its arguments

@@ -144,7 +144,7 @@ class Options(RuntimeOptions):
 
 
 def _is_left_norm(node: Node) -> bool:
-    """Whether ExecuTorch's kernel of a layer norm was too far from the graph."""
+    """True if ExecuTorch's kernel of a layer norm was too far from the graph."""
     return is_call(node, LAYER_NORM) and fallback_of(node) is Fallback.PLAIN
 
 

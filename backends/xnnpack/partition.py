@@ -81,7 +81,7 @@ class WeightOnlyLinearConfig(LinearConfig):  # type: ignore[misc]  # executorch 
     def get_deps(
         self, node: torch.fx.Node, ep: ExportedProgram
     ) -> tuple[bool, list[torch.fx.Node]]:
-        """Whether the delegate takes a linear, and the nodes that it takes with it."""
+        """Return True if the delegate takes a linear, and the nodes that it takes with it."""
         x, weight = node.all_input_nodes[:2]
         if is_dequant(weight) and not is_dequant(x):
             # A bias has been put into an add behind it: the serializer takes none here.
@@ -121,7 +121,7 @@ def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
 
     class RestrictedConfig(config):  # type: ignore[misc]  # executorch ships no types
         def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
-            """Whether the delegate takes a node."""
+            """True if the delegate takes a node."""
             if not delegate_runs(node, config.target_name) or _is_left(node, config):
                 return False
             if issubclass(config, _PACKS) and _packs_what_is_written(self, node, ep):
@@ -147,7 +147,7 @@ def _restrict(config: type[XNNPartitionerConfig]) -> type[XNNPartitionerConfig]:
 
 
 def _is_left(node: torch.fx.Node, config: type[XNNPartitionerConfig]) -> bool:
-    """Whether a refusal left a node to ExecuTorch's own kernels."""
+    """True if a refusal left a node to ExecuTorch's own kernels."""
     fallback = fallback_of(node)
     if fallback is Fallback.FLOAT and issubclass(config, GEMMConfig):
         # Its weight is computed, or it would have been folded.
@@ -158,7 +158,7 @@ def _is_left(node: torch.fx.Node, config: type[XNNPartitionerConfig]) -> bool:
 def _packs_what_is_written(
     config: XNNPartitionerConfig, node: torch.fx.Node, ep: ExportedProgram
 ) -> bool:
-    """Whether a weight or bias is a buffer that calls write.
+    """True if a weight or bias is a buffer that calls write.
 
     The delegate packs weights when it is loaded. ExecuTorch (1.4) takes every buffer for a
     constant and hands over one that is written as an input: the kernel then has no weight, and
@@ -199,7 +199,7 @@ _MOST_DIMENSIONS = 6
 
 
 def delegate_runs(node: Node, name: str) -> bool:
-    """Whether the delegate computes a call right.
+    """True if the delegate computes a call right.
 
     Args:
         node: of the edge program, or of the ATen program before it.
@@ -210,7 +210,7 @@ def delegate_runs(node: Node, name: str) -> bool:
 
 
 def reads_scalar(node: Node) -> bool:
-    """Whether a node reads a value without dimensions that is computed or an input.
+    """True if a node reads a value without dimensions that is computed or an input.
 
     ExecuTorch (1.4) fails on the q/dq of one that is an input, looking for its layout; those of
     constants it takes.
@@ -234,7 +234,7 @@ def _elu(node: Node) -> bool:
 
 
 def _has_dimensions(node: Node) -> bool:
-    """Whether a value has dimensions, or is a constant behind at most a dequantize."""
+    """True if a value has dimensions, or is a constant behind at most a dequantize."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.dim() > 0:
         return True

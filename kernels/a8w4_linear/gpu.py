@@ -168,7 +168,7 @@ def a8w4_linear_kernel(
 
 
 def sums_as_bits(device: torch.device) -> bool:
-    """Whether int32 sums become floats by their bits: an addition, where converting is slow.
+    """True if int32 sums become floats by their bits: an addition, where converting is slow.
 
     wgmma adds to its own registers: on Hopper filling them costs as much as the addition saves.
     """

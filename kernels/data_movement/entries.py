@@ -24,7 +24,7 @@ def _sources(match: Match) -> tuple[Node, ...]:
 
 
 def _has_one_scale(match: Match) -> bool:
-    """Whether all that goes in and out has the same qparams; true of a graph without q/dq."""
+    """True if all that goes in and out has the same qparams; true of a graph without q/dq."""
     written = requantized(match.anchor)
     if written is None:
         return not any(affine_of(source) for source in _sources(match))

@@ -104,12 +104,12 @@ class Epilogue:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the result is requantized."""
+        """True if the result is requantized."""
         return self.out_dtype in INTEGER_OUTPUTS
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the result is in units of out_scale: integers, or 8-bit floats."""
+        """True if the result is in units of out_scale: integers, or 8-bit floats."""
         return self.out_dtype in _CODES
 
     @property

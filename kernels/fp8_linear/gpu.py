@@ -34,7 +34,7 @@ def takes_scaled_mm(
     out_dtype: torch.dtype,
     capability: int,
 ) -> bool:
-    """Whether `scaled_mm` runs a product, and is for its number of rows.
+    """True if `scaled_mm` runs a product, and is for its number of rows.
 
     cuBLAS needs sizes that are multiples of 16. Scales of rows need Hopper, and give bfloat16.
     """

@@ -72,7 +72,7 @@ WEIGHTS = tuple(
 
 
 def _has_code_zero_points(match: Match) -> bool:
-    """Whether zero points are codes too; where nothing is quantized yet there are none."""
+    """True if zero points are codes too; where nothing is quantized yet there are none."""
     node, gm = match.node("w"), match.anchor.graph.owning_module
     assert isinstance(gm, GraphModule)
     if not is_dequantize(node):

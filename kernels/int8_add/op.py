@@ -61,7 +61,7 @@ _OPERATORS: tuple[tuple[str, Overloads], ...] = (
 
 
 def _is_image(match: Match) -> bool:
-    """Whether integers go in already, or the result is of images.
+    """True if integers go in already, or the result is of images.
 
     Quantizing a sum of a transformer's residual stream would cost accuracy and gain little.
     """

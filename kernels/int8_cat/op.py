@@ -62,7 +62,7 @@ def cost(xs: Sequence[Tensor], out: Tensor) -> Cost:
 
 
 def _of_images(match: Match) -> bool:
-    """Whether integers go in already, or images do: a cache that grows is no place for ranges."""
+    """True if integers go in already, or images do: a cache that grows is no place for ranges."""
     return all(affine_of(x) is not None for x in match["x"]) or rank_of(match.anchor) == 4
 
 

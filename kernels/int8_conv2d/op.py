@@ -254,7 +254,7 @@ def widen_pixels(gm: GraphModule) -> PassResult:
 
 
 def _is_of_three(quantize: Node) -> bool:
-    """Whether images of three channels are quantized to int8 from floats that a kernel reads."""
+    """True if images of three channels are quantized to int8 from floats that a kernel reads."""
     source, made = quantize.args[0].meta["val"], quantize.meta["val"]  # type: ignore[union-attr]  # a node by schema
     if made.dim() != 4 or made.shape[1] != _CHANNELS or source.dtype not in ELEMENTS:
         return False
@@ -262,7 +262,7 @@ def _is_of_three(quantize: Node) -> bool:
 
 
 def _takes_pixels(gm: GraphModule, quantize: Node, user: Node) -> bool:
-    """Whether a reader is a convolution of all channels that reads the integers as its image."""
+    """True if a reader is a convolution of all channels that reads the integers as its image."""
     if user.target is not Int8Conv2d or user.args[_GROUPS] != 1:
         return False
     others = (*user.args[1:], *user.kwargs.values())

@@ -32,7 +32,7 @@ def even_padding(conv: Node) -> list[int] | None:
 
 
 def _windows_meet_image(match: Match) -> bool:
-    """Whether every window covers at least one pixel on each axis, at any size that may come."""
+    """True if every window covers at least one pixel on each axis, at any size that may come."""
     conv = match.nodes["op"]
     padding = even_padding(conv)
     if padding is None:

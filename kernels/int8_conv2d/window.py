@@ -75,7 +75,7 @@ class ConvSizes:
 
     @property
     def is_folded(self) -> bool:
-        """Whether a step of the product runs over the taps of a row too.
+        """True if a step of the product runs over the taps of a row too.
 
         With less than 64 channels the matrix units would multiply by zeros otherwise.
         """

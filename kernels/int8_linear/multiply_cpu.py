@@ -13,7 +13,7 @@ from pt2e_quant.kernels.int8_linear import reference
 
 @cache
 def int_mm_is_exact() -> bool:
-    """Whether `torch._int_mm` gives exact sums of the extreme int8 values here.
+    """True if `torch._int_mm` gives exact sums of the extreme int8 values here.
 
     Without VNNI it adds pairs of products in 16 bits, which saturate silently. Tried once a
     process, for one row and for many: they are different kernels.

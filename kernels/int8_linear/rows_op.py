@@ -22,7 +22,7 @@ _LARGEST = 2**24
 
 
 def sums_fit_float(weight: Tensor) -> bool:
-    """Whether no sum of products of uint8 values by a row of weight leaves float32's integers.
+    """True if no sum of products of uint8 values by a row of weight leaves float32's integers.
 
     Args:
         weight: int8[N, K].

@@ -28,7 +28,7 @@ _SWAPS = (aten.transpose.int, aten.swapaxes.default)
 
 
 def swaps_last_axes(node: Node) -> bool:
-    """Whether a permutation swaps the last two axes and moves no other."""
+    """True if a permutation swaps the last two axes and moves no other."""
     rank = node.meta["val"].dim()
     if node.target is aten.mT.default:
         return True

@@ -65,5 +65,5 @@ def spans(
 
 
 def shape_class(out_size: Sequence[int]) -> str:
-    """Whether one window covers an image, or several do."""
+    """Return "global" if one window covers an image, else "window"."""
     return "global" if tuple(out_size) == (1, 1) else "window"

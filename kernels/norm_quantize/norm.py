@@ -139,7 +139,7 @@ def _eps(match: Match) -> float:
 
 
 def _rounds_first(match: Match) -> bool:
-    """Whether a written-out norm is cast to a narrow dtype before the weight."""
+    """True if a written-out norm is cast to a narrow dtype before the weight."""
     if "shape" in match.values:
         return False
     factors: Any = match.anchor.args[:2]
@@ -147,7 +147,7 @@ def _rounds_first(match: Match) -> bool:
 
 
 def _is_of_rows(match: Match) -> bool:
-    """Whether the last axis alone is normalized, and its weight and bias are vectors."""
+    """True if the last axis alone is normalized, and its weight and bias are vectors."""
     shape = match.node("x").meta["val"].shape
     normalized = match.values.get("shape")
     if normalized is not None and list(normalized) != list(shape[-1:]):

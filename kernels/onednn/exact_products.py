@@ -1,4 +1,4 @@
-"""Whether this machine's oneDNN multiplies uint8 by int8 without saturating.
+"""Detection of machines whose oneDNN multiplies uint8 by int8 without saturating.
 
 Instruction sets before VNNI add pairs of products in 16 bits: 255 * 127 * 2 does not fit and is
 cut off, silently, to half of the true sum. Activations of 7 bits fit (127 * 127 * 2 < 2 ** 15). The
@@ -15,7 +15,7 @@ _K, _N = 64, 16
 
 @cache
 def onednn_is_exact() -> bool:
-    """Whether a linear of the largest uint8 and int8 values gives the exact sums here.
+    """True if a linear of the largest uint8 and int8 values gives the exact sums here.
 
     One product of (1, 64) by (16, 64) and one of (16, 64), since oneDNN has kernels of its own
     for single rows; milliseconds, once a process.

@@ -94,7 +94,7 @@ class Result:
 
     @property
     def is_float(self) -> bool:
-        """Whether the call gives float32."""
+        """True if the call gives float32."""
         return self.affine.dtype is torch.float32
 
     @property

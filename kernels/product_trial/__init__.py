@@ -1,1 +1,1 @@
-"""Whether oneDNN's integer products are right on this machine: each is tried once."""
+"""Trials of oneDNN's integer products on this machine: each is tried once."""

@@ -76,7 +76,7 @@ class Product:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to multiply."""
+        """True if there is nothing to multiply."""
         return 0 in self.x or 0 in self.weight
 
     def at(self, x: tuple[int, ...]) -> "Product":

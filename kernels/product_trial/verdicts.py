@@ -33,7 +33,7 @@ _FORM = 1
 
 
 def are_tried() -> bool:
-    """Whether the environment leaves trials on."""
+    """True if the environment leaves trials on."""
     return os.environ.get(TRIALS_VARIABLE, "1") not in ("0", "off", "false")
 
 

@@ -24,7 +24,7 @@ _ROW = recurrent_row(
 
 
 def has_integer_layers() -> bool:
-    """Whether torch multiplies a recurrent layer's integers exactly on this machine."""
+    """True if torch multiplies a recurrent layer's integers exactly on this machine."""
     return onednn_is_exact() and "fbgemm" in torch.backends.quantized.supported_engines
 
 

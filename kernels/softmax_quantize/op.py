@@ -91,7 +91,7 @@ def _fits_registers(match: Match) -> bool:
 
 
 def _mask_broadcasts(match: Match) -> bool:
-    """Whether the mask adds no axis and no size to the scores; as expressions: no guards."""
+    """True if the mask adds no axis and no size to the scores; as expressions: no guards."""
     if "add" not in match.nodes:
         return True
     if arguments(match.nodes["add"]).get("alpha", 1) != 1:

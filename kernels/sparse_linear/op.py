@@ -45,5 +45,5 @@ def cost(x: Tensor, values: Tensor, pairs: Tensor, scale: Tensor, out: Tensor) -
 
 
 def takes_groups(groups: int, K: int) -> bool:
-    """Whether rows of K have so many groups that the kernel scales them one by one."""
+    """True if rows of K have so many groups that the kernel scales them one by one."""
     return groups == 1 or (K % groups == 0 and K // groups % 32 == 0)

@@ -133,22 +133,22 @@ class Algorithm(ABC):
 
     @property
     def watches_sites(self) -> bool:
-        """Whether it gathers statistics at its sites during calibration."""
+        """True if it gathers statistics at its sites during calibration."""
         return type(self).statistics is not Algorithm.statistics
 
     @property
     def needs_data(self) -> bool:
-        """Whether calibration gathers anything for it."""
+        """True if calibration gathers anything for it."""
         return self.watches_sites or self.needs_calls
 
     @property
     def is_left_to_data(self) -> bool:
-        """Whether a recipe brings it for where nobody chose the observers: efforts leave it out."""
+        """True if a recipe brings it for where nobody chose the observers: efforts leave it out."""
         return self.needs_calls and not getattr(self, "any_observer", True)
 
     @property
     def runs_in_convert(self) -> bool:
-        """Whether it works on the prepared graph, with its observers."""
+        """True if it works on the prepared graph, with its observers."""
         return self.needs_data or self.stage in (Stage.RANGES, Stage.CORRECTIONS)
 
 

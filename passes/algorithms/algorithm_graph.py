@@ -148,7 +148,7 @@ class AlgorithmGraph:
         return None if argument(call, name) is None else self.constant(call, name)
 
     def _is_tied(self, value: Tensor) -> bool:
-        """Whether another name reads the same storage."""
+        """True if another name reads the same storage."""
         if self._readers is None:
             self._readers = {}
             for node in self.gm.graph.find_nodes(op="get_attr"):
@@ -359,12 +359,12 @@ def _can_start_again(observer: Any) -> bool:
 
 
 def _follows(observer: Any) -> bool:
-    """Whether an observer's qparams are not found from what it sees: derived ones, and floats."""
+    """True if an observer's qparams are not found from what it sees: derived ones, and floats."""
     return hasattr(observer, "derive_qparams_fn") or observer.dtype.is_floating_point
 
 
 def has_value(observer: nn.Module) -> bool:
-    """Whether an observer of a constant has been shown it."""
+    """True if an observer of a constant has been shown it."""
     low = getattr(observer, "min_val", None)
     seen = getattr(observer, "seen", None)
     if isinstance(seen, bool):
@@ -373,7 +373,7 @@ def has_value(observer: nn.Module) -> bool:
 
 
 def has_integers(observer: Any) -> bool:
-    """Whether an observer finds static integer qparams of what it sees."""
+    """True if an observer finds static integer qparams of what it sees."""
     if observer is None or not hasattr(observer, "calculate_qparams"):
         return False
     if getattr(observer, "is_dynamic", False) or _follows(observer):
@@ -383,7 +383,7 @@ def has_integers(observer: Any) -> bool:
 
 
 def is_static_per_tensor(observer: Any) -> bool:
-    """Whether an observer finds integers of one scale in the range of calibration data."""
+    """True if an observer finds integers of one scale in the range of calibration data."""
     qscheme = getattr(observer, "qscheme", None)
     is_per_tensor = qscheme in (torch.per_tensor_affine, torch.per_tensor_symmetric)
     if not is_per_tensor or getattr(observer, "is_dynamic", False):
@@ -392,6 +392,6 @@ def is_static_per_tensor(observer: Any) -> bool:
 
 
 def is_quantized_output(node: Node) -> bool:
-    """Whether an operator's annotation asks for its output in integers."""
+    """True if an operator's annotation asks for its output in integers."""
     annotation = node.meta.get(Q_ANNOTATION_KEY)
     return getattr(annotation, "output_qspec", None) is not None

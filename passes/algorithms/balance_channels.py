@@ -150,7 +150,7 @@ def _rounding_of(linear: Node) -> "Rounding | None":
 
 
 def _is_plain(spec: Any) -> bool:
-    """Whether a spec asks for integers that torch's qschemes say all of."""
+    """True if a spec asks for integers that torch's qschemes say all of."""
     has_observer = getattr(spec, "observer_or_fake_quant_ctr", None) is not None
     return has_observer and hasattr(spec, "qscheme") and not spec.dtype.is_floating_point
 

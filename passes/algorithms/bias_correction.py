@@ -188,7 +188,7 @@ class _Behind:
         return errors.mean(2), slopes.mean(2)
 
     def gains(self, layer: Node, pair: Pair, shift: Tensor) -> Tensor:
-        """Whether a shift makes the error of each position less: 1 or 0, and 0.5 for no change."""
+        """Return 1 where a shift lowers the error of a position, 0 where it raises it, else 0.5."""
         exact, found = self._values(layer, pair)
         moved = found - shift[:, None]
         if self.function is not None:

@@ -244,7 +244,7 @@ class Moments:
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is something to go by."""
+        """True if there is something to go by."""
         return self.count > 0 and bool(self.square.isfinite().all())
 
     @property

@@ -328,7 +328,7 @@ class ChannelMoments:
         return self._found[node]
 
     def is_norm(self, node: Node) -> bool:
-        """Whether a node is a norm, as an operator or as the product that one ends with."""
+        """True if a node is a norm, as an operator or as the product that one ends with."""
         if is_call(node, FEATURE_NORMS):
             return True
         inputs = node.all_input_nodes

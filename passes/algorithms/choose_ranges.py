@@ -348,5 +348,5 @@ class _Chooser:
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether an operator may be run again: it writes nothing."""
+    """True if an operator may be run again: it writes nothing."""
     return isinstance(node.target, OpOverload) and not node.target._schema.is_mutable

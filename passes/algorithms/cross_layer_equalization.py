@@ -251,7 +251,7 @@ def _by_column(weight: Tensor, reader: Node) -> Tensor:
 
 
 def _is_rounded(pair: LayerPair) -> bool:
-    """Whether an annotation asks for integers on the way between the layers."""
+    """True if an annotation asks for integers on the way between the layers."""
     nodes = (pair.first, *pair.between, *pair.readers)
     annotations = [node.meta.get(Q_ANNOTATION_KEY) for node in nodes]
     inputs = [

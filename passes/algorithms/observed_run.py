@@ -225,7 +225,7 @@ def ignore(node: Node, value: Any) -> None:
 
 
 def is_float(value: object) -> bool:
-    """Whether a value is a tensor of floats."""
+    """True if a value is a tensor of floats."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 

@@ -211,7 +211,7 @@ def shared_ranges(graph: AlgorithmGraph) -> Iterator[SharedRange]:
 
 
 def _is_unit(graph: AlgorithmGraph, source: Node, observer: Any) -> bool:
-    """Whether an operator does more than move data of a range."""
+    """True if an operator does more than move data of a range."""
     return len(_operands(graph, source, observer)) != 1 or _adds_a_number(source)
 
 
@@ -230,7 +230,7 @@ def _unit(graph: AlgorithmGraph, root: Node) -> Unit:
 
 
 def _adds_a_number(reader: Node) -> bool:
-    """Whether a pad puts in values that the tensor may not have; every range holds 0."""
+    """True if a pad puts in values that the tensor may not have; every range holds 0."""
     return is_call(reader, PAD) and bool(argument(reader, "value"))
 
 
@@ -240,7 +240,7 @@ def _operands(graph: AlgorithmGraph, node: Node, observer: Any) -> list[Node]:
 
 
 def _is_open(graph: AlgorithmGraph, node: Node) -> bool:
-    """Whether an observer node finds the static range of an activation outside of training."""
+    """True if an observer node finds the static range of an activation outside of training."""
     observer = graph.observer(node)
     if not is_static_per_tensor(observer) or is_fake_quantize(observer):
         return False

@@ -257,7 +257,7 @@ def _linears_behind(graph: AlgorithmGraph, norm: _Norm, value: Node) -> list[Nod
 
 
 def _moves(node: Node) -> bool:
-    """Whether an operator moves rows of the stream and leaves its channels."""
+    """True if an operator moves rows of the stream and leaves its channels."""
     if not is_call(node, _MOVES):
         return False
     dim, rank = arguments(node).get("dim"), node.all_input_nodes[0].meta["val"].dim()

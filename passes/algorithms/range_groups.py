@@ -203,7 +203,7 @@ def open_observers(gm: GraphModule, *, any_observer: bool = True) -> Iterator[tu
 
 
 def is_chosen(gm: GraphModule) -> bool:
-    """Whether somebody chose the observers of all static activations."""
+    """True if somebody chose the observers of all static activations."""
     kinds = {type(observer) for _, observer in open_observers(gm)}
     return bool(kinds) and kinds.isdisjoint((PredictedRangeObserver, ChosenRangeObserver))
 
@@ -257,7 +257,7 @@ def qparams_over(observer: Any, ends: tuple[float, float]) -> QParams:
 
 
 def _differ(a: QParams, b: QParams) -> bool:
-    """Whether two ranges differ by more than 1 %."""
+    """True if two ranges differ by more than 1 %."""
     shift = abs(float(a.zero_point) - float(b.zero_point)) / (a.quant_max - a.quant_min)
     return not 0.99 < float(a.scale) / float(b.scale) < 1.01 or shift > 0.01
 

@@ -125,7 +125,7 @@ class RunTimeScales(Algorithm):
 
 
 def _is_static(graph: AlgorithmGraph, linear: Node) -> bool:
-    """Whether an annotation gives a linear a static 8-bit input and int8 weights per row."""
+    """True if an annotation gives a linear a static 8-bit input and int8 weights per row."""
     specs = getattr(linear.meta.get(Q_ANNOTATION_KEY), "input_qspec_map", {})
     weight: Any = specs.get(argument(linear, "weight"))
     is_per_row = (

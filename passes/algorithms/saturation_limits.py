@@ -145,7 +145,7 @@ def limits(x: Tensor, results: Iterable[tuple[Tensor, float]]) -> tuple[float, f
 
 
 def _is_level(values: Tensor, tolerance: float) -> Tensor:
-    """Whether a function up to each place is what it is there, within a tolerance."""
+    """A mask of the places up to which the function is constant within a tolerance."""
     most, least = values.cummax(0).values - values, values - values.cummin(0).values
     return torch.maximum(most, least) <= tolerance
 
@@ -174,7 +174,7 @@ def functions_behind(
 
 
 def _is_function(graph: AlgorithmGraph, node: Node, inside: Container[Node]) -> bool:
-    """Whether a node computes each element from values inside and single numbers alone."""
+    """True if a node computes each element from values inside and single numbers alone."""
     if not is_call(node, _OF_ELEMENTS):
         return False
     others = [source for source in node.all_input_nodes if source not in inside]

@@ -76,7 +76,7 @@ class WeightBlocks:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether zero_points stay where they are."""
+        """True if zero_points stay where they are."""
         return getattr(self.weight.observer, "qscheme", None) in SYMMETRIC
 
     def clipped(self, part: float) -> tuple[Tensor, Tensor]:

@@ -52,7 +52,7 @@ class Mask:
 
 
 def _is_finite(gm: GraphModule, value: object) -> bool:
-    """Whether a float mask is known to hold no infinity, from how it is made."""
+    """True if a float mask is known to hold no infinity, from how it is made."""
     if isinstance(value, (int, float)):
         return math.isfinite(value)
     if not isinstance(value, Node):

@@ -62,7 +62,7 @@ def _operands(gm: GraphModule, node: Node, constants: Collection[Node]) -> Chann
 
 
 def _is_plain_sum(product: Node) -> bool:
-    """Whether a product is read by a sum alone, unscaled."""
+    """True if a product is read by a sum alone, unscaled."""
     reader, *others = product.users
     return not others and is_call(reader, ADD) and argument(reader, "alpha") == 1
 

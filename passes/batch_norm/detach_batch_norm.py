@@ -89,7 +89,7 @@ def detach_batch_norms(gm: GraphModule) -> list[DetachedNorm]:
 
 
 def _accepts(kind: str, m: Match) -> bool:
-    """Whether a batch norm has statistics to train, and may be folded if it is to be."""
+    """True if a batch norm has statistics to train, and may be folded if it is to be."""
     norm = m.nodes["bn"]
     given = arguments(norm)
     state = [given[name] for name in _STATE]

@@ -43,7 +43,7 @@ class Affine:
 
 
 def is_training(norm: Node) -> bool:
-    """Whether a batch norm uses the batch's own statistics."""
+    """True if a batch norm uses the batch's own statistics."""
     if is_call(norm, (aten._batch_norm_with_update.default,)):
         return True
     return bool(arguments(norm).get("training", False))

@@ -70,7 +70,7 @@ def channel_dim(producer: Node) -> int:
 
 
 def channel_follows(producer: Node, norm: Node) -> bool:
-    """Whether dimension 1 of the batch norm's input is the producer's output channel."""
+    """True if dimension 1 of the batch norm's input is the producer's output channel."""
     dim: int | None = 1
     value = argument(norm, "input")
     while value is not producer and dim is not None:
@@ -80,7 +80,7 @@ def channel_follows(producer: Node, norm: Node) -> bool:
 
 
 def other_results_used(m: Match) -> bool:
-    """Whether something reads the statistics that a batch norm with several results saves."""
+    """True if something reads the statistics that a batch norm with several results saves."""
     return any(
         is_getitem(user) and user is not m.anchor and bool(user.users)
         for user in m.nodes["bn"].users

@@ -86,7 +86,7 @@ class _Freezable(nn.Module):
 
     @property
     def is_normalising(self) -> bool:
-        """Whether the batch's own statistics are used, and the running ones updated."""
+        """True if the batch's own statistics are used, and the running ones updated."""
         return self.training and not self.is_frozen
 
 

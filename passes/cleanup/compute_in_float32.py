@@ -68,7 +68,7 @@ def _edit(gm: GraphModule, kept: frozenset[torch.dtype]) -> PassResult:
 
 
 def _is_double(gm: GraphModule) -> bool:
-    """Whether a model is in float64, by its parameters or the dequantizes of quantized ones."""
+    """True if a model is in float64, by its parameters or the dequantizes of quantized ones."""
     weights = (n.meta["val"] for n in gm.graph.nodes if is_dequantize(n))
     return any(w.dtype is torch.float64 for w in (*gm.parameters(), *weights))
 
@@ -83,7 +83,7 @@ def _dtypes(gm: GraphModule) -> Iterator[torch.dtype]:
 
 
 def _is_at_border(node: Node) -> bool:
-    """Whether a value is an input that casts alone read, or a cast that is a result alone."""
+    """True if a value is an input that casts alone read, or a cast that is a result alone."""
     if node.op == "placeholder":
         calls = [user for user in node.users if user.op != "output"]
         return all(is_call(user, (*_CAST, aten.copy_.default)) for user in calls)

@@ -59,7 +59,7 @@ def _content(module: nn.Module | None) -> list[object]:
 
 
 def _is_unread(node: Node) -> bool:
-    """Whether a node can be erased: nothing reads it, and it has no side effect."""
+    """True if a node can be erased: nothing reads it, and it has no side effect."""
     if node.users or node.op not in ("get_attr", "call_function"):
         return False
     is_plain = node.op == "get_attr" or isinstance(node.target, OpOverload) or is_getitem(node)

@@ -56,7 +56,7 @@ def _numbers(node: Node) -> Iterator[Node]:
 
 
 def _is_checked_alone(number: Node) -> bool:
-    """Whether a number is only read by checks."""
+    """True if a number is only read by checks."""
     return all(
         is_call(user, _CHECKS)
         or (

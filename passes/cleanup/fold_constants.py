@@ -48,7 +48,7 @@ def _is_pure(node: Node) -> bool:
 
 
 def _makes_constant(node: Node) -> bool:
-    """Whether a call makes its result from numbers only: a range, a window, an identity matrix.
+    """True if a call makes its result from numbers only: a range, a window, an identity matrix.
 
     Not `aten.empty`, whose values are undefined, nor operators of other libraries, which may read
     other state.

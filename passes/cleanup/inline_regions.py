@@ -73,7 +73,7 @@ no_regions = Invariant("no grad-mode or autocast region is left", _check)
 
 
 def _is_castable(value: object) -> bool:
-    """Whether autocast changes the dtype of a value: floats do, doubles do not."""
+    """True if autocast changes the dtype of a value: floats do, doubles do not."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
 
 

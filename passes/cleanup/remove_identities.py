@@ -51,7 +51,7 @@ def _input_of_cast(m: Match, editor: Editor) -> Node | Skip:
 
 
 def _has_neutral(call: Node) -> bool:
-    """Whether the second operand is the neutral number."""
+    """True if the second operand is the neutral number."""
     number = argument(call, "other")
     return isinstance(number, (int, float)) and number == is_call(call, _FACTORS)
 
@@ -96,7 +96,7 @@ def remove_noop_casts(gm: GraphModule) -> PassResult:
 
 
 def _same_sizes(before: object, after: object) -> bool:
-    """Whether two sizes are equal without asking for a guard."""
+    """True if two sizes are equal without asking for a guard."""
     if isinstance(before, int) and isinstance(after, int):
         return before == after
     return str(before) == str(after)

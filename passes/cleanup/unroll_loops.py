@@ -52,7 +52,7 @@ def unroll_loops(gm: GraphModule) -> PassResult:
 
 
 def has_loops(gm: GraphModule) -> bool:
-    """Whether a graph itself calls `while_loop`."""
+    """True if a graph itself calls `while_loop`."""
     return any(map(_is_loop, gm.graph.nodes))
 
 

@@ -17,7 +17,7 @@ def _polynomial(x: Tensor, *coefficients: float) -> Tensor:
 
 
 def signbit(x: Tensor) -> Tensor:
-    """Whether x is negative, -0.0 included: its reciprocal tells."""
+    """A mask of negative x, -0.0 included: the reciprocal is negative there."""
     if not x.is_floating_point():
         return x < 0
     return torch.logical_or(x < 0, torch.logical_and(x == 0, torch.reciprocal(x) < 0))

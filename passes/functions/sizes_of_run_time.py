@@ -164,7 +164,7 @@ def _extremes(
 
 
 def _is_same(a: int, b: int) -> bool:
-    """Whether two sizes are written alike; asking for equality would add a guard."""
+    """True if two sizes are written alike; asking for equality would add a guard."""
     return str(a) == str(b)
 
 

@@ -85,7 +85,7 @@ def _islands(graph: Graph) -> Iterator[list[Node]]:
 
 
 def _is_known(node: Node) -> bool:
-    """Whether a call, or a constant, can be written as parts."""
+    """True if a call, or a constant, can be written as parts."""
     if node.op == "get_attr" or is_getitem(node):
         return True
     name = operator_of(node)

@@ -354,7 +354,7 @@ def _folded(gm: GraphModule, node: Node) -> Node:
 
 
 def _gives_all(node: Node, results: Any) -> bool:
-    """Whether a function gives every result of a node that is read, in its dtype."""
+    """True if a function gives every result of a node that is read, in its dtype."""
     if isinstance(results, Node):
         return bool(results.meta["val"].dtype == node.meta["val"].dtype)
     read = [u for u in node.users if is_getitem(u) and u.users]

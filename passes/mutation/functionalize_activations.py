@@ -71,12 +71,12 @@ def _why_not(node: Node, value: Node, aliases: _Aliases) -> str | None:
 
 
 def is_in_place_result(node: Node) -> bool:
-    """Whether a node is the value that an in-place operator has written."""
+    """True if a node is the value that an in-place operator has written."""
     return isinstance(node.target, torch._ops.OpOverload) and is_in_place(node.target)
 
 
 def is_call_of_pieces(node: Node) -> bool:
-    """Whether a node is a tuple of views, whose elements are read by getitem."""
+    """True if a node is a tuple of views, whose elements are read by getitem."""
     return isinstance(node.meta.get("val"), (list, tuple))
 
 

@@ -53,7 +53,7 @@ def _is_state(node: object) -> bool:
 
 
 def _is_written_elsewhere(graph: Graph, copies: set[Node]) -> bool:
-    """Whether a node other than these copies writes a buffer or input."""
+    """True if a node other than these copies writes a buffer or input."""
     if not any(_is_state(n) for n in mutated_roots(graph)):
         return False
     root = roots(graph)

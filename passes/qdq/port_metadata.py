@@ -26,12 +26,12 @@ def readers_of_values(node: Node) -> list[Node]:
 
 
 def is_annotated(node: Node) -> bool:
-    """Whether a node has an annotation with at least one spec."""
+    """True if a node has an annotation with at least one spec."""
     return is_valid_annotation(node.meta.get(Q_ANNOTATION_KEY))
 
 
 def is_dynamic(dequantize: Node) -> bool:
-    """Whether a dequantize reads qparams computed at run time."""
+    """True if a dequantize reads qparams computed at run time."""
     return isinstance(dequantize.args[1], Node) and dequantize.args[1].op == "call_function"
 
 
@@ -64,7 +64,7 @@ def _origin(node: Node) -> Node:
 
 
 def _from_constant(node: Node) -> bool:
-    """Whether a dequantize reads stored integers: the float weight it was annotated by is gone."""
+    """True if a dequantize reads stored integers: the float weight it was annotated by is gone."""
     return _origin(node).op == "get_attr"
 
 

@@ -125,7 +125,7 @@ def _rounded(sites: Sequence[_Site]) -> list[Tensor | None]:
 
 
 def _fits(site: _Site) -> bool:
-    """Whether int32 holds a bias; behind inputs that are all 0 it does not, and is left alone."""
+    """True if int32 holds a bias; behind inputs that are all 0 it does not, and is left alone."""
     scale = site.weight_scale.to(site.value.device).double() * site.activation_scale
     return bool((site.value.detach().double().abs() < BIAS_BELOW * scale.reshape(-1)).all())
 

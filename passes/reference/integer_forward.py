@@ -97,7 +97,7 @@ class IntegerForward(nn.Module):
 
     @property
     def is_integer(self) -> bool:
-        """Whether the next forward pass is in integers."""
+        """True if the next forward pass is in integers."""
         drops = self.behind_dropout and self.training
         return self.is_on and not drops and not any(norm.is_normalising for norm in self.norms)
 

@@ -215,12 +215,12 @@ def _ending_in(quantize: Node) -> FoundSite | None:
 
 
 def reads_integers(node: Node) -> bool:
-    """Whether an operator reads a dequantized value."""
+    """True if an operator reads a dequantized value."""
     return any(is_dequantize(source) for source in node.all_input_nodes)
 
 
 def _is_quantized_by(user: Node) -> bool:
-    """Whether a reader is a quantize, or a clamp that only quantizes read."""
+    """True if a reader is a quantize, or a clamp that only quantizes read."""
     if is_call(user, CLAMPS):
         return bool(user.users) and all(_is_static_quantize(n) for n in user.users)
     return _is_static_quantize(user)
@@ -311,7 +311,7 @@ class Reader:
         return Output(qparams=qparams, range=output_range(qparams, storage, found.bounds))
 
     def _is_constant(self, node: Node) -> bool:
-        """Whether integers are fixed: a constant, or (not folded) the quantize of one."""
+        """True if integers are fixed: a constant, or (not folded) the quantize of one."""
         return node in self.constants or (
             is_quantize(node) and node.all_input_nodes[0] in self.constants
         )

@@ -74,7 +74,7 @@ class ReferenceTemplate:
 
 
 def has_static_integers(module: object) -> bool:
-    """Whether a fake-quantize makes integers with constant qparams, per tensor or per channel."""
+    """True if a fake-quantize makes integers with constant qparams, per tensor or per channel."""
     if not is_fake_quantize(module) or hasattr(module, "scheme"):
         return False
     is_plain = not getattr(module, "is_dynamic", False) and getattr(module, "dtype", None) not in (
@@ -87,12 +87,12 @@ def has_static_integers(module: object) -> bool:
 
 
 def is_plain_dropout(node: Node) -> bool:
-    """Whether a node is a dropout that gives no mask beside its result."""
+    """True if a node is a dropout that gives no mask beside its result."""
     return is_call(node, DROPOUT) and isinstance(node.meta.get("val"), Tensor)
 
 
 def _drops(node: Node) -> bool:
-    """Whether a node is a dropout whose probability is not 0."""
+    """True if a node is a dropout whose probability is not 0."""
     return is_plain_dropout(node) and arguments(node)["p"] != 0
 
 
@@ -171,11 +171,11 @@ class _Writer:
         return made
 
     def _is_fixed(self, node: Node) -> bool:
-        """Whether a value is constant once training has ended."""
+        """True if a value is constant once training has ended."""
         return node in self.constants or self._is_folded(node)
 
     def _is_folded(self, node: Node) -> bool:
-        """Whether a value is a weight or bias with its batch norm in it."""
+        """True if a value is a weight or bias with its batch norm in it."""
         made = node.args[0] if is_getitem(node) else None
         if not isinstance(made, Node) or made.op != "call_module":
             return False

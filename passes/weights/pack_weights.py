@@ -56,7 +56,7 @@ def pack_weights(gm: GraphModule) -> PassResult:
 
 
 def _may_pack(node: Node) -> bool:
-    """Whether a node may read a constant to pack: a cheap test before constants are read."""
+    """True if a node may read a constant to pack: a cheap test before constants are read."""
     kind = kind_of_qdq(node)
     if kind is None:
         return isinstance(node.target, HigherOrderOperator)
@@ -203,7 +203,7 @@ def _extremes(value: Tensor) -> tuple[int, int]:
 
 
 def _packs_zero_points(node: Node) -> bool:
-    """Whether zero points are worth packing: one per group, or those of a sub-byte weight."""
+    """True if zero points are worth packing: one per group, or those of a sub-byte weight."""
     if not {"group_size", "block_size"}.isdisjoint(arguments(node)):
         return True
     limits = _limits(node)

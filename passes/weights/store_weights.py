@@ -46,7 +46,7 @@ def store_weights(gm: GraphModule) -> PassResult:
 
 
 def _reads_constant(node: Node, written: Container[str]) -> bool:
-    """Whether a quantize reads a constant or a view of one that the graph does not write."""
+    """True if a quantize reads a constant or a view of one that the graph does not write."""
     source = node.args[0]
     constant = source_constant(source) if isinstance(source, Node) else None
     return constant is not None and str(constant.target) not in written
@@ -154,7 +154,7 @@ def _port_tag(node: Node, like: Node) -> None:
 
 
 def _are_equal(a: QParams, b: QParams) -> bool:
-    """Whether two qparams map every value to the same integer."""
+    """True if two qparams map every value to the same integer."""
     plain = ("quant_min", "quant_max", "dtype", "axis", "group_size")
     if any(getattr(a, name) != getattr(b, name) for name in plain):
         return False

@@ -81,7 +81,7 @@ def _is_float(value: Any) -> bool:
 
 
 def sums_rows(op: Any, *args: Any) -> bool:
-    """Whether each result of a product is a sum of products with one row weight[n]."""
+    """True if each result of a product is a sum of products with one row weight[n]."""
     if op is _aten.linear.default:
         return len(args) < 3 or args[2] is None
     return op is _aten.convolution.default and args[2] is None and not args[6]  # transposed
@@ -133,7 +133,7 @@ def _product(op: Any, *args: Any) -> Tensor:
 
 
 def _sums_directly(op: Any) -> bool:
-    """Whether torch's float convolutions add products, as oneDNN's do on x86-64."""
+    """True if torch's float convolutions add products, as oneDNN's do on x86-64."""
     if op is _aten.linear.default:
         return True
     onednn: Any = torch.backends.mkldnn

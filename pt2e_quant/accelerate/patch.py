@@ -25,11 +25,11 @@ class Patch:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def is_known_version(self) -> bool:
-        """Whether the installed packages are those that the patch was tested with."""
+        """True if the installed packages are those that the patch was tested with."""
         return all(_installed(name).startswith(f"{v}.") for name, v in self.versions.items())
 
     def is_on(self) -> bool:
-        """Whether the patch is to be used: not switched off, and the versions are known."""
+        """True if the patch is to be used: not switched off, and the versions are known."""
         off = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")}
         return not off & {self.name, "all"} and self.is_known_version()
 

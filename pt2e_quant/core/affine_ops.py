@@ -8,7 +8,7 @@ from torch.fx import Node
 
 
 def is_affine_quantize(node: Node) -> bool:
-    """Whether a node calls torchao::quantize_affine."""
+    """True if a node calls torchao::quantize_affine."""
     return _name(node) == "torchao::quantize_affine"
 
 

@@ -78,7 +78,7 @@ def check_filter(value: object) -> None:
 
 
 def takes_call(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many positional arguments, as far as it tells."""
+    """True if a function can be called with so many positional arguments, as far as it tells."""
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:

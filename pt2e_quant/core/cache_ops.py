@@ -75,5 +75,5 @@ UnpackRows = torch.ops.pt2e_quant.unpack_rows.default
 
 
 def is_pack_rows(node: Node) -> bool:
-    """Whether a node packs integers for a buffer."""
+    """True if a node packs integers for a buffer."""
     return node.op == "call_function" and node.target is PackRows

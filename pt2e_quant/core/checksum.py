@@ -27,7 +27,7 @@ def renew_sum(data: bytes) -> bytes:
 
 
 def has_sum(data: bytes) -> bool:
-    """Whether a file has a place for a checksum."""
+    """True if a file has a place for a checksum."""
     return _MARK in data
 
 

@@ -30,11 +30,11 @@ class DTypeInfo:
 
     @property
     def is_sub_byte(self) -> bool:
-        """Whether several values fit in a byte, so that storage can be packed."""
+        """True if several values fit in a byte, so that storage can be packed."""
         return self.bits < 8
 
     def holds(self, quant_min: int, quant_max: int) -> bool:
-        """Whether every integer from quant_min to quant_max is representable."""
+        """True if every integer from quant_min to quant_max is representable."""
         return self.quant_min <= quant_min <= quant_max <= self.quant_max
 
 

@@ -56,7 +56,7 @@ def source_line(node: Node) -> str:
 
 
 def _is_of_torch(file: str) -> bool:
-    """Whether a source file is torch's, of this installation or of the one that captured."""
+    """True if a source file is torch's, of this installation or of the one that captured."""
     path = file.replace("\\", "/")
     return path.startswith(_TORCH) or "-packages/torch/" in path
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def is_inexact(value: object) -> bool:
-    """Whether a value is a tensor of floats or of complex numbers."""
+    """True if a value is a tensor of floats or of complex numbers."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 

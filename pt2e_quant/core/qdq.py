@@ -117,17 +117,17 @@ STATIC_KINDS = frozenset(_LAYOUTS)
 
 
 def is_quantize(node: Node) -> bool:
-    """Whether a node is a quantize op of the canonical form."""
+    """True if a node is a quantize op of the canonical form."""
     return id(node.target) in _QUANTIZE_IDS
 
 
 def is_dequantize(node: Node) -> bool:
-    """Whether a node is a dequantize op of the canonical form."""
+    """True if a node is a dequantize op of the canonical form."""
     return id(node.target) in _DEQUANTIZE_IDS
 
 
 def is_qdq(node: Node) -> bool:
-    """Whether a node is a quantize or dequantize op of the canonical form."""
+    """True if a node is a quantize or dequantize op of the canonical form."""
     return id(node.target) in _KINDS
 
 

@@ -94,12 +94,12 @@ class QParams:
 
     @property
     def is_per_tensor(self) -> bool:
-        """Whether there is one scale."""
+        """True if there is one scale."""
         return self.axis is None and self.group_size is None
 
     @property
     def is_per_channel(self) -> bool:
-        """Whether the scale runs along an axis."""
+        """True if the scale runs along an axis."""
         return self.axis is not None
 
     @property

@@ -1,10 +1,10 @@
-"""Whether a forward pass runs a second time, for activation checkpointing."""
+"""Detection of a second forward pass, which activation checkpointing runs."""
 
 import torch
 
 
 def is_recomputing() -> bool:
-    """Whether a backward pass runs this code: `torch.utils.checkpoint` computes values again.
+    """True if a backward pass runs this code: `torch.utils.checkpoint` computes values again.
 
     A forward pass that is run again must give what it gave, so that statistics do not move in it.
     False in a graph that is compiled.

@@ -80,12 +80,12 @@ class TensorScheme:
 
     @property
     def is_plain(self) -> bool:
-        """Whether quantized_decomposed can say it: integers, float32 scales, no blocks."""
+        """True if quantized_decomposed can say it: integers, float32 scales, no blocks."""
         is_block = isinstance(self.granularity, PerBlock)
         return self.format is None and self.scales.is_plain and not is_block
 
     def fits(self, accepted: "TensorScheme") -> bool:
-        """Whether a slot that accepts `accepted` can take this scheme.
+        """True if a slot that accepts `accepted` can take this scheme.
 
         A narrower range fits a wider one, symmetric fits affine, powers of two and rounded scales
         fit any scales of their dtype; the rest must be equal.

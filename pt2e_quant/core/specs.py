@@ -175,7 +175,7 @@ def _check_range(quant_min: int | None, quant_max: int | None) -> None:
 
 
 def is_valid_annotation(annotation: Any) -> bool:
-    """Whether an annotation asks for anything."""
+    """True if an annotation asks for anything."""
     if annotation is None:
         return False
     return bool(annotation.input_qspec_map) or annotation.output_qspec is not None

@@ -62,7 +62,7 @@ Unpack = torch.ops.pt2e_quant.unpack.default
 
 
 def is_unpack(node: Node) -> bool:
-    """Whether a node unpacks a constant."""
+    """True if a node unpacks a constant."""
     return node.op == "call_function" and node.target is Unpack
 
 

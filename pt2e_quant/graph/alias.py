@@ -72,7 +72,7 @@ def roots(graph: Graph) -> dict[Node, Node]:
 
 
 def _updates_statistics(node: Node) -> bool:
-    """Whether a batch_norm or instance_norm writes its running statistics (no schema says so)."""
+    """True if a batch_norm or instance_norm writes its running statistics (no schema says so)."""
     if is_call(node, (aten.batch_norm.default, aten.native_batch_norm.default)):
         return bool(arguments(node)["training"])
     if is_call(node, (aten.cudnn_batch_norm.default,)):
@@ -86,7 +86,7 @@ _NORM_TARGETS = frozenset(m.target if isinstance(m, Overload) else m for m in _N
 
 @cache
 def _may_write(target: object) -> bool:
-    """Whether a target may write an argument; cached, because passes ask it of every node."""
+    """True if a target may write an argument; cached, because passes ask it of every node."""
     if isinstance(target, OpOverload):
         return target._schema.is_mutable or target in _NORM_TARGETS
     return isinstance(target, HigherOrderOperator)

@@ -20,7 +20,7 @@ def rank_of(node: object) -> int | None:
 
 
 def _takes_floats(match: Match) -> bool:
-    """Whether the result and all operands are float tensors, as far as the graph says."""
+    """True if the result and all operands are float tensors, as far as the graph says."""
     operands = (match.values.get(name) for name in ("x", "y", "w", "b", "mask"))
     held = (match.anchor, *(value for value in operands if value is not None))
     values = (n.meta.get("val") if isinstance(n, Node) else None for n in held)
@@ -28,20 +28,20 @@ def _takes_floats(match: Match) -> bool:
 
 
 def _limits_are(match: Match, *kinds: type) -> bool:
-    """Whether the anchor's bounds are of some types; relu and relu6 have none to ask about."""
+    """True if the anchor's bounds are of some types; relu and relu6 have none to ask about."""
     found = arguments(match.anchor)
     names = (name for name in ("min", "max", "min_val", "max_val") if name in found)
     return all(isinstance(found[name], kinds) for name in names)
 
 
 def _adds_unscaled(match: Match) -> bool:
-    """Whether sums are not scaled, in whichever operator of the match has them."""
+    """True if sums are not scaled, in whichever operator of the match has them."""
     scales = (arguments(node).get(name, 1) for node in match.covered for name in ("alpha", "beta"))
     return all(scale == 1 for scale in scales)
 
 
 def _adds_equal_shapes(match: Match) -> bool:
-    """Whether both summands are computed tensors of one shape: nothing is broadcast."""
+    """True if both summands are computed tensors of one shape: nothing is broadcast."""
     left = match.nodes["op"].meta.get("val")
     right = match["y"].meta.get("val") if isinstance(match["y"], Node) else None
     if not isinstance(left, Tensor) or not isinstance(right, Tensor) or match.is_constant("y"):

@@ -220,7 +220,7 @@ class Editor:
         return self.changed
 
     def _is_taken(self, name: str) -> bool:
-        """Whether a name is an attribute, also one that holds None (a missing bias)."""
+        """True if a name is an attribute, also one that holds None (a missing bias)."""
         owner_name, _, leaf = name.rpartition(".")
         owner = attribute(self.gm, owner_name) if owner_name else self.gm
         if not isinstance(owner, nn.Module):

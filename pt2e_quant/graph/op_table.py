@@ -96,7 +96,7 @@ class Slot:
         raise ValueError(f'its {self.role} "{self.at}" takes {self._kinds(wanted)}, not {wanted}')
 
     def suits(self, wanted: TensorScheme | None) -> bool:
-        """Whether a scheme, or None for float, is one that this slot accepts."""
+        """True if a scheme, or None for float, is one that this slot accepts."""
         alone = Scheme(name="", input=wanted, output=wanted, weight=wanted, bias=wanted)
         try:
             self.resolve(alone)
@@ -286,7 +286,7 @@ class OpTable:
 
 
 def _never_both(a: OpRow, b: OpRow) -> bool:
-    """Whether no scheme fits both entries, because a tensor of both has disjoint schemes."""
+    """True if no scheme fits both entries, because a tensor of both has disjoint schemes."""
     theirs = {slot.at: slot for slot in b.slots}
     for slot in a.slots:
         other = theirs.get(slot.at)

@@ -28,7 +28,7 @@ class Overload:
     fixed: tuple[tuple[str, object], ...] = ()
 
     def accepts(self, node: Node) -> bool:
-        """Whether a node that calls `target` has the fixed arguments."""
+        """True if a node that calls `target` has the fixed arguments."""
         if not self.fixed:
             return True
         found = arguments(node)
@@ -113,12 +113,12 @@ def each_padding(
 
 
 def is_getitem(node: Node) -> bool:
-    """Whether a node takes one element of a tuple or list value."""
+    """True if a node takes one element of a tuple or list value."""
     return node.op == "call_function" and node.target is getitem
 
 
 def is_call(node: Node, overloads: Overloads) -> bool:
-    """Whether a node calls one of some overloads."""
+    """True if a node calls one of some overloads."""
     if node.op != "call_function":
         return False
     target = node.target
@@ -146,7 +146,7 @@ def out_of_place(target: OpOverload) -> OpOverload | None:
 
 @cache
 def is_in_place(target: OpOverload) -> bool:
-    """Whether an overload writes into its first argument and returns it."""
+    """True if an overload writes into its first argument and returns it."""
     schema = target._schema
     first = schema.arguments[0].alias_info if schema.arguments else None
     return (

@@ -71,7 +71,7 @@ class Walk:
         return found
 
     def is_constant(self, node: Node) -> bool:
-        """Whether a node's value is fixed; found for all nodes at the first question."""
+        """True if a node's value is fixed; found for all nodes at the first question."""
         if self._constants is None:
             self._constants = constant_nodes(self.graph)
         return node in self._constants
@@ -126,7 +126,7 @@ class Match:
         return argument(self.nodes[op], name)
 
     def is_constant(self, name: str) -> bool:
-        """Whether a value is fixed: a literal or None, an unwritten constant, a view of one."""
+        """True if a value is fixed: a literal or None, an unwritten constant, a view of one."""
         value = self.values[name]
         items = value if isinstance(value, tuple) else (value,)
         return all(not isinstance(v, Node) or self.walk.is_constant(v) for v in items)
@@ -319,7 +319,7 @@ def find_matches(
 
 
 def _overlap(a: Op, b: Op) -> bool:
-    """Whether one call may match both patterns with equally many fixed arguments."""
+    """True if one call may match both patterns with equally many fixed arguments."""
     for x in a.members:
         for y in b.members:
             if x.target is not y.target or len(x.fixed) != len(y.fixed):
@@ -331,7 +331,7 @@ def _overlap(a: Op, b: Op) -> bool:
 
 
 def _can_match_same(a: Pattern, b: Pattern) -> bool:
-    """Whether two patterns can match one value and cover the same nodes of it."""
+    """True if two patterns can match one value and cover the same nodes of it."""
     if isinstance(a, Op) and isinstance(b, Op):
         if a.where is not b.where or not _overlap(a, b):
             return False

@@ -55,7 +55,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Whether a pass changed the graph, and what it did."""
+    """The result of a pass: True if the graph changed, and notes on what was done."""
 
     changed: bool
     notes: tuple[Note, ...] = ()

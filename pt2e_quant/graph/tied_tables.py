@@ -10,12 +10,12 @@ from pt2e_quant.graph.ops import EMBEDDING, LINEAR, Overload, argument, is_call
 
 
 def is_embedding(node: Node) -> bool:
-    """Whether a node looks rows up."""
+    """True if a node looks rows up."""
     return is_call(node, EMBEDDING)
 
 
 def is_untied_embedding(node: Node) -> bool:
-    """Whether this is an embedding whose table nothing but embeddings reads, under any name."""
+    """True if this is an embedding whose table nothing but embeddings reads, under any name."""
     if not is_embedding(node):
         return False
     table = _storage(argument(node, "weight"))
@@ -23,7 +23,7 @@ def is_untied_embedding(node: Node) -> bool:
 
 
 def is_tied_embedding(node: Node) -> bool:
-    """Whether this is an embedding whose table a linear computes with too."""
+    """True if this is an embedding whose table a linear computes with too."""
     if not is_embedding(node):
         return False
     table = _storage(argument(node, "weight"))
@@ -31,7 +31,7 @@ def is_tied_embedding(node: Node) -> bool:
 
 
 def is_tied_linear(node: Node) -> bool:
-    """Whether this is a linear whose weight is an embedding table."""
+    """True if this is a linear whose weight is an embedding table."""
     if not is_call(node, LINEAR):
         return False
     weight = argument(node, "weight")

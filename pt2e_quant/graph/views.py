@@ -61,7 +61,7 @@ _BIJECTIONS: Overloads = (
 
 
 def is_copy(node: Node, editor: Editor) -> bool:
-    """Whether an operator that may return a view makes a copy, for the layout at hand."""
+    """True if an operator that may return a view makes a copy, for the layout at hand."""
     if not is_call(node, MAYBE_VIEWS):
         return False
     source: Any = node.args[0]
@@ -80,7 +80,7 @@ def sizes_of(value: Node, editor: Editor, *, like: Node, before: Node) -> list[A
 
 
 def may_be_zero(size: int | SymInt) -> bool:
-    """Whether a size is 0 for some size of the inputs, which are 1 or more.
+    """True if a size is 0 for some size of the inputs, which are 1 or more.
 
     torch traces dynamic sizes from 2; its programs take 1 as well.
     """
@@ -95,7 +95,7 @@ def may_be_zero(size: int | SymInt) -> bool:
 
 
 def can_write_through(view: Node) -> bool:
-    """Whether `write_through` knows a view."""
+    """True if `write_through` knows a view."""
     if is_getitem(view):
         pieces: Any = view.args[0]
         if is_call(pieces, (aten.unbind.int,)):

@@ -121,7 +121,7 @@ class ObserverBase(ABC, nn.Module):
 
     @property
     def seen(self) -> bool:
-        """Whether the observer has the data it needs; true for one that needs none."""
+        """True if the observer has the data it needs; true for one that needs none."""
         return True
 
     def twin(self) -> Self:
@@ -239,12 +239,12 @@ class UniformQuantizationObserverBase(ObserverBase):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the range is made symmetric around 0.0."""
+        """True if the range is made symmetric around 0.0."""
         return self.qscheme in SYMMETRIC
 
     @property
     def seen(self) -> bool:
-        """Whether any data has come in."""
+        """True if any data has come in."""
         if self.min_val.numel() == 0:
             return False
         if self.min_val.numel() == 1:  # two reads cost a third of the tensor operations below

@@ -12,10 +12,10 @@ SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 
 
 def is_per_tensor(qscheme: torch.qscheme) -> bool:
-    """Whether a qscheme has one scale."""
+    """True if a qscheme has one scale."""
     return qscheme in PER_TENSOR
 
 
 def is_per_channel(qscheme: torch.qscheme) -> bool:
-    """Whether a qscheme has a scale for each channel."""
+    """True if a qscheme has a scale for each channel."""
     return qscheme in PER_CHANNEL

@@ -217,7 +217,7 @@ def _module_of(stack: object) -> str:
 
 
 def _is_alike(x: Any, y: Any) -> bool:
-    """Whether two outputs have one structure, tensors of one shape, and all else alike."""
+    """True if two outputs have one structure, tensors of one shape, and all else alike."""
     (ours, spec), (theirs, other) = pytree.tree_flatten(x), pytree.tree_flatten(y)
     return spec == other and all(map(_is_alike_leaf, ours, theirs))
 

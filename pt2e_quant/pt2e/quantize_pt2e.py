@@ -81,7 +81,7 @@ def prepare_qat_pt2e(
 
 
 def _is_foreign(quantizer: Any) -> bool:
-    """Whether a quantizer is written for torchao, and so expects graphs of its form.
+    """True if a quantizer is written for torchao, and so expects graphs of its form.
 
     Those of this package have a form for training.
     """

@@ -83,7 +83,7 @@ def create_getattr_from_value(
 
 
 def has_no_children_ignoring_parametrizations(module: nn.Module) -> bool:
-    """Whether a module has no modules within, but for those that parametrize its tensors."""
+    """True if a module has no modules within, but for those that parametrize its tensors."""
     names = set(module._modules)
     return not names or (is_parametrized(module) and names == {"parametrizations"})
 
@@ -139,7 +139,7 @@ def validate_qmin_qmax(quant_min: int, quant_max: int) -> None:
 
 
 def check_min_max_valid(min_val: Tensor, max_val: Tensor) -> bool:
-    """Whether a range has seen data; a warning says so if it has not.
+    """True if a range has seen data; a warning says so if it has not.
 
     Raises:
         RangeError: a min is above its max.

@@ -108,7 +108,7 @@ class Storage:
         return root
 
     def may_be_written(self, call: Node, summand: Node) -> bool:
-        """Whether a call may write its summand: storage that an operator allocated, read last here.
+        """True if a call may write its summand: storage that an operator allocated, read last here.
 
         Views count as what they are views of.
         """

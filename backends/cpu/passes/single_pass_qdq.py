@@ -90,7 +90,7 @@ def single_pass_qdq(gm: GraphModule) -> PassResult:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether the float side is float32, which torch's quantized tensors need."""
+    """True if the float side is float32, which torch's quantized tensors need."""
     source: Any = node.args[0] if node.target is QuantizePerTensor else node
     is_known = node.target in (QuantizePerTensor, DequantizePerTensor)
     return is_known and source.meta["val"].dtype is torch.float32

@@ -51,7 +51,7 @@ def keep_codes(gm: GraphModule) -> PassResult:
 
 
 def _has_no_type(packed: Node, dequantize: Node) -> bool:
-    """Whether ONNX has no integers of a weight's width, or no kernel that reads them there."""
+    """True if ONNX has no integers of a weight's width, or no kernel that reads them there."""
     bits: Any = packed.args[1]
     return bits not in _OWN_TYPE or (bits == 4 and any(is_call(n, CONV) for n in dequantize.users))
 

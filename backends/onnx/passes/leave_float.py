@@ -147,7 +147,7 @@ def node_of(gm: GraphModule, name: str, origins: Mapping[str, str]) -> Node | No
 
 
 def _is_stored(node: ir.Node) -> bool:
-    """Whether a node, which is still in its graph, dequantizes a constant weight or bias."""
+    """True if a node, which is still in its graph, dequantizes a constant weight or bias."""
     if node.graph is None or node.op_type != "DequantizeLinear":
         return False
     integers = constant(node.inputs[0])

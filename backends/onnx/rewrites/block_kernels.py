@@ -140,7 +140,7 @@ def _matmul_nbits(
 
 
 def _is_dequantized(value: ir.Value) -> bool:
-    """Whether a value was integers that a product could take: of 8 bits."""
+    """True if a value was integers that a product could take: of 8 bits."""
     stored = read_dequantize(value)
     return stored is not None and stored.is_byte
 

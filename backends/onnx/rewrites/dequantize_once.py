@@ -61,7 +61,7 @@ def _readers(dequantize: ir.Node) -> list[ir.Node]:
 
 
 def _is_float_weight(dequantize: ir.Node) -> bool:
-    """Whether all that reads a weight multiplies it with something that is no integer."""
+    """True if all that reads a weight multiplies it with something that is no integer."""
     readers = _readers(dequantize)
     return bool(readers) and all(
         reader.op_type in _HEAVY and not _reads_integers(reader) for reader in readers
@@ -69,7 +69,7 @@ def _is_float_weight(dequantize: ir.Node) -> bool:
 
 
 def _reads_integers(product: ir.Node) -> bool:
-    """Whether a product's input was integers that ONNX Runtime looks for around it.
+    """True if a product's input was integers that ONNX Runtime looks for around it.
 
     Also before dimensions that it moves them past.
     """

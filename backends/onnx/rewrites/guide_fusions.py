@@ -182,7 +182,7 @@ def _replace(graph: ir.Graph, node: ir.Node, steps: Array, scale: Array) -> None
 
 
 def _output_axis(node: ir.Node, weight: Dequantized) -> bool:
-    """Whether the weight's scales run along the output channels."""
+    """True if the weight's scales run along the output channels."""
     if weight.axis is None:
         return True
     transposed = "transB" in node.attributes and node.attributes["transB"].as_int() == 1
@@ -235,7 +235,7 @@ def _real(value: ir.Value | None) -> Array | None:
 
 
 def _is_quantized(product: ir.Node) -> bool:
-    """Whether both sides were integers, or the left one of 16 bits."""
+    """True if both sides were integers, or the left one of 16 bits."""
     return is_wide(product.inputs[0]) or all(_is_dequantized(value) for value in product.inputs)
 
 

@@ -318,7 +318,7 @@ def _read_rows(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _is_read(steps: ir.Value) -> bool:
-    """Whether a value is integers cast to float, or halves of rows that were packed in bytes."""
+    """True if a value is integers cast to float, or halves of rows that were packed in bytes."""
     joined = steps.producer()
     if joined is None or joined.op_type != "Concat":
         return _is_cast(joined)
@@ -327,7 +327,7 @@ def _is_read(steps: ir.Value) -> bool:
 
 
 def _is_cast(node: ir.Node | None) -> bool:
-    """Whether it casts int8 to float."""
+    """True if it casts int8 to float."""
     if node is None or node.op_type != "Cast" or node.inputs[0] is None:
         return False
     to = node.attributes["to"].as_int()
@@ -335,7 +335,7 @@ def _is_cast(node: ir.Node | None) -> bool:
 
 
 def _swaps_last(node: ir.Node) -> bool:
-    """Whether a Transpose swaps the last two axes and no others."""
+    """True if a Transpose swaps the last two axes and no others."""
     perm = permutation(node)
     if perm is None:
         return False

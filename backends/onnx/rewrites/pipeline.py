@@ -152,7 +152,7 @@ def _turned(value: ir.Value | None) -> tuple[ir.Value, list[int]] | None:
 
 
 def _is_column(index: ir.Value) -> bool:
-    """Whether indices are [T, 1]: each names a row of the first axis."""
+    """True if indices are [T, 1]: each names a row of the first axis."""
     return len(sizes(index)) == 2 and sizes(index)[1] == 1
 
 

@@ -43,7 +43,7 @@ def _split(graph: ir.Graph, *, is_portable: bool) -> int:
 
 
 def _is_read_twice(value: ir.Value) -> bool:
-    """Whether a quantize and something else read a value."""
+    """True if a quantize and something else read a value."""
     readers = [use.node for use in value.uses()]
     quantizes = [reader for reader in readers if read_quantize(reader) is not None]
     return bool(quantizes) and (len(readers) > 1 or value.is_graph_output())
@@ -110,7 +110,7 @@ def _with_bias(graph: ir.Graph, node: ir.Node, real: ir.Value) -> ir.Value:
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """Whether a product neither scales nor transposes what is no weight."""
+    """True if a product neither scales nor transposes what is no weight."""
     scales = (
         node.attributes[name].as_float() for name in ("alpha", "beta") if name in node.attributes
     )

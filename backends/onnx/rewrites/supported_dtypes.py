@@ -37,7 +37,7 @@ def _reads_other(node: ir.Node) -> bool:
 
 
 def _compute_wider(node: ir.Node, opset: int) -> bool:
-    """Whether a node was lacking a kernel, and has one now."""
+    """True if a node was lacking a kernel, and has one now."""
     if node.op_type in ("Cast", "If", "Loop", "Scan") or not onnx.defs.has(node.op_type, opset):
         return False
     schema = onnx.defs.get_schema(node.op_type, opset)
@@ -99,7 +99,7 @@ def _with_kernel(
 
 
 def _takes(types: Mapping[str, list[str]], dtypes: Mapping[str, ir.DataType]) -> bool:
-    """Whether a kernel is for these dtypes; a constraint that it does not name takes any."""
+    """True if a kernel is for these dtypes; a constraint that it does not name takes any."""
     return all(
         name not in types or f"tensor({dtype.name.lower()})" in types[name]
         for name, dtype in dtypes.items()

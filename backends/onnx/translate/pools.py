@@ -86,7 +86,7 @@ def _pool(
 
 
 def _may_drop(size: object, kernel: int, stride: int, padding: int) -> bool:
-    """Whether `ceil_mode` has a last window that would start in the padding behind the tensor."""
+    """True if `ceil_mode` has a last window that would start in the padding behind the tensor."""
     if stride - 1 < kernel - padding:
         return False
     if not isinstance(size, int):

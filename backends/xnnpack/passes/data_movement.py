@@ -212,7 +212,7 @@ def _on_integers(editor: Editor, call: Node, quantize: Node) -> Node | None:
 
 
 def delegate_moves(call: Node) -> bool:
-    """Whether the delegate has this data movement in integers, in the form that stands here."""
+    """True if the delegate has this data movement in integers, in the form that stands here."""
     value = call.meta["val"]
     if is_call(call, SLICE):
         source = call.args[0]

@@ -267,7 +267,7 @@ def _own_inputs(linear: Node, quantized: Node) -> list[Node]:
 
 
 def _is_apart(first: Node, second: Node) -> bool:
-    """Whether more than the second linear's own inputs stand between two linears."""
+    """True if more than the second linear's own inputs stand between two linears."""
     own = {second, *second.all_input_nodes}
     own |= {n for source in second.all_input_nodes for n in source.all_input_nodes}
     current = first.next
@@ -292,7 +292,7 @@ _VIEWS = frozenset(
 
 
 def can_write_in_place(ep: ExportedProgram) -> bool:
-    """Whether ExecuTorch may write every value that is put at indices into its buffer.
+    """True if ExecuTorch may write every value that is put at indices into its buffer.
 
     Its pass does so wherever no later operator reads what is overwritten. It does not ask
     whether that is a result of the program, or is read through a view. Its kernel (1.4) takes
@@ -309,7 +309,7 @@ def can_write_in_place(ep: ExportedProgram) -> bool:
 
 
 def _puts_whole_rows(node: Node) -> bool:
-    """Whether one row of the values is put at each place of one index."""
+    """True if one row of the values is put at each place of one index."""
     args: Any = node.args
     whole, indices, values = args[:3]
     accumulates = args[3] if len(args) > 3 else node.kwargs.get("accumulate", False)
@@ -322,7 +322,7 @@ def _puts_whole_rows(node: Node) -> bool:
 
 
 def _is_last_reader(node: Node, buffers: set[str]) -> bool:
-    """Whether nothing needs a buffer's former value once a node has put others into it."""
+    """True if nothing needs a buffer's former value once a node has put others into it."""
     whole: Any = node.args[0]
     if any(u.op == "output" or u.target in _VIEWS for u in whole.users if u is not node):
         return False

@@ -235,7 +235,7 @@ def pack_int4(table: Tensor, *, even_high: bool) -> Tensor:
 
 
 def delegate_keeps(gm: GraphModule, table: Node) -> bool:
-    """Whether a linear of the delegate has a constant for its weight, in 4 bits."""
+    """True if a linear of the delegate has a constant for its weight, in 4 bits."""
     constants = gm.graph.find_nodes(op="get_attr", target=table.target)
     weights = [w for c in constants for w in c.users if is_dequantize(w) and is_int4(w)]
     readers = [(w, user) for w in weights for user in w.users if is_call(user, LINEAR)]
@@ -297,7 +297,7 @@ def _decline(m: Match) -> Skip | None:
 
 
 def is_int4_rows(m: Match, gm: GraphModule) -> bool:
-    """Whether the rows of a match of `FIND_ROWS` fit into half the bytes."""
+    """True if the rows of a match of `FIND_ROWS` fit into half the bytes."""
     fits = is_int4(m.node("dequantize")) and _columns(m) % 2 == 0
     return fits and not constant_read(gm, m["zero_point"]).any()
 

@@ -46,12 +46,12 @@ def operands(node: Node) -> tuple[Any, Any]:
 
 
 def is_static_int8(node: Node) -> bool:
-    """Whether a node is a static per-tensor q or dq of int8."""
+    """True if a node is a static per-tensor q or dq of int8."""
     return node.target in (DequantizePerTensor, QuantizePerTensor) and node.args[5] is torch.int8
 
 
 def is_int4(dequantize: Node) -> bool:
-    """Whether a dq of groups or channels reads integers of 4 bits, which the delegate packs."""
+    """True if a dq of groups or channels reads integers of 4 bits, which the delegate packs."""
     if dequantize.target not in (DequantizePerGroup, DequantizePerChannel):
         return False
     first = 3 if dequantize.target is DequantizePerGroup else 4
@@ -59,7 +59,7 @@ def is_int4(dequantize: Node) -> bool:
 
 
 def is_weight_only(node: Node) -> bool:
-    """Whether a node is a linear of float activations and a dequantized weight."""
+    """True if a node is a linear of float activations and a dequantized weight."""
     if not is_call(node, LINEAR):
         return False
     activation, weight = operands(node)
@@ -127,7 +127,7 @@ def _is_symmetric(gm: GraphModule, weight: Node) -> bool:
 
 
 def gives_static_int8(node: Node) -> bool:
-    """Whether all that reads a node, or the clip behind it, is one static int8 quantize."""
+    """True if all that reads a node, or the clip behind it, is one static int8 quantize."""
     users = list(node.users)
     if len(users) == 1 and is_call(users[0], (*RELU, *HARDTANH)):
         node = users[0]

@@ -144,7 +144,7 @@ def _place_of(node: Node, places: dict[Node, _Place]) -> _Place | None:
 
 
 def _is_requantization(node: Node) -> bool:
-    """Whether a quantize reads a dequantize: XNNPACK converts to float and back."""
+    """True if a quantize reads a dequantize: XNNPACK converts to float and back."""
     source = node.args[0]
     return node.target is _QUANTIZE and isinstance(source, Node) and source.target is _DEQUANTIZE
 
@@ -155,7 +155,7 @@ def _is_with_constant(node: Node) -> bool:
 
 
 def _is_constant(node: Node) -> bool:
-    """Whether a value is a constant of the program, stored in integers or in float.
+    """True if a value is a constant of the program, stored in integers or in float.
 
     Inputs of the program look the same here, which does no harm.
     """

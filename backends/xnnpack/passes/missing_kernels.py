@@ -125,7 +125,7 @@ _OF_TENSORS: Mapping[Any, Any] = {
 
 
 def has_complex_kernel(node: Node) -> bool:
-    """Whether ExecuTorch computes a call that reads or gives complex numbers.
+    """True if ExecuTorch computes a call that reads or gives complex numbers.
 
     Its transforms keep the layout that torch gives their results for the last dimension only.
     """

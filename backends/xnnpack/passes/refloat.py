@@ -270,7 +270,7 @@ def _constant_reason(gm: GraphModule, node: Node) -> str | None:
 
 
 def _is_integer_op(user: Node) -> bool:
-    """Whether all tensors of an operator are static int8."""
+    """True if all tensors of an operator are static int8."""
     inputs = [n for n in user.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
     return all(is_static_int8(n) for n in inputs) and gives_static_int8(user)
 
@@ -299,7 +299,7 @@ def split_biases(gm: GraphModule) -> PassResult:
 
 
 def has_per_tensor(gm: GraphModule) -> bool:
-    """Whether some linear reads activations quantized per tensor at run time."""
+    """True if some linear reads activations quantized per tensor at run time."""
     return any(_feeds_linears(node) for node in gm.graph.nodes)
 
 

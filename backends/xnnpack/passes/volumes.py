@@ -285,7 +285,7 @@ def _clip_behind(conv: Node) -> Node | None:
 
 
 def _is_quantized(gm: GraphModule, x: Node, weight: Node) -> bool:
-    """Whether a convolution of a batch has integers that XNNPACK multiplies, a row a channel."""
+    """True if a convolution of a batch has integers that XNNPACK multiplies, a row a channel."""
     if x.target is not DequantizePerTensor or not is_static_int8(x) or not is_dequantize(weight):
         return False
     if kind_of_qdq(weight) not in _WEIGHTS or len(x.meta["val"].shape) != 5:

@@ -121,7 +121,7 @@ def _sum_by_ratios(site: Site[Any], x: Operand[Any], y: Operand[Any], alpha: flo
 
 
 def _is_constant_inside(x: Operand[Any], y: Operand[Any]) -> bool:
-    """Whether x alone has size 1 in the innermost dimension that is not 1 in both."""
+    """True if x alone has size 1 in the innermost dimension that is not 1 in both."""
     pairs = zip_longest(reversed(x.like.shape), reversed(y.like.shape), fillvalue=1)
     sizes = [tuple(isinstance(size, int) and size == 1 for size in pair) for pair in pairs]
     return next((pair == (True, False) for pair in sizes if pair != (True, True)), False)
@@ -221,7 +221,7 @@ def _divide(site: Site[Any]) -> Any:
 
 
 def _is_of_one_tensor(site: Site[Any]) -> bool:
-    """Whether one of two arguments is a number, so that the other alone is mapped."""
+    """True if one of two arguments is a number, so that the other alone is mapped."""
     return any(isinstance(site.arguments[name], (int, float)) for name in ("self", "other"))
 
 

@@ -62,7 +62,7 @@ _VANISHES = 104.0
 
 
 def is_pointwise(target: Any) -> bool:
-    """Whether an operator computes each value from the values at its place."""
+    """True if an operator computes each value from the values at its place."""
     return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
 
 

@@ -43,7 +43,7 @@ def _is_same(a: QParams, b: QParams) -> bool:
 
 
 def is_same_scale(x: Operand[Any], output: Output) -> bool:
-    """Whether integers of x mean the same as integers of the output."""
+    """True if integers of x mean the same as integers of the output."""
     return _is_same(x.qparams, output.qparams)
 
 

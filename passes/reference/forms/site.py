@@ -186,7 +186,7 @@ class Site(Generic[Value]):
 
 
 def is_boolean(value: Any) -> bool:
-    """Whether an argument of a site is a tensor of booleans, or the node of one."""
+    """True if an argument of a site is a tensor of booleans, or the node of one."""
     like = value if isinstance(value, Tensor) else getattr(value, "meta", {}).get("val")
     return isinstance(like, Tensor) and like.dtype is torch.bool
 

@@ -110,5 +110,5 @@ class BlockQParams:
 
     @property
     def is_per_tensor(self) -> bool:
-        """Whether one block takes in the whole tensor."""
+        """True if one block takes in the whole tensor."""
         return all(length == WHOLE for length in self.block)

@@ -155,5 +155,5 @@ DECOMPOSITIONS = MappingProxyType(
 
 
 def is_choose_scales(node: Node) -> bool:
-    """Whether a node finds scales at run time."""
+    """True if a node finds scales at run time."""
     return node.op == "call_function" and node.target is ChooseScales

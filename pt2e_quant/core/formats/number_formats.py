@@ -91,7 +91,7 @@ class CodeBook:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the table is made for each tensor."""
+        """True if the table is made for each tensor."""
         return not self.values
 
     @property

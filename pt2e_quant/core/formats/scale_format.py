@@ -68,7 +68,7 @@ class ScaleFormat:
             )
 
     def fits(self, accepted: "ScaleFormat") -> bool:
-        """Whether scales of this form are of that one: powers of two and rounded ones are."""
+        """True if scales of this form are of that one: powers of two and rounded ones are."""
         plain = replace(self, is_power_of_two=False, precision=None)
         return accepted in (self, plain)
 
@@ -81,7 +81,7 @@ class ScaleFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each scale is a float32, as quantized_decomposed takes it."""
+        """True if each scale is a float32, as quantized_decomposed takes it."""
         return (
             self.dtype == torch.float32 and self.double_group is None and not self.in_tensor_units
         )

@@ -31,17 +31,17 @@ class Requantization(StrEnum):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it multiplies by an integer of 31 bits and shifts."""
+        """True if it multiplies by an integer of 31 bits and shifts."""
         return not self.value.startswith("float32") and not self.has_two_factors
 
     @property
     def has_two_factors(self) -> bool:
-        """Whether a real result, in float32, stands between its two factors."""
+        """True if a real result, in float32, stands between its two factors."""
         return self in (Requantization.TWO_FACTORS, Requantization.TWO_FACTORS_THEN_ZERO)
 
     @property
     def rounds_with_zero(self) -> bool:
-        """Whether the zero_point is added before rounding, so that it decides where ties go."""
+        """True if the zero_point is added before rounding, so that it decides where ties go."""
         return self in (Requantization.FLOAT32_WITH_ZERO, Requantization.TWO_FACTORS)
 
 

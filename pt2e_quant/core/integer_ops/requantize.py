@@ -37,7 +37,7 @@ class OutputRange:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the limits, with and less the zero_point, are float32 numbers."""
+        """True if the limits, with and less the zero_point, are float32 numbers."""
         limits = (self.low, self.high, self.low - self.zero_point, self.high - self.zero_point)
         return max(map(abs, limits)) <= _EXACT
 

@@ -79,7 +79,7 @@ def _compare(gm: GraphModule, node: Node, before: Any, after: Any, strict: bool)
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two specs ask for the same; constructors are made anew each time and do not count."""
+    """True if two specs ask for the same; constructors are made anew each time and do not count."""
     if a is b:
         return True
     return kind_of(a) is kind_of(b) and all(

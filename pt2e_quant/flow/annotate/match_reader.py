@@ -46,7 +46,7 @@ class Plan:
         return [place for place in places if isinstance(place, Node)]
 
     def has_inputs(self, quantized: Collection[Node]) -> bool:
-        """Whether all that it reads is among these values."""
+        """True if all that it reads is among these values."""
         sources = [
             place[0]
             for slot, _ in self.schemes
@@ -81,7 +81,7 @@ class MatchReader:
         self.plans: dict[tuple[str, Node, tuple[Node, ...]], Plan] = {}
 
     def accept(self, row: OpRow, match: Match) -> bool:
-        """Whether a match is quantized as this entry of the table; if not, the reason is kept."""
+        """True if a match is quantized as this entry of the table; if not, the reason is kept."""
         scheme = self.book.scheme_for(match.covered[0])
         if scheme is None:
             self.refuse(match, f"rule: {self.book.rule_for(match.covered[0], Role.INPUT)}")
@@ -115,7 +115,7 @@ class MatchReader:
         return True
 
     def _is_for_others(self, slot: Slot, match: Match, scheme: Scheme) -> bool:
-        """Whether the entry is for other schemes, and the table has its own reason for this one."""
+        """True if the entry is for other schemes, and the table has its own reason for this one."""
         is_told = operator_name(match.anchor) in self.table.reasons and len(match.covered) == 1
         return is_told and not slot.suits(scheme.for_role(slot.role))
 

@@ -115,7 +115,7 @@ class ObserverChoice:
 
 
 def is_plain(scheme: TensorScheme) -> bool:
-    """Whether torch's qschemes can express a scheme; its groups must run along the last axis."""
+    """True if torch's qschemes can express a scheme; its groups must run along the last axis."""
     granularity = scheme.granularity
     return scheme.is_plain and not (isinstance(granularity, PerGroup) and granularity.axis != -1)
 

@@ -66,12 +66,12 @@ _OBJECT = re.compile(r"pt2e_quant((?:\.\w+)+):(\w+)\Z", re.ASCII)
 
 
 def is_identifier(name: object) -> bool:
-    """Whether a name may stand in the code that torch.fx makes of a graph."""
+    """True if a name may stand in the code that torch.fx makes of a graph."""
     return isinstance(name, str) and bool(_IDENTIFIER.match(name))
 
 
 def is_path(name: object) -> bool:
-    """Whether a name is a dotted path of attributes, "layers.0.weight" for one."""
+    """True if a name is a dotted path of attributes, "layers.0.weight" for one."""
     return isinstance(name, str) and bool(_PATH.match(name))
 
 

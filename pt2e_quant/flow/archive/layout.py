@@ -47,7 +47,7 @@ SAFETENSORS_NAMES = {
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file begins as an archive of this format does, whole or damaged."""
+    """True if a file begins as an archive of this format does, whole or damaged."""
     try:
         with path.open("rb") as stream:
             start = stream.read(512)

@@ -297,7 +297,7 @@ class _BlockRun:
             return pytree.tree_leaves(map_arg(result, lambda n: self._value(n, values)))
 
     def changed_before(self, number: int) -> bool:
-        """Whether a constant that an earlier block has read is another now."""
+        """True if a constant that an earlier block has read is another now."""
         if number == 0:
             return False
         return any(id(attribute(self.gm, name)) != held for name, held in self._used.items())

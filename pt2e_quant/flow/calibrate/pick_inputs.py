@@ -108,7 +108,7 @@ def pick_part(batch: Any, key: str | int, argument: str = "inputs") -> Any:
 
 
 def _is_call(part: Any) -> bool:
-    """Whether a part of a batch holds several inputs."""
+    """True if a part of a batch holds several inputs."""
     is_sequence = isinstance(part, (tuple, list)) and len(part) > 0
     return isinstance(part, Mapping) or (
         is_sequence and all(isinstance(value, (torch.Tensor, np.ndarray)) for value in part)

@@ -150,7 +150,7 @@ def emit_dynamic(editor: Editor, observer: Node, source: Node, module: Any) -> Q
 
 
 def is_affine_choice(module: Any) -> bool:
-    """Whether a dynamic observer's qparams are affine, of the whole tensor.
+    """True if a dynamic observer's qparams are affine, of the whole tensor.
 
     torchao's PT2E gives all readers of such a tensor one dequantize.
     """

@@ -23,7 +23,7 @@ _AFFINE = (
 
 
 def is_min_max(observer: Any) -> bool:
-    """Whether the qparams of an observer depend only on the least and greatest value."""
+    """True if the qparams of an observer depend only on the least and greatest value."""
     if type(observer) not in (MinMaxObserver, PerChannelMinMaxObserver):
         return False
     held = observer.min_val

@@ -118,7 +118,7 @@ def infos_of_split(
 
 
 def has_seen(observer: Any) -> bool:
-    """Whether an observer has the data it needs."""
+    """True if an observer has the data it needs."""
     if getattr(observer, "is_dynamic", False):
         return True
     # A fake-quantize of another library says nothing itself.
@@ -142,12 +142,12 @@ def observed_range(observer: Any) -> tuple[float, float] | None:
 
 
 def saw_data(gm: GraphModule) -> bool:
-    """Whether an observer of a prepared graph, of its bodies apart, saw data."""
+    """True if an observer of a prepared graph, of its bodies apart, saw data."""
     return any(has_seen(observer) for _, observer in _of_data(gm))
 
 
 def never_ran(gm: GraphModule) -> bool:
-    """Whether a body has observers that need data, and none of them saw any."""
+    """True if a body has observers that need data, and none of them saw any."""
     return bool(_of_data(gm)) and not saw_data(gm)
 
 

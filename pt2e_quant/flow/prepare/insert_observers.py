@@ -202,7 +202,7 @@ _NO_CALLBACK = "Quantizer.prepare_obs_or_fq_callback"
 
 
 def may_hold(quantizer: Any, state: PreparedState) -> bool:
-    """Whether the prepared graph can do without observers of constants.
+    """True if the prepared graph can do without observers of constants.
 
     It cannot if algorithms read these observers and change the weights, if the quantizer has a
     callback that takes all observers, or in training, where they fake-quantize.
@@ -260,7 +260,7 @@ def _is_held(
 
 
 def _finds_static_qparams(observer: Any) -> bool:
-    """Whether all that an observer gives convert is the qparams of a static quantize."""
+    """True if all that an observer gives convert is the qparams of a static quantize."""
     if is_fake_quantize(observer) or hasattr(observer, "convert"):
         return False
     if not hasattr(observer, "calculate_qparams") or getattr(observer, "is_dynamic", False):

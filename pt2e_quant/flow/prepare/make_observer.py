@@ -134,7 +134,7 @@ def _keywords(spec: Any) -> dict[str, Any]:
 
 
 def _takes_axis(constructor: Any) -> bool:
-    """Whether a constructor takes ch_axis; PT2E hands it to those named per channel only.
+    """True if a constructor takes ch_axis; PT2E hands it to those named per channel only.
 
     A fake-quantize hands it on to its observer. Upstream keeps it from every fake-quantize, which
     trains a transposed convolution's weight along its inputs.

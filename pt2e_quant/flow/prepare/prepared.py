@@ -135,7 +135,7 @@ def observed_node(node: Node) -> Node:
 
 
 def is_observer(module: object) -> bool:
-    """Whether a module is an observer or fake-quantize, ours or another library's."""
+    """True if a module is an observer or fake-quantize, ours or another library's."""
     return isinstance(module, nn.Module) and hasattr(module, "calculate_qparams")
 
 

@@ -127,7 +127,7 @@ def _check_trained(prepared: GraphModule, quantizer: str, strict: bool) -> None:
 
 
 def _needs_none(observer: Any) -> bool:
-    """Whether an observer has no part in training: float, of run time, derived, or affine."""
+    """True if an observer has no part in training: float, of run time, derived, or affine."""
     if hasattr(observer, "scheme"):
         return False  # blocks, small floats and code books: nothing trains with them
     is_float = getattr(observer, "dtype", torch.float32).is_floating_point

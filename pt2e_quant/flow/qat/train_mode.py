@@ -21,7 +21,7 @@ _FLAGS = ("train", "training")
 
 
 def model_is_exported(m: nn.Module) -> bool:
-    """Whether a module is a graph that torch.export made."""
+    """True if a module is a graph that torch.export made."""
     return isinstance(m, GraphModule) and any("val" in node.meta for node in m.graph.nodes)
 
 
@@ -36,7 +36,7 @@ def move_exported_model_to_eval(model: GraphModule) -> GraphModule:
 
 
 def has_training_operators(gm: GraphModule) -> bool:
-    """Whether some operator of a graph trains: whether the model was exported in training."""
+    """True if some operator of a graph trains: whether the model was exported in training."""
     return any(_flag(node) is True or _dropped(node) for node in gm.graph.nodes)
 
 
@@ -141,7 +141,7 @@ def _flag(node: Node) -> bool | None:
 
 
 def _counts_batches(node: Node) -> bool:
-    """Whether a call counts the batches of a batch norm, which the export in training wrote out."""
+    """True if a call counts the batches of a batch norm, which the export in training wrote out."""
     if not is_call(node, (aten.add_.Tensor,)) or node.users:
         return False
     counter = node.args[0]

@@ -40,7 +40,7 @@ def for_training(observers: ObserverChoice) -> ObserverChoice:
 
 
 def makes_fake_quantize(constructor: Any) -> bool:
-    """Whether a constructor makes a fake-quantize, ours or another library's."""
+    """True if a constructor makes a fake-quantize, ours or another library's."""
     while not inspect.isclass(constructor):
         inner = getattr(constructor, "p", None) or getattr(constructor, "func", None)
         if inner is None:

@@ -54,7 +54,7 @@ class Audit:
 
     @property
     def is_integer_only(self) -> bool:
-        """Whether nothing computes in float."""
+        """True if nothing computes in float."""
         return not self.islands
 
     @property
@@ -330,7 +330,7 @@ class _Written:
 
 
 def _computes(node: Node) -> bool:
-    """Whether a node makes float values, q/dq excepted."""
+    """True if a node makes float values, q/dq excepted."""
     if node.op != "call_function" or is_qdq(node):
         return False
     if is_getitem(node) and node.all_input_nodes[0].target in CHOOSE_QPARAMS_OPS:

@@ -59,7 +59,7 @@ def _groups(floats: Iterable[Node]) -> list[list[Node]]:
 
 
 def _is_at_an_end(group: list[Node]) -> bool:
-    """Whether values only enter or only leave the program through a group."""
+    """True if values only enter or only leave the program through a group."""
     reads = any(is_dequantize(source) for n in group for source in n.all_input_nodes)
     feeds = any(is_quantize(user) for n in group for user in n.users)
     return not (reads and feeds)

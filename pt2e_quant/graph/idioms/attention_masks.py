@@ -94,7 +94,7 @@ class _Flow:
                     self.scores.add(node)
 
     def is_mask_beside(self, value: object, other: object) -> bool:
-        """Whether one operand of a sum or a choice is a mask and the other the scores.
+        """True if one operand of a sum or a choice is a mask and the other the scores.
 
         Scores come from a product; a mask does not. A constant counts as a mask only beside
         scores that are a product of two activations, or where it holds an infinity: beside any
@@ -138,7 +138,7 @@ class _Search:
         return self.holds_mask[start]
 
     def _takes_mask(self, node: Node) -> bool:
-        """Whether a mask is applied at a node; the mask is noted."""
+        """True if a mask is applied at a node; the mask is noted."""
         if is_call(node, _SUM):
             a, b = node.args[:2]
             found = [v for v, w in ((a, b), (b, a)) if self.flow.is_mask_beside(v, w)]

@@ -57,7 +57,7 @@ def find_roots(graph: Graph) -> Mapping[Node, Node]:
 
 
 def is_normalized(node: Node, roots: Collection[Node]) -> bool:
-    """Whether a node multiplies by a reciprocal of `find_roots`, or divides by a root."""
+    """True if a node multiplies by a reciprocal of `find_roots`, or divides by a root."""
     return is_call(node, MUL + DIV) and any(n in roots for n in node.all_input_nodes)
 
 

@@ -88,7 +88,7 @@ def _why_not(m: Match) -> str | None:
 
 
 def _are_halves(turned: Node, x: Node, parts: tuple[Node, ...]) -> bool:
-    """Whether parts are -x[..., D / 2:] and x[..., :D / 2], in this order."""
+    """True if parts are -x[..., D / 2:] and x[..., :D / 2], in this order."""
     width = x.meta["val"].shape[-1]
     if not isinstance(width, int) or width % 2 or len(parts) != 2:
         return False
@@ -114,7 +114,7 @@ def _range(node: object, x: Node, width: int) -> tuple[int, int] | None:
 
 
 def _is_table(node: Node, x: Tensor) -> bool:
-    """Whether a factor is [1, 1, T, D] for an x[B, H, T, D], and both its halves are the same."""
+    """True if a factor is [1, 1, T, D] for an x[B, H, T, D], and both its halves are the same."""
     shape = node.meta["val"].shape
     if len(shape) != 4 or [str(s) for s in shape] != ["1", "1", *map(str, x.shape[2:])]:
         return False

@@ -34,7 +34,7 @@ class SharedHeads:
         return int(self.source.meta["val"].shape[1])
 
     def has_reader(self, left: Node) -> bool:
-        """Whether the left side of a product has a matrix for each head that reads one."""
+        """True if the left side of a product has a matrix for each head that reads one."""
         shape = left.meta["val"].shape
         return len(shape) == 4 and shape[1] == self.heads * self.repeats
 
@@ -55,7 +55,7 @@ def read_shared_heads(node: Node) -> SharedHeads | None:
 
 
 def repeats_heads(node: Node) -> bool:
-    """Whether unsqueeze, expand and this reshape repeat each matrix of [N, H, T, D] for R heads.
+    """True if unsqueeze, expand and this reshape repeat each matrix of [N, H, T, D] for R heads.
 
     Sizes are compared as expressions: asking a symbolic one would add a guard.
     """

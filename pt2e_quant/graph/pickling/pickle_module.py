@@ -161,7 +161,7 @@ class StoredGraph:
 
 
 def is_local(value: object) -> bool:
-    """Whether a value is a function that pickle cannot find by its name."""
+    """True if a value is a function that pickle cannot find by its name."""
     return isinstance(value, FunctionType) and (
         "<locals>" in value.__qualname__ or value.__name__ == "<lambda>"
     )

@@ -73,5 +73,5 @@ class DerivedObserverOrFakeQuantize(ObserverBase):
 
     @property
     def seen(self) -> bool:
-        """Whether the sources have seen data."""
+        """True if the sources have seen data."""
         return all(getattr(source, "seen", True) for source in self.obs_or_fqs)

@@ -58,7 +58,7 @@ class FloatActivationObserver(ObserverBase):
 
     @property
     def seen(self) -> bool:
-        """Whether any data has come in."""
+        """True if any data has come in."""
         return self.range.seen
 
     def check_finite(self) -> None:

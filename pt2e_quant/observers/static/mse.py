@@ -223,7 +223,7 @@ class BinGrid:
         return math.ldexp(float(self.offset + i), self.exponent)
 
     def holds(self, low: float, high: float, bins: int) -> bool:
-        """Whether [low, high] lies within the given number of bins."""
+        """True if [low, high] lies within the given number of bins."""
         return self.edge(0) <= low and high < self.edge(bins)
 
 

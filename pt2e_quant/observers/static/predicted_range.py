@@ -122,7 +122,7 @@ class PredictedRangeObserver(UniformQuantizationObserverBase):
 
 
 def is_vector(x: Tensor) -> bool:
-    """Whether a batch holds one value for each channel and sample: [N, C], [N, C, 1, 1]."""
+    """True if a batch holds one value for each channel and sample: [N, C], [N, C, 1, 1]."""
     return x.dim() >= 2 and x[0, 0].numel() == 1
 
 

@@ -57,7 +57,7 @@ class RoundedScaleObserver(ObserverBase):
 
     @property
     def seen(self) -> bool:
-        """Whether the other observer has the data it needs."""
+        """True if the other observer has the data it needs."""
         return bool(self.inner.seen)
 
     def check_finite(self) -> None:

@@ -23,7 +23,7 @@ class Statistics(nn.Module, ABC):
     @property
     @abstractmethod
     def seen(self) -> bool:
-        """Whether any data has come in."""
+        """True if any data has come in."""
 
     @abstractmethod
     def scaled(self, factors: Tensor) -> Self:
@@ -39,5 +39,5 @@ class Statistics(nn.Module, ABC):
         return None
 
     def is_like(self, other: "Statistics") -> bool:
-        """Whether another module gathers the same, so that one does for both."""
+        """True if another module gathers the same, so that one does for both."""
         return type(self) is type(other) and self.settings == other.settings

@@ -62,7 +62,7 @@ class ChannelStatistics(Statistics):
 
     @property
     def seen(self) -> bool:
-        """Whether any data has come in, all of one width."""
+        """True if any data has come in, all of one width."""
         return self.rows > 0 and self.has_one_width
 
     @property

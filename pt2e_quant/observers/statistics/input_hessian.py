@@ -66,7 +66,7 @@ class InputHessian(Statistics):
 
     @property
     def seen(self) -> bool:
-        """Whether any data has come in."""
+        """True if any data has come in."""
         return self.rows > 0
 
     @property

@@ -95,7 +95,7 @@ class KeptInputs(Statistics):
 
     @property
     def seen(self) -> bool:
-        """Whether any call has come."""
+        """True if any call has come."""
         return self.calls.count > 0
 
     def scaled(self, factors: Tensor) -> Self:

@@ -60,12 +60,12 @@ class FakeQuantizeBase(ABC, nn.Module):
 
     @property
     def is_observing(self) -> bool:
-        """Whether this forward pass gathers statistics: not one that is recomputed for backward."""
+        """True if this forward pass gathers statistics: not one that is recomputed for backward."""
         return bool(self.observer_enabled[0] == 1) and not is_recomputing()
 
     @property
     def seen(self) -> bool:
-        """Whether the observer has the data it needs."""
+        """True if the observer has the data it needs."""
         return bool(getattr(self.activation_post_process, "seen", True))
 
     def enable_fake_quant(self, enabled: bool = True) -> None:

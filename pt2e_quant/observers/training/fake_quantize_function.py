@@ -38,7 +38,7 @@ class _FakeQuantize(torch.autograd.Function):
 
 
 def is_on_fast_path(x: Tensor) -> bool:
-    """Whether whole-tensor steps are faster: in float32 on the CPU, unless torch compiles."""
+    """True if whole-tensor steps are faster: in float32 on the CPU, unless torch compiles."""
     return x.device.type == "cpu" and x.dtype is torch.float32 and not torch.compiler.is_compiling()
 
 

@@ -68,7 +68,7 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     @property
     def seen(self) -> bool:
-        """Whether scale and zero_point have values."""
+        """True if scale and zero_point have values."""
         return self.scale is not None
 
     @property

@@ -17,7 +17,7 @@ from pt2e_quant.observers.qschemes import PER_CHANNEL
 
 
 def is_fake_quantize(module: object) -> bool:
-    """Whether a module is a fake-quantize with an observer inside, ours or another library's."""
+    """True if a module is a fake-quantize with an observer inside, ours or another library's."""
     return hasattr(module, "fake_quant_enabled") and hasattr(module, "activation_post_process")
 
 

@@ -62,7 +62,7 @@ class BlockWeightObserver(ObserverBase):
 
     @property
     def seen(self) -> bool:
-        """Whether a weight has come in."""
+        """True if a weight has come in."""
         return self.found is not None
 
     def block_qparams(self) -> BlockQParams:

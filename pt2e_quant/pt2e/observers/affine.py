@@ -109,7 +109,7 @@ class AffineQuantizedObserverBase(ABC, nn.Module):
 
     @property
     def seen(self) -> bool:
-        """Whether any data has come in."""
+        """True if any data has come in."""
         return self.min_val is not None
 
     def block_ranges(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,7 +272,7 @@ class AffineQuantizedPlaceholderObserver(AffineQuantizedObserverBase):
 
     @property
     def seen(self) -> bool:
-        """Whether a forward pass told the block size."""
+        """True if a forward pass told the block size."""
         return self.block_size is not None
 
     def forward(self, input: Tensor) -> Tensor:
