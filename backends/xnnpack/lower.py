@@ -43,6 +43,7 @@ from pt2e_quant.backends.xnnpack.passes.data_movement import (
     clip_before_pools,
     crop_negative_pads,
     move_integers,
+    requantize_before_joins,
     requantize_behind_moves,
 )
 from pt2e_quant.backends.xnnpack.passes.edge_forms import (
@@ -177,6 +178,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         unbind_as_selects,
         crop_negative_pads,
         requantize_behind_moves,
+        requantize_before_joins,
         clip_before_pools,
         pool_by_depthwise,
         normalize_overloads,

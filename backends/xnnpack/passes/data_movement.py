@@ -17,6 +17,7 @@ from pt2e_quant.backends.xnnpack.gemm_rows import CLIPS
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.ops import (
+    CAT,
     EXPAND,
     IDENTITIES,
     MAX_POOL2D,
@@ -64,6 +65,9 @@ MOVED_AS_INTEGERS: Overloads = (
 DATA_MOVEMENT: Overloads = (*MOVED_AS_INTEGERS, *PERMUTE, *SQUEEZE, *UNSQUEEZE, *PAD, *MAX_POOL2D)
 """Whose result has the integers that it reads: the delegate refuses to load other qparams there."""
 
+JOINS: Overloads = (*CAT, *STACK)
+"""Whose result has the integers of all that they read."""
+
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
 def requantize_behind_moves(gm: GraphModule) -> PassResult:
@@ -86,6 +90,37 @@ def requantize_behind_moves(gm: GraphModule) -> PassResult:
         quantize.replace_input_with(move, value)
         editor.changed = True
         notes.append(Note(move.name, "its result is quantized anew: it keeps its input's qparams"))
+    return PassResult(editor.finish(), tuple(notes))
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def requantize_before_joins(gm: GraphModule) -> PassResult:
+    """Give all that a cat or stack reads the qparams of its result: the delegate joins no others.
+
+    Before:  q(cat([dq(x_q, A), dq(y_q, B)]), C)
+    After:   q(cat([dq(q(dq(x_q, A), C), C), dq(q(dq(y_q, B), C), C)]), C)
+    """
+    editor = Editor(gm)
+    notes = []
+    for quantize in [n for n in gm.graph.nodes if n.target is QuantizePerTensor]:
+        join = quantize.args[0]
+        if not is_call(join, JOINS) or fallback_of(join) or len(join.users) > 1:
+            continue
+        to = quantize.args[1:]
+        parts: Any = argument(join, "tensors")
+        read = [part for part in parts if part.target is DequantizePerTensor]
+        if not read or all(part.args[1:] == to for part in parts):
+            continue
+        made = []
+        for part in parts:
+            if part.target is DequantizePerTensor and part.args[1:] == to:
+                made.append(part)
+                continue
+            stored = editor.call(QuantizePerTensor, part, *to, like=join, before=join)
+            made.append(editor.call(DequantizePerTensor, stored, *to, like=join, before=join))
+        join.args = (made, *join.args[1:])
+        editor.changed = True
+        notes.append(Note(join.name, "what it joins is quantized anew, by its result's qparams"))
     return PassResult(editor.finish(), tuple(notes))
 
 

@@ -2,12 +2,17 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.export import Dim
 
 import pt2e_quant as pq
 from pt2e_quant.backends.xnnpack.backend import BACKEND
-from pt2e_quant.backends.xnnpack.passes.data_movement import clip_before_pools
+from pt2e_quant.backends.xnnpack.passes.data_movement import (
+    clip_before_pools,
+    requantize_before_joins,
+)
 from pt2e_quant.graph.editor import Editor
 
 Q = torch.ops.quantized_decomposed
@@ -119,3 +124,61 @@ def test_clip_when_the_pool_is_float_then_left_behind_it():
     result = clip_before_pools(gm)
     assert not result.changed
     assert [n.text for n in result.notes] == ["one of them stays float"]
+
+
+JOINS = {"cat": lambda parts: torch.cat(parts, 1), "stack": lambda parts: torch.stack(parts, 1)}
+QPARAMS = st.tuples(st.sampled_from((0.01, 0.02, 0.05)), st.integers(-60, 60))
+SEVERAL = st.lists(QPARAMS, min_size=2, max_size=4)
+
+
+class Joined(nn.Module):
+    """Tensors that each have qparams of their own, joined, and quantized to others."""
+
+    def __init__(self, join, parts, result):
+        super().__init__()
+        self.join, self.parts, self.result = join, parts, result
+
+    def forward(self, x):
+        parts = [rounded(x + float(i), *qparams) for i, qparams in enumerate(self.parts)]
+        return rounded(self.join(parts), *self.result)
+
+
+def joined(name, parts, result):
+    x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    model = Joined(JOINS[name], parts, result)
+    gm = torch.export.export(model, (x,)).module()
+    Editor(gm).erase_dead([n for n in gm.graph.nodes if n.op == "call_module"])
+    return gm, model, x
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    name=st.sampled_from(list(JOINS)), parts=st.lists(QPARAMS, min_size=2, max_size=4), to=QPARAMS
+)
+def test_join_when_its_parts_have_other_qparams_then_requantized_in_integers(name, parts, to):
+    gm, model, x = joined(name, parts, to)
+    artifact = BACKEND.lower(gm, (x,), verify=False)
+    assert not artifact.report.float_regions
+    difference = (artifact.run(x) - model(x)).abs() / to[0]
+    assert difference.max() < 1.01
+
+
+def test_join_when_requantized_then_once_for_each_part_and_no_more():
+    gm, model, x = joined("cat", ((0.02, 3), (0.01, 0)), (0.02, 3))
+    expected = model(x)
+    assert requantize_before_joins(gm).changed
+    join = next(n for n in gm.graph.nodes if n.target is torch.ops.aten.cat.default)
+    assert {tuple(part.args[1:3]) for part in join.args[0]} == {(0.02, 3)}
+    assert join.args[0][0].args[0].args[0].target is torch.ops.aten.add.Tensor  # as it was
+    assert join.args[0][1].args[0].args[0].args[1:3] == (0.01, 0)
+    assert not requantize_before_joins(gm).changed
+    torch.testing.assert_close(gm(x), expected, rtol=0, atol=0)
+
+
+def test_join_when_nothing_that_it_reads_is_integers_then_left():
+    class Model(nn.Module):
+        def forward(self, x):
+            return rounded(torch.cat([x, -x], 1), 0.013, 3)
+
+    gm = torch.export.export(Model(), (torch.randn(2, 4),)).module()
+    assert not requantize_before_joins(gm).changed
