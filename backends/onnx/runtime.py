@@ -43,8 +43,8 @@ class Operator:
         is_constant: it dequantizes a constant, in every call.
         is_wide: it dequantizes integers of 16 bits, or a constant that is multiplied with them.
         reads_wide: it computes with what was dequantized from 16 bits.
-        gives_real: its result is float: computed from activations that were dequantized, or from
-            the integers of a product.
+        gives_real: it computes in float: from activations that were dequantized, booleans and
+            places too; or its result is float, of the integers of a product.
     """
 
     op_type: str
@@ -103,6 +103,7 @@ _OWN_INTEGER = (
 _EIGHT_BIT = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 _SIXTEEN_BIT = (onnx.TensorProto.INT16, onnx.TensorProto.UINT16)
 _INDEX_TYPES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
+_SHAPES = ("Shape", "Size")
 _INT64_RESULT = {"Shape", "Size", "NonZero", "ArgMax", "ArgMin"}
 _BOOL_RESULT = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not"}
 
@@ -171,6 +172,7 @@ def read_operators(
     wide = _wide_dequantized(graph, types)
     operators: list[Operator] = []
     real: set[str] = set()
+    judged: set[str] = set()
     for node in graph.node:
         result = _result_type(node, types)
         types.update(dict.fromkeys(node.output, result))
@@ -188,6 +190,9 @@ def read_operators(
         is_real |= kind is OperatorKind.INTEGER and result == onnx.TensorProto.FLOAT
         if is_real or (node.op_type == "DequantizeLinear" and not is_constant):
             real.update(node.output)
+        if kind is OperatorKind.INDEX and _judges(node, real, judged):
+            kind, is_real = OperatorKind.FLOAT, True
+            judged.update(node.output)
         operators.append(
             Operator(
                 op_type=node.op_type,
@@ -203,6 +208,16 @@ def read_operators(
             )
         )
     return operators
+
+
+def _judges(node: onnx.NodeProto, real: set[str], judged: set[str]) -> bool:
+    """Whether an operator compares real values, or finds places among them.
+
+    An unequal is an equal with a not behind it.
+    """
+    if node.op_type == "Not":
+        return node.input[0] in judged
+    return node.op_type not in _SHAPES and not real.isdisjoint(node.input)
 
 
 def _wide_dequantized(graph: onnx.GraphProto, types: Mapping[str, int]) -> set[str]:

@@ -23,6 +23,7 @@ __all__ = [
     "CONSTANT_PRESERVING",
     "ORIGIN_KEY",
     "attribute",
+    "computes_in_float",
     "constant_nodes",
     "constant_of",
     "copy_trace",
@@ -166,6 +167,39 @@ def give_values(gm: GraphModule, mode: FakeTensorMode, first: Node, end: Node) -
             with suppress(InvariantError, NotImplementedError, RuntimeError):
                 first.meta["val"] = fake_value(mode, first.target, first.args, first.kwargs)
         first = first.next
+
+
+def computes_in_float(node: Node) -> bool:
+    """Whether a call makes float values, or booleans and integers out of float values.
+
+    A comparison, a place of an extreme and a cast to integers are arithmetic on floats too. What
+    asks for a shape alone is none.
+    """
+    if node.op != "call_function":
+        return False
+    if _has_floats(node):
+        return True
+    is_made = bool(_values(node)) and node.target not in _SHAPE_READERS
+    return is_made and any(_has_floats(source) for source in node.all_input_nodes)
+
+
+_SHAPE_READERS = (
+    *(torch.ops.aten.zeros_like.default, torch.ops.aten.ones_like.default),
+    *(torch.ops.aten.full_like.default, torch.ops.aten.empty_like.default),
+    *(torch.ops.aten.new_zeros.default, torch.ops.aten.new_ones.default),
+    *(torch.ops.aten.new_full.default, torch.ops.aten.new_empty.default),
+)
+"""Operators that make booleans or integers of the shape of a float tensor."""
+
+
+def _values(node: Node) -> list[Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return [v for v in values if isinstance(v, Tensor)]
+
+
+def _has_floats(node: Node) -> bool:
+    return any(v.is_floating_point() for v in _values(node))
 
 
 def attribute(gm: nn.Module, target: str) -> Any:

@@ -101,9 +101,19 @@ def _choose(site: Site[Any]) -> Any:
 
 
 def _where(site: Site[Any]) -> Any:
+    """Integers of the output's scale, chosen by booleans; numbers and constants are quantized."""
     output = site.required_output()
-    x, y = (rescaled(site, v, v.value, output) for v in map(site.operand, ("self", "other")))
-    return site.call(site.target, site.arguments["condition"], x, y)
+    x, y = (_chosen(site, site.arguments[name], name, output) for name in ("self", "other"))
+    return site.call(aten.where.self, site.arguments["condition"], x, y)
+
+
+def _chosen(site: Site[Any], value: Any, name: str, output: Output) -> Any:
+    if isinstance(value, (int, float)):
+        value = torch.tensor(float(value))
+    if isinstance(value, Tensor):
+        return site.hold(quantize(value.detach().float(), output.qparams), f"{name}_q")
+    x = site.operand(name)
+    return rescaled(site, x, x.value, output)
 
 
 def _masked_fill(site: Site[Any]) -> Any:
@@ -200,6 +210,8 @@ _MOVES = one_of(
 FILLS = (aten.zeros.default,)
 """Operators that read no tensor."""
 
+_WHERE = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
+
 _NEAREST = (
     aten.upsample_nearest1d.vec,
     aten.upsample_nearest2d.vec,
@@ -217,7 +229,7 @@ MOVE_FORMS = (
     IntegerForm(name="clamp", operators=CLAMPS, write=_clamp),
     IntegerForm(name="join", operators=one_of(CAT, STACK), write=_join),
     IntegerForm(name="choose", operators=one_of(MAXIMUM, MINIMUM), write=_choose),
-    IntegerForm(name="where", operators=(aten.where.self,), write=_where),
+    IntegerForm(name="where", operators=_WHERE, write=_where),
     IntegerForm(name="masked_fill", operators=MASKED_FILL, write=_masked_fill),
     IntegerForm(name="pad", operators=PAD, write=_pad),
     IntegerForm(name="nearest", operators=_NEAREST, write=_gather),

@@ -9,6 +9,7 @@ from pt2e_quant.core.recurrent_ops import RecurrentLayer
 from pt2e_quant.graph.ops import RECURRENT, Overload, aten, is_call
 from pt2e_quant.passes.cleanup.unroll_loops import MOST_ROUNDS
 from pt2e_quant.passes.reference.forms.arithmetic import ARITHMETIC_FORMS
+from pt2e_quant.passes.reference.forms.comparisons import COMPARISON_FORMS
 from pt2e_quant.passes.reference.forms.functions import FUNCTION_FORMS, TABLE, is_pointwise
 from pt2e_quant.passes.reference.forms.moves import MOVE_FORMS, REQUANTIZE
 from pt2e_quant.passes.reference.forms.pools import POOL_FORMS
@@ -30,6 +31,7 @@ FORMS: tuple[IntegerForm, ...] = (
     *ARITHMETIC_FORMS,
     *POOL_FORMS,
     *FUNCTION_FORMS,
+    *COMPARISON_FORMS,
     *MOVE_FORMS,
 )
 """A new integer operator is an entry here; no operator is in two of them."""

@@ -21,7 +21,7 @@ from pt2e_quant.core.specs import (
 )
 from pt2e_quant.flow.annotate.quantizer import Quantizer
 from pt2e_quant.flow.qat.train_ranges import QAT_OBSERVERS, makes_fake_quantize
-from pt2e_quant.graph.meta import constant_nodes
+from pt2e_quant.graph.meta import computes_in_float, constant_nodes
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import (
     CONV,
@@ -133,7 +133,7 @@ class IntegerQuantizer(Quantizer):
             if node.op != "call_function" or node in constants or is_getitem(node):
                 continue
             if form_of(node) is None:
-                if _is_float(node):
+                if computes_in_float(node) and cast_booleans(node) is None:
                     floats.append(_float_record(node))
                 continue
             inputs: dict[Node, QuantizationSpecBase | None] = {}

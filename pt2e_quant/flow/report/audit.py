@@ -4,7 +4,7 @@ Operators are nodes of the graph: a function (`torch.log`, `torch.cat`, `functio
 a module is.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from pt2e_quant.flow.convert.integer_reference import REFERENCE_OF_KEY
 from pt2e_quant.flow.prepare.prepared import PREPARED_KEY
 from pt2e_quant.flow.report.float_islands import float_islands
 from pt2e_quant.flow.report.report import FloatRegion, Report
+from pt2e_quant.graph.meta import computes_in_float
 from pt2e_quant.graph.op_table import operator_name
 from pt2e_quant.graph.ops import is_getitem
 from pt2e_quant.graph.pipeline import run_passes
@@ -206,8 +207,7 @@ def _of_artifact(artifact: Any) -> Audit:
     elif found is None:
         (found, integers), note = artifact.islands_in_file(), _UNRECORDED
         found = found or [_as_recorded(record) for record in report.provenance.floats]
-    if not found:
-        found = _counted(report)
+        found = found or _counted(report)
     return Audit(islands=tuple(found), integer_operators=integers, note=note)
 
 
@@ -330,11 +330,9 @@ class _Written:
 
 
 def _computes(node: Node) -> bool:
-    """True if a node makes float values, q/dq excepted."""
-    if node.op != "call_function" or is_qdq(node):
+    """True if a node computes in float, q/dq excepted."""
+    if is_qdq(node):
         return False
     if is_getitem(node) and node.all_input_nodes[0].target in CHOOSE_QPARAMS_OPS:
         return False  # a scale that is found is no operator of its own
-    value = node.meta.get("val")
-    values: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
-    return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
+    return computes_in_float(node)

@@ -312,3 +312,24 @@ def test_audit_when_a_layer_is_recurrent_then_it_is_one_island_with_a_remedy():
     # The weights [24, 4] and [24, 8] that are dequantized; what it reads, and its result.
     assert island.bytes_across == 4 * (24 * 4 + 24 * 8 + 5 * 2 * 4 + 5 * 2 * 8)
     assert "getitem" not in {i.operator for i in found.islands}
+
+
+def test_audit_when_a_runtime_moves_integers_by_kernels_of_its_own_then_no_island():
+    pytest.importorskip("executorch")
+
+    class Halves(nn.Module):
+        """A sum of every second row, which XNNPACK's delegate has no slice for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.first(x))
+            return self.second(x[::2] + x[1::2])
+
+    torch.manual_seed(0)
+    quantized = converted(Halves(), torch.randn(8, 6))
+    artifact = get("xnnpack").lower(quantized, verify=False)
+    assert any("slice" in name for name in artifact.report.float_ops)
+    assert audit(artifact).islands == ()

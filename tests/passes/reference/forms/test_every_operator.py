@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.idioms.rms_norm import RmsNorm
 from pt2e_quant.graph.ops import Overload
+from pt2e_quant.passes.reference.forms.comparisons import COMPARISONS, EXTREME_PLACES
 from pt2e_quant.passes.reference.forms.registry import FORMS
 from tests.passes.reference.forms.between import (
     IMAGE,
@@ -126,6 +127,11 @@ TWO = {
     aten.maximum.default: (IMAGE, IMAGE),
     aten.minimum.default: (IMAGE, IMAGE),
 }
+"""Choices among numbers: of a tensor and booleans."""
+NUMBERS = {
+    aten.where.ScalarOther: lambda x, seen: aten.where.ScalarOther(seen, x, 0.7),
+    aten.where.ScalarSelf: lambda x, seen: aten.where.ScalarSelf(seen, -0.4, x),
+}
 JOINED = (aten.cat.default, aten.concat.default, aten.concatenate.default, aten.stack.default)
 """Of a tensor and a constant weight: both shapes, what follows them in the call."""
 WEIGHTED = {
@@ -159,6 +165,20 @@ class Weighted(nn.Module):
         return QuantizePerTensor(self.operator(self, read, weight), *Y)
 
 
+def judged(target):
+    """The module and its integers, of a comparison or what chooses by one."""
+    x, y = integers(IMAGE, A), integers(IMAGE, B, seed=1)
+    if target is aten.where.self:
+        return Between(lambda x, y, where: target(where, x, y), [A, B], Y), [x, y, x > 0]
+    if target in NUMBERS:
+        return Between(NUMBERS[target], [A], Y), [x, x > 0]
+    if target in EXTREME_PLACES:
+        return Between(lambda x: target(x, 2, True), [A], None), [x]
+    if target._overloadname == "Scalar":
+        return Between(lambda x: target(x, 0.31), [A], None), [x]
+    return Between(target, [A, B], None), [x, y]
+
+
 def case(target):
     """The module and its integers."""
     if target in WEIGHTED:
@@ -173,9 +193,8 @@ def case(target):
         shapes = TWO.get(target, (IMAGE, IMAGE))
         call = target if target in TWO else lambda x, y: target([x, y], 1)
         return Between(call, [A, B], Y), [integers(shapes[0], A), integers(shapes[1], B, seed=1)]
-    if target is aten.where.self:
-        x, y = integers(IMAGE, A), integers(IMAGE, B, seed=1)
-        return Between(lambda x, y, where: target(where, x, y), [A, B], Y), [x, y, x > 0]
+    if target in (aten.where.self, *NUMBERS, *COMPARISONS, *EXTREME_PLACES):
+        return judged(target)
     if target is aten.zeros.default:
         return Between(lambda index: target([index.shape[0], 3]), [], Y), [PLACES]
     if target is aten.prelu.default:
