@@ -1,6 +1,6 @@
 """Compare an artifact with the integer reference, value by value and in steps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.backends.behind_floats import (
+    as_given,
+    given_behind,
+    quantized_floats,
+    run_given,
+)
 from pt2e_quant.backends.cut_graph import cut_behind, values_to_compare, with_values
 from pt2e_quant.backends.registry import get, names
 from pt2e_quant.backends.run_time_codes import Probe, probe, run_time_inputs
@@ -59,6 +65,10 @@ class Parity:
         floats: operators that the artifact computes in float, and so does the reference: both
             round the same graph. Sums of floats depend on their order, so that a result near a tie
             may be a step apart, and what reads it more.
+        integers: the tensors of `nodes` where the reference goes on from the artifact's own
+            integers behind each operator in float, so that only integers are compared; empty if
+            nothing is float between integers.
+        of_floats: what the operators in float give, at the same integers in front of them.
         slower: those of them that are float because that is faster.
         not_compared: operators whose integers cannot be read, and why: what makes a tensor with a
             scale of run time that no product alone reads, and recurrent layers.
@@ -68,6 +78,8 @@ class Parity:
     nodes: tuple[NodeParity, ...]
     floats: tuple[str, ...] = ()
     slower: tuple[str, ...] = ()
+    integers: tuple[NodeParity, ...] = ()
+    of_floats: tuple[NodeParity, ...] = ()
     not_compared: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -87,12 +99,12 @@ class Parity:
 
     def __str__(self) -> str:
         """The table."""
-        lines = [
-            f"{n.node:32} {n.operator:24} {n.share_equal:8.3%} {n.most_steps:6g}"
-            + ("  scale of run time" if n.is_run_time else "")
-            for n in self.nodes
-        ]
+        lines = _lines(self.nodes)
         title = f"against the integer reference, profile {self.profile}"
+        if self.integers:
+            lines += ["from the artifact's own integers behind what is float:"]
+            lines += _lines(self.integers)
+            lines += ["what is float, at the artifact's own integers:", *_lines(self.of_floats)]
         others = [name for name in self.floats if name not in self.slower]
         if others:
             lines.append(f"in float, in the reference too: {', '.join(others)}")
@@ -101,6 +113,14 @@ class Parity:
             lines.append("lower(..., allow_slower=True) computes them in integers")
         lines += [f"not compared: {name}, {reason}" for name, reason in self.not_compared]
         return "\n".join([title, f"{'node':32} {'operator':24} {'equal':>8} {'steps':>6}", *lines])
+
+
+def _lines(rows: Iterable[NodeParity]) -> list[str]:
+    return [
+        f"{n.node:32} {n.operator:24} {n.share_equal:8.3%} {n.most_steps:6g}"
+        + ("  scale of run time" if n.is_run_time else "")
+        for n in rows
+    ]
 
 
 _PROFILES = {"xnnpack": "xnnpack", "onnx": "onnxruntime_x86", "cpu": "onednn", "cuda": "triton"}
@@ -152,23 +172,27 @@ def verify_parity(
     calls = _calls(quantized, batches, inputs)
     if not values:
         raise _nothing_to_compare(at_run_time)
-    chosen = _spread(values, most_nodes)
     slower = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
     floats = artifact.float_operators(quantized)
     returned = quantized.graph.output_node().all_input_nodes
     compared = []
-    for value in chosen:
+    for value in _spread(values, most_nodes):
         ending = probe(quantized, value) if value in readable else None
         part = cut_behind(quantized, value.name) if ending is None else ending.gm
-        whole = returned == [value]
         if not slower:
             part.meta[ALLOWED_KEY] = {*part.meta.get(ALLOWED_KEY, ()), SLOWER}
-        lowered = artifact if whole else backend.lower(part, verify=False, strict=False)
-        compared.append(_compare(value, part, ending, lowered, calls, rounding))
+        behind = [name for name in quantized_floats(part, floats) if name != value.name]
+        wide, _ = with_values(part, behind)
+        whole = artifact if returned == [value] else None
+        lowered = whole if whole and not behind else backend.lower(wide, verify=False, strict=False)
+        made = _Part(part, ending, whole or lowered, lowered, behind)
+        compared.append(_compare(value, made, calls, rounding))
     between = [n for n in quantized.graph.nodes if n.name in floats and reads_integers(n)]
     return Parity(
         profile=rounding.name,
-        nodes=tuple(compared),
+        nodes=tuple(found.node for found in compared),
+        integers=tuple(found.integers for found in compared if found.integers is not None),
+        of_floats=tuple({row.node: row for found in compared for row in found.of_floats}.values()),
         floats=tuple(n.name for n in between),
         slower=slower,
         not_compared=_left_out(quantized, at_run_time, readable),
@@ -245,34 +269,94 @@ def _spread(values: list[Node], most: int) -> list[Node]:
     return [values[(at + 1) * len(values) // count - 1] for at in range(count)]
 
 
-def _compare(
-    value: Node,
-    part: GraphModule,
-    ending: Probe | None,
-    lowered: Artifact,
-    calls: list[Sample],
-    profile: Profile,
-) -> NodeParity:
-    floats = lowered.float_operators(part)
-    known, places = (part, [0]) if ending is None else with_values(part, [ending.scale])
-    reference = integer_reference(copy_graph(known), profile, floats=floats)
-    reference.meta = dict(known.meta)
-    step = read_qparams(part, value).scale.double() if ending is None else ending.steps.double()
-    differences = []
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What ends at one value.
+
+    Args:
+        gm: the graph; its only result is the value, or the product that tells its integers.
+        ending: that product, None if there is none.
+        whole: runs it.
+        lowered: runs it, and returns what is quantized behind operators in float too.
+        behind: the dequantizes of that, by name.
+    """
+
+    gm: GraphModule
+    ending: Probe | None
+    whole: Artifact
+    lowered: Artifact
+    behind: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    node: NodeParity
+    integers: NodeParity | None
+    of_floats: tuple[NodeParity, ...]
+
+
+def _compare(value: Node, part: _Part, calls: list[Sample], profile: Profile) -> _Compared:
+    gm, ending, behind = part.gm, part.ending, part.behind
+    floats = part.whole.float_operators(gm)
+    known, places = (gm, [0]) if ending is None else with_values(gm, [ending.scale])
+    reference = _reference(known, profile, floats)
+    started = _reference(given_behind(known, behind), profile, floats) if behind else None
+    step = read_qparams(gm, value).scale.double() if ending is None else ending.steps.double()
+    nodes = {node.name: node for node in gm.graph.nodes}
+    apart: list[Tensor] = []
+    integers: list[Tensor] = []
+    made: dict[str, list[Tensor]] = {name: [] for name in behind}
     for sample in calls:
-        found: Tensor = lowered.run_leaves(copied_leaves(sample.leaves))[0]
+        found: Tensor = part.whole.run_leaves(copied_leaves(sample.leaves))[0]
         results = run_graph(reference, sample)
-        scale = step if ending is None else step * results[places[0]]
-        steps = (found.double() - results[0].double()) / scale
-        differences.append(steps.round().abs().flatten())
-    steps = torch.cat(differences)
+        apart.append(_steps(found, results, step, places, ending))
+        if started is None:
+            continue
+        own, *others = part.lowered.run_leaves(copied_leaves(sample.leaves))
+        if not torch.equal(own, found):
+            started = None  # with more results it is another program
+            integers, made = [], {}
+            continue
+        given = [as_given(gm, n, v) for n, v in zip(behind, others, strict=True)]
+        results = run_given(started, sample, given)
+        integers.append(_steps(own, results, step, places, ending))
+        for name, theirs, ours in zip(behind, others, results[-len(behind) :], strict=True):
+            if not is_dequantize(nodes[name]):
+                continue  # a real value, which has no steps
+            scale = read_qparams(gm, nodes[name]).scale.double()
+            made[name].append((theirs.double() - ours.double()) / scale)
+    is_run_time = ending is not None
+    return _Compared(
+        node=_row(value, apart, is_run_time),
+        integers=_row(value, integers, is_run_time) if integers else None,
+        of_floats=tuple(_row(nodes[n], steps, False) for n, steps in made.items() if steps),
+    )
+
+
+def _reference(gm: GraphModule, profile: Profile, floats: Set[str]) -> GraphModule:
+    made = integer_reference(copy_graph(gm), profile, floats=floats)
+    made.meta = dict(gm.meta)
+    return made
+
+
+def _steps(
+    found: Tensor, results: list[Any], step: Tensor, places: list[int], ending: Probe | None
+) -> Tensor:
+    """How many steps a runtime's result is from the reference's."""
+    scale = step if ending is None else step * results[places[0]]
+    steps: Tensor = (found.double() - results[0].double()) / scale
+    return steps
+
+
+def _row(value: Node, differences: list[Tensor], is_run_time: bool) -> NodeParity:
+    steps = torch.cat([difference.round().abs().flatten() for difference in differences])
     made = _maker(value)
     return NodeParity(
         node=made.name,
         operator=operator_name(made) if made.op == "call_function" else made.op,
         share_equal=float((steps == 0).double().mean()),
         most_steps=float(steps.max()),
-        is_run_time=ending is not None,
+        is_run_time=is_run_time,
     )
 
 

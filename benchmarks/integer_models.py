@@ -63,19 +63,34 @@ def agreement(
     """Return how much of the last quantized tensor a runtime and the reference share.
 
     With `allow_slower` every operator that the runtime has integers for runs in integers, also
-    where float is faster. What an artifact computes in float is float in the reference.
+    where float is faster. What an artifact computes in float is float in the reference;
+    `integers` is what is left if the reference goes on from the artifact's integers behind it, and
+    `of_floats` the operators in float whose results differ.
     """
     artifact = pq.backends.get(backend).lower(
         gm, verify=False, strict=False, allow_slower=allow_slower
     )
     given = case.held_out[:batches]
     found = pq.verify_parity(artifact, given, quantized=gm, profile=RUNTIMES[backend], most_nodes=1)
-    return {
+    row: dict[str, object] = {
         "share_equal": round(found.share_equal, 6),
         "steps": found.most_steps,
         "float": len(found.floats),
         "slower": len(found.slower),
     }
+    if found.integers:
+        integers = found.integers[-1]
+        row["integers"] = {"share_equal": integers.share_equal, "steps": integers.most_steps}
+        row["of_floats"] = {
+            operator.node: {
+                "operator": operator.operator,
+                "share_differing": float(f"{1 - operator.share_equal:.3g}"),
+                "steps": operator.most_steps,
+            }
+            for operator in found.of_floats
+            if operator.most_steps
+        }
+    return row
 
 
 def measure_default(case: Case, batches: int, image: int) -> dict[str, object]:

@@ -208,3 +208,61 @@ def test_parity_when_a_layer_rounds_inside_then_named_as_not_compared():
     assert "inside" in reason
     assert f"not compared: {name}, {reason}" in str(found)
     assert found.most_steps <= 1
+
+
+class Deep(nn.Module):
+    """A convolution of 1,152 terms, which is to be float, and two in integers behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(128, 8, 3)
+        self.second, self.third = nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+@pytest.mark.parametrize(
+    ("backend", "package"), [("xnnpack", "executorch"), ("onnx", "onnxruntime")]
+)
+def test_parity_when_floats_are_summed_in_another_order_then_the_integers_behind_are_equal(
+    backend, package
+):
+    pytest.importorskip(package)
+    torch.manual_seed(0)
+    images = [torch.randn(4, 128, 24, 24) for _ in range(2)]
+    target = get(backend)
+    prepared = pq.prepare_pt2e(export(Deep().eval(), (images[0],)), pq.IntegerQuantizer())
+    quantized = pq.convert_pt2e(pq.calibrate(prepared, images, progress=False))
+    mark_slower(next(n for n in quantized.graph.nodes if n.name == "conv2d"), "measured in a test")
+    artifact = target.lower(quantized, verify=False, strict=False)
+    found = pq.verify_parity(artifact, images, most_nodes=1)
+    assert found.slower == ("conv2d",)
+    # 15,488 values: some are near a tie, where the order of 1,152 float terms decides.
+    (of_float,) = found.of_floats
+    assert (of_float.node, of_float.most_steps <= 1) == ("relu", True)
+    assert of_float.share_equal >= 0.99
+    (integers,) = found.integers
+    assert (integers.node, integers.share_equal, integers.most_steps) == ("conv2d_2", 1.0, 0.0)
+    assert "behind what is float:" in str(found)
+
+
+def test_parity_when_nothing_between_integers_is_float_then_one_comparison():
+    artifact, _, images = lowered("cpu")
+    found = pq.verify_parity(artifact, images, most_nodes=1)
+    assert (found.integers, found.of_floats) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("backend", "package"), [("xnnpack", "executorch"), ("onnx", "onnxruntime")]
+)
+def test_parity_when_a_float_mean_is_quantized_at_run_time_then_its_integers_are_equal(
+    backend, package
+):
+    pytest.importorskip(package)
+    artifact, _, images = lowered(backend)
+    found = pq.verify_parity(artifact, images, most_nodes=1)
+    assert "adaptive_avg_pool2d" in found.floats
+    (integers,) = found.integers
+    assert (integers.is_run_time, integers.share_equal, integers.most_steps) == (True, 1.0, 0.0)
+    assert found.of_floats == ()  # a mean that is not rounded has no steps

@@ -23,6 +23,7 @@ from pt2e_quant.core.integer_ops.tables import (
     Interpolate,
     LookUp,
     interpolated_table,
+    leaky_table,
     logistic,
     silu,
     table_of,
@@ -35,6 +36,7 @@ from pt2e_quant.graph.ops import (
     HARDSWISH,
     INSTANCE_NORM,
     LAYER_NORM,
+    LEAKY_RELU,
     PRELU,
     SIGMOID,
     SILU,
@@ -77,6 +79,12 @@ def table(site: Site[Any]) -> Any:
     if len(names) != 1 or not all(_is_number(value) for value in others):
         raise Declined("it is a function of more than one tensor")
     x, output = site.operand(names[0]), site.required_output()
+    is_byte = max(x.storage.itemsize, output.range.storage.itemsize) == 1
+    is_own = site.arithmetic.profile.functions is Functions.XNNPACK and site.target in LEAKY_RELU
+    if is_byte and is_own:
+        slope = float(site.arguments["negative_slope"])
+        entries = leaky_table(slope, x.qparams, output.qparams, output.range)
+        return site.call(LookUp, x.value, site.hold(entries, "table"), torch.iinfo(x.storage).min)
     return looked_up(site, x, _function(site, names[0]), output)
 
 

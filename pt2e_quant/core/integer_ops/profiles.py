@@ -76,6 +76,8 @@ class Functions(StrEnum):
     MLAS = "mlas"
     """PyTorch, but sigmoid, silu and tanh as `core.integer_ops.tables` has them; softmax of 8 bits
     has the output scale 1 / floor(1 / scale)."""
+    XNNPACK = "xnnpack"
+    """PyTorch, but leaky_relu by multipliers of 8 fraction bits."""
 
 
 class Addition(StrEnum):
@@ -183,8 +185,10 @@ _ALL = (
         "fp32-scalar-fmagic.c; "
         "ExecuTorch backends/xnnpack/operators/quant_params.py (from_bias); "
         "src/xnnpack/quantization.h (xnn_f32_qd8_asymmetric_quantization_params), "
-        "src/operator-run.c (xnn_compute_f32_qd8_convert)",
+        "src/operator-run.c (xnn_compute_f32_qd8_convert); src/microparams-init.c "
+        "(xnn_init_qs8_lrelu_scalar_params), src/qs8-vlrelu/",
         bias=Bias.FLOAT32,
+        functions=Functions.XNNPACK,
         rows=RowQuantization.INVERSE_OF_INVERSE,
     ),
     Profile(

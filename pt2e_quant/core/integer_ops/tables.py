@@ -71,6 +71,20 @@ def _integers(qp: QParams) -> Tensor:
     return torch.arange(limits.min, limits.max + 1).to(qp.dtype)
 
 
+def leaky_table(slope: float, x: QParams, y: QParams, out: OutputRange) -> Tensor:
+    """A table of leaky_relu as XNNPACK computes it (src/qs8-vlrelu): (d * m + 128) >> 8, plus zero.
+
+    m is 256 times the ratio of the scales, rounded to even, and for negative differences d 256
+    times that ratio times the slope, each step in float32.
+    """
+    ratio = x.scale.float() / y.scale.float()
+    positive = int((256.0 * ratio).round())
+    negative = int((256.0 * (ratio * torch.tensor(slope))).round())
+    differences = _integers(x).long() - x.zero_point_int
+    steps = differences * torch.where(differences >= 0, positive, negative)
+    return (((steps + 128) >> 8) + out.zero_point).clamp(out.low, out.high).to(out.storage)
+
+
 def table_of(
     function: Callable[[Tensor], Tensor],
     x: QParams,
