@@ -172,8 +172,8 @@ def verify_parity(
     calls = _calls(quantized, batches, inputs)
     if not values:
         raise _nothing_to_compare(at_run_time)
-    slower = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
     floats = artifact.float_operators(quantized)
+    slower = tuple(r.node for r in artifact.report.float_regions if r.what == IN_FLOAT)
     returned = quantized.graph.output_node().all_input_nodes
     compared = []
     for value in _spread(values, most_nodes):
@@ -187,16 +187,20 @@ def verify_parity(
         lowered = whole if whole and not behind else backend.lower(wide, verify=False, strict=False)
         made = _Part(part, ending, whole or lowered, lowered, behind)
         compared.append(_compare(value, made, calls, rounding))
-    between = [n for n in quantized.graph.nodes if n.name in floats and reads_integers(n)]
     return Parity(
         profile=rounding.name,
         nodes=tuple(found.node for found in compared),
         integers=tuple(found.integers for found in compared if found.integers is not None),
         of_floats=tuple({row.node: row for found in compared for row in found.of_floats}.values()),
-        floats=tuple(n.name for n in between),
+        floats=_between(quantized, floats),
         slower=slower,
         not_compared=_left_out(quantized, at_run_time, readable),
     )
+
+
+def _between(gm: GraphModule, floats: Set[str]) -> tuple[str, ...]:
+    """Those of the operators in float that read integers."""
+    return tuple(n.name for n in gm.graph.nodes if n.name in floats and reads_integers(n))
 
 
 def _calls(gm: GraphModule, batches: Iterable[Any], inputs: InputPick | None) -> list[Sample]:
