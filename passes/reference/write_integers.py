@@ -13,7 +13,13 @@ from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.integer_ops.calls import Call, cast
 from pt2e_quant.core.integer_ops.profiles import Quantization, RowQuantization
-from pt2e_quant.core.integer_ops.quantize import WRITTEN_KINDS, choose_rows, dequantize, quantize
+from pt2e_quant.core.integer_ops.quantize import (
+    WRITTEN_KINDS,
+    choose_one_row,
+    choose_rows,
+    dequantize,
+    quantize,
+)
 from pt2e_quant.core.qdq import (
     ChoosePerToken,
     QdqKind,
@@ -223,6 +229,8 @@ def _write_rows(editor: Editor, choose: Node, by: RowQuantization) -> None:
     if x.meta["val"].dtype is not torch.float32:
         x = cast(call, x, torch.float32)
     rows = choose_rows(call, x, by)
+    if by is RowQuantization.DIVIDED and all(size == 1 for size in x.meta["val"].shape[:-1]):
+        rows = choose_one_row(call, x)
     made = {0: cast(call, rows.scale, torch.float64), 1: cast(call, rows.zero_point, torch.int64)}
     parts = [user for user in choose.users if is_getitem(user)]
     readers = dict.fromkeys(user for part in parts for user in part.users)

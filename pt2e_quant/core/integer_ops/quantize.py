@@ -97,6 +97,21 @@ def choose_rows(call: Call[Value], x: Value, by: RowQuantization) -> RowQparams:
     return _inverse_of_inverse(call, least, greatest)
 
 
+def choose_one_row(call: Call[Value], x: Value) -> RowQparams:
+    """The qparams of int8 for the only row of float32 x, as ONNX Runtime's DynamicQuantizeLinear.
+
+    onnxruntime/core/util/qmath.h (GetQuantizationParameter): (max - min) / 255, 1 for zeros alone.
+    """
+    least = call(_aten.clamp.default, call(_aten.amin.default, x, [-1], True), None, 0.0)
+    greatest = call(_aten.clamp.default, call(_aten.amax.default, x, [-1], True), 0.0)
+    width = call(_aten.sub.Tensor, greatest, least)
+    whole = call(_aten.where.ScalarOther, call(_aten.ne.Scalar, width, 0.0), width, 255.0)
+    scale = call(_aten.div.Tensor, whole, call(_aten.full_like.default, whole, 255.0))
+    negated = call(_aten.neg.default, call(_aten.div.Tensor, least, scale))
+    zero_point = call(_aten.add.Tensor, call(_aten.round.default, negated), _LOW)
+    return RowQparams(scale, scale, zero_point)
+
+
 def _divided(call: Call[Value], least: Value, greatest: Value) -> RowQparams:
     """backends/onnx/rewrites/expand_per_token.py, whose uint8 are int8 here."""
     top = call(_aten.clamp.default, greatest, 255 * _EPS)

@@ -44,6 +44,19 @@ def test_rows_on_ties_when_run_then_the_integers_of_the_runtime(backend, least):
         assert other.share_equal < found.share_equal
 
 
+def test_one_row_when_run_by_onnx_runtime_then_the_integers_of_its_operator_for_that():
+    pytest.importorskip("onnxruntime")
+    rows = list(rows_on_ties()[:40].split(1))
+    torch.manual_seed(0)
+    target = pq.backends.get("onnx")
+    program = torch.export.export(nn.Linear(64, 64).eval(), (rows[0],))
+    gm = pq.convert_pt2e(pq.prepare_pt2e(program, target.quantizer("int8_dynamic")))
+    artifact = target.lower(gm, verify=False, strict=False)
+    rows += [rows[0].abs(), -rows[1].abs(), torch.zeros(1, 64)]
+    found = pq.verify_parity(artifact, rows)
+    assert (found.share_equal, found.most_steps) == (1.0, 0.0)
+
+
 def test_pass_when_the_profile_is_of_a_runtime_then_no_operator_per_token_is_left():
     x = rows_on_ties()
     gm = quantized("cpu", x)
