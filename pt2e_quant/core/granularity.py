@@ -43,12 +43,12 @@ class _Granularity:
         return type(self), self._values()
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
 class PerTensor(_Granularity):
     """One scale for the whole tensor."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
 class PerChannel(_Granularity):
     """One scale for each index of an axis."""
 
@@ -59,14 +59,14 @@ PerAxis = PerChannel
 """The name torchao gives it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
 class PerRow(_Granularity):
     """One scale for each run of elements along a whole axis."""
 
     dim: int = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
 class PerGroup(_Granularity):
     """One scale for each run of group_size elements along an axis, apart for every other index."""
 
@@ -78,12 +78,12 @@ class PerGroup(_Granularity):
             raise ConfigError(f"group_size must be at least 1, found {self.group_size}")
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
 class PerToken(_Granularity):
     """One scale for each row: all the elements that differ in the last axis only."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
 class PerBlock(_Granularity):
     """One scale for each block of a given shape."""
 

@@ -155,7 +155,8 @@ def choose_qparams(
     Returns:
         scale float32 and zero_point int32, both [1] or [C].
     """
-    if not symmetric and min_val.numel() == 1 and min_val.device.type == "cpu":
+    is_one_number = min_val.numel() == 1 and min_val.device.type == "cpu"
+    if not symmetric and is_one_number and not torch.compiler.is_compiling():
         return _choose_one(min_val.item(), max_val.item(), quant_min, quant_max, float(eps))
     low = min_val.to(torch.float32).clamp(max=0.0)
     high = max_val.to(torch.float32).clamp(min=0.0)

@@ -244,9 +244,11 @@ class UniformQuantizationObserverBase(ObserverBase):
 
     @property
     def seen(self) -> bool:
-        """True if any data has come in."""
+        """True if any data has come in; compiled code, which knows no values, takes it for yes."""
         if self.min_val.numel() == 0:
             return False
+        if torch.compiler.is_compiling():
+            return True
         if self.min_val.numel() == 1:  # two reads cost a third of the tensor operations below
             return not (self.min_val.item() == torch.inf and self.max_val.item() == -torch.inf)
         if self.min_val.flatten()[0].item() != torch.inf:
@@ -254,7 +256,12 @@ class UniformQuantizationObserverBase(ObserverBase):
         return not bool(torch.all((self.min_val == torch.inf) & (self.max_val == -torch.inf)))
 
     def check_finite(self) -> None:
-        """Raise NonFinite if a NaN or infinity came in: it stays in the running min and max."""
+        """Raise NonFinite if a NaN or infinity came in: it stays in the running min and max.
+
+        Compiled code does not: convert checks again.
+        """
+        if torch.compiler.is_compiling():
+            return
         if self.min_val.numel() == 1:
             low, high = self.min_val.item(), self.max_val.item()
             unseen = low == torch.inf and high == -torch.inf
@@ -330,7 +337,7 @@ class UniformQuantizationObserverBase(ObserverBase):
                 quant_max=self.quant_max,
                 eps=self.eps,
             )
-        return choose_qparams(
+        scale, zero_point = choose_qparams(
             min_val,
             max_val,
             quant_min=self.quant_min,
@@ -339,6 +346,10 @@ class UniformQuantizationObserverBase(ObserverBase):
             eps=self.eps,
             zero_point_if_symmetric=self.zero_point_if_symmetric,
         )
+        if torch.compiler.is_compiling():
+            has_data = (min_val <= max_val).any()
+            return torch.where(has_data, scale, 1.0), torch.where(has_data, zero_point, 0)
+        return scale, zero_point
 
     @property
     def zero_point_if_symmetric(self) -> int:

@@ -21,6 +21,7 @@ from pt2e_quant.observers.training.fake_quantize import (
     disable_observer,
     enable_fake_quant,
     enable_observer,
+    updates_where,
 )
 from pt2e_quant.observers.training.fixed_fake_quantize import FixedQParamsFakeQuantize
 from pt2e_quant.observers.training.fused_fake_quantize import FusedMovingAvgObsFakeQuantize
@@ -126,14 +127,20 @@ class AffineFakeQuantize(FakeQuantizeBase):
 
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
+        if torch.compiler.is_compiling():
+            with updates_where(self.observer_enabled[0] == 1, self):
+                self.activation_post_process(X.detach())
+                self._copy_qparams()
+            return torch.where(self.fake_quant_enabled[0] == 1, self._quantized(X), X)
         is_observing = self.is_observing
         if is_observing or self.block_size is None:
             # Without the observer the block size would not be known.
             self.activation_post_process(X.detach())
         if is_observing:
             self._copy_qparams()
-        if self.fake_quant_enabled[0] != 1:
-            return X
+        return X if self.fake_quant_enabled[0] != 1 else self._quantized(X)
+
+    def _quantized(self, X: Tensor) -> Tensor:
         assert self.block_size is not None
         low, high = integer_range(self.target_dtype, self.quant_min, self.quant_max)
         domain = getattr(self.zero_point_domain, "name", "INT")

@@ -18,7 +18,7 @@ from pt2e_quant.flow.annotate.observer_choice import ObserverChoice, is_plain
 from pt2e_quant.flow.prepare.make_observer import make_observer
 from pt2e_quant.flow.qat.train_ranges import for_training
 from pt2e_quant.graph.op_table import Slot
-from pt2e_quant.observers.training.fake_quantize import FakeQuantizeBase
+from pt2e_quant.observers.training.fake_quantize import FakeQuantize, FakeQuantizeBase
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
 from pt2e_quant.tensors.quantize import (
@@ -31,6 +31,7 @@ from pt2e_quant.tensors.quantize import (
 )
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport, Row
+from pt2e_quant.training.round_trip_op import RoundTrip, scheme_text
 
 _INPUT = "input_fake_quantize"
 _SCHEME = "qat_scheme"
@@ -40,8 +41,9 @@ class _RoundTrip(torch.autograd.Function):
     """A tensor quantized and dequantized; the gradient passes through."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scheme: TensorScheme) -> Tensor:
-        return QuantizedTensor.from_float(x, scheme).dequantize()
+    def forward(ctx: Any, x: Tensor, scheme: str) -> Tensor:
+        real: Tensor = RoundTrip(x, scheme)
+        return real
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -57,10 +59,11 @@ class FormatFakeQuantize(nn.Module):
     def __init__(self, scheme: TensorScheme) -> None:
         super().__init__()
         self.scheme = scheme
+        self.text = scheme_text(scheme)
 
     def forward(self, X: Tensor) -> Tensor:
         """Quantize and dequantize X."""
-        real: Tensor = _RoundTrip.apply(X, self.scheme)  # type: ignore[no-untyped-call]
+        real: Tensor = _RoundTrip.apply(X, self.text)  # type: ignore[no-untyped-call]
         return real
 
 
@@ -110,18 +113,20 @@ def _prepare(place: Place, holders: Holders) -> None:
         owner.register_module(_INPUT, _fake_quantize(given, Role.INPUT))
         owner.register_forward_pre_hook(_quantize_input, with_kwargs=True)
     # All that read a tied weight train with what quantization leaves of it.
-    made = _fake_quantize(scheme.weight, Role.WEIGHT) if holders else None
+    made = _fake_quantize(scheme.weight, Role.WEIGHT, place.weight) if holders else None
     for holder, leaf in holders:
         assert made is not None
         parametrize.register_parametrization(holder, leaf, made)
     setattr(owner, _SCHEME, scheme)
 
 
-def _fake_quantize(scheme: TensorScheme, role: Role) -> nn.Module:
+def _fake_quantize(scheme: TensorScheme, role: Role, weight: Tensor | None = None) -> nn.Module:
     if is_plain(scheme) and not hasattr(scheme.granularity, "group_size"):
         slot = Slot(at=role.value, role=role, accepts=(scheme,))
         spec = for_training(ObserverChoice()).spec(slot, scheme)
         made = make_observer(Group(0, spec), {}, is_qat=True)
+        if weight is not None and isinstance(made, FakeQuantize) and made.is_per_channel:
+            made.start_channels(int(weight.shape[made.ch_axis]))
         if isinstance(made, FakeQuantizeBase):
             return made
     if role is Role.WEIGHT:

@@ -51,8 +51,22 @@ class DerivedObserverOrFakeQuantize(ObserverBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, in training for quantization as quantized by the derived qparams."""
-        if not self.fake_quantizes or not self.seen or not self._is_integer:
+        if not self.fake_quantizes or not self._is_integer:
             return x
+        if torch.compiler.is_compiling():  # which cannot branch on what the sources have seen
+            return torch.where(self._sources_have_data(), self._quantized(x), x)
+        return self._quantized(x) if self.seen else x
+
+    def _sources_have_data(self) -> Tensor:
+        """`seen` as a tensor, of sources whose statistics are a range; others need no data."""
+        observers = [getattr(s, "activation_post_process", s) for s in self.obs_or_fqs]
+        ranges = [(o.min_val, o.max_val) for o in observers if hasattr(o, "min_val")]
+        has_data = torch.tensor(True)
+        for low, high in ranges:
+            has_data = has_data & bool(low.numel()) & (low <= high).any().to(has_data.device)
+        return has_data
+
+    def _quantized(self, x: Tensor) -> Tensor:
         scale, zero_point = (q.to(x.device) for q in self.calculate_qparams())
         limits = torch.iinfo(self.dtype)
         low = limits.min if self.quant_min is None else self.quant_min

@@ -5,7 +5,8 @@ Arguments, numerics and state-dict keys are those of torchao's PT2E: each holds 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -60,7 +61,10 @@ class FakeQuantizeBase(ABC, nn.Module):
 
     @property
     def is_observing(self) -> bool:
-        """True if this forward pass gathers statistics: not one that is recomputed for backward."""
+        """True if this forward pass gathers statistics: not one that is recomputed for backward.
+
+        Reads a tensor, which `torch.compile` cannot branch on: see `updates_where`.
+        """
         return bool(self.observer_enabled[0] == 1) and not is_recomputing()
 
     @property
@@ -158,16 +162,26 @@ class FakeQuantize(FakeQuantizeBase):
 
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
+        if torch.compiler.is_compiling():
+            with updates_where(self.observer_enabled[0] == 1, self):
+                self._observe(X)
+            return torch.where(self.fake_quant_enabled[0] == 1, self.quantized(X), X)
         if self.is_observing:
-            self.activation_post_process(X.detach())
-            scale, zero_point = self.calculate_qparams()
-            if self.scale.shape != scale.shape:
-                self.scale.resize_(scale.shape)
-                self.zero_point.resize_(zero_point.shape)
-            self.scale.copy_(scale)
-            self.zero_point.copy_(zero_point)
-        if self.fake_quant_enabled[0] != 1:
-            return X
+            self._observe(X)
+        return X if self.fake_quant_enabled[0] != 1 else self.quantized(X)
+
+    def _observe(self, X: Tensor) -> None:
+        """Show X to the observer, and keep the qparams that it comes to."""
+        self.activation_post_process(X.detach())
+        scale, zero_point = self.calculate_qparams()
+        if self.scale.shape != scale.shape:
+            self.scale.resize_(scale.shape)
+            self.zero_point.resize_(zero_point.shape)
+        self.scale.copy_(scale)
+        self.zero_point.copy_(zero_point)
+
+    def quantized(self, X: Tensor) -> Tensor:
+        """X quantized and dequantized by the qparams that are kept."""
         axis = self.ch_axis if self.is_per_channel else None
         limits = self.quant_min, self.quant_max
         return fake_quantize_tensor(X, self.scale, self.zero_point, *limits, axis)
@@ -180,6 +194,28 @@ class FakeQuantize(FakeQuantizeBase):
             if isinstance(value := state_dict.get(prefix + name), Tensor):
                 buffer.resize_(value.shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+@contextmanager
+def updates_where(is_on: Tensor, module: nn.Module) -> Iterator[None]:
+    """Undo what the block does to a module's buffers and parameters unless a flag is set.
+
+    Compiled code cannot branch on the flag, so it computes the update and keeps one of the two.
+
+    Args:
+        is_on: the flag, one element.
+        module: the one that they belong to.
+    """
+    with torch.no_grad():
+        before = {name: held.clone() for name, held in _held(module)}
+        yield
+        for name, held in _held(module):
+            if held.shape == before[name].shape:  # else it had no data yet, and is on
+                held.copy_(torch.where(is_on, held, before[name]))
+
+
+def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_buffers(), *module.named_parameters()]
 
 
 def _check_range(

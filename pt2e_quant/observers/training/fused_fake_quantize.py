@@ -12,10 +12,7 @@ from pt2e_quant.observers.qschemes import SYMMETRIC
 from pt2e_quant.observers.static.minmax import channel_range
 from pt2e_quant.observers.static.moving_average import MovingAverageMinMaxObserver
 from pt2e_quant.observers.training.fake_quantize import FakeQuantize
-from pt2e_quant.observers.training.fake_quantize_function import (
-    fake_quantize_tensor,
-    is_on_fast_path,
-)
+from pt2e_quant.observers.training.fake_quantize_function import is_on_fast_path
 
 
 class FusedMovingAvgObsFakeQuantize(FakeQuantize):
@@ -61,15 +58,13 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         with torch.no_grad():
             # The operator moves the range and computes the scale: the range is all it need see.
             self._fused(self._ends(X).float(), 0)
-        if self.fake_quant_enabled[0] != 1:
-            return X
-        axis = self.ch_axis if self.is_per_channel else None
-        limits = self.quant_min, self.quant_max
-        return fake_quantize_tensor(X, self.scale, self.zero_point, *limits, axis)
+        if torch.compiler.is_compiling():
+            return torch.where(self.fake_quant_enabled[0] == 1, self.quantized(X), X)
+        return X if self.fake_quant_enabled[0] != 1 else self.quantized(X)
 
     def _ends(self, X: Tensor) -> Tensor:
         """The least and greatest values, [C, 2]; zeros if the observer is off."""
-        if not self.is_observing:
+        if not torch.compiler.is_compiling() and not self.is_observing:
             return torch.zeros(max(1, self.activation_post_process.min_val.numel()), 2)
         if self.is_per_channel:
             return torch.stack(channel_range(X, self.ch_axis), 1)

@@ -5,6 +5,7 @@ Y. Bhalgat and others, "LSQ+" (CVPR workshops 2020). The gradients are those of 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, RangeError
 from pt2e_quant.observers.qschemes import SYMMETRIC, is_per_channel
-from pt2e_quant.observers.training.fake_quantize import FakeQuantizeBase
+from pt2e_quant.observers.training.fake_quantize import FakeQuantizeBase, updates_where
 
 
 class LearnableFakeQuantize(FakeQuantizeBase):
@@ -124,13 +125,33 @@ class LearnableFakeQuantize(FakeQuantizeBase):
 
     def forward(self, X: Tensor) -> Tensor:
         """Observe X and return it quantized and dequantized, as far as enabled."""
+        if torch.compiler.is_compiling():
+            self._observe_where_on(X)
+            return torch.where(self.fake_quant_enabled[0] == 1, self._quantized(X), X)
         if self.is_observing or self.scale is None:
-            self.activation_post_process(X.detach())
-            self._set_qparams(*self.activation_post_process.calculate_qparams())
+            self._observe(X)
+        return X if self.fake_quant_enabled[0] != 1 else self._quantized(X)
+
+    def _observe(self, X: Tensor) -> None:
+        self.activation_post_process(X.detach())
+        self._set_qparams(*self.activation_post_process.calculate_qparams())
+
+    @partial(torch.compiler.disable, reason="the first batch makes scale and zero_point: run one")
+    def _make_parameters(self, X: Tensor) -> None:
+        self._observe(X)
+
+    def _observe_where_on(self, X: Tensor) -> None:
+        """Observe without a branch on the flag; what learns does not observe."""
+        if self.scale is None:
+            self._make_parameters(X)
+        elif not self.scale.requires_grad:
+            with updates_where(self.observer_enabled[0] == 1, self):
+                self._observe(X)
+
+    def _quantized(self, X: Tensor) -> Tensor:
+        """X quantized and dequantized by the parameters."""
         assert self.scale is not None
         assert self.zero_point is not None
-        if self.fake_quant_enabled[0] != 1:
-            return X
         if self.qscheme in SYMMETRIC:
             self.zero_point.data.zero_()
         factor = 1.0 / (X.numel() * self.quant_max) ** 0.5 if self.use_grad_scaling else 1.0

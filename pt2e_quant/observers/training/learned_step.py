@@ -71,13 +71,14 @@ class FirstStepObserver(UniformQuantizationObserverBase):
         rows = x.reshape(1, -1) if rows is None else rows
         found = self.step_of(rows)
         low, high = rows.amin(1), rows.amax(1)
-        self.batches += 1
-        if self.batches == 1:
+        self.batches.add_(1)
+        if self.step.shape != found.shape or self.min_val.shape != low.shape:
             self.step, self.min_val, self.max_val = found, low, high
-        else:
-            self.step = self.step + (found - self.step) / self.batches
-            self.min_val = torch.minimum(self.min_val, low)
-            self.max_val = torch.maximum(self.max_val, high)
+        else:  # no branch on the number of batches, and the same buffers: for compilers
+            moved = self.step + (found - self.step) / self.batches
+            self.step.copy_(torch.where(self.batches == 1, found, moved))
+            self.min_val.copy_(torch.minimum(self.min_val, low))
+            self.max_val.copy_(torch.maximum(self.max_val, high))
         return x_orig
 
     @abstractmethod

@@ -60,12 +60,26 @@ def trained_qparams(observer: Any) -> tuple[Tensor, Tensor]:
     """
     scale = getattr(observer, "scale", None)
     has_buffers = isinstance(scale, Tensor) and not isinstance(scale, nn.Parameter)
-    if not is_fake_quantize(observer) or not has_buffers or not observer.fake_quant_enabled[0]:
+    is_kept = is_fake_quantize(observer) and has_buffers
+    is_compiling = torch.compiler.is_compiling()
+    if not is_kept or (not is_compiling and not observer.fake_quant_enabled[0]):
         calculated: tuple[Tensor, Tensor] = observer.calculate_qparams()
         return calculated
+    kept: tuple[Tensor, Tensor] = observer.scale, observer.zero_point
     if "FusedMovingAvgObsFakeQuantize" in _class_names(observer):
-        return _fused_qparams(observer)
-    return observer.scale, observer.zero_point
+        kept = _fused_qparams(observer)
+    if not is_compiling:
+        return kept
+    # Compiled code cannot branch on the flag: it computes both.
+    return where(observer.fake_quant_enabled[0] == 1, kept, observer.calculate_qparams())
+
+
+def where(
+    condition: Tensor, chosen: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """One of two pairs of qparams, without a branch."""
+    scale, zero_point = (torch.where(condition, a, b) for a, b in zip(chosen, other, strict=True))
+    return scale, zero_point
 
 
 def live_qparams(fake_quantize: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,8 +102,11 @@ def _fused_qparams(fake_quantize: Any) -> tuple[Tensor, Tensor]:
     """Return the qparams that torch's fused operator computes from the running range."""
     observer = fake_quantize.activation_post_process
     low, high = observer.min_val.detach(), observer.max_val.detach()
-    if low.numel() == 0 or not bool((low <= high).all()):
-        return fake_quantize.scale, fake_quantize.zero_point  # no data: it has not computed any
+    kept: tuple[Tensor, Tensor] = fake_quantize.scale, fake_quantize.zero_point
+    is_compiling = torch.compiler.is_compiling()
+    has_data = (low <= high).all()
+    if low.numel() == 0 or (not is_compiling and not bool(has_data)):
+        return kept  # it has not computed any
     scale, zero_point = fake_quantize.scale.clone(), fake_quantize.zero_point.clone()
     with torch.no_grad():
         torch.fused_moving_avg_obs_fake_quant(
@@ -107,7 +124,7 @@ def _fused_qparams(fake_quantize: Any) -> tuple[Tensor, Tensor]:
             per_row_fake_quant=fake_quantize.is_per_channel,
             symmetric_quant=fake_quantize.is_symmetric_quant,
         )
-    return scale, zero_point
+    return where(has_data, (scale, zero_point), kept) if is_compiling else (scale, zero_point)
 
 
 class TrainedSource:

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.qparams import DEFAULT_EPS
-from pt2e_quant.observers.base import PER_CHANNEL, UniformQuantizationObserverBase
+from pt2e_quant.observers.base import (
+    PER_CHANNEL,
+    PER_TENSOR,
+    UniformQuantizationObserverBase,
+    is_per_tensor,
+)
+from pt2e_quant.observers.weights.search_op import SearchScales
 from pt2e_quant.observers.weights.weight_search import (
     WeightSearch,
     qparams_of_range,
@@ -20,7 +26,7 @@ class WeightObserver(UniformQuantizationObserverBase):
 
     Args:
         dtype: integer dtype to quantize to.
-        qscheme: per_channel_symmetric or per_channel_affine, also for groups.
+        qscheme: per tensor, or per_channel_symmetric or per_channel_affine, also for groups.
         quant_min: least integer used; the dtype's own if None.
         quant_max: greatest integer used; the dtype's own if None.
         ch_axis: the axis of the channels; with groups, rows are along axis 0.
@@ -52,7 +58,7 @@ class WeightObserver(UniformQuantizationObserverBase):
         super().__init__(
             dtype, qscheme, quant_min=quant_min, quant_max=quant_max, eps=eps, is_dynamic=is_dynamic
         )
-        self.require_qscheme(PER_CHANNEL)
+        self.require_qscheme(PER_TENSOR + PER_CHANNEL)
         self.require_static()
         self.ch_axis = ch_axis
         self.group_size = group_size
@@ -74,6 +80,8 @@ class WeightObserver(UniformQuantizationObserverBase):
         how = {"quant_min": self.quant_min, "quant_max": self.quant_max}
         if self.search is WeightSearch.MIN_MAX:  # the range is known
             found = qparams_of_range(low, high, symmetric=self.is_symmetric, **how)
+        elif torch.compiler.is_compiling():
+            found = SearchScales(rows, self.search.value, symmetric=self.is_symmetric, **how)
         else:
             found = search_qparams(rows, self.search, symmetric=self.is_symmetric, **how)
         scale, zero_point = found
@@ -92,6 +100,8 @@ class WeightObserver(UniformQuantizationObserverBase):
 
     def _rows(self, x: Tensor) -> Tensor:
         """The weight as a matrix with a row for each scale."""
+        if is_per_tensor(self.qscheme):
+            return x.reshape(1, -1)
         if self.group_size is None:
             if not -x.dim() <= self.ch_axis < x.dim():
                 raise ConfigError(
