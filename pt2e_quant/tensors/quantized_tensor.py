@@ -16,6 +16,7 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.tensors.form import TensorForm, form_from_text, form_to_text
+from pt2e_quant.tensors.kept_for_backward import keeps_arguments, not_kept
 from pt2e_quant.tensors.kernels.fallbacks import note_fallback
 from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.values import (
@@ -251,6 +252,8 @@ class QuantizedTensor(torch.Tensor):
         if func in FUNCTIONS:
             return FUNCTIONS[func](*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
+            if torch.is_grad_enabled() and keeps_arguments(func):
+                args, kwargs = torch.utils._pytree.tree_map(not_kept, (args, kwargs))
             return func(*args, **kwargs)
 
     @classmethod

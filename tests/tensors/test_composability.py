@@ -205,3 +205,49 @@ def test_torch_func_when_it_differentiates_then_gradients_are_those_of_autograd(
     assert pq.sqnr_db([expected], [found]) > 35
     rows = torch.func.jacrev(model)(x[0])
     assert pq.sqnr_db([expected[0]], [rows.sum(0)]) > 35
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.last = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.last(self.attention(x, x, x)[0])
+
+
+@pytest.mark.parametrize("scheme", ["w8", "int8_dynamic", "w4_g32", "fp8_weight_only"])
+def test_to_when_a_result_of_attention_waits_for_its_backward_pass_then_works(scheme):
+    torch.manual_seed(0)
+    model = Attends()
+    pq.quantize_(model, scheme)
+    x = torch.randn(2, 5, 64, requires_grad=True)
+    model(x).square().sum().backward()
+    expected, x.grad = x.grad, None
+    result = model(x)
+    model.to(torch.bfloat16)
+    result.square().sum().backward()
+    assert torch.equal(x.grad, expected)
+    assert next(w for w in model.parameters() if isinstance(w, QuantizedTensor)).dtype is (
+        torch.bfloat16
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.addmm(torch.zeros(64), x, w.t()),
+        lambda x, w: torch.mul(x, w[0]),
+        lambda x, w: x[:1] * w,
+        lambda x, w: torch.einsum("ij,kj->ik", x, w),
+    ],
+)
+def test_to_when_any_function_keeps_the_weight_then_works(function):
+    model = nn.Sequential(nn.Linear(64, 64))
+    pq.quantize_(model, "w8")
+    x = torch.randn(5, 64, requires_grad=True)
+    result = function(x, model[0].weight)
+    model.to(torch.bfloat16)
+    result.sum().backward()
+    assert bool(x.grad.any())

@@ -1,0 +1,39 @@
+"""What autograd keeps of quantized weights for the backward pass.
+
+`nn.Module.to` swaps each parameter of a subclass with a converted one, which torch refuses while a
+graph refers to it. A weight that does not train is therefore given to functions as an alias.
+"""
+
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PYTHON = ("torch.nn.functional", "torch.functional")
+_MAY_BE_ITSELF = frozenset(
+    "to type type_as contiguous detach float double half bfloat16 cpu cuda xpu clone".split()
+)
+"""Methods whose result may be the tensor itself, and copies."""
+
+
+def keeps_arguments(function: Any) -> bool:
+    """Whether autograd may keep arguments of a function that writes none of them.
+
+    Those are the functions of `torch` and `torch.nn.functional` and most methods. A compiler keeps
+    no tensors of its own.
+    """
+    name = getattr(function, "__name__", "_")
+    if torch.compiler.is_compiling() or (name.endswith("_") and name != "__getitem__"):
+        return False
+    if isinstance(function, FunctionType):
+        return function.__module__ in _PYTHON
+    is_method = isinstance(function, MethodDescriptorType) or name == "__getitem__"
+    return isinstance(function, BuiltinFunctionType) or (is_method and name not in _MAY_BE_ITSELF)
+
+
+def not_kept(value: Any) -> Any:
+    """An alias of a subclass's tensor that does not train; anything else as it is."""
+    if isinstance(value, Tensor) and type(value) is not Tensor and not value.requires_grad:
+        return value.detach()
+    return value
