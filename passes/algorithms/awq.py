@@ -98,6 +98,8 @@ class Awq(Algorithm):
         if not isinstance(target, Rows) and is_quantized_output(source):
             raise Declined(f"{source.name} is computed in integers")
         sizes = hessian.diagonal().sqrt()
+        if not bool(sizes.any()):
+            raise Declined("its input is 0 in all calibration data")
         sizes = sizes.clamp(min=max(float(sizes.max()) / WIDEST, 1e-30))
         exponents = [k / self.grid_size for k in range(self.grid_size + 1)]
         scales = [_centred(sizes**alpha, source.meta["val"].dtype) for alpha in exponents]

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from pt2e_quant.core.arguments import check_module, check_type
 from pt2e_quant.core.errors import CalibrationError, ConfigError, Pt2eQuantError, Pt2eQuantWarning
-from pt2e_quant.core.export import export
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
 from pt2e_quant.flow.annotate.groups import Group
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
 from pt2e_quant.flow.annotate.rules import QuantRule
 from pt2e_quant.flow.calibrate.calibrate import calibrate, check_batches
-from pt2e_quant.flow.calibrate.pick_inputs import InputPick, as_call, pick_inputs
+from pt2e_quant.flow.calibrate.pick_inputs import InputPick, pick_inputs
 from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.make_observer import make_observer
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
@@ -25,6 +24,7 @@ from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.passes.algorithms.algorithm import Algorithm
+from pt2e_quant.tensors.export_batches import export_batches
 from pt2e_quant.tensors.function_ranges import FunctionRanges, install_functions
 from pt2e_quant.tensors.graphs.graph import SchemeQuantizer, quantized_weights, scheme_of
 from pt2e_quant.tensors.graphs.load_graph import load_graph, quantized_names
@@ -33,7 +33,7 @@ from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor, as_parameter
 from pt2e_quant.tensors.report import EagerReport, Row
-from pt2e_quant.tensors.run_batches import check_call, run_batches, watch_input
+from pt2e_quant.tensors.run_batches import run_batches, watch_input
 
 _OR_LEAVE_IT = "leave it out by the filter or a rule, or give strict=False to keep it float"
 
@@ -314,7 +314,7 @@ def _calibrated(
             hook.remove()
     for path, observer in observers.items():
         if has_seen(observer):
-            made.inputs[path] = _static_qparams(observer)
+            made.inputs[path] = _static_qparams(observer, path)
         else:
             made.unreached.add(path)
     made.functions = ranges
@@ -333,7 +333,14 @@ def has_seen(observer: Any) -> bool:
     return getattr(observer, "seen", None) is not False and not is_empty
 
 
-def _static_qparams(observer: Any) -> tuple[Tensor, Tensor]:
+def _static_qparams(observer: Any, path: str) -> tuple[Tensor, Tensor]:
+    try:
+        return _qparams_of(observer)
+    except CalibrationError as error:
+        raise type(error)(f'the input of "{path}": {error.what}', fix=error.fix) from error
+
+
+def _qparams_of(observer: Any) -> tuple[Tensor, Tensor]:
     if hasattr(observer, "block_qparams"):
         found = observer.block_qparams(1).scale
         return found.real().reshape(1), torch.zeros(1, dtype=torch.int32)
@@ -362,19 +369,11 @@ def _by_graph(
         raise CalibrationError(
             "algorithms work on calibration data", fix="quantize_(…, calibration_data=batches)"
         )
-    args, kwargs = as_call(batches[0])
-    check_call(module, args, kwargs)
     before = {place.name: place.weight for place in places}
     names = {place.name: _names_of(module, place.weight) for place in places}
     schemes = {name: place.scheme for place in places for name in names[place.name]}
     quantizer = SchemeQuantizer(schemes, search_of(search))
-    modes = {part: part.training for part in module.modules()}
-    try:
-        program = export(module.eval(), args, kwargs)
-    finally:
-        for part, is_training in modes.items():
-            part.training = is_training
-    prepared = prepare_pt2e(program, quantizer, algorithms=algorithms)
+    prepared = prepare_pt2e(export_batches(module, batches), quantizer, algorithms=algorithms)
     calibrate(prepared, batches, progress=False)
     graph = convert_pt2e(prepared, progress=False)
     report, found = EagerReport(), quantized_names(graph)

@@ -31,7 +31,10 @@ def watch_input(module: nn.Module, path: str, see: Callable[[Tensor], Any]) -> R
                 f'"{path}" is given no tensor first, but {type(first).__name__}',
                 fix="give batches of tensors",
             )
-        see(first.detach())
+        try:
+            see(first.detach())
+        except Pt2eQuantError as error:
+            raise type(error)(f'the input of "{path}": {error.what}', fix=error.fix) from error
 
     return module.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -67,14 +70,38 @@ def run_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     try:
         with torch.no_grad():
             module(*args, **kwargs)
-    except Pt2eQuantError:
-        raise
+    except Pt2eQuantError as error:
+        raise type(error)(f"{what}: {error.what}", fix=error.fix) from error
     except Exception as error:  # whatever the model raises
         told = str(error).partition("\n")[0]
+        path = _path_that_fails(module, args, kwargs)
+        where = f' in "{path}"' if path else ""
         raise InputError(
-            f"{type(module).__name__} fails on {what}: {type(error).__name__}: {told}",
+            f"{type(module).__name__} fails on {what}{where}: {type(error).__name__}: {told}",
             fix="give what its forward takes: shapes, dtypes and devices count",
         ) from error
+
+
+def _path_that_fails(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The path of the innermost module whose call does not return; "" if it is the whole's own."""
+    running: list[str] = []
+    hooks: list[RemovableHandle] = []
+
+    def leave(*_: Any) -> None:  # a hook that returns something replaces the result
+        running.pop()
+
+    for path, part in module.named_modules():
+        hooks.append(part.register_forward_pre_hook(lambda *_, path=path: running.append(path)))
+        hooks.append(part.register_forward_hook(leave))
+    try:
+        with torch.no_grad():
+            module(*args, **kwargs)
+    except Exception:  # known already
+        return running[-1] if running else ""
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ""
 
 
 def run_batches(

@@ -205,7 +205,14 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
 
 
 def _check_gathered(state: PreparedState, gathered: Gathered) -> None:
-    """Refuse an algorithm that was asked for and was given no data."""
+    """Refuse an algorithm that was asked for and was given no data, or none that is finite."""
+    for (name, node, _), statistics in gathered.statistics.items():
+        if name in state.asked_algorithms and not statistics.is_finite:
+            raise CalibrationError(
+                f"NaN or infinity in what {name} gathered of the calibration data",
+                node=node,
+                fix="find the batch or operator that makes it; algorithms need finite values",
+            )
     seen = {key[0] for key, statistics in gathered.statistics.items() if statistics.seen}
     for name, node, _ in gathered.statistics:
         if name in state.asked_algorithms and name not in seen:

@@ -7,6 +7,7 @@ also on tensors that stay float; prepare adds them and convert takes them out ag
 from abc import ABC, abstractmethod
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 
@@ -24,6 +25,12 @@ class Statistics(nn.Module, ABC):
     @abstractmethod
     def seen(self) -> bool:
         """True if any data has come in."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no NaN and no infinity came in, as far as sums that are kept tell."""
+        sums = (buffer for buffer in self.buffers() if buffer.is_floating_point())
+        return all(bool(torch.isfinite(buffer).all()) for buffer in sums)
 
     @abstractmethod
     def scaled(self, factors: Tensor) -> Self:

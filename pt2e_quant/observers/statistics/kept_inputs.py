@@ -98,6 +98,12 @@ class KeptInputs(Statistics):
         """True if any call has come."""
         return self.calls.count > 0
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether no NaN is in what is kept; inputs may be masks of -inf."""
+        floats = (x for x in self.kept if isinstance(x, Tensor) and x.is_floating_point())
+        return not any(bool(x.isnan().any()) for x in floats)
+
     def scaled(self, factors: Tensor) -> Self:
         """A copy, not scaled: callers give the inputs of a graph."""
         return copy.copy(self)
