@@ -195,7 +195,8 @@ def _widened(slot: Slot) -> Slot:
 def _accepted(role: Role, axis: int) -> tuple[TensorScheme, ...]:
     if role is not Role.WEIGHT:
         return _EITHER
-    return tuple(replace(weight_scheme(bits), granularity=PerChannel(axis=axis)) for bits in (8, 4))
+    schemes = (weight_scheme(bits, by_integers=True) for bits in (8, 4))
+    return tuple(replace(scheme, granularity=PerChannel(axis=axis)) for scheme in schemes)
 
 
 _NOTE_16 = "in float, between DequantizeLinear and QuantizeLinear"

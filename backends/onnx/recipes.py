@@ -16,6 +16,7 @@ from pt2e_quant.backends.target.recipe import (
     Recipe,
     RecipeFamily,
     Recipes,
+    tables_of,
     without_data,
 )
 from pt2e_quant.core.scheme_names import scheme_named
@@ -105,7 +106,7 @@ def _sixteen_bit(name: str, text: str) -> Recipe:
             activation=PredictedRangeObserver,
             search=WeightSearch.MSE if is_small else WeightSearch.MIN_MAX,
         ),
-        rules=(*_TABLES, head),
+        rules=(*tables_of(_TABLES, scheme), head),
         transforms=(*_ATTENTION, products_as_linears, split_as_slices),
         algorithms=WEIGHTS_BY_DATA,
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from pt2e_quant.core.errors import ConfigError, near
@@ -116,15 +116,34 @@ def without_data(
     is_small = weight is not None and (weight.bits < 8 or weight.format is not None)
     head = scheme_named(float_head if scheme.input is None else "int8_dynamic")
     head_rule = QuantRule(kind=RuleKind.GLOBAL, scheme=head, where=is_tied_linear)
+    rules = tables_of(embeddings, head if is_small else scheme)
     return Recipe(
         name=name,
         text=text,
         scheme=scheme,
         observers=ObserverChoice(search=WeightSearch.MSE if is_small else search),
-        rules=(*embeddings, head_rule) if is_small else tuple(embeddings),
+        rules=(*rules, head_rule) if is_small else rules,
         transforms=transforms,
         algorithms=(BalanceChannels(),),
     )
+
+
+def tables_of(embeddings: Sequence[QuantRule], linears: Scheme) -> tuple[QuantRule, ...]:
+    """Rules for embedding tables, in the integers of the linears that may compute with them.
+
+    Args:
+        embeddings: the rules.
+        linears: the scheme of those linears. If their activations are quantized, int8 tables are
+            -127 .. 127, as their weights.
+    """
+    made = []
+    for rule in embeddings:
+        scheme = rule.scheme
+        table = None if scheme is None else scheme.weight
+        if scheme is not None and table is not None and table.is_full_int8 and linears.input:
+            rule = replace(rule, scheme=replace(scheme, weight=table.narrowed()))
+        made.append(rule)
+    return tuple(made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

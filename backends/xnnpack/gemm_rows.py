@@ -19,6 +19,7 @@ from pt2e_quant.core.scheme_names import activation_scheme, weight_scheme
 from pt2e_quant.core.schemes import (
     INT8_ACTIVATION,
     INT8_WEIGHT,
+    INT8_WEIGHT_ONLY,
     INT8_WEIGHT_ROWS,
     Role,
     TensorScheme,
@@ -169,7 +170,7 @@ WEIGHT_ONLY_GEMMS = (
         "FullyConnected: f32-qc8w",
         WEIGHT_IS_MATRIX,
         x=(),
-        w=(INT8_WEIGHT,),
+        w=(INT8_WEIGHT_ONLY,),
         note=_BEHIND,
     ),
     _float_output(
@@ -190,7 +191,7 @@ EMBEDDINGS = (
     OpRow(
         name="embedding",
         find=(Op(ops.EMBEDDING, _W, name="op"),),
-        slots=(Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT, INT8_WEIGHT_ROWS)),),
+        slots=(Slot(at="w", role=Role.WEIGHT, accepts=(INT8_WEIGHT_ONLY, INT8_WEIGHT_ROWS)),),
         constraints=(SEVERAL_COLUMNS,),
         lowers_to="quantized_decomposed.embedding_byte, outside the delegate",
         note=_PORTABLE,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pt2e_quant.core.schemes import INT8_WEIGHT
+from pt2e_quant.core.schemes import INT8_WEIGHT_ONLY
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.conditions import CONSTANT_BIAS
 from pt2e_quant.graph.pattern import Match, one_of
@@ -225,7 +225,7 @@ def build_weight_only(site: Site) -> Node:
 
 
 _WEIGHT_ONLY = Kernel(
-    row=limbs_site.linear_row("linear_w8", (INT8_WEIGHT,)),
+    row=limbs_site.linear_row("linear_w8", (INT8_WEIGHT_ONLY,)),
     device=Device.CPU,
     op="int8_linear",
     build=build_weight_only,

@@ -37,8 +37,8 @@ def scheme_named(
     Args:
         name: for example "w4_g128" or "mxfp4".
         symmetric: integer weights have zero_point 0.
-        narrow: symmetric integer weights leave out the least integer, as those of 8 bits always
-            do.
+        narrow: symmetric integer weights leave out the least integer, as those of 8 bits do
+            wherever activations are quantized.
         scales: how the scales of weights are kept; the name's own way if None.
 
     Raises:
@@ -56,10 +56,9 @@ def scheme_named(
     weight = scheme.weight
     assert weight is not None  # every named scheme quantizes weights
     if narrow:
-        low, high = weight.range
         if weight.format is not None or not weight.symmetric:
             raise ConfigError(f'"{name}" has no narrow range: its weights are {weight}')
-        weight = replace(weight, quant_min=max(low, -high))
+        weight = weight.narrowed()
     if scales is not None:
         weight = replace(weight, scales=scales)
     return replace(scheme, weight=weight)
@@ -87,7 +86,7 @@ def _integer_scheme(name: str, *, symmetric: bool) -> Scheme:
             name=name,
             input=activation_scheme(8, granularity),
             output=None,
-            weight=weight_scheme(8, symmetric=symmetric),
+            weight=weight_scheme(8, symmetric=symmetric, by_integers=True),
         )
     found = _NAME.fullmatch(name)
     if found is None:
@@ -105,7 +104,9 @@ def _integer_scheme(name: str, *, symmetric: bool) -> Scheme:
         name=name,
         input=activation,
         output=activation if found["a"] in ("4", "16") else None,
-        weight=weight_scheme(int(found["w"]), group_size, symmetric=symmetric),
+        weight=weight_scheme(
+            int(found["w"]), group_size, symmetric=symmetric, by_integers=activation is not None
+        ),
     )
 
 
@@ -125,16 +126,25 @@ def activation_scheme(bits: int, granularity: Granularity) -> TensorScheme:
 
 
 def weight_scheme(
-    bits: int, group_size: int | None = None, *, symmetric: bool = True
+    bits: int,
+    group_size: int | None = None,
+    *,
+    symmetric: bool = True,
+    by_integers: bool = False,
 ) -> TensorScheme:
     """Weights of 2 to 8 bits, a scale per output channel or per group of a row.
 
-    8 bits are narrow, -127 .. 127, as kernels for them want; fewer use every integer.
+    Args:
+        bits: of a weight.
+        group_size: how many neighbours in a row share a scale; None for one scale per row.
+        symmetric: zero_point is 0.
+        by_integers: activations are quantized too. Weights of 8 bits are -127 .. 127 then: kernels
+            add pairs of products in 16 bits, which 2 * 128 * 128 does not fit.
     """
     dtype: torch.dtype = getattr(torch, f"int{bits}" if symmetric else f"uint{bits}")
-    return TensorScheme(
+    scheme = TensorScheme(
         dtype=dtype,
         granularity=PerChannel(axis=0) if group_size is None else PerGroup(group_size),
         symmetric=symmetric,
-        quant_min=-127 if symmetric and bits == 8 else None,
     )
+    return scheme.narrowed() if by_integers and scheme.is_full_int8 else scheme

@@ -1,6 +1,6 @@
 """Named quantization schemes: which integers each role of an operator's tensors gets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -74,6 +74,20 @@ class TensorScheme:
         return low, high
 
     @property
+    def is_full_int8(self) -> bool:
+        """Whether these are the 256 integers of int8, symmetric around 0."""
+        return self.format is None and self.symmetric and self.range == (-128, 127)
+
+    def narrowed(self) -> "TensorScheme":
+        """The same without the least integer, as products of integers want it: -127 .. 127.
+
+        >>> str(INT8_WEIGHT_ONLY.narrowed())
+        'int8[-127, 127] symmetric PerChannel(axis=0)'
+        """
+        low, high = self.range
+        return replace(self, quant_min=max(low, -high))
+
+    @property
     def bits(self) -> int:
         """Width of one code."""
         return info(self.dtype).bits if self.format is None else self.format.bits
@@ -145,5 +159,8 @@ INT8_WEIGHT = TensorScheme(
     quant_min=-127,
     quant_max=127,
 )
+"""Weights that are multiplied with integers: kernels may add two products in 16 bits."""
+INT8_WEIGHT_ONLY = TensorScheme(dtype=torch.int8, granularity=PerChannel(axis=0), symmetric=True)
+"""Weights that are multiplied with real numbers."""
 INT8_WEIGHT_ROWS = TensorScheme(dtype=torch.int8, granularity=PerChannel(axis=0), symmetric=False)
 BIAS_INT32 = TensorScheme(dtype=torch.int32, granularity=PerChannel(axis=0), symmetric=True)

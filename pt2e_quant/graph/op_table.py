@@ -67,6 +67,7 @@ class Slot:
         is_optional: the operator runs as well with this tensor in float.
         fixed: (scale, zero_point) where the range is known beforehand (sigmoid, softmax).
         derived_from: slots whose scales multiply to this one's (an int32 bias).
+        narrows: a symmetric scheme loses its least integer here where that alone does not fit.
     """
 
     at: str
@@ -75,6 +76,7 @@ class Slot:
     is_optional: bool = False
     fixed: tuple[float, int] | None = None
     derived_from: tuple[str, ...] = ()
+    narrows: bool = False
 
     def resolve(self, scheme: Scheme) -> TensorScheme | None:
         """The tensor scheme this slot gets under a scheme; None leaves it float.
@@ -89,6 +91,8 @@ class Slot:
             raise ValueError(f'scheme "{scheme.name}" leaves its {self.role} "{self.at}" float')
         for accepted in self.accepts:
             aligned = _with_axis_of(wanted, accepted)
+            if self.narrows and aligned.symmetric and aligned.format is None:
+                aligned = aligned.narrowed()
             if aligned.fits(accepted):
                 return aligned
         if self.is_optional:

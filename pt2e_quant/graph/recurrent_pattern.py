@@ -24,7 +24,9 @@ def recurrent_row(lowers_to: str, note: str, *needs: Constraint) -> OpRow:
     return OpRow(
         name="recurrent_layer",
         find=(Op(RecurrentLayer, *(Var(name) for name in _OPERANDS), name="op"),),
-        slots=tuple(Slot(at=at, role=Role.WEIGHT, accepts=(INT8_WEIGHT,)) for at in _WEIGHTS),
+        slots=tuple(
+            Slot(at=at, role=Role.WEIGHT, accepts=(INT8_WEIGHT,), narrows=True) for at in _WEIGHTS
+        ),
         constraints=(Constraint(text="constant biases", holds=_is_constant), *needs),
         lowers_to=lowers_to,
         note=note,

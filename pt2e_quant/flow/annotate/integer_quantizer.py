@@ -116,7 +116,7 @@ class IntegerQuantizer(Quantizer):
             ranges = QAT_OBSERVERS.activation
             made.activation = replace(self.activation, observer_or_fake_quant_ctr=ranges)
             made.residual = replace(self.residual, observer_or_fake_quant_ctr=ranges)
-        made.weights = QAT_OBSERVERS.weight, QAT_OBSERVERS.weight_per_channel
+        made.weights = QAT_OBSERVERS.ranged, QAT_OBSERVERS.ranged_per_channel
         return made
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:

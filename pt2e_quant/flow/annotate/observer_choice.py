@@ -36,16 +36,20 @@ class ObserverChoice:
 
     Args:
         activation: for inputs and outputs.
-        weight: for per-tensor constants.
-        weight_per_channel: for per-channel constants.
+        weight: for per-tensor constants; None for what their scheme asks for.
+        weight_per_channel: for per-channel constants, likewise.
         search: how the scales of groups are found, and of channels too unless it is MIN_MAX.
-        searched: for constants whose scales are searched for.
+        ranged: for per-tensor constants by their range.
+        ranged_per_channel: for per-channel ones.
+        searched: for constants whose scales are searched for, or that are in all of int8.
     """
 
     activation: Any = MinMaxObserver
-    weight: Any = MinMaxObserver
-    weight_per_channel: Any = PerChannelMinMaxObserver
+    weight: Any = None
+    weight_per_channel: Any = None
     search: WeightSearch = WeightSearch.MIN_MAX
+    ranged: Any = MinMaxObserver
+    ranged_per_channel: Any = PerChannelMinMaxObserver
     searched: Any = WeightObserver
 
     def spec(self, slot: Slot, scheme: TensorScheme) -> QuantizationSpecBase:
@@ -102,9 +106,14 @@ class ObserverChoice:
             group_size = scheme.granularity.group_size
             return WeightObserver.with_args(search=search, group_size=group_size)
         if not isinstance(scheme.granularity, PerChannel):
-            return self.weight
+            if self.weight is None and scheme.is_full_int8:
+                return self.searched.with_args(search=WeightSearch.MIN_MAX)
+            return self.weight or self.ranged
         if search is WeightSearch.MIN_MAX:
-            return self.weight_per_channel
+            if self.weight_per_channel is not None:
+                return self.weight_per_channel
+            if not scheme.is_full_int8:
+                return self.ranged_per_channel
         return self.searched.with_args(search=search, ch_axis=scheme.granularity.axis)
 
     def _search_for(self, scheme: TensorScheme) -> WeightSearch:

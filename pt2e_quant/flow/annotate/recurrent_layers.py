@@ -31,7 +31,7 @@ def place_recurrent(gm: GraphModule, book: RuleBook, form: RecurrentForm) -> Non
         scheme = book.scheme_for(node)
         if scheme is None or scheme.weight is None:
             return "a rule leaves its weights float"
-        if not scheme.weight.fits(INT8_WEIGHT):
+        if not scheme.weight.narrowed().fits(INT8_WEIGHT):
             return f"recurrent layers take {INT8_WEIGHT} for weights, not {scheme.weight}"
         return form(sizes, scheme.input is not None, gm.meta.get(ALLOWED_KEY, ()))
 

@@ -17,8 +17,8 @@ QAT_OBSERVERS = ObserverChoice(
     activation=FusedMovingAvgObsFakeQuantize.with_args(observer=MovingAverageMinMaxObserver),
     # The range of the weights as they are: a moving average would lag behind each step. Not the
     # fused operator, whose symmetric scale lets the most negative weight out of -127 .. 127.
-    weight=FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, averaging_constant=1.0),
-    weight_per_channel=FakeQuantize.with_args(
+    ranged=FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, averaging_constant=1.0),
+    ranged_per_channel=FakeQuantize.with_args(
         observer=MovingAveragePerChannelMinMaxObserver, averaging_constant=1.0
     ),
     searched=FakeQuantize.with_args(observer=WeightObserver),

@@ -87,6 +87,12 @@ def qparams_of_range(
 ) -> Qparams:
     """Return the result of `search_qparams` by MIN_MAX for rows of these ranges.
 
+    The scale of symmetric weights in all of int8 is max(-least / 128, greatest / 127), as that of
+    torch's `ChooseQuantizationParams`: nothing is clipped, and codes of dequantized weights are the
+    same again. Fewer bits keep the range over the number of steps, as observers of torch.ao have
+    it: it clips half a step of the largest magnitudes, and all steps are finer by more than that.
+    docs/decisions/035 has the figures.
+
     Args:
         least: of each row, float32[R].
         greatest: likewise.
@@ -94,6 +100,9 @@ def qparams_of_range(
         quant_max: greatest integer used.
         symmetric: see `search_qparams`.
     """
+    if symmetric and (quant_min, quant_max) == (-128, 127):
+        scale = torch.maximum(least / -128.0, greatest / 127.0).clamp(min=DEFAULT_EPS)
+        return scale, torch.zeros_like(scale, dtype=torch.int32)
     return choose_qparams(
         least,
         greatest,

@@ -68,7 +68,7 @@ def test_int8_weights_when_multiplied_at_once_then_equal_to_the_bit(shape, is_tu
     x = torch.randn(shape, generator=generator) * 1e3
     if is_turned:
         x = x.flip(-1).t().contiguous().t() if len(shape) == 2 else x.flip(-1)
-    weight = torch.randint(-127, 128, (5, 64), generator=generator).to(torch.int8)
+    weight = torch.randint(-128, 128, (5, 64), generator=generator).to(torch.int8)
     scale, zeros = torch.rand(5, generator=generator), torch.zeros(5, dtype=torch.int32)
     for bias in (None, torch.randn(5, generator=generator)):
         made = linear_of_limbs_at_once(x, PackLinear(weight, None), scale, zeros, bias)
@@ -126,7 +126,7 @@ def test_product_when_a_row_is_not_finite_then_gives_nothing_finite_there_and_le
     wrong,
 ):
     torch.manual_seed(0)
-    x, weight = torch.randn(3, 64), torch.randint(-127, 128, (8, 64), dtype=torch.int8)
+    x, weight = torch.randn(3, 64), torch.randint(-128, 128, (8, 64), dtype=torch.int8)
     expected = of_int8(x, weight, torch.ones(8))
     x[1, 5] = wrong
     made = of_int8(x, weight, torch.ones(8))
@@ -137,7 +137,7 @@ def test_product_when_a_row_is_not_finite_then_gives_nothing_finite_there_and_le
 @needs_vnni
 @pytest.mark.parametrize("shape", [(64,), (2, 3, 64), (1, 2, 2, 64)])
 def test_product_when_x_has_any_rank_then_is_that_of_its_rows_in_two_dimensions(shape):
-    x, weight = torch.randn(shape), torch.randint(-127, 128, (8, 64), dtype=torch.int8)
+    x, weight = torch.randn(shape), torch.randint(-128, 128, (8, 64), dtype=torch.int8)
     made = of_int8(x, weight, torch.ones(8))
     expected = of_int8(x.reshape(-1, 64), weight, torch.ones(8))
     assert torch.equal(made, expected.reshape(*shape[:-1], 8))

@@ -4,7 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pt2e_quant.core.errors import CalibrationError, ConfigError
-from pt2e_quant.core.qparams import QParams, choose_qparams, fake_quantize
+from pt2e_quant.core.qparams import (
+    QParams,
+    choose_qparams,
+    dequantize,
+    fake_quantize,
+    quantize,
+)
+from pt2e_quant.observers.static.minmax import PerChannelMinMaxObserver
+from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights import weight_search
 from pt2e_quant.observers.weights.weight import WeightObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch, search_qparams
@@ -87,8 +95,35 @@ def test_observer_when_per_channel_then_one_scale_each(axis):
     assert observer(x) is x
     scale, zero = observer.calculate_qparams()
     others = [i for i in range(3) if i != axis]
-    assert torch.allclose(scale, x.abs().amax(others) / 127.5)
+    expected = torch.maximum(x.amin(others) / -128, x.amax(others) / 127)
+    assert torch.allclose(scale, expected)
     assert zero.shape == scale.shape
+
+
+@pytest.mark.parametrize("qscheme", [torch.per_channel_symmetric, torch.per_tensor_symmetric])
+def test_observer_when_symmetric_in_all_of_int8_then_both_ends_are_exact(qscheme):
+    x = torch.tensor([[-2.0, 1.0, 0.3], [-1.0, 4.0, 0.1], [0.5, 2.0, 0.1], [-3.0, -0.1, -0.7]])
+    observer = WeightObserver(qscheme=qscheme)
+    observer(x)
+    found = qparams_of(observer)
+    codes = quantize(x, found)
+    if qscheme == torch.per_channel_symmetric:
+        assert codes.amin(1).tolist() == [-128, -32, 6, -128]
+        assert codes.amax(1).tolist() == [64, 127, 127, -4]
+    real = dequantize(codes, found)
+    step = found.scale.unsqueeze(1) if found.is_per_channel else found.scale
+    assert bool(((real - x).abs() <= 0.5001 * step).all())  # nothing is clipped
+    again = WeightObserver(qscheme=qscheme)
+    again(real)
+    assert torch.equal(quantize(real, qparams_of(again)), codes)
+
+
+def test_observers_of_torch_when_symmetric_in_all_of_int8_then_they_keep_its_meaning():
+    x = normal((6, 40), 4)
+    observer = PerChannelMinMaxObserver(dtype=torch.int8, qscheme=SYMMETRIC)
+    observer(x)
+    scale, _ = observer.calculate_qparams()
+    assert torch.equal(scale, x.abs().amax(1) / 127.5)
 
 
 def test_observer_when_grouped_then_rows_by_groups_and_state_round_trips():
