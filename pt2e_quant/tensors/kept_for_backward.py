@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 _PYTHON = ("torch.nn.functional", "torch.functional")
 _MAY_BE_ITSELF = frozenset(
@@ -17,7 +18,14 @@ _MAY_BE_ITSELF = frozenset(
 """Methods whose result may be the tensor itself, and copies."""
 
 
-def keeps_arguments(function: Any) -> bool:
+def call_with_aliases(function: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of torch; where autograd may keep weights, with aliases of them."""
+    if torch.is_grad_enabled() and _keeps_arguments(function):
+        args, kwargs = tree_map(_alias, (args, kwargs))
+    return function(*args, **kwargs)
+
+
+def _keeps_arguments(function: Any) -> bool:
     """Whether autograd may keep arguments of a function that writes none of them.
 
     Those are the functions of `torch` and `torch.nn.functional` and most methods. A compiler keeps
@@ -32,7 +40,7 @@ def keeps_arguments(function: Any) -> bool:
     return isinstance(function, BuiltinFunctionType) or (is_method and name not in _MAY_BE_ITSELF)
 
 
-def not_kept(value: Any) -> Any:
+def _alias(value: Any) -> Any:
     """An alias of a subclass's tensor that does not train; anything else as it is."""
     if isinstance(value, Tensor) and type(value) is not Tensor and not value.requires_grad:
         return value.detach()

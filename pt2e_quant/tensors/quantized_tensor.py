@@ -16,7 +16,7 @@ from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.observers.weights.weight_search import WeightSearch
 from pt2e_quant.tensors.form import TensorForm, form_from_text, form_to_text
-from pt2e_quant.tensors.kept_for_backward import keeps_arguments, not_kept
+from pt2e_quant.tensors.kept_for_backward import call_with_aliases
 from pt2e_quant.tensors.kernels.fallbacks import note_fallback
 from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.values import (
@@ -248,13 +248,10 @@ class QuantizedTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func in FUNCTIONS:
-            return FUNCTIONS[func](*args, **kwargs)
+            return FUNCTIONS[func](*args, **(kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():
-            if torch.is_grad_enabled() and keeps_arguments(func):
-                args, kwargs = torch.utils._pytree.tree_map(not_kept, (args, kwargs))
-            return func(*args, **kwargs)
+            return call_with_aliases(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch declares its default as a function

@@ -23,6 +23,7 @@ from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY
+from pt2e_quant.flow.convert.check_gathered import check_gathered
 from pt2e_quant.flow.convert.emit_qdq import (
     Quantized,
     described,
@@ -73,7 +74,6 @@ from pt2e_quant.observers.static.float_activation import FloatActivationObserver
 from pt2e_quant.observers.training.trained_qparams import qparams_of
 from pt2e_quant.observers.weights.block_weight import BlockWeightObserver
 from pt2e_quant.passes.algorithms.algorithm import as_pass, take_statistics
-from pt2e_quant.passes.algorithms.algorithm_graph import Gathered
 from pt2e_quant.passes.batch_norm.expanded_conv_bn import fold_expanded_conv_bn
 from pt2e_quant.passes.batch_norm.fold_batch_norm import fold_trained_batch_norm
 from pt2e_quant.passes.cleanup.drop_dead_constants import drop_dead_constants
@@ -187,7 +187,7 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
     if is_body and how.is_calibrated and never_ran(gm):
         leave_float(gm)
         return
-    _check_gathered(state, gathered)
+    check_gathered(state, gathered)
     with one_recompile(gm) as changes:
         log_passes(provenance, run_passes(gm, END_OF_TRAINING if state.is_qat else ()))
         log_passes(provenance, run_passes(gm, [as_pass(a, gathered) for a in state.algorithms]))
@@ -202,26 +202,6 @@ def _convert_graph(gm: GraphModule, how: _How, *, is_body: bool = False) -> None
         run_passes(gm, (store_weights,) if how.fold_quantize else ())
         log_passes(provenance, run_passes(gm, state.finishing))
         run_passes(gm, (drop_dead_constants,))
-
-
-def _check_gathered(state: PreparedState, gathered: Gathered) -> None:
-    """Refuse an algorithm that was asked for and was given no data, or none that is finite."""
-    for (name, node, _), statistics in gathered.statistics.items():
-        if name in state.asked_algorithms and not statistics.is_finite:
-            raise CalibrationError(
-                f"NaN or infinity in what {name} gathered of the calibration data",
-                node=node,
-                fix="find the batch or operator that makes it; algorithms need finite values",
-            )
-    seen = {key[0] for key, statistics in gathered.statistics.items() if statistics.seen}
-    for name, node, _ in gathered.statistics:
-        if name in state.asked_algorithms and name not in seen:
-            raise CalibrationError(
-                f"{name} needs calibration data, and its operators got none",
-                node=node,
-                fix="calibrate(prepared, batches) before convert_pt2e, also where the recipe "
-                f"needs no data itself; or leave {name} out",
-            )
 
 
 def _add_body_records(table: Provenance, inner: Provenance, body: str) -> None:
