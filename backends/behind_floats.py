@@ -22,7 +22,7 @@ from pt2e_quant.passes.reference.forms.moves import CLAMPS
 
 
 def quantized_floats(gm: GraphModule, floats: Set[str]) -> tuple[str, ...]:
-    """What is quantized behind operators in float, in graph order.
+    """The tensors that are quantized behind operators in float, in graph order.
 
     A dequantize of each tensor with a constant scale; where the scale is chosen at run time the
     real value itself, which no runtime rounds before it chooses.
@@ -94,6 +94,6 @@ def run_given(gm: GraphModule, sample: Sample, given: Sequence[Tensor]) -> list[
 
 
 def as_given(gm: GraphModule, name: str, real: Tensor) -> Tensor:
-    """What `given_behind` takes for a tensor in real units, by its name there."""
+    """The arguments of `given_behind` that are tensors in real units, by name."""
     node = next(node for node in gm.graph.nodes if node.name == name)
     return quantize(real, read_qparams(gm, node)) if is_dequantize(node) else real

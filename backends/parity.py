@@ -275,7 +275,7 @@ def _spread(values: list[Node], most: int) -> list[Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What ends at one value.
+    """The operators that end at one value.
 
     Args:
         gm: the graph; its only result is the value, or the product that tells its integers.
@@ -346,7 +346,7 @@ def _reference(gm: GraphModule, profile: Profile, floats: Set[str]) -> GraphModu
 def _steps(
     found: Tensor, results: list[Any], step: Tensor, places: list[int], ending: Probe | None
 ) -> Tensor:
-    """How many steps a runtime's result is from the reference's."""
+    """The distance of a runtime's result from the reference's, in steps."""
     scale = step if ending is None else step * results[places[0]]
     steps: Tensor = (found.double() - results[0].double()) / scale
     return steps

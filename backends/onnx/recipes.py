@@ -68,7 +68,7 @@ _TABLES = (
 
 
 def is_transposed(node: Node) -> bool:
-    """Whether a node is a transposed convolution."""
+    """True if a node is a transposed convolution."""
     return is_call(node, CONV_TRANSPOSE)
 
 

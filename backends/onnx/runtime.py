@@ -211,7 +211,7 @@ def read_operators(
 
 
 def _judges(node: onnx.NodeProto, real: set[str], judged: set[str]) -> bool:
-    """Whether an operator compares real values, or finds places among them.
+    """True if an operator compares real values, or finds places among them.
 
     An unequal is an equal with a not behind it.
     """

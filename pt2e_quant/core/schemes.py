@@ -75,7 +75,7 @@ class TensorScheme:
 
     @property
     def is_full_int8(self) -> bool:
-        """Whether these are the 256 integers of int8, symmetric around 0."""
+        """True if these are the 256 integers of int8, symmetric around 0."""
         return self.format is None and self.symmetric and self.range == (-128, 127)
 
     def narrowed(self) -> "TensorScheme":

@@ -170,7 +170,7 @@ def give_values(gm: GraphModule, mode: FakeTensorMode, first: Node, end: Node) -
 
 
 def computes_in_float(node: Node) -> bool:
-    """Whether a call makes float values, or booleans and integers out of float values.
+    """True if a call makes float values, or booleans and integers out of float values.
 
     A comparison, a place of an extreme and a cast to integers are arithmetic on floats too. What
     asks for a shape alone is none.

@@ -1,4 +1,4 @@
-"""What autograd keeps of quantized weights for the backward pass.
+"""Parts of quantized weights that autograd keeps for the backward pass.
 
 `nn.Module.to` swaps each parameter of a subclass with a converted one, which torch refuses while a
 graph refers to it. A weight that does not train is therefore given to functions as an alias.
@@ -26,7 +26,7 @@ def call_with_aliases(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _keeps_arguments(function: Any) -> bool:
-    """Whether autograd may keep arguments of a function that writes none of them.
+    """True if autograd may keep arguments of a function that writes none of them.
 
     Those are the functions of `torch` and `torch.nn.functional` and most methods. A compiler keeps
     no tensors of its own.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -152,13 +153,13 @@ def _phase_weights(weight: Tensor, axes: Sequence[_Axis], groups: int) -> Tensor
     made = weight.new_zeros(
         channels, len(phases), by_group.shape[1], *(len(a.offsets) for a in axes)
     )
+    every: Any = slice(None)
     for number, phase in enumerate(phases):
-        of_phase = made[:, number]
         taps = [axis.taps[at] for axis, at in zip(axes, phase, strict=True)]
         for places in product(*taps):
             at = [place - axis.offsets[0] for place, axis in zip(places, axes, strict=True)]
             tap = [found[place] for found, place in zip(taps, places, strict=True)]
-            of_phase[:, :, *at] = by_group[:, :, *tap]
+            made[(every, number, every, *at)] = by_group[(every, every, *tap)]
     return made.flatten(0, 1).contiguous()
 
 

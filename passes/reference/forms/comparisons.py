@@ -17,7 +17,7 @@ from pt2e_quant.passes.reference.forms.site import Declined, IntegerForm, Operan
 
 
 class _Order(StrEnum):
-    """What a comparison asks for."""
+    """The kinds of comparison."""
 
     GREATER = "gt"
     GREATER_EQUAL = "ge"

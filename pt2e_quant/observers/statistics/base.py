@@ -28,7 +28,7 @@ class Statistics(nn.Module, ABC):
 
     @property
     def is_finite(self) -> bool:
-        """Whether no NaN and no infinity came in, as far as sums that are kept tell."""
+        """True if no NaN and no infinity came in, as far as sums that are kept tell."""
         sums = (buffer for buffer in self.buffers() if buffer.is_floating_point())
         return all(bool(torch.isfinite(buffer).all()) for buffer in sums)
 

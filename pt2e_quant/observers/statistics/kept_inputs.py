@@ -100,7 +100,7 @@ class KeptInputs(Statistics):
 
     @property
     def is_finite(self) -> bool:
-        """Whether no NaN is in what is kept; inputs may be masks of -inf."""
+        """True if no NaN is in what is kept; inputs may be masks of -inf."""
         floats = (x for x in self.kept if isinstance(x, Tensor) and x.is_floating_point())
         return not any(bool(x.isnan().any()) for x in floats)
 
