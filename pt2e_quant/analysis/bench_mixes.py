@@ -50,7 +50,8 @@ class Goal:
         """Make the goal of the arguments of `tune`.
 
         Raises:
-            ConfigError: not exactly one is given, or the budget is of something else.
+            ConfigError: not exactly one is given, the budget is of something else, or a number is
+                none that can be asked for.
         """
         given = [value for value in (target, drop, budget) if value is not None]
         if len(given) != 1:
@@ -66,6 +67,14 @@ class Goal:
                     fix='budget={"bytes": 4_000_000}, {"bits": 6} or {"latency_us": 900}',
                 )
             pair = next(iter(budget.items()))
+        for name, value, least in (("target", target, -math.inf), ("accuracy_drop", drop, 0.0)):
+            if value is not None and not (math.isfinite(value) and value >= least):
+                raise ConfigError(f"{name}={value} is nothing to reach", fix=f"a finite {name}")
+        if pair is not None and not (math.isfinite(pair[1]) and pair[1] > 0):
+            raise ConfigError(
+                f"a budget is a finite number above 0, found {dict([pair])}",
+                fix='budget={"bytes": 4_000_000}',
+            )
         return cls(target=target, drop=drop, budget=pair, higher_is_better=higher_is_better)
 
     @property

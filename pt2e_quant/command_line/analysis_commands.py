@@ -24,6 +24,7 @@ from pt2e_quant.command_line.fail_under import (
     decibels,
 )
 from pt2e_quant.command_line.make_batches import make_batches
+from pt2e_quant.command_line.number_options import cosine, positive
 from pt2e_quant.command_line.open_model import open_model
 from pt2e_quant.command_line.print_output import print_json
 from pt2e_quant.command_line.program_file import load_program
@@ -180,11 +181,18 @@ def tune(
     backend: Backend,
     calibration_data: Annotated[str, typer.Option(help=DATA_HELP)],
     recipe: Recipe = "int8",
-    target: Annotated[float | None, typer.Option(help="The cosine to reach.")] = None,
-    budget_bytes: Annotated[float | None, typer.Option(help="Bytes of all constants.")] = None,
-    budget_bits: Annotated[float | None, typer.Option(help="Mean bits of an element.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="The cosine to reach.", callback=cosine)
+    ] = None,
+    budget_bytes: Annotated[
+        float | None, typer.Option(help="Bytes of all constants.", callback=positive)
+    ] = None,
+    budget_bits: Annotated[
+        float | None, typer.Option(help="Mean bits of an element.", callback=positive)
+    ] = None,
     budget_latency_us: Annotated[
-        float | None, typer.Option(help="Microseconds of a call, timed on this machine.")
+        float | None,
+        typer.Option(help="Microseconds of a call, timed on this machine.", callback=positive),
     ] = None,
     menu: Annotated[
         list[str] | None, typer.Option(help="Another recipe that groups may get; repeatable.")

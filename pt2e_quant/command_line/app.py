@@ -16,6 +16,7 @@ from pt2e_quant.backends.target.recipe import ALIASES
 from pt2e_quant.command_line.data_file import import_modules, read_data
 from pt2e_quant.command_line.fail_under import FailUnder, check_figure, check_report
 from pt2e_quant.command_line.make_batches import make_batches
+from pt2e_quant.command_line.number_options import finite, sizes
 from pt2e_quant.command_line.open_model import open_model, open_reference
 from pt2e_quant.command_line.print_output import (
     algorithms_table,
@@ -148,7 +149,8 @@ def quantize(
         list[str] | None,
         typer.Option(
             help="The largest size of a dynamic dimension, input:dimension=size; repeatable. "
-            "--max-sizes x:0=64 for a .pte whose export has no bound."
+            "--max-sizes x:0=64 for a .pte whose export has no bound.",
+            callback=sizes,
         ),
     ] = None,
     strict: Annotated[bool, typer.Option(help="Refuse what the report would warn of.")] = True,
@@ -159,7 +161,9 @@ def quantize(
         bool,
         typer.Option("--validate", help="Compare the graph behind every pass of the lowering."),
     ] = False,
-    margin_db: Annotated[float, typer.Option(help="How near it must be to its graph.")] = 6.0,
+    margin_db: Annotated[
+        float, typer.Option(help="How near it must be to its graph.", callback=finite)
+    ] = 6.0,
     measure: Annotated[
         bool, typer.Option("--measure", help="Time it against the float program, on this machine.")
     ] = False,

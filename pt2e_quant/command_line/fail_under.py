@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from pt2e_quant.command_line.number_options import finite
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.flow.report.report import Report
 
 FailUnder = Annotated[
-    float | None, typer.Option(help="Exit with 1 if the figure is below this; for CI.")
+    float | None,
+    typer.Option(help="Exit with 1 if the figure is below this; for CI.", callback=finite),
 ]
 
 

@@ -18,6 +18,7 @@ from pt2e_quant.backends.registry import get
 from pt2e_quant.backends.target.backend import Backend
 from pt2e_quant.command_line.data_file import read_data
 from pt2e_quant.command_line.make_batches import make_batches
+from pt2e_quant.command_line.number_options import read_max_sizes
 from pt2e_quant.command_line.program_file import load_program
 from pt2e_quant.command_line.result_file import artifact_path
 from pt2e_quant.core.effort import Effort
@@ -33,28 +34,6 @@ from pt2e_quant.flow.convert.convert_pt2e import convert_pt2e
 from pt2e_quant.flow.prepare.prepare_pt2e import prepare_pt2e
 from pt2e_quant.flow.report.worst_tensors import warn_if_low
 from pt2e_quant.one_call import asking_for_data
-
-_FORM = re.compile(r"(?P<input>.+):(?P<dim>\d+)=(?P<size>\d+)")
-
-
-def read_max_sizes(texts: Sequence[str]) -> dict[str, dict[int, int]]:
-    """Read "x:0=64": input, dimension, largest size.
-
-    >>> read_max_sizes(["x:0=64", "x:1=512"])
-    {'x': {0: 64, 1: 512}}
-
-    Raises:
-        ConfigError: a text has another form.
-    """
-    found: dict[str, dict[int, int]] = {}
-    for text in texts:
-        match = _FORM.fullmatch(text)
-        if match is None:
-            raise ConfigError(
-                f'--max-sizes takes input:dimension=size, found "{text}"', fix="--max-sizes x:0=64"
-            )
-        found.setdefault(match["input"], {})[int(match["dim"])] = int(match["size"])
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

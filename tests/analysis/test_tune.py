@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -116,6 +118,21 @@ def test_tune_when_the_target_is_out_of_reach_then_says_what_was_found(model):
 )
 def test_tune_when_the_goal_is_unclear_then_refused_before_any_work(goal):
     with pytest.raises(ConfigError, match=r"one of target|of bytes, of bits or of latency_us"):
+        pq.tune(None, calibration_data=(), backend="onnx", **goal)
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        *({"target": value} for value in (math.nan, math.inf)),
+        *({"accuracy_drop": value} for value in (math.nan, -0.1)),
+        *({"budget": {unit: value}} for unit in ("bytes", "bits") for value in (math.nan, 0, -1)),
+        {"budget": {"latency_us": math.inf}},
+    ],
+    ids=str,
+)
+def test_tune_when_the_number_to_reach_makes_no_sense_then_refused_before_any_work(goal):
+    with pytest.raises(ConfigError, match=r"is nothing to reach|a finite number above 0"):
         pq.tune(None, calibration_data=(), backend="onnx", **goal)
 
 
