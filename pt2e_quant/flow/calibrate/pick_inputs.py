@@ -149,18 +149,27 @@ Returned = TypeVar("Returned")
 
 
 def call_with(run: Callable[[Any], Returned], batch: Any) -> Returned:
-    """Return `run` of a batch; if it refuses the batch, of the batch with lists stacked.
+    """What `run` returns for a batch; if it refuses the batch, for another form of it.
 
     Data sets of Hugging Face give an image of each sample in a list: `{"pixels": [tensor, …]}`.
-    Some models take such lists as they are, and only running them tells.
+    Some models take such lists as they are, and only running them tells. Nor is known before
+    whether a dict holds the arguments of a call, or is the one argument of a model.
+
+    Raises:
+        InputError, TypeError, AttributeError, ValueError: of the batch as it is, if `run` takes no
+            form of it.
     """
     try:
         return run(batch)
     except (InputError, TypeError, AttributeError, ValueError):
         stacked = _stacked(batch)
-        if stacked is None:
+        if stacked is not None:
+            return run(stacked)
+        if not isinstance(batch, Mapping):
             raise
-        return run(stacked)
+        with suppress(InputError, TypeError, AttributeError, ValueError):
+            return run((batch,))
+        raise
 
 
 def _stacked(batch: Any) -> Any:

@@ -193,3 +193,31 @@ def test_pick_when_the_first_part_holds_several_inputs_then_these(prepared_pair,
 def test_pick_when_a_part_is_a_list_of_numbers_then_one_tensor():
     (found,) = pick_inputs(([[1, 2], [3, 4]], "label"), 0)
     assert torch.equal(found, torch.tensor([[1, 2], [3, 4]]))
+
+
+class _OneDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.linear(parts["ids"]) * parts["mask"]
+
+
+@pytest.mark.parametrize(
+    ("labelled", "inputs"), [(True, 0), (True, lambda batch: batch[0]), (False, None)]
+)
+def test_batch_when_the_only_input_is_a_dict_then_it_is_taken_as_one(
+    plain_backend, labelled, inputs
+):
+    parts = {"ids": torch.randn(4, 4), "mask": torch.ones(4, 4)}
+    batch = (parts, torch.arange(4)) if labelled else parts
+    model = _OneDict().eval()
+    prepared = prepare_pt2e(export(model, (parts,)), plain_backend.quantizer())
+    calibrate(prepared, [batch], inputs=inputs, progress=False)
+    assert torch.equal(prepared.meta["pt2e_quant.sample"].leaves[0], parts["ids"])
+    with pytest.raises(InputError, match=r"unknown input \['other'\]: expected \(parts\)"):
+        calibrate(prepared, [{"other": parts["ids"]}], progress=False)
+    for form in (model, prepared, plain_backend.lower(pq.convert(prepared), verify=False)):
+        found = pq.evaluate(form, [batch], lambda out, _: out.sum(), inputs=inputs, progress=False)
+        assert found == pytest.approx(float(model(parts).detach().sum()), rel=0.05)
