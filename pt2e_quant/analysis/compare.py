@@ -100,12 +100,16 @@ def _open_both(
         model if isinstance(model, GraphModule) else None if program is None else program.quantized
         for model, program in zip((reference, other), programs, strict=True)
     ]
-    sides: list[GraphSide | None] = []
+    sides: list[Side | None] = []
     for model, program, beside in zip((reference, other), programs, graphs[::-1], strict=True):
-        sides.append(_open_graph(model, batch, beside) if program is None else None)
+        if program is None:
+            sides.append(_open_graph(model, batch, beside))
+        else:
+            sides.append(None if program.quantized is None else ArtifactSide(program, ()))
+    # A program without its graph is read by the names of the other side's values.
     like = [site for side in sides if side is not None for site in side.sites.values()]
     left, right = (
-        side if program is None else ArtifactSide(program, like)
+        side if side is not None or program is None else ArtifactSide(program, like)
         for side, program in zip(sides, programs, strict=True)
     )
     assert left is not None

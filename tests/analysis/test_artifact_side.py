@@ -94,6 +94,21 @@ def test_compare_when_an_onnx_file_is_given_then_its_own_values_are_read(made, w
     assert whole.worst(1)[0].node == "conv2d_2"
 
 
+def test_compare_when_a_file_is_held_against_a_program_then_named_as_that_program(
+    made, wrong, tmp_path
+):
+    pytest.importorskip("onnxruntime")
+    batches = made[-1]
+    path = tmp_path / "model.onnx"
+    artifact = pq.backends.get("onnx").lower(wrong, verify=False)
+    artifact.save(path)
+    for reference in (artifact, pq.integer_reference(copy.deepcopy(wrong))):
+        found = pq.compare(reference, path, batches, progress=False)
+        assert {"conv2d", "relu6_", "conv2d_2", "add_"} <= {row.node for row in found.activations}
+        assert not found.notes
+        assert found.sqnr_db > 60
+
+
 def test_compare_when_a_file_gives_no_values_then_results_alone_and_a_note_asks_for_the_graph(
     made, wrong, tmp_path
 ):
