@@ -1,5 +1,6 @@
 """Lower a canonical graph to an artifact: one sequence of steps that each backend fills in."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +17,11 @@ from pt2e_quant.backends.target.float_retries import Fallback, FloatRetries, no_
 from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.backends.validate_passes import PassValidation, validation_of
 from pt2e_quant.core.canonical import verify_canonical
+from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.provenance import PROVENANCE_KEY, Provenance, RecordKind, provenance_of
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.flow.calibrate.sample import Sample
+from pt2e_quant.flow.convert.integer_reference import REFERENCE_OF_KEY
 from pt2e_quant.flow.report.report import FloatRegion
 from pt2e_quant.flow.report.size_ledger import check_file_smaller
 from pt2e_quant.graph.op_table import ALLOWED_KEY
@@ -41,6 +44,13 @@ class Options:
     measure: bool = False
     is_part: bool = False
     """Part of a graph, lowered for one sample only: its sizes need no bound."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.margin_db):
+            raise ConfigError(
+                f"margin_db={self.margin_db} is no margin in dB",
+                fix="margin_db=6.0, less to accept more; verify=False checks nothing",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +143,13 @@ class Lowering(Generic[OptionsT]):
     ) -> Artifact:
         """Lower a canonical graph; see `Backend.lower`."""
         loader = loader_of(options.verify, self.name)
+        if REFERENCE_OF_KEY in gm.meta:
+            raise ConfigError(
+                "this graph is an integer reference, which computes like a lowered program but is "
+                "not lowered",
+                fix="lower the graph of convert first; integer_reference(copy.deepcopy(graph)) "
+                "leaves it as it is",
+            )
         verify_canonical(gm)
         # A copy: the caller may edit the graph later, for example into its integer reference.
         quantized = None if options.is_part else copy_graph(gm)

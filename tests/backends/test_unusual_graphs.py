@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import pt2e_quant as pq
+from pt2e_quant.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -117,3 +118,13 @@ def test_graph_when_lowered_then_its_products_are_integers_and_the_rest_has_a_re
     if floating is None or backend in RECURRENT:
         return
     assert f"has no int8 {floating.removeprefix('aten.')}" in reasons[floating]
+
+
+def test_lower_when_the_graph_is_an_integer_reference_then_the_graph_of_convert_is_asked_for():
+    x = torch.randn(4, 8)
+    program = torch.export.export(nn.Linear(8, 8).eval(), (x,))
+    backend = pq.backends.get("cpu").allowing_slower()
+    prepared = pq.calibrate(pq.prepare(program, backend.quantizer()), [x], progress=False)
+    reference = pq.integer_reference(pq.convert(prepared))
+    with pytest.raises(ConfigError, match="lower the graph of convert first"):
+        backend.lower(reference)
