@@ -10,9 +10,8 @@ from pt2e_quant.analysis.latency import Latency
 from pt2e_quant.analysis.solve import Candidate
 from pt2e_quant.backends.target.recipe_file import FLOAT, NodeScheme, RecipeFile
 from pt2e_quant.core.provenance import provenance_of
-from pt2e_quant.core.qdq import float_name, is_dequantize, is_qdq
-from pt2e_quant.core.unpack_op import is_unpack
-from pt2e_quant.graph.meta import ORIGIN_KEY, constant_of, origin_name
+from pt2e_quant.core.qdq import is_dequantize, is_qdq
+from pt2e_quant.graph.meta import ORIGIN_KEY, origin_name
 from pt2e_quant.graph.ops import (
     ADD,
     ADDMM,
@@ -309,33 +308,12 @@ def _stream(add: Node) -> str:
 
 def constants_size(gm: GraphModule) -> int:
     """Bytes that the constants of a converted graph take in a file, qparams included."""
-    records = provenance_of(gm).sizes
-    return sum(r.size_after + r.qparams for r in records) - sum(_zeros_of(gm).values())
+    return sum(r.size_after + r.qparams for r in provenance_of(gm).sizes)
 
 
 def stored_sizes(gm: GraphModule) -> dict[str, int]:
     """Bytes that each constant of a converted graph takes in a file, qparams included."""
-    zeros = _zeros_of(gm)
-    return {
-        r.name: r.size_after + r.qparams - zeros.get(r.name, 0) for r in provenance_of(gm).sizes
-    }
-
-
-def _zeros_of(gm: GraphModule) -> dict[str, int]:
-    """Bytes of the zero points of each constant that are all zero.
-
-    The graph holds an int64 for each scale. A backend's file leaves them out.
-    """
-    found: dict[str, dict[str, int]] = {}
-    for node in filter(is_dequantize, gm.graph.nodes):
-        codes, zero_points = node.args[0], node.args[2]
-        codes = codes.args[0] if isinstance(codes, Node) and is_unpack(codes) else codes
-        if not isinstance(codes, Node) or not isinstance(zero_points, Node):
-            continue
-        value = constant_of(gm, zero_points)
-        if codes.op == "get_attr" and value is not None and not value.any():
-            found.setdefault(float_name(codes), {})[str(zero_points.target)] = value.nbytes
-    return {name: sum(sizes.values()) for name, sizes in found.items()}
+    return {r.name: r.size_after + r.qparams for r in provenance_of(gm).sizes}
 
 
 def is_product(node: Node) -> bool:

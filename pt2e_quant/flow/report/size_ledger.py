@@ -47,8 +47,10 @@ def constant_bytes(gm: GraphModule) -> int:
 def take_ledger(gm: GraphModule) -> tuple[SizeRecord, ...]:
     """One record for each constant of a converted graph, in graph order.
 
-    The scales and zero points that a weight's dequantize reads count with the weight. Buffers that
-    a call writes are no duplicates of each other, though all hold zeros at first.
+    The scales and zero points that a weight's dequantize reads count with the weight, as files
+    store them: the graph holds an int64 for each zero point, files a byte, and none where all are
+    zero. Buffers that a call writes are no duplicates of each other, though all hold zeros at
+    first.
     """
     weights: dict[str, _Weight] = {}
     qparams: set[str] = set()
@@ -117,7 +119,16 @@ def _note_weight(
         value = None if held is None else attribute(gm, str(held.target))
         if held is not None and isinstance(value, Tensor):
             qparams.add(str(held.target))
-            weights[target].with_it[str(held.target)] = _bytes(value)
+            is_zero_point = other is node.args[2]
+            size = _stored_zero_points(value) if is_zero_point else _bytes(value)
+            weights[target].with_it[str(held.target)] = size
+
+
+def _stored_zero_points(value: Tensor) -> int:
+    """Bytes that the zero points of a weight take in a file."""
+    if not value.any():
+        return 0
+    return value.numel() if value.dtype is torch.int64 else _bytes(value)
 
 
 def _constant(node: Node) -> Node | None:

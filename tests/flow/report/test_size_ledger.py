@@ -1,6 +1,7 @@
 """What constants take: per tensor, per weight, tied, twice, and not less than before."""
 
 import warnings
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -58,10 +59,11 @@ def test_ledger_when_converted_then_bytes_and_bits_of_each_weight(
     assert (a.name, b.name) == ("a.weight", "b.weight")
     assert a.dtype == f"int{bits}"
     assert (a.elements, a.size_before, a.size_after) == (4096, 16384, 4096 * bits // 8)
-    assert a.qparams == 64 * 4 + zero_points
+    assert a.qparams == 64 * 4  # all zero points are zero: files hold none
     assert a.bits_per_element == 8 * (a.size_after + a.qparams) / 4096
     held = sum(t.numel() * t.element_size() for t in gm.state_dict().values())
-    assert sum(r.size_after + r.qparams for r in (a, b)) == held == constant_bytes(gm)
+    assert held == constant_bytes(gm)
+    assert sum(r.size_after + r.qparams for r in (a, b)) == held - 2 * zero_points
 
 
 def test_ledger_when_tied_then_one_row_with_two_readers(quantizer):
@@ -137,7 +139,7 @@ def test_report_when_printed_or_stored_then_the_ledger_is_in_it(quantizer):
     gm = pq.convert_pt2e(prepared(Linears(), quantizer, quant_max=7))
     table = provenance_of(gm)
     text = str(Report(backend="Toy", provenance=table))
-    assert "32,768 -> 4,624 bytes, 4.52 bits per quantized weight" in text
+    assert "32,768 -> 4,608 bytes, 4.50 bits per quantized weight" in text
     assert "int4" in text
     assert Provenance.from_json(table.to_json()) == table
 
@@ -235,3 +237,34 @@ def test_convert_when_small_weights_grow_beside_large_float_ones_then_it_is_a_no
         warnings.simplefilter("error")
         gm = pq.convert_pt2e(prepared(Beside(), quantizer, width=16))
     assert "grew from 103,424 to" in provenance_of(gm).notes[-1]
+
+
+def tensors_of_archive(path):
+    """Bytes of the tensors in a file of torch.export.save, those of nothing but zeros left out."""
+    with zipfile.ZipFile(path) as archive:
+        held = [i.filename for i in archive.infolist() if "/data/weights/weight_" in i.filename]
+        return sum(len(data) for name in held if any(data := archive.read(name)))
+
+
+def tensors_of_onnx(path):
+    """Bytes of the initializers, those of activations' qparams and of shapes left out."""
+    held = pytest.importorskip("onnx").load(path).graph.initializer
+    sizes = [pytest.importorskip("onnx").numpy_helper.to_array(tensor).nbytes for tensor in held]
+    return sum(size for size in sizes if size > 16)
+
+
+@pytest.mark.parametrize(
+    ("backend", "recipe"),
+    [("onnx", "int8_weight_only"), ("cpu", "int8_weight_only"), ("cpu", "int4_weight_only")],
+)
+def test_ledger_when_an_artifact_is_saved_then_the_bytes_of_its_file(backend, recipe, tmp_path):
+    model, x = Linears(width=128).eval(), torch.randn(8, 128)
+    artifact = pq.quantize(model, (x,), backend=backend, recipe=recipe, progress=False)
+    sizes = artifact.report.provenance.sizes
+    ledger = sum(r.size_after + r.qparams for r in sizes)
+    assert {r.readers for r in sizes} == {1}
+    path = tmp_path / ("model.onnx" if backend == "onnx" else "model.pt2")
+    artifact.save(path)
+    stored = tensors_of_onnx(path) if backend == "onnx" else tensors_of_archive(path)
+    assert ledger == stored
+    assert ledger < artifact.size_bytes
