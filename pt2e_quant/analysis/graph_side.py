@@ -277,11 +277,11 @@ class GraphSide:
             value = node.args[0]
             if isinstance(value, Node) and is_quantize(value):  # the unfolded form
                 value = value.args[0]
-            return source_constant(value) if isinstance(value, Node) else None
-        if node.op != "get_attr" or not node.users:
-            return None
-        tensor = node.meta.get("val")
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() < 2:
+            source = source_constant(value) if isinstance(value, Node) else None
+            # Convert corrects biases, which is no error of theirs.
+            is_bias = source is not None and self.is_observed(node) and not _is_weight(source)
+            return None if is_bias else source
+        if node.op != "get_attr" or not node.users or not _is_weight(node):
             return None
         observed = any(is_quantize(user) or self.is_observed(user) for user in node.users)
         return None if observed else node
@@ -373,6 +373,11 @@ class _Walk(Interpreter):
             return self.by_quantize.get(n)
         source = n.args[0] if is_dequantize(n) else None
         return self.by_quantize.get(source) if isinstance(source, Node) else None
+
+
+def _is_weight(constant: Node) -> bool:
+    value = constant.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
 
 
 def _without_observing(observer: Any) -> Any:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 import pt2e_quant as pq
 from pt2e_quant.analysis.comparison import Part
@@ -112,6 +113,18 @@ def test_compare_when_a_side_is_prepared_then_its_observers_do_not_change(made):
     assert found.sqnr_db > 100
     after = prepared.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_compare_when_convert_corrects_biases_then_they_are_no_error_beside_the_prepared_graph():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    batches = [torch.randn(16, 8) for _ in range(8)]
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    prepared = pq.prepare(torch.export.export(model, (batches[0],)), quantizer)
+    pq.calibrate(prepared, batches, progress=False)
+    quantized = pq.convert(copy.deepcopy(prepared))
+    found = pq.compare(prepared, quantized, batches, progress=False)
+    assert {row.tensor for row in found.weights} == {"0.weight", "2.weight"}
 
 
 def test_compare_when_written_as_json_then_infinity_is_null_and_every_row_is_there(made):
