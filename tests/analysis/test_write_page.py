@@ -104,6 +104,7 @@ return {
   title: document.querySelector("#s0 h2").textContent, rows: rows.length,
   bottom: rows[9].getBoundingClientRect().bottom, ready_ms: Number(page.dataset.ready),
   sideways: page.scrollWidth > page.clientWidth,
+  table: document.querySelector("#s0 table").getBoundingClientRect().right,
 };
 """
 
@@ -120,6 +121,8 @@ def test_write_page_when_opened_then_the_ten_worst_tensors_are_seen_at_once(
     assert (found["title"], found["rows"]) == ("Which tensors hurt most", 10)
     assert found["bottom"] <= height
     assert not found["sideways"]
+    if width == 1280:
+        assert found["table"] <= width
 
 
 def test_write_page_when_channels_stand_out_then_the_line_to_add_is_on_it(tmp_path):
