@@ -33,7 +33,7 @@ from pt2e_quant.flow.calibrate.calibrate import preserve_buffers
 from pt2e_quant.flow.calibrate.sample import copied
 from pt2e_quant.flow.prepare.prepared import is_observer
 from pt2e_quant.graph.alias import aliased_argument
-from pt2e_quant.graph.meta import constant_nodes, origin_name, source_constant
+from pt2e_quant.graph.meta import constant_nodes, source_constant, value_name
 from pt2e_quant.graph.ops import MAX_POOL1D, MAX_POOL2D, MAX_POOL3D, is_call
 from pt2e_quant.passes.algorithms.scale_targets import (
     INPUT_FACTORS_KEY,
@@ -218,7 +218,7 @@ class GraphSide:
             quantize = next((user for user in node.users if self._quantizes(user, node)), None)
             if quantize is None and node not in computing and node.op != "placeholder":
                 continue
-            name = origin_name(node) if node.op == "call_function" else str(node.target)
+            name = value_name(node) if node.op == "call_function" else str(node.target)
             found[name] = Site(
                 name,
                 node,

@@ -1,5 +1,6 @@
 """The metadata of nodes: fake values with symbolic shapes, module stack, stack trace."""
 
+import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -70,6 +71,20 @@ def origin_name(node: Node) -> str:
         return str(node.meta[ORIGIN_KEY])
     source = origin_source(node)
     return node.name if source is None else str(source.name)
+
+
+def value_name(node: Node) -> str:
+    """The name of a value: of its origin; of the first of several results, of what gives them.
+
+    The first result of a recurrent layer is `gru` in the program, where a `getitem` reads it, as
+    in a graph that has the layer's steps instead. Parts of a list, of `split` say, keep theirs.
+    """
+    if node.target is operator.getitem and node.args[1] == 0:
+        source = node.args[0]
+        schema = getattr(getattr(source, "target", None), "_schema", None)
+        if isinstance(source, Node) and schema is not None and len(schema.returns) > 1:
+            return origin_name(source)
+    return origin_name(node)
 
 
 def origin_source(node: Node) -> NodeSource | None:

@@ -11,6 +11,7 @@ import pt2e_quant as pq
 from pt2e_quant.analysis.comparison import Part
 from pt2e_quant.core.errors import ConfigError, InputError
 from pt2e_quant.core.qdq import is_quantize
+from pt2e_quant.graph.meta import origin_name
 
 
 def node_named(gm, name):
@@ -191,3 +192,31 @@ def test_compare_when_given_no_batches_or_a_bad_pick_then_the_error_names_the_ar
     pairs = [(batch, torch.zeros(4).long()) for batch in batches]
     with pytest.raises(InputError, match="what inputs=1 picks does not fit"):
         pq.compare(program, gm, pairs, inputs=1, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_compare_when_the_range_behind_a_recurrent_layer_is_wrong_then_the_layer_is_named(kind):
+    torch.manual_seed(0)
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = getattr(nn, kind)(8, 12, batch_first=True)
+            self.head = nn.Linear(12, 5)
+
+        def forward(self, x):
+            return self.head(self.layer(x)[0])
+
+    batches = [torch.randn(4, 6, 8) for _ in range(2)]
+    program = torch.export.export(Tagger().eval(), (batches[0],))
+    quantizer = pq.backends.get("onnx").quantizer("int8")
+    prepared = pq.calibrate(pq.prepare(program, quantizer), batches, progress=False)
+    gm = pq.convert(prepared)
+    name = kind.lower()
+    quantizes = [n for n in gm.graph.nodes if is_quantize(n) and origin_name(n.args[0]) == name]
+    for node in (quantizes[-1], *quantizes[-1].users):
+        node.update_arg(1, node.args[1] * 16)
+    gm.recompile()
+    found = pq.compare(program, gm, batches, progress=False)
+    assert found.worst(1)[0].node == name
