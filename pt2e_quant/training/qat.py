@@ -1,8 +1,10 @@
 """Quantization-aware training of eager modules, by the graph flow's fake-quantizes."""
 
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from pt2e_quant.flow.qat.train_ranges import for_training
 from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.observers.training.fake_quantize import FakeQuantize, FakeQuantizeBase
 from pt2e_quant.observers.training.trained_qparams import qparams_of
+from pt2e_quant.tensors.form import scheme_from_json, scheme_to_json
 from pt2e_quant.tensors.plan import Filter, Place, as_scheme, places_of, why_not
 from pt2e_quant.tensors.quantize import (
     Holders,
@@ -31,10 +34,40 @@ from pt2e_quant.tensors.quantize import (
 )
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.report import EagerReport, Row
-from pt2e_quant.training.round_trip_op import RoundTrip, scheme_text
 
 _INPUT = "input_fake_quantize"
 _SCHEME = "qat_scheme"
+
+_LIBRARY = torch.library.Library("pt2e_quant", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+_LIBRARY.define("round_trip(Tensor x, str scheme) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def _scheme_text(scheme: TensorScheme) -> str:
+    """A scheme as the operator takes it."""
+    return json.dumps(scheme_to_json(scheme))
+
+
+@lru_cache(maxsize=64)
+def _scheme_of(text: str) -> TensorScheme:
+    return scheme_from_json(json.loads(text))
+
+
+def _run(x: Tensor, scheme: str) -> Tensor:
+    return QuantizedTensor.from_float(x, _scheme_of(scheme)).dequantize()
+
+
+def _fake(x: Tensor, scheme: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+torch.library.impl(_LIBRARY, "round_trip", "CompositeExplicitAutograd")(_run)
+torch.library.register_fake("pt2e_quant::round_trip", lib=_LIBRARY)(_fake)
+
+_ROUND_TRIP = torch.ops.pt2e_quant.round_trip.default
+"""Quantize a tensor under a scheme's text, and dequantize it.
+
+An operator, as the search for scales looks at values, which a compiler does not know.
+"""
 
 
 class _RoundTrip(torch.autograd.Function):
@@ -42,7 +75,7 @@ class _RoundTrip(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scheme: str) -> Tensor:
-        real: Tensor = RoundTrip(x, scheme)
+        real: Tensor = _ROUND_TRIP(x, scheme)
         return real
 
     @staticmethod
@@ -59,7 +92,7 @@ class FormatFakeQuantize(nn.Module):
     def __init__(self, scheme: TensorScheme) -> None:
         super().__init__()
         self.scheme = scheme
-        self.text = scheme_text(scheme)
+        self.text = _scheme_text(scheme)
 
     def forward(self, X: Tensor) -> Tensor:
         """Quantize and dequantize X."""

@@ -149,7 +149,7 @@ Returned = TypeVar("Returned")
 
 
 def call_with(run: Callable[[Any], Returned], batch: Any) -> Returned:
-    """What `run` returns for a batch; if it refuses the batch, for another form of it.
+    """Return `run` of a batch; if it refuses the batch, of another form of it.
 
     Data sets of Hugging Face give an image of each sample in a list: `{"pixels": [tensor, …]}`.
     Some models take such lists as they are, and only running them tells. Nor is known before

@@ -13,8 +13,8 @@ from pt2e_quant.observers.base import (
     UniformQuantizationObserverBase,
     is_per_tensor,
 )
-from pt2e_quant.observers.weights.search_op import SearchScales
 from pt2e_quant.observers.weights.weight_search import (
+    SearchScales,
     WeightSearch,
     qparams_of_range,
     search_qparams,
