@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_map
 
 _PYTHON = ("torch.nn.functional", "torch.functional")
 _MAY_BE_ITSELF = frozenset(
-    "to type type_as contiguous detach float double half bfloat16 cpu cuda xpu clone".split()
+    "to type type_as contiguous detach float double half bfloat16 cpu cuda xpu clone"
+    " view reshape flatten".split()
 )
-"""Methods whose result may be the tensor itself, and copies."""
+"""Methods whose result may be the tensor itself or knows it, and copies; they keep no values."""
 
 
 def call_with_aliases(function: Any, args: Any, kwargs: Any) -> Any:

@@ -4,11 +4,11 @@ import torch
 import pt2e_quant as pq
 from pt2e_quant.analysis import search_mixes
 from pt2e_quant.analysis.bench_mixes import Bench
-from pt2e_quant.analysis.graph_side import origin_name
 from pt2e_quant.analysis.latency import Latency, Stopwatch
 from pt2e_quant.analysis.menu import is_product, share_quantized
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.qdq import is_dequantize
+from pt2e_quant.graph.meta import origin_name
 from tests.analysis.outlier_transformer import POOR, batches, transformer
 
 OPTIONS = {"backend": "onnx", "points": 0, "progress": False}

@@ -100,8 +100,8 @@ def test_filter_when_it_is_no_function_of_two_then_says_so(name: str, given: obj
         (X, "found one Tensor"),
         ([None], '"0" is given no tensor first, but NoneType'),
         ([1, 2], '"0" is given no tensor first, but int'),
-        ([torch.ones(4, 3)], "fails on calibration batch 0: RuntimeError: mat1 and mat2"),
-        ([X, X.double()], "fails on calibration batch 1: RuntimeError"),
+        ([torch.ones(4, 3)], 'fails on calibration batch 0 in "0": RuntimeError: mat1 and mat2'),
+        ([X, X.double()], 'fails on calibration batch 1 in "0": RuntimeError'),
         ([{"other": X}], "does not take the batch"),
     ],
 )

@@ -8,9 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2e_quant.backends.target.policy import SLOWER
 from pt2e_quant.backends.target.speed_classes import ratio_here
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import constant_of, source_constant
+from pt2e_quant.graph.op_table import ALLOWED_KEY
 from pt2e_quant.graph.ops import (
     CONV_TRANSPOSE1D,
     CONV_TRANSPOSE2D,
@@ -56,8 +58,11 @@ def _reason_against(gm: GraphModule, node: Node) -> str:
     if any(min(axis.padded) < 0 for axis in _axes(node)):
         return "its padding cuts off more than its kernel adds"
     measured = ratio_here(node, "onnx")
-    if measured is not None and measured < 1:
-        return f"as an integer convolution it measured {measured:.2f} times as fast as float"
+    if measured is not None and measured < 1 and SLOWER not in gm.meta.get(ALLOWED_KEY, ()):
+        return (
+            f"as an integer convolution it measured {measured:.2f} times as fast as float; "
+            f'quantizer.allowing("{SLOWER}") has it so'
+        )
     return ""
 
 

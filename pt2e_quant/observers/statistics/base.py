@@ -28,9 +28,12 @@ class Statistics(nn.Module, ABC):
 
     @property
     def is_finite(self) -> bool:
-        """True if no NaN and no infinity came in, as far as sums that are kept tell."""
+        """True if no NaN came in, as far as sums that are kept tell.
+
+        Squares of finite values may add up to an infinity: what cannot use such sums declines.
+        """
         sums = (buffer for buffer in self.buffers() if buffer.is_floating_point())
-        return all(bool(torch.isfinite(buffer).all()) for buffer in sums)
+        return not any(bool(torch.isnan(buffer).any()) for buffer in sums)
 
     @abstractmethod
     def scaled(self, factors: Tensor) -> Self:

@@ -48,6 +48,7 @@ class InputHessian(Statistics):
         super().__init__()
         self.window = window
         self.rows = 0
+        self._is_finite = True
         self.register_buffer("_sum", torch.tensor([]), persistent=False)
 
     @property
@@ -58,6 +59,8 @@ class InputHessian(Statistics):
     def forward(self, x: Tensor) -> Tensor:
         """Take in the rows of x; returns x."""
         if x.numel():
+            limits = torch.stack(x.detach().aminmax())
+            self._is_finite = self._is_finite and bool(limits.isfinite().all())
             rows = rows_of(x.detach().to(torch.float32), self.window)
             product = rows.transpose(1, 2) @ rows
             self._sum = self._sum + product if self.rows else product
@@ -68,6 +71,11 @@ class InputHessian(Statistics):
     def seen(self) -> bool:
         """True if any data has come in."""
         return self.rows > 0
+
+    @property
+    def is_finite(self) -> bool:
+        """True if no NaN and no infinity came in; squares of finite values may overflow."""
+        return self._is_finite
 
     @property
     def hessian(self) -> Tensor:

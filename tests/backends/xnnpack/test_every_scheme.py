@@ -178,7 +178,7 @@ def test_rule_when_scheme_has_no_kernel_then_float_with_the_reason():  # type: i
     quantizer = BACKEND.quantizer("int8_dynamic").set_module_name("down", scheme_named("w3_g32"))
     prepared = prepare_pt2e(exported(model, ids), quantizer)
     floats = {r.module: r.reason for r in provenance_of(prepared).floats}
-    assert "takes int8[-127, 127]" in floats["down"]
+    assert "takes int8[-128, 127]" in floats["down"]
     assert "not int3[-4, 3]" in floats["down"]
     contents = BACKEND.lower(convert_pt2e(prepared), (ids,)).contents()
     assert products(contents) == {("qdint8", "qcint8"): 3, ("fp32", "fp32"): 1}

@@ -135,3 +135,16 @@ def test_upsampling_when_left_in_float_then_its_weight_is_int8_in_the_file(
     assert sizes["2.weight"] == "int8"
     assert artifact.report.float_ops["ConvTranspose"] == 1
     assert pq.sqnr_db(model(x), artifact.run(x)) > 30
+
+
+def test_upsampling_when_slower_is_allowed_then_it_is_a_convolution_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    monkeypatch.setattr(module, "ratio_here", lambda node, backend: 0.5)
+    exported = torch.export.export(decoder(4, 1), (torch.randn(2, 3, 6, 6),))
+    for is_allowed in (False, True):
+        quantizer = pq.backends.get("onnx").quantizer()
+        quantizer = quantizer.allowing("slower") if is_allowed else quantizer
+        found = names(pq.prepare_pt2e(exported, quantizer))
+        assert any("conv_transpose" in name for name in found) is not is_allowed
