@@ -94,6 +94,6 @@ def run_given(gm: GraphModule, sample: Sample, given: Sequence[Tensor]) -> list[
 
 
 def as_given(gm: GraphModule, name: str, real: Tensor) -> Tensor:
-    """The arguments of `given_behind` that are tensors in real units, by name."""
+    """The argument of a graph of `given_behind` for a tensor in real units, by its name there."""
     node = next(node for node in gm.graph.nodes if node.name == name)
     return quantize(real, read_qparams(gm, node)) if is_dequantize(node) else real

@@ -61,25 +61,21 @@ LOW_BIT_ROWS = (
     ),
     *(
         OpRow(
-            name=f"conv{rank}d_w8",
+            name=f"{name}{rank}d_w8",
             find=(Op(overloads, Var("x"), Var("w"), Var("b")),),
             slots=(_FLOAT, _weights(8, None)),
-            lowers_to="Conv",
+            lowers_to=lowers_to,
             note=_AT_LOAD,
         )
-        for rank, overloads in enumerate((ops.CONV1D, ops.CONV2D, ops.CONV3D), start=1)
-    ),
-    *(
-        OpRow(
-            name=f"conv_transpose{rank}d_w8",
-            find=(Op(overloads, Var("x"), Var("w"), Var("b")),),
-            slots=(_FLOAT, _weights(8, None)),
-            lowers_to="ConvTranspose",
-            note=_AT_LOAD,
+        for name, lowers_to, ranks in (
+            ("conv", "Conv", (ops.CONV1D, ops.CONV2D, ops.CONV3D)),
+            (
+                "conv_transpose",
+                "ConvTranspose",
+                (ops.CONV_TRANSPOSE1D, ops.CONV_TRANSPOSE2D, ops.CONV_TRANSPOSE3D),
+            ),
         )
-        for rank, overloads in enumerate(
-            (ops.CONV_TRANSPOSE1D, ops.CONV_TRANSPOSE2D, ops.CONV_TRANSPOSE3D), start=1
-        )
+        for rank, overloads in enumerate(ranks, start=1)
     ),
     OpRow(
         name="linear_a8w4",

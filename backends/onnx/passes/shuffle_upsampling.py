@@ -1,5 +1,6 @@
 """Write transposed convolutions as convolutions whose channels are moved to places."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -130,15 +131,14 @@ def _written_out(gm: GraphModule, editor: Editor, node: Node) -> Node:
     weight = constant_of(gm, stored)
     assert weight is not None
     axes = _axes(node)
-    phases = [range(axis.stride) for axis in axes]
-    count = len(list(product(*phases)))
+    phases = math.prod(axis.stride for axis in axes)
     groups = arguments(node)["groups"]
     flat = _phase_weights(weight, axes, groups)
     constants = [editor.constant(f"{_name(stored)}_shuffled", flat, like=stored)]
     bias_node = arguments(node)["bias"]
     bias = constant_of(gm, bias_node) if isinstance(bias_node, Node) else None
     if bias is not None:
-        each = bias.repeat_interleave(count)
+        each = bias.repeat_interleave(phases)
         constants.append(editor.constant(f"{_name(bias_node)}_shuffled", each, like=bias_node))
     else:
         constants.append(bias_node)

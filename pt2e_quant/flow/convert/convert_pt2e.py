@@ -23,7 +23,6 @@ from pt2e_quant.core.provenance import Provenance, TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.specs import Q_ANNOTATION_KEY
 from pt2e_quant.flow.calibrate.sample import SAMPLE_KEY
-from pt2e_quant.flow.convert.check_gathered import check_gathered
 from pt2e_quant.flow.convert.emit_qdq import (
     Quantized,
     described,
@@ -36,6 +35,7 @@ from pt2e_quant.flow.convert.emit_qdq import (
 )
 from pt2e_quant.flow.convert.joint_qparams import qparams_by_observer
 from pt2e_quant.flow.convert.observed_qparams import (
+    check_gathered,
     has_seen,
     infos_of_split,
     leave_float,

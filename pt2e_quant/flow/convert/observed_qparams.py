@@ -1,4 +1,4 @@
-"""Read the results of observers: qparams, records of tensors, and bodies that no data reached."""
+"""Read what calibration gathered: qparams, records of tensors, and what no data reached."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2e_quant.core.dtypes import DTYPES
-from pt2e_quant.core.errors import module_path
+from pt2e_quant.core.errors import CalibrationError, module_path
 from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import Role
@@ -17,11 +17,12 @@ from pt2e_quant.flow.prepare.prepared import (
     PREPARED_KEY,
     HeldConstant,
     ObserverInfo,
+    PreparedState,
     observed_node,
     observers_of,
     prepared_state,
 )
-from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY
+from pt2e_quant.passes.algorithms.algorithm_graph import STEPS_KEY, Gathered
 from pt2e_quant.passes.algorithms.own_ranges import SPLIT_KEY
 from pt2e_quant.passes.algorithms.saturation_limits import NARROWED_KEY, Narrowed
 
@@ -173,3 +174,23 @@ def _of_data(gm: GraphModule) -> list[tuple[Node, Any]]:
         if not observer_infos[str(node.target)].is_constant
         and not getattr(observer, "is_dynamic", False)
     ]
+
+
+def check_gathered(state: PreparedState, gathered: Gathered) -> None:
+    """Refuse an algorithm that was asked for and was given no data, or none that is finite."""
+    for (name, node, _), statistics in gathered.statistics.items():
+        if name in state.asked_algorithms and not statistics.is_finite:
+            raise CalibrationError(
+                f"NaN or infinity in what {name} gathered of the calibration data",
+                node=node,
+                fix="find the batch or operator that makes it; algorithms need finite values",
+            )
+    seen = {key[0] for key, statistics in gathered.statistics.items() if statistics.seen}
+    for name, node, _ in gathered.statistics:
+        if name in state.asked_algorithms and name not in seen:
+            raise CalibrationError(
+                f"{name} needs calibration data, and its operators got none",
+                node=node,
+                fix="calibrate(prepared, batches) before convert_pt2e, also where the recipe "
+                f"needs no data itself; or leave {name} out",
+            )
