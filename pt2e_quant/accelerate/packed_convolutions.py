@@ -41,6 +41,8 @@ class PackedConvolutions:
     ) -> Tensor | None:
         """Equal to `aten.conv2d` up to rounding, with the channels last in memory.
 
+        All tensors may be bfloat16 instead.
+
         None where it is to be called itself.
 
         Args:
@@ -54,7 +56,7 @@ class PackedConvolutions:
             groups: of channels.
         """
         is_plain = x.dim() == 4 and groups == 1 and not torch.is_grad_enabled()
-        if not (self.is_on and is_plain and _is_float(x) and _is_float(weight)):
+        if not (self.is_on and is_plain and _is_float(x) and weight.dtype is x.dtype):
             return None
         numbers = [_pair(value) for value in (padding, stride, dilation)]
         at = (key, x.shape)
@@ -75,7 +77,7 @@ def channels_first(value: Any) -> Any:
 
 
 def _is_float(value: Tensor) -> bool:
-    return value.dtype is torch.float32 and value.device.type == "cpu"
+    return value.dtype in (torch.float32, torch.bfloat16) and value.device.type == "cpu"
 
 
 def _pair(value: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ VARIABLE = "PT2E_QUANT_PATCHES_OFF"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """Code that changes what another package does, with the same result.
+    """Code that changes what another package does, with the same result up to rounding.
 
     Args:
         name: as the switch takes it.

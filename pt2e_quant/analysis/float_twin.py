@@ -10,13 +10,23 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pt2e_quant.accelerate.packed_convolutions import PackedConvolutions, channels_first
+from pt2e_quant.analysis.differences import Differences, changed_value, whole_value
 from pt2e_quant.analysis.graph_side import GraphSide
-from pt2e_quant.core.qdq import is_dequantize, is_qdq, is_quantize, required_attribute
+from pt2e_quant.core.qdq import (
+    CHOOSE_QPARAMS_OPS,
+    is_dequantize,
+    is_qdq,
+    is_quantize,
+    required_attribute,
+)
 from pt2e_quant.flow.calibrate.sample import copied
 from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.graph.ops import aten
 
 Values: TypeAlias = dict[Node, Any]
+
+KEPT_WEIGHT_BYTES = 2**29
+"""Up to so many bytes of float weights, a program's rounded weights are kept between batches."""
 
 _ANY_LAYOUT = frozenset(
     (
@@ -64,14 +74,20 @@ class FloatTwin:
             site.node: name for name, site in side.weights.items() if name in weights
         }
         self.float_weights = {node: weights[name] for node, name in self.weight_names.items()}
+        self.bytes_of_weights = sum(value.nbytes for value in self.float_weights.values())
         self.groups = self._find_groups()
         self.writes_buffers = bool(side.capture.mutated_buffers)
+        self._qparams = self._find_run_time_qparams()
         self._last_users = self._find_last_users()
         self._packed = PackedConvolutions()
+        self._rounded_weights: Values = {}
+        self._differences = None if self.writes_buffers else Differences()
         self._steps = [
             (self.place[node], node, quantized_source(node))
             for node in self.order
-            if node.op not in ("placeholder", "get_attr", "output") and not is_quantize(node)
+            if node.op not in ("placeholder", "get_attr", "output")
+            and not is_quantize(node)
+            and node not in self._qparams
         ]
 
     def float_values(self, leaves: Sequence[Any], *, copies: bool = True) -> Values:
@@ -90,7 +106,7 @@ class FloatTwin:
                 values[node] = self.float_weights[node]
             elif (source := quantized_source(node)) is not None:
                 values[node] = values[source]
-            elif not is_quantize(node) or node.op == "output":
+            elif not is_quantize(node) and node not in self._qparams:
                 values[node] = self._compute(node, values)
         return values
 
@@ -110,13 +126,13 @@ class FloatTwin:
             if at < first:
                 continue
             if node in on:
-                changed[node] = self.rounded(node, values, changed)
+                changed[node] = self._switched_on(node, values, changed)
             elif source is not None:
                 if source in changed:
                     changed[node] = changed[source]
             elif self.writes_buffers or any(n in changed for n in node.all_input_nodes):
                 if node not in self.float_weights:
-                    changed[node] = self._compute(node, values, changed)
+                    changed[node] = self._changed(node, values, changed)
             for done in self._last_users.get(node, ()):
                 changed.pop(done, None)
         result = self._compute(self.gm.graph.output_node(), values, changed)
@@ -134,17 +150,30 @@ class FloatTwin:
         pending = [node]
         while pending:
             top = pending[-1]
-            # Scales that are chosen at run time are those of the value that is quantized.
-            missing = [
-                n
-                for n in top.all_input_nodes
-                if n not in found and (is_quantize(n) or n not in values)
-            ]
+            # No quantize and no scale that is chosen at run time is among the values.
+            missing = [n for n in top.all_input_nodes if n not in found and n not in values]
             if missing:
                 pending += missing
             else:
                 found[pending.pop()] = self._compute(top, values, found)
         return found[node]
+
+    def _switched_on(self, node: Node, values: Values, changed: Values) -> Any:
+        """The result of a dequantize that is on; that of a weight is kept for the next batch."""
+        if (kept := self._rounded_weights.get(node)) is not None:
+            return kept
+        found = changed_value(values[node], self.rounded(node, values, changed))
+        if node in self.float_weights and self.bytes_of_weights <= KEPT_WEIGHT_BYTES:
+            self._rounded_weights[node] = found
+        return found
+
+    def _changed(self, node: Node, values: Values, changed: Values) -> Any:
+        if self._differences is None:
+            return self._compute(node, values, changed)
+        found = self._differences.follow(node, values, changed)
+        if found is None:
+            found = changed_value(values[node], self._compute(node, values, changed))
+        return found
 
     def _compute(self, node: Node, values: Values, changed: Values | None = None) -> Any:
         known = changed or {}
@@ -152,7 +181,7 @@ class FloatTwin:
         takes_any = node.target in _ANY_LAYOUT or is_qdq(node)
 
         def value(of: Node) -> Any:
-            found = known[of] if of in known else values[of]
+            found = whole_value(known[of]) if of in known else values[of]
             return found if takes_any else channels_first(found)
 
         args: Any = map_arg(node.args, value)
@@ -165,9 +194,11 @@ class FloatTwin:
             return self.gm.get_submodule(str(node.target))(*args, **kwargs)
         target: Any = node.target
         weight = node.args[1] if target is aten.conv2d.default else None
-        if isinstance(weight, Node) and weight in self.float_weights and weight not in known:
-            if (found := self._packed.run(weight, *args, **kwargs)) is not None:
-                return found
+        if isinstance(weight, Node) and weight in self.float_weights:
+            is_rounded = weight in known
+            if not is_rounded or weight in self._rounded_weights:
+                if (found := self._packed.run((weight, is_rounded), *args, **kwargs)) is not None:
+                    return found
         return target(*args, **kwargs)
 
     def _find_groups(self) -> tuple[Group, ...]:
@@ -186,6 +217,17 @@ class FloatTwin:
                 )
             )
         return _joined(found)
+
+    def _find_run_time_qparams(self) -> frozenset[Node]:
+        """Scales and zero points that are chosen at run time, which only q/dq read."""
+        chosen = [node for node in self.order if node.target in CHOOSE_QPARAMS_OPS]
+        parts = [[node, *node.users] for node in chosen]
+        return frozenset(
+            node
+            for every in parts
+            for node in every
+            if all(is_qdq(user) or user in every for member in every for user in member.users)
+        )
 
     def _find_last_users(self) -> dict[Node, list[Node]]:
         found: dict[Node, list[Node]] = {}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import pt2e_quant as pq
+from pt2e_quant.accelerate import bfloat16_products
 from pt2e_quant.accelerate.packed_convolutions import PATCH, PackedConvolutions, channels_first
 from pt2e_quant.accelerate.patch import VARIABLE
 
@@ -55,6 +56,7 @@ def test_sensitivity_when_the_patch_is_off_then_costs_are_the_same(monkeypatch):
         found = pq.sensitivity(program, "int8", [batch], backend="xnnpack", progress=False)
         return [row.cost for row in found]
 
+    monkeypatch.setenv(VARIABLE, bfloat16_products.PATCH.name)
     patched = costs()
-    monkeypatch.setenv(VARIABLE, PATCH.name)
+    monkeypatch.setenv(VARIABLE, f"{bfloat16_products.PATCH.name},{PATCH.name}")
     assert costs() == pytest.approx(patched, rel=1e-4)
