@@ -1,13 +1,14 @@
 """The profile of a call: operators with their kind, cost and time, as one table."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
+from pt2e_quant.core.data_frame import data_frame
 from pt2e_quant.core.json_text import json_text
 from pt2e_quant.flow.report.page.plot import COLOURS, figure, graph_objects
 from pt2e_quant.flow.report.page.section import DataTable, Section
@@ -95,6 +96,26 @@ class Profile:
     def by_kernel(self) -> dict[str, float]:
         """Microseconds of each kernel, the longest first."""
         return _summed((node.kernel, node.time_us) for node in self.nodes)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each operator, in order: its fields, with bytes, operations and share."""
+        return [
+            {
+                **{f.name: getattr(node, f.name) for f in fields(node) if f.name != "cost"},
+                "bytes": node.cost.bytes,
+                "operations": node.cost.operations,
+                "share": self.share(node),
+            }
+            for node in self.nodes
+        ]
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a row for each operator.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.to_dicts())
 
     def to_json(self) -> str:
         """The profile as JSON."""

@@ -107,11 +107,20 @@ def sensitivity_cost(case: Case, rounds: int) -> dict[str, object]:
     """Return what exact `sensitivity` costs a batch, and what a whole run for each group does.
 
     The whole run is of a graph in which one group alone is quantized, the mean over some groups.
-    Those of the float program and of the q/dq graph are given too.
+    Those of the float program and of the q/dq graph are given too, and what it takes to make such
+    a graph by hand and run it: prepare, calibrate on a batch, convert, with every other group left
+    float.
     """
     module: Any = case.program.module()
     first = case.batches[0]
-    groups = len(pq.sensitivity(case.program, case.gm, method="weight", progress=False))
+    names = [
+        g.group for g in pq.sensitivity(case.program, case.gm, method="weight", progress=False)
+    ]
+    groups = len(names)
+    by_hand = sum(
+        least_seconds({"": lambda at=at: quantize_alone(case, names, at)(*first)}, 1)[""]
+        for at in range(0, groups, -(-groups // SAMPLED))
+    ) / len(range(0, groups, -(-groups // SAMPLED)))
     alone = [one_group(case.gm, at / SAMPLED) for at in range(SAMPLED)]
 
     def forward(model: Callable[..., Any]) -> None:
@@ -139,10 +148,27 @@ def sensitivity_cost(case: Case, rounds: int) -> dict[str, object]:
         "float_forward_s": round(times["float"], 3),
         "quantized_forward_s": round(times["quantized"], 3),
         "one_group_forward_s": round(whole, 3),
+        "by_hand_s": round(by_hand, 3),
+        "to_by_hand": round(groups * by_hand / batch, 2),
         "to_one_group_forwards": round(groups * whole / batch, 2),
         "to_float_forwards": round(groups * times["float"] / batch, 2),
         "to_quantized_forwards": round(groups * times["quantized"] / batch, 2),
     }
+
+
+def quantize_alone(case: Case, names: Sequence[str], at: int) -> GraphModule:
+    """Return the program with one operator quantized, as a user makes it.
+
+    Args:
+        case: the model.
+        names: of all operators that are quantized.
+        at: which of them stays so.
+    """
+    quantizer = pq.backends.get("xnnpack").quantizer("int8")
+    for name in (*names[:at], *names[at + 1 :]):
+        quantizer.set_node(name, None)
+    prepared = pq.prepare(case.program, quantizer)
+    return pq.convert(pq.calibrate(prepared, case.batches[:1], progress=False))
 
 
 def one_group(gm: GraphModule, place: float) -> GraphModule:

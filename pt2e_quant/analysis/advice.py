@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -11,7 +11,9 @@ from torch.fx import GraphModule, Node
 from pt2e_quant.analysis.comparison import Comparison, NodeError
 from pt2e_quant.analysis.graph_side import GraphSide, Site, WeightSite
 from pt2e_quant.backends.artifact import Artifact
+from pt2e_quant.core.data_frame import data_frame
 from pt2e_quant.core.errors import ConfigError, module_path, module_type
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.core.qdq import is_dequantize
 from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
@@ -39,6 +41,10 @@ _RELU6_MODULES = ("ReLU6", "Hardtanh")
 
 _TINY = float(torch.finfo(torch.float32).tiny)
 """The least float32 with all its digits."""
+
+
+VERSION = 1
+"""Version of the JSON that `AdviceList.to_json` writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,22 @@ class AdviceList(tuple[Advice, ...]):
     """A tuple of recommendations; prints, and renders on pages and in notebooks."""
 
     __slots__ = ()
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each advice."""
+        return [asdict(advice) for advice in self]
+
+    def to_json(self) -> str:
+        """Return JSON."""
+        return json_text({"version": VERSION, "advice": self.to_dicts()})
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a row for each advice.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.to_dicts())
 
     def sections(self) -> list[Section]:
         """A row for each advice as a part of a page."""

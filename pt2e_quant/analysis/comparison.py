@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pt2e_quant.core.errors import MissingExtraError
+from pt2e_quant.core.data_frame import data_frame
 from pt2e_quant.core.json_text import json_text
 from pt2e_quant.flow.report.page.section import DataTable, Section
 from pt2e_quant.flow.report.page.write_page import notebook_html
@@ -230,16 +230,3 @@ class Comparison:
 
 def _shown(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def data_frame(rows: list[dict[str, Any]]) -> Any:
-    """Rows as a pandas DataFrame.
-
-    Raises:
-        MissingExtraError: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingExtraError("analysis", "pandas") from error
-    return pandas.DataFrame(rows)

@@ -12,10 +12,10 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from pt2e_quant.analysis.comparison import data_frame
 from pt2e_quant.analysis.float_twin import FloatTwin, Group, Values, quantized_source
 from pt2e_quant.analysis.measure import Noise, as_floats
 from pt2e_quant.analysis.metric import Metric, MetricSum
+from pt2e_quant.core.data_frame import data_frame
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.inexact import is_inexact
 from pt2e_quant.core.json_text import json_text

@@ -201,7 +201,8 @@ class _Weighing:
         if not self.twin.groups:
             raise ConfigError(
                 "no operator of this program reads a quantized tensor",
-                fix="choose another recipe; the provenance of the graph says what stays float",
+                fix="choose another recipe; pq.provenance_of(graph).floats says why operators are "
+                "float",
             )
 
     def by_gradients(

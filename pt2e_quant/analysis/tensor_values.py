@@ -1,14 +1,16 @@
 """The values of quantized tensors: histograms, the range chosen, the loss by rounding."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from pt2e_quant.core.data_frame import data_frame
 from pt2e_quant.core.errors import InvariantError, module_path
+from pt2e_quant.core.json_text import json_text
 from pt2e_quant.core.provenance import TensorRecord, provenance_of
 from pt2e_quant.core.qdq import is_quantize, read_qparams
 from pt2e_quant.core.read_capture import capture_of
@@ -22,6 +24,9 @@ from pt2e_quant.flow.report.rows import kind_of
 from pt2e_quant.flow.report.worst_tensors import TensorLoss, as_read, worst_tensors
 
 BINS = 80
+
+VERSION = 1
+"""Version of the JSON that `TensorTable.to_json` writes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +102,24 @@ class TensorTable:
     values: tuple[TensorValues, ...]
     losses: tuple[TensorLoss, ...]
     records: tuple[TensorRecord, ...]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each tensor, the one that loses most first, by the columns of `table`."""
+        table = self.table()
+        return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+    def to_json(self) -> str:
+        """Return JSON with the histograms; infinity and NaN, which JSON lacks, are null."""
+        values = [asdict(value) for value in self.values]
+        return json_text({"version": VERSION, "tensors": self.to_dicts(), "values": values})
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a row for each tensor.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.to_dicts())
 
     def sections(self) -> list[Section]:
         """The table of losses and the histograms, both with the worst tensor first."""

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pt2e_quant.backends.artifact import Artifact
 from pt2e_quant.backends.target.recipe_file import RecipeFile
+from pt2e_quant.core.data_frame import data_frame
 from pt2e_quant.core.json_text import json_text
 from pt2e_quant.flow.report.page.plot import COLOURS, figure, graph_objects
 from pt2e_quant.flow.report.page.section import DataTable, Section
@@ -117,6 +118,27 @@ class Tuned:
             "choices": [asdict(choice) for choice in self.choices],
             "notes": list(self.notes),
         }
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a row for each mix of `measured`.
+
+        `is_front` says which are of the front, `is_chosen` which is the artifact's.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame(self.to_dicts())
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each mix that was measured, without its recipe."""
+        return [
+            {
+                **{f.name: getattr(point, f.name) for f in fields(point) if f.name != "recipe"},
+                "is_front": point in self.front,
+                "is_chosen": point.recipe == self.recipe,
+            }
+            for point in self.measured
+        ]
 
     def to_html(self, path: str | Path) -> None:
         """Write the page of the artifact's report with the front and the choices."""

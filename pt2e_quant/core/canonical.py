@@ -14,6 +14,7 @@ from pt2e_quant.core.cache_ops import is_pack_rows
 from pt2e_quant.core.dtypes import FLOAT8
 from pt2e_quant.core.errors import InvariantError
 from pt2e_quant.core.integer_ops.quantize import WRITTEN_KINDS
+from pt2e_quant.core.provenance import PROVENANCE_KEY
 from pt2e_quant.core.qdq import (
     FLOAT_NAME_KEY,
     DequantizePerTensorDynamic,
@@ -57,7 +58,10 @@ def verify_canonical(gm: GraphModule, form: Form = Form.CANONICAL) -> None:
             raise InvariantError(
                 f"this graph is not in {form} form: {rule.what}",
                 node=node,
-                fix="give the result of convert_pt2e, before any other edit",
+                fix="give the result of convert_pt2e, before any other edit"
+                if PROVENANCE_KEY in gm.meta
+                else "prepare and convert with pq.prepare_pt2e and pq.convert_pt2e, which take "
+                "the same quantizers: torchao's own convert_pt2e makes graphs of another form",
             )
 
 

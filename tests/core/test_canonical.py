@@ -110,3 +110,11 @@ def test_verify_when_a_float_constant_is_quantized_then_only_unfolded(gm):
     verify_canonical(gm, form=Form.UNFOLDED)
     with pytest.raises(InvariantError, match="stored in float with a quantize"):
         verify_canonical(gm)
+
+
+def test_verify_when_the_graph_is_torchaos_own_then_the_fix_names_our_convert(gm):
+    gm.meta.pop("pt2e_quant.provenance", None)
+    dequantize = _find(gm, _lib.dequantize_per_tensor.default)
+    dequantize.args = (_find(gm, torch.ops.aten.linear.default), *dequantize.args[1:])
+    with pytest.raises(InvariantError, match=r"pq\.convert_pt2e, which take the same quantizers"):
+        verify_canonical(gm)

@@ -15,6 +15,7 @@ from torch.fx import Node
 from pt2e_quant.core.errors import AnnotationError, ConfigError, near
 from pt2e_quant.core.schemes import Role, Scheme
 from pt2e_quant.flow.annotate.observer_choice import ObserverChoice
+from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.graph.op_table import SOURCE_KEY, operator_name
 
 ALL_ROLES = frozenset(Role)
@@ -195,7 +196,9 @@ def _selects(rule: QuantRule, matches: Callable[[str], bool], node: Node) -> boo
     if rule.kind is RuleKind.GLOBAL:
         return True
     if rule.kind is RuleKind.NODE:
-        return bool(matches(node.name))
+        return bool(matches(node.name)) or (
+            bool(matches(origin_name(node))) and not _is_node(rule.pattern, node)
+        )
     if rule.kind is RuleKind.OPERATOR:
         return any(matches(name) for name in _op_names(node))
     scopes = module_scopes(node)
@@ -205,9 +208,14 @@ def _selects(rule: QuantRule, matches: Callable[[str], bool], node: Node) -> boo
     return any(matches(path) for path in paths)
 
 
+def _is_node(name: str, node: Node) -> bool:
+    """Whether another node has a name: then that one is meant, and not what was exported so."""
+    return any(other.name == name for other in node.graph.nodes)
+
+
 def _names(kind: RuleKind, nodes: Sequence[Node]) -> set[str]:
     if kind is RuleKind.NODE:
-        return {node.name for node in nodes}
+        return {name for node in nodes for name in (node.name, origin_name(node))}
     if kind is RuleKind.OPERATOR:
         return {name for node in nodes for name in _op_names(node)}
     scopes = [scope for node in nodes for scope in module_scopes(node)]

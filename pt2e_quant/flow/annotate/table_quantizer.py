@@ -120,7 +120,11 @@ class TableQuantizer(Quantizer):
     def set_node(
         self, name: str, scheme: Scheme | None, *, roles: Iterable[Role] = ALL_ROLES
     ) -> "TableQuantizer":
-        """Set the scheme of nodes by name: a glob, or "re:" and a regex."""
+        """Set the scheme of nodes by name: a glob, or "re:" and a regex.
+
+        The name of the exported program, as `compare` and `sensitivity` give it, or that of the
+        prepared graph where they differ.
+        """
         return self._add(RuleKind.NODE, name, scheme, roles)
 
     def add_rule(

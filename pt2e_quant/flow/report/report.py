@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from pt2e_quant.core.data_frame import data_frame
 from pt2e_quant.core.json_text import json_text
 from pt2e_quant.core.provenance import FloatRecord, Provenance, SizeRecord, TensorRecord
 from pt2e_quant.flow.report.page.plot import size_treemap
@@ -88,6 +90,14 @@ class Report:
     def to_json(self) -> str:
         """The report as JSON; infinity and NaN, which JSON lacks, are null."""
         return json_text(asdict(self))
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a row for each quantized tensor.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return data_frame([asdict(record) for record in self.provenance.tensors])
 
     def __str__(self) -> str:
         stream = io.StringIO()

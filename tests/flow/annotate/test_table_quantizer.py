@@ -17,6 +17,7 @@ from pt2e_quant.core.specs import (
     QuantizationSpec,
     SharedQuantizationSpec,
 )
+from pt2e_quant.graph.meta import origin_name
 from pt2e_quant.observers.static.minmax import PerChannelMinMaxObserver
 
 
@@ -254,3 +255,31 @@ def test_annotate_when_done_twice_then_the_same(gm, quantizer):
     first = {n.name: repr(n.meta.get(Q_ANNOTATION_KEY)) for n in gm.graph.nodes}
     quantizer().annotate(gm)
     assert first == {n.name: repr(n.meta.get(Q_ANNOTATION_KEY)) for n in gm.graph.nodes}
+
+
+class InPlace(nn.Module):
+    """Additions in place and not: their names move when the first become plain ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.first(x)
+        y += x
+        y = y + self.second(y)
+        y += x
+        return y
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_set_node_when_named_as_in_the_program_then_that_node_alone_stays_float(number):
+    torch.manual_seed(0)
+    program = export(InPlace().eval(), (torch.randn(8, 4),))
+    names = [node.name for node in program.graph.nodes if node.name.startswith("add")]
+    assert names == ["add_", "add", "add__1"]
+    quantizer = pq.backends.get("xnnpack").quantizer("int8").set_node(names[number], None)
+    prepared = pq.prepare(program, quantizer)
+    floats = [record.node for record in provenance_of(prepared).floats]
+    assert [origin_name(n) for n in prepared.graph.nodes if n.name in floats] == [names[number]]
