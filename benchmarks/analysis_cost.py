@@ -5,6 +5,7 @@ least of several calls, in turn.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import pt2e_quant as pq
 from benchmarks.inputs import image_batches
 from benchmarks.models import mobilenet_v2, resnet18, resnet50, vit_small
 from benchmarks.results import write_results
+from pt2e_quant.accelerate import bfloat16_products
+from pt2e_quant.accelerate.patch import VARIABLE
 from pt2e_quant.core.qdq import is_dequantize, is_qdq
 from pt2e_quant.graph.meta import constant_of
 from pt2e_quant.graph.subgraphs import copy_graph
@@ -156,6 +159,27 @@ def sensitivity_cost(case: Case, rounds: int) -> dict[str, object]:
     }
 
 
+def differences_cost(case: Case, rounds: int) -> dict[str, object]:
+    """Return by how much costs move because differences are followed in bfloat16."""
+
+    def costs() -> list[float]:
+        found = pq.sensitivity(case.program, case.gm, case.batches[:1], progress=False)
+        return [row.cost for row in found]
+
+    followed = costs()
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = bfloat16_products.PATCH.name
+    exact = costs()
+    os.environ[VARIABLE] = before or ""
+    moved = [abs(a / b - 1) for a, b in zip(followed, exact, strict=True) if b]
+    return {
+        "what": "differences",
+        "model": case.name,
+        "moved_mean": round(sum(moved) / len(moved), 5),
+        "moved_most": round(max(moved), 5),
+    }
+
+
 def quantize_alone(case: Case, names: Sequence[str], at: int) -> GraphModule:
     """Return the program with one operator quantized, as a user makes it.
 
@@ -211,7 +235,7 @@ def main() -> None:
     rows = []
     for name in arguments.models:
         case = quantized(name, arguments.image, arguments.batch)
-        for measure in (compare_cost, sensitivity_cost):
+        for measure in (differences_cost, compare_cost, sensitivity_cost):
             rows.append(measure(case, arguments.rounds))
             Console(width=140).print(rows[-1])
     write_results("analysis_cost", rows, keys=("what", "model"))

@@ -146,7 +146,8 @@ class File:
             raise damaged(
                 path,
                 f"its header is cut off at {self.size} bytes, or pt2e_quant.save did not write it",
-                fix='a file that an artifact saved: pq.backends.get("onnx").load(path)',
+                fix="a file that an artifact saved is read by its backend, a .pte so: "
+                'pq.backends.get("xnnpack").load(path)',
             )
         try:
             header = json.loads(stream.read(length))
