@@ -61,6 +61,20 @@ def check_module(name: str, value: object) -> None:
     check_type(name, value, nn.Module, "a torch.nn.Module", fix=made or "give the model itself")
 
 
+def check_initialized(module: nn.Module) -> None:
+    """Check that every parameter of a module has its values, those of lazy modules too.
+
+    Raises:
+        ConfigError: one waits for the first call.
+    """
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigError(
+                f'"{name}" has no shape yet: its lazy module waits for its first call',
+                fix="call the model once with an example, model(x), before",
+            )
+
+
 def check_filter(value: object) -> None:
     """Check that `filter` is None or a function of a module and its path.
 

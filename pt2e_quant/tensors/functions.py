@@ -11,67 +11,23 @@ from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError
 from pt2e_quant.core.formats import format_ops
 from pt2e_quant.core.formats.blocks import block_lengths
-from pt2e_quant.core.formats.number_formats import CodeBook, FloatFormat
+from pt2e_quant.core.formats.number_formats import CodeBook
 from pt2e_quant.core.granularity import PerTensor, PerToken
 from pt2e_quant.core.qdq import (
     ChoosePerTensor,
     ChoosePerTensorSymmetric,
     ChoosePerToken,
-    DequantizePerChannel,
-    DequantizePerGroup,
     DequantizePerTensorDynamic,
     DequantizePerToken,
     QuantizePerTensorDynamic,
     QuantizePerToken,
 )
-from pt2e_quant.core.qparams import DEFAULT_EPS, QParams
+from pt2e_quant.core.qparams import DEFAULT_EPS
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.tensors.aten_ops import rows_of
 from pt2e_quant.tensors.kernels.dispatch import REFERENCE, dispatch_range, find_kernel
 from pt2e_quant.tensors.kernels.fallbacks import note_fallback
 from pt2e_quant.tensors.quantized_tensor import ATEN, FUNCTIONS, QuantizedTensor
-from pt2e_quant.tensors.values import real_scale, to_qparams
-
-
-def emit_real_values(tensor: QuantizedTensor) -> Tensor:
-    """The real values by the dequantize operator that a canonical graph has for the scheme."""
-    layout = tensor.form.layout
-    if torch.compiler.is_exporting() and layout not in ("plain", "packed"):
-        raise ConfigError(
-            f'torch.export takes the layouts "plain" and "packed", found "{layout}", which is '
-            "memory of this machine",
-            fix='pq.tensors.pack_(model, "plain") first, or pq.tensors.to_graph(model, args)',
-        )
-    parts, form = tensor.plain_parts(), tensor.form
-    scheme, codes, block = form.scheme, parts["codes"], list(form.block)
-    dtype = {} if form.dtype is torch.float32 else {"out_dtype": form.dtype}
-    low, high = scheme.range
-    found = to_qparams(parts, form)
-    if isinstance(found, QParams):
-        limits = (low, high, codes.dtype)
-        if found.group_size is not None:
-            real = DequantizePerGroup(
-                codes, found.scale, found.zero_point, *limits, found.group_size, form.dtype
-            )
-        elif found.axis is not None:
-            zero = found.zero_point.to(torch.int64)
-            real = DequantizePerChannel(codes, found.scale, zero, found.axis, *limits, **dtype)
-        else:
-            zero = found.zero_point.to(torch.int64)
-            real = DequantizePerTensorDynamic(codes, found.scale, zero, *limits, **dtype)
-    elif isinstance(scheme.format, CodeBook):
-        units = real_scale(parts, form) if "scale" in parts else None
-        real = format_ops.DequantizeCodeBook(codes, parts["table"], units, block, **dtype)
-    elif isinstance(scheme.format, FloatFormat):
-        scale = real_scale(parts, form)
-        whole = parts.get("tensor_scale")
-        real = format_ops.DequantizeFloat(codes, scale, whole, block, scheme.format.name, **dtype)
-    else:
-        zeros = parts.get("zero_point")
-        zeros = None if zeros is None else zeros.to(torch.int32)
-        rest = (block, low, high, codes.dtype)
-        real = format_ops.DequantizeBlock(codes, real_scale(parts, form), zeros, *rest, **dtype)
-    return real.permute(form.axes) if not form.is_upright else real  # type: ignore[no-any-return]
 
 
 def emit_input(x: Tensor, weight: QuantizedTensor) -> Tensor:
@@ -147,13 +103,8 @@ def _in_graph(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def real_values(value: Any) -> Any:
-    """A quantized tensor's real values; anything else as it is.
-
-    A graph that is being exported gets the canonical dequantize.
-    """
-    if not isinstance(value, QuantizedTensor):
-        return value
-    return emit_real_values(value) if torch.compiler.is_exporting() else value.dequantize()
+    """A quantized tensor's real values; anything else as it is."""
+    return value.dequantize() if isinstance(value, QuantizedTensor) else value
 
 
 @_in_graph
@@ -167,7 +118,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
     if torch.compiler.is_exporting():
         x = x if weight.form.input is None else emit_input(x, weight)
-        return F.linear(x, emit_real_values(weight), bias)
+        return F.linear(x, weight.dequantize(), bias)
     trained = (t for t in (x, weight, bias) if t is not None)
     if torch.is_grad_enabled() and any(t.requires_grad for t in trained):
         made: Tensor

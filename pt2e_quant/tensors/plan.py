@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pt2e_quant.backends.target.recipe import unaliased
-from pt2e_quant.core.arguments import check_filter, check_module, check_type
+from pt2e_quant.core.arguments import check_filter, check_initialized, check_module, check_type
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.granularity import PerChannel
 from pt2e_quant.core.scheme_names import scheme_named
@@ -96,6 +96,7 @@ def places_of(
             has; an argument is of another kind.
     """
     check_module("module", root)
+    check_initialized(root)
     check_filter(filter)
     _check_rules(rules)
     chosen = filter or is_linear

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.core.arguments import check_filter, check_module, check_tensor
+from pt2e_quant.core.arguments import check_filter, check_initialized, check_module, check_tensor
 from pt2e_quant.core.errors import CalibrationError, ConfigError
 from pt2e_quant.flow.calibrate.pick_inputs import InputPick
 from pt2e_quant.passes.algorithms.gptq import inverse_factor
@@ -84,6 +84,7 @@ def prune_2_4_(
         CalibrationError: no batch reaches a linear.
     """
     check_module("module", module)
+    check_initialized(module)
     check_filter(filter)
     chosen = filter or is_linear
     linears = {
@@ -118,6 +119,8 @@ def _moments(
 
     def watch(path: str) -> Callable[[Tensor], None]:
         def see(x: Tensor) -> None:
+            if not x.numel():
+                return
             rows = x.float().reshape(-1, x.shape[-1])
             found[path] = rows.t() @ rows + found.get(path, 0)
 
@@ -131,6 +134,7 @@ def _moments(
             hook.remove()
     if missing := linears.keys() - found.keys():
         raise CalibrationError(
-            f'no batch reached "{min(missing)}"', fix="give data that runs it, or leave it out"
+            f'no batch with a row reached "{min(missing)}"',
+            fix="give data that runs it, or leave it out",
         )
     return found

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from pt2e_quant.core.arguments import check_module, check_type
 from pt2e_quant.core.errors import CalibrationError, ConfigError, Pt2eQuantError, Pt2eQuantWarning
@@ -97,6 +98,7 @@ def quantize_(
     batches = None if calibration_data is None else list(calibration_data)
     if algorithms:
         picked = [pick_inputs(batch, inputs) for batch in batches or ()]
+        picked = [batch for batch in picked if _has_rows(batch)]
         return _by_graph(module, places, algorithms, picked, layout, search, strict=strict)
     found = _calibrated(module, places, chosen, batches, inputs, functions=functions)
     report, how = EagerReport(), _How(module, found, layout, search, strict=strict)
@@ -151,7 +153,7 @@ class _How:
         assert scheme is not None  # places have weights
         if place.path in self.found.unreached:
             # nn.MultiheadAttention, for one, multiplies with its projection's weight itself.
-            reason = f'no batch reached "{place.path}": its input has no range'
+            reason = f'no batch with a row reached "{place.path}": its input has no range'
             if self.strict:
                 raise CalibrationError(reason, fix=f"give data that runs it, {_OR_LEAVE_IT}")
         if not reason:
@@ -348,6 +350,11 @@ def _qparams_of(observer: Any) -> tuple[Tensor, Tensor]:
     return qparams.scale.reshape(1), qparams.zero_point.reshape(1)
 
 
+def _has_rows(batch: Any) -> bool:
+    """False for the empty batch that some loaders end with: no graph is exported for it."""
+    return all(x.numel() for x in pytree.tree_leaves(batch) if isinstance(x, Tensor))
+
+
 def _names_of(module: nn.Module, weight: Tensor) -> set[str]:
     """Every name of a weight; a graph has one of those of a shared module."""
     named = module.named_parameters(remove_duplicate=False)
@@ -367,12 +374,13 @@ def _by_graph(
     """Let the graph flow's algorithms choose the codes, and load them back."""
     if not batches:
         raise CalibrationError(
-            "algorithms work on calibration data", fix="quantize_(…, calibration_data=batches)"
+            "algorithms work on calibration data with rows",
+            fix="quantize_(…, calibration_data=batches)",
         )
     before = {place.name: place.weight for place in places}
     names = {place.name: _names_of(module, place.weight) for place in places}
     schemes = {name: place.scheme for place in places for name in names[place.name]}
-    quantizer = SchemeQuantizer(schemes, search_of(search))
+    quantizer = SchemeQuantizer(schemes, search_of(search), keeps_weights=True)
     prepared = prepare_pt2e(export_batches(module, batches), quantizer, algorithms=algorithms)
     calibrate(prepared, batches, progress=False)
     graph = convert_pt2e(prepared, progress=False)

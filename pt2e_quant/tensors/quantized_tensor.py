@@ -15,6 +15,7 @@ from pt2e_quant.core.formats.block_qparams import BlockQParams
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.tensors.exporting import call_exported, emit_values, is_traced_by_export
 from pt2e_quant.tensors.form import TensorForm, form_from_text, form_to_text
 from pt2e_quant.tensors.kept_for_backward import call_with_aliases
 from pt2e_quant.tensors.kernels.fallbacks import note_fallback
@@ -159,7 +160,7 @@ class QuantizedTensor(torch.Tensor):
 
     def dequantize(self) -> Tensor:
         """The real values, in the order of axes that code sees; the gradient passes through."""
-        if not self.requires_grad:
+        if not self.requires_grad or torch.compiler.is_exporting():
             return _real(self)
         return cast(Tensor, _Dequantize.apply(self))  # type: ignore[no-untyped-call]
 
@@ -251,7 +252,8 @@ class QuantizedTensor(torch.Tensor):
         if func in FUNCTIONS:
             return FUNCTIONS[func](*args, **(kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():
-            return call_with_aliases(func, args, kwargs or {})
+            call = call_exported if is_traced_by_export() else call_with_aliases
+            return call(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch declares its default as a function
@@ -308,8 +310,7 @@ def _as_bytes(part: Tensor) -> Tensor:
 
 def portable_form(tensor: QuantizedTensor) -> QuantizedTensor:
     """A tensor as files keep it: packed below 8 bits, else plain."""
-    layout = "packed" if tensor.form.scheme.bits < 8 else "plain"
-    return tensor.to_layout(layout)
+    return tensor.to_layout("packed" if tensor.form.scheme.bits < 8 else "plain")
 
 
 def rebuild_quantized_tensor(
@@ -354,6 +355,8 @@ def _inverse(axes: tuple[int, ...]) -> list[int]:
 
 
 def _real(tensor: QuantizedTensor) -> Tensor:
+    if torch.compiler.is_exporting():
+        return emit_values(tensor.plain_parts(), tensor.form)
     return decode(tensor.plain_parts(), tensor.form).permute(tensor.form.axes)
 
 
@@ -374,11 +377,8 @@ class _Dequantize(torch.autograd.Function):
 def on_real_values(func: Any, args: Any, kwargs: Any) -> Any:
     """Do an operation on real values and record it."""
     note_fallback(str(func), "it has no quantized form")
-
-    def real(value: Any) -> Any:
-        return _real(value) if isinstance(value, QuantizedTensor) else value
-
-    real_args, real_kwargs = torch.utils._pytree.tree_map(real, (args, kwargs))
+    only = torch.utils._pytree.tree_map_only
+    real_args, real_kwargs = only(QuantizedTensor, _real, (args, kwargs))
     found = func(*real_args, **real_kwargs)
     for argument, written, values in zip(func._schema.arguments, args, real_args, strict=False):
         if argument.alias_info is None or not argument.alias_info.is_write:

@@ -115,6 +115,8 @@ def _product(
     left: Tensor, right: Tensor, of_left: Rounding, of_right: Rounding, dtype: torch.dtype
 ) -> Tensor:
     """The product of two matrices in int8, a scale for each row of it and each column."""
+    if not left.numel() or not right.numel():
+        return left.to(dtype) @ right.to(dtype)  # nothing has no greatest magnitude
     a, a_scale = quantize_rows(left, -1, of_left)
     b, b_scale = quantize_rows(right, 0, of_right)
     return (int8_mm(a.contiguous(), b) * a_scale * b_scale).to(dtype)

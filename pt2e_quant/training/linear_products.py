@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pt2e_quant.core.arguments import check_filter, check_module
+from pt2e_quant.core.arguments import check_filter, check_initialized, check_module
 from pt2e_quant.core.errors import ConfigError, near
 
 Filter = Callable[[nn.Module, str], bool]
@@ -153,6 +153,7 @@ def convert_linears(
         ConfigError: no linear is meant.
     """
     check_module("module", module)
+    check_initialized(module)
     check_filter(filter)
     names = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     meant = {n: part for n, part in names.items() if filter is None or filter(part, n)}

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from pt2e_quant.core.arguments import check_dtype, check_filter, check_module, check_number
+from pt2e_quant.core.arguments import (
+    check_dtype,
+    check_filter,
+    check_initialized,
+    check_module,
+    check_number,
+)
 from pt2e_quant.core.dtypes import info
 from pt2e_quant.core.errors import ConfigError, Pt2eQuantError, UnsupportedError, member_named, near
 from pt2e_quant.core.formats.blocks import spread
@@ -272,6 +278,7 @@ def quantize_parameters(
             is meant.
     """
     check_module("module", module)
+    check_initialized(module)
     check_filter(filter)
     wanted, chosen = _weight_scheme(scheme), member_named(Rounding, rounding, "rounding")
     _check_options(wanted, chosen, grad_dtype, every)

@@ -215,14 +215,14 @@ class Attends(nn.Module):
 def test_static_inputs_when_no_call_reaches_a_linear_then_it_stays_float_unless_strict():
     torch.manual_seed(0)
     module, x = Attends().eval(), torch.randn(2, 10, 64)
-    with pytest.raises(CalibrationError, match=r'no batch reached "attention\.out_proj"'):
+    with pytest.raises(CalibrationError, match=r'with a row reached "attention\.out_proj"'):
         quantize_(module, "int8", calibration_data=[x])
     assert not isinstance(module.out.weight, QuantizedTensor)
     expected = module(x)
     with pytest.warns(pq.errors.Pt2eQuantWarning, match=r"attention\.out_proj"):
         report = quantize_(module, "int8", calibration_data=[x], strict=False)
     reasons = {row.name: row.reason for row in report.rows}
-    assert "no batch reached" in reasons["attention.out_proj.weight"]
+    assert "no batch with a row reached" in reasons["attention.out_proj.weight"]
     assert not reasons["out.weight"]
     assert pq.sqnr_db([expected], [module(x)]) > 25
 
@@ -262,3 +262,42 @@ def test_algorithms_when_modules_are_shared_or_read_by_hand_then_each_is_told():
     assert module.training
     assert not module.frozen.training
     assert pq.sqnr_db([expected], [module(x)]) > 12
+
+
+@pytest.mark.parametrize(("scheme", "algorithms"), [("int8", ()), ("w8", ("gptq",))])
+def test_calibration_when_a_batch_has_no_rows_then_it_counts_for_nothing(scheme, algorithms):
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval()] * 2
+    models = [copy.deepcopy(model) for model in models]
+    x, empty = torch.randn(6, 64), torch.empty(0, 64)
+    for model, batches in zip(models, ([x], [empty, x, empty]), strict=True):
+        quantize_(model, scheme, algorithms=algorithms, calibration_data=batches)
+    assert torch.equal(models[0](x), models[1](x))
+    assert models[0](empty).shape == (0, 8)
+
+
+@pytest.mark.parametrize(("scheme", "algorithms"), [("int8", ()), ("w8", ("gptq",))])
+def test_calibration_when_no_batch_has_rows_then_refused(scheme, algorithms):
+    model = nn.Sequential(nn.Linear(64, 32))
+    with pytest.raises(CalibrationError, match="row"):
+        quantize_(model, scheme, algorithms=algorithms, calibration_data=[torch.empty(0, 64)])
+    with pytest.raises(CalibrationError, match="row"):
+        pq.tensors.prune_2_4_(model, [torch.empty(0, 64)])
+
+
+LAZY = {
+    "quantize_": lambda model: quantize_(model, "w8"),
+    "prune": pq.tensors.prune_2_4_,
+    "float8": pq.training.convert_to_float8_training,
+    "int8": pq.training.convert_to_int8_training,
+    "stored": lambda model: pq.training.quantize_parameters(model, "w8"),
+    "qat": lambda model: pq.training.prepare_qat_(model, "int8"),
+    "master": lambda model: pq.training.with_master_weights(torch.optim.SGD, model, lr=1.0),
+}
+
+
+@pytest.mark.parametrize("change", LAZY.values(), ids=LAZY)
+def test_module_when_lazy_then_the_parameter_is_named(change):
+    model = nn.Sequential(nn.Linear(64, 32), nn.LazyLinear(8))
+    with pytest.raises(ConfigError, match=r'(?s)"1\.weight" has no shape yet.*call the model once'):
+        change(model)

@@ -7,8 +7,8 @@ from pt2e_quant.core.formats.format_schemes import FORMAT_SCHEMES
 from pt2e_quant.core.qparams import QParams, dequantize
 from pt2e_quant.core.scheme_names import scheme_named
 from pt2e_quant.core.schemes import INT8_WEIGHT_ROWS, TensorScheme
+from pt2e_quant.tensors.exporting import emit_values
 from pt2e_quant.tensors.form import TensorForm
-from pt2e_quant.tensors.functions import emit_real_values
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.values import (
     decode,
@@ -39,7 +39,7 @@ def values_of(seed=0, shape=(6, 128)):
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_values_when_of_any_scheme_then_decode_is_the_canonical_dequantize(name):
     tensor = QuantizedTensor.from_float(values_of(), WEIGHTS[name])
-    assert torch.equal(tensor.dequantize(), emit_real_values(tensor))
+    assert torch.equal(tensor.dequantize(), emit_values(tensor.plain_parts(), tensor.form))
     # What is stored is quantized to itself, and its parts are those that a load prepares.
     again = encode(tensor.dequantize(), tensor.parts, tensor.form)
     same = torch.equal(decode(tensor.parts | {"codes": again}, tensor.form), tensor.dequantize())

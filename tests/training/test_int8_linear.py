@@ -97,3 +97,11 @@ def test_int8_linear_when_checkpointed_or_under_autocast_then_it_trains_alike():
 def test_int8_mm_when_given_integers_then_exact():
     left = torch.full((3, 2000), -127, dtype=torch.int8)
     assert int8_mm(left, left.t().contiguous()).unique().tolist() == [127 * 127 * 2000]
+
+
+def test_linear_when_a_batch_has_no_rows_then_trains():
+    model = convert_to_int8_training(nn.Sequential(nn.Linear(64, 32)))
+    x = torch.empty(0, 64, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad.shape == (0, 64)
+    assert not model[0].weight.grad.any()

@@ -25,6 +25,7 @@ from pt2e_quant.flow.annotate.table_quantizer import TableQuantizer
 from pt2e_quant.flow.prepare.input_check import install_input_check
 from pt2e_quant.flow.prepare.insert_observers import insert_observers, may_hold
 from pt2e_quant.flow.prepare.prepared import (
+    FOLDED_KEY,
     PREPARED_KEY,
     PreparedState,
     prepared_graphs,
@@ -260,7 +261,9 @@ def _choose_dtypes(gm: GraphModule, quantizer: Any, options: _Options) -> None:
 def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphModule:
     """Prepare one graph, then the bodies of its control flow, which have constants of their own."""
     with one_recompile(gm) as changes:
-        records = run_passes(gm, _passes(options))
+        names = _constants_read(gm)
+        records = run_passes(gm, _passes(options, quantizer))
+        gm.meta[FOLDED_KEY] = names - _constants_read(gm)
         gm = _transformed(gm, quantizer)
         taken = (
             remove_training_ops(gm, expands=options.as_torchao)
@@ -300,6 +303,10 @@ def _prepare_graph(gm: GraphModule, quantizer: Any, options: _Options) -> GraphM
     return gm
 
 
+def _constants_read(gm: GraphModule) -> frozenset[str]:
+    return frozenset(str(n.target) for n in gm.graph.nodes if n.op == "get_attr" and n.users)
+
+
 def _run_without_data(gm: GraphModule, options: _Options) -> None:
     """Run the algorithms that need no data, on the annotated graph."""
     passes = [as_pass(a) for a in options.algorithms if not a.runs_in_convert]
@@ -309,9 +316,13 @@ def _run_without_data(gm: GraphModule, options: _Options) -> None:
     options.applied.update(r.name for r in records if not all(n.skipped for n in r.notes))
 
 
-def _passes(options: _Options) -> tuple[GraphPass, ...]:
+def _passes(options: _Options, quantizer: Any) -> tuple[GraphPass, ...]:
     if options.is_qat:
         return QAT_PASSES
+    if getattr(quantizer, "keeps_weights", False):
+        # Codes go back to where the model reads the weight, which still multiplies it there.
+        folds = (fold_constants, fold_batch_norm, fold_affines)
+        return tuple(p for p in PREPARE_PASSES if p not in folds)
     if not options.as_torchao:
         return PREPARE_PASSES
     # Other constants than those of layers stay as the model computes them, and where it does.

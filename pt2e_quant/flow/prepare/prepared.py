@@ -57,6 +57,9 @@ class HeldConstant:
     observer: nn.Module
 
 
+FOLDED_KEY = "pt2e_quant_folded"
+"""Key in a graph's `meta` of the names of constants that others took in, such as batch norms'."""
+
 HALF_CONVERTED = "half converted"
 """Replaces a graph's PreparedState when its convert is interrupted (by Ctrl-C)."""
 

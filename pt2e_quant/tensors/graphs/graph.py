@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -15,7 +15,6 @@ from pt2e_quant.backends.target.recipe import Wanted
 from pt2e_quant.core.arguments import check_module, check_type
 from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.core.export import export
-from pt2e_quant.core.formats.block_qparams import BlockQParams
 from pt2e_quant.core.provenance import provenance_of
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import Role, Scheme, TensorScheme
@@ -31,13 +30,17 @@ from pt2e_quant.graph import ops
 from pt2e_quant.graph.meta import source_constant
 from pt2e_quant.graph.op_table import Slot
 from pt2e_quant.graph.ops import is_call
-from pt2e_quant.observers.base import ObserverBase
 from pt2e_quant.observers.static.derived import DerivedObserverOrFakeQuantize
-from pt2e_quant.observers.weights.block_weight import BlockWeightObserver
 from pt2e_quant.observers.weights.weight_search import WeightSearch
+from pt2e_quant.tensors.graphs.stored_observers import (
+    FoldedWeightError,
+    StoredObserver,
+    differs,
+    held_by,
+    stored_observer,
+)
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.tensors.run_batches import check_call
-from pt2e_quant.tensors.values import to_qparams
 
 _PRODUCTS = ops.LINEAR + ops.CONV + ops.CONV_TRANSPOSE
 
@@ -78,12 +81,18 @@ class SchemeQuantizer(Quantizer):
     Args:
         schemes: the schemes of weights by their names.
         search: how the scales of weights are found.
+        keeps_weights: read weights as the module does: fold no batch norms or factors into them.
     """
 
     def __init__(
-        self, schemes: Mapping[str, Scheme], search: WeightSearch = WeightSearch.MIN_MAX
+        self,
+        schemes: Mapping[str, Scheme],
+        search: WeightSearch = WeightSearch.MIN_MAX,
+        *,
+        keeps_weights: bool = False,
     ) -> None:
         self.schemes = dict(schemes)
+        self.keeps_weights = keeps_weights
         self.choice = ObserverChoice(search=search)
 
     def annotate(self, model: GraphModule) -> GraphModule:
@@ -114,40 +123,6 @@ class SchemeQuantizer(Quantizer):
         """Every annotation is one that convert takes; `pin_weights` asks whether all are there."""
 
 
-class StoredObserver(ObserverBase):
-    """Qparams that a tensor has already, in the place of an observer that would look for them.
-
-    Args:
-        like: the observer.
-        found: the qparams.
-    """
-
-    def __init__(self, like: Any, found: QParams) -> None:
-        super().__init__(dtype=like.dtype)
-        self.qparams = found
-        self.observes_constant = False
-        for name in ("qscheme", "ch_axis", "group_size"):
-            setattr(self, name, getattr(like, name, None))
-        self.quant_min, self.quant_max = found.quant_min, found.quant_max
-        ends = [
-            (found.scale * (end - found.zero_point)) for end in (self.quant_min, self.quant_max)
-        ]
-        self.min_val, self.max_val = ends[0].reshape(-1), ends[1].reshape(-1)
-
-    @property
-    def seen(self) -> bool:
-        """It needs no data."""
-        return True
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x."""
-        return x
-
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """The scale and zero_point."""
-        return self.qparams.scale, self.qparams.zero_point
-
-
 def pin_weights(prepared: GraphModule, stored: Mapping[str, QuantizedTensor]) -> None:
     """Let a prepared graph's weights keep the codes and scales that tensors have.
 
@@ -165,14 +140,16 @@ def pin_weights(prepared: GraphModule, stored: Mapping[str, QuantizedTensor]) ->
         for place, constant in enumerate(state.constants):
             name = constant.observer_info.source
             if name in stored:
-                made = _pinned(constant.observer, stored[name], name)
+                made = stored_observer(constant.observer, stored[name], name, held_by(graph, name))
                 state.constants[place] = replace(constant, observer=made)
                 pinned.add(name)
         swapped: dict[int, nn.Module] = {}
         for key, info in state.observer_infos.items():
             if info.is_constant and info.source in stored:
                 old = graph.get_submodule(key)
-                swapped[id(old)] = _pinned(old, stored[info.source], info.source)
+                swapped[id(old)] = stored_observer(
+                    old, stored[info.source], info.source, held_by(graph, info.source)
+                )
                 graph.add_module(key, swapped[id(old)])
                 pinned.add(info.source)
         for observer in graph.modules():
@@ -200,12 +177,12 @@ def _pin_inputs(graph: GraphModule, stored: Mapping[str, QuantizedTensor]) -> No
             continue
         key = str(x.target)
         if key not in infos:
-            raise _differs(f"the input of {name}", str(tensor.form.input), "float")
+            raise differs(f"the input of {name}", str(tensor.form.input), "float")
         observer: Any = graph.get_submodule(key)
         if observer.dtype != found.dtype:
-            raise _differs(f"the input of {name}", str(tensor.form.input), str(observer.dtype))
+            raise differs(f"the input of {name}", str(tensor.form.input), str(observer.dtype))
         if key in pinned and not _are_equal(pinned[key], found):
-            raise _differs(f"the input of {name}", str(tensor.form.input), "another module's")
+            raise differs(f"the input of {name}", str(tensor.form.input), "another module's")
         pinned[key] = found
         graph.add_module(key, StoredObserver(observer, found))
 
@@ -255,33 +232,6 @@ def _check_pinned(
         f"{len(missing)} quantized weights would become float: {missing[0]} "
         f"({stored[missing[0]].form.scheme}): {reasons[0]}",
         fix="choose a scheme that the backend's table takes (docs/schemes.md), or another backend",
-    )
-
-
-def _pinned(observer: Any, tensor: QuantizedTensor, name: str) -> nn.Module:
-    found = to_qparams(tensor.plain_parts(), tensor.form)
-    wanted = getattr(observer, "scheme", None)
-    if isinstance(found, BlockQParams):
-        if wanted is not None and wanted != tensor.form.scheme:
-            raise _differs(name, str(tensor.form.scheme), str(wanted))
-        made = BlockWeightObserver(tensor.form.scheme)
-        made.found = found
-        made.min_val = made.max_val = torch.zeros(1)
-        return made
-    axis = getattr(observer, "ch_axis", None)
-    is_other = observer.dtype != found.dtype or getattr(observer, "group_size", None) != (
-        found.group_size
-    )
-    if wanted is not None or is_other or (found.axis is not None and axis != found.axis):
-        other = f"{observer.dtype} {getattr(observer, 'qscheme', '')}"
-        raise _differs(name, str(tensor.form.scheme), other)
-    return StoredObserver(observer, found)
-
-
-def _differs(name: str, own: str, wanted: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{name} is {own}, and would be quantized anew as {wanted}",
-        fix="give a recipe whose weights have this scheme, or quantize_ with the recipe's",
     )
 
 
@@ -342,7 +292,13 @@ def prepare_stored(
         UnsupportedError: the quantizer asks for another scheme, or leaves one float.
     """
     prepared = prepare_pt2e(program, quantizer)
-    pin_weights(prepared, stored)
+    try:
+        pin_weights(prepared, stored)
+    except FoldedWeightError:
+        # Batch norms and factors that no scales take in stay operators of their own.
+        quantizer.keeps_weights = True
+        prepared = prepare_pt2e(program, quantizer)
+        pin_weights(prepared, stored)
     return prepared
 
 

@@ -40,6 +40,7 @@ from pt2e_quant.core.qdq import (
 from pt2e_quant.core.qparams import QParams
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.core.unpack_op import is_unpack, unpacked_dtype
+from pt2e_quant.flow.prepare.prepared import FOLDED_KEY
 from pt2e_quant.graph import ops
 from pt2e_quant.graph.meta import attribute, constant_of
 from pt2e_quant.graph.ops import is_call
@@ -63,11 +64,13 @@ def load_graph(module: nn.Module, gm: GraphModule) -> list[str]:
         The names of the parameters that are quantized now.
 
     Raises:
-        ConfigError: the graph has a quantized weight that the module has no parameter for.
+        ConfigError: the graph has a quantized weight that the module has no parameter for, or has
+            folded a batch norm or factor into a weight, which the module would apply once more.
     """
     check_module("module", module)
     check_type("gm", gm, GraphModule, "a graph of convert_pt2e", fix="load_graph(module, graph)")
     parameters = dict(module.named_parameters(remove_duplicate=False))
+    _refuse_folded(gm, parameters)
     found: dict[str, QuantizedTensor] = {}
     for node in gm.graph.nodes:
         if not is_dequantize(node):
@@ -86,6 +89,24 @@ def load_graph(module: nn.Module, gm: GraphModule) -> list[str]:
     _set_all(module, parameters, found)
     _load_floats(gm, parameters, found)
     return sorted(found)
+
+
+def _refuse_folded(gm: GraphModule, parameters: dict[str, nn.Parameter]) -> None:
+    """Refuse a graph whose weights have taken in parameters that the module still applies."""
+    folded = sorted(set(gm.meta.get(FOLDED_KEY, ())) & parameters.keys())
+    read = {id(parameters[n]) for n in _names_read(gm) if n in parameters}
+    lost = [name for name in folded if id(parameters[name]) not in read]
+    if lost:
+        raise ConfigError(
+            f'the graph has folded "{lost[0]}" into the weights around it, and this module would '
+            "apply it once more",
+            fix="fold it in the module before the export "
+            "(torch.nn.utils.fusion.fuse_conv_bn_eval), or quantize_(…, algorithms=[…]) instead",
+        )
+
+
+def _names_read(gm: GraphModule) -> set[str]:
+    return {float_name(node) for node in gm.graph.nodes if node.op == "get_attr"}
 
 
 def quantized_names(gm: GraphModule) -> set[str]:

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
-from pt2e_quant.core.arguments import check_dtype, check_tensor, check_type, found_text
+from pt2e_quant.core.arguments import (
+    check_dtype,
+    check_initialized,
+    check_tensor,
+    check_type,
+    found_text,
+)
 from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 from pt2e_quant.training.optimizers.states import load_exactly
@@ -166,6 +172,8 @@ def _check_arguments(
             f"module is a model or a list of groups of parameters, found {found_text(module)}",
             fix="with_master_weights(torch.optim.AdamW, model, lr=…)",
         )
+    if isinstance(module, nn.Module):
+        check_initialized(module)
     check_dtype("dtype", dtype)
     if values is not None:
         check_type("values", values, Mapping, "a state dict", fix="values=model.state_dict()")

@@ -262,3 +262,121 @@ def test_export_when_the_layout_is_of_this_machine_then_says_how():
         torch.export.export(model, (X,))
     pq.tensors.pack_(model, "plain")
     torch.export.export(model, (X,))
+
+
+class Normed(nn.Module):
+    """A convolution whose batch norm prepare folds, and a linear with a factor behind it."""
+
+    def __init__(self, least_gamma=0.5):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(4, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.linear = nn.Linear(8, 8, bias=False)
+        self.factor = nn.Parameter(torch.rand(8) + 2)
+        self.norm.running_var.uniform_(0.5, 3)
+        nn.init.uniform_(self.norm.weight, least_gamma, 3)
+
+    def forward(self, x):
+        return self.linear(self.norm(self.conv(x)).mean((2, 3))) * self.factor
+
+
+IMAGES = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(3))
+
+
+def products(module, path):
+    return path in ("conv", "linear")
+
+
+@pytest.mark.parametrize("scheme", ["w8", "fp8_weight_only"])
+@pytest.mark.parametrize("backend", [None, "onnx"])
+def test_graph_when_a_batch_norm_is_folded_then_scales_take_it_in(scheme, backend):
+    model = Normed().eval()
+    quantize_(model, scheme, products)
+    if backend is None:
+        found = to_graph(model, (IMAGES,))(IMAGES)
+    else:
+        found = pq.quantize(model, (IMAGES,), backend=backend, recipe=None).run(IMAGES)
+    torch.testing.assert_close(found, model(IMAGES), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("gamma", "scheme"), [(-3.0, "w8"), (0.5, "mxfp8_weight_only")])
+@pytest.mark.parametrize("backend", [None, "onnx"])
+def test_graph_when_no_scales_take_in_a_folded_norm_then_it_stays_an_operator(
+    gamma, scheme, backend
+):
+    model = Normed(gamma).eval()
+    model.conv.weight.data[:, 0, 0, 0] = -2.0  # the lowest code, which has no opposite
+    model.linear.weight = nn.Parameter(torch.randn(8, 32))
+    model.pool = nn.AdaptiveAvgPool2d(2)
+    model.forward = lambda x: (
+        model.linear(model.pool(model.norm(model.conv(x))).flatten(1)) * model.factor
+    )
+    quantize_(model, scheme, products if scheme == "w8" else lambda m, path: path == "linear")
+    if backend is None:
+        found = to_graph(model, (IMAGES,))(IMAGES)
+    else:
+        found = pq.quantize(model, (IMAGES,), backend=backend, recipe=None).run(IMAGES)
+    torch.testing.assert_close(found, model(IMAGES), rtol=1e-4, atol=1e-4)
+
+
+def test_algorithms_when_the_module_has_batch_norms_then_they_are_applied_once():
+    model = Normed().eval()
+    expected = model(IMAGES)
+    quantize_(model, "w8", products, algorithms=["gptq"], calibration_data=[IMAGES])
+    assert pq.sqnr_db([expected], [model(IMAGES)]) > 30
+
+
+def test_graph_when_it_has_folded_what_the_module_applies_then_is_not_loaded():
+    model = Normed().eval()
+    quantize_(model, "w8", products, layout="plain")
+    with pytest.raises(ConfigError, match=r"folded \"factor\".*once more"):
+        load_graph(model, to_graph(model, (IMAGES,)))
+
+
+def test_graph_when_the_module_computes_with_a_weight_then_its_codes_follow():
+    class Tripled(nn.Linear):
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight * 3, self.bias)
+
+    torch.manual_seed(0)
+    model = Tripled(128, 16).eval()
+    quantize_(model, "w4_g32", layout="plain")
+    torch.testing.assert_close(to_graph(model, (X,))(X), model(X), rtol=1e-4, atol=1e-4)
+
+
+READERS = {
+    "itself and transposed": lambda w, x: x @ w + x @ w.t(),
+    "a slice": lambda w, x: nn.functional.linear(x, w[:32]),
+    "a chunk and all": lambda w, x: nn.functional.linear(x, w.chunk(2)[0]) @ w[:32],
+    "detached": lambda w, x: nn.functional.linear(x, w.detach()),
+    "data": lambda w, x: nn.functional.linear(x, w.data),
+    "double": lambda w, x: nn.functional.linear(x.double(), w.double()),
+    "a view": lambda w, x: nn.functional.linear(x, w.view(64, 64)),
+    "written into another": lambda w, x: x.clone().add_(w[:4]),
+    "a multiple": lambda w, x: nn.functional.linear(x, w * 2),
+}
+
+
+class Reads(nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.read = nn.Linear(64, 64, bias=False), read
+
+    def forward(self, x):
+        return self.read(self.layer.weight, x)
+
+
+HOW = [(name, strict) for name in READERS for strict in (False, True)]
+HOW.remove(("data", True))  # torch itself loses a parameter's data in strict mode
+
+
+@pytest.mark.parametrize(("read", "strict"), HOW)
+def test_export_when_the_module_reads_a_weight_by_hand_then_computes_the_same(read, strict):
+    model, x = Reads(READERS[read]).eval(), torch.randn(4, 64)
+    quantize_(model, "w4_g32", layout="plain")
+    expected = model(x)
+    program = torch.export.export(model, (x,), strict=strict)
+    torch.testing.assert_close(program.module()(x), expected, rtol=1e-5, atol=1e-5)
+    assert "dequantize_per_channel_group" in str(program.graph)
