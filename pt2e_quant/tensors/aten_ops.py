@@ -12,6 +12,7 @@ from pt2e_quant.core.formats.scale_format import FLOAT32_SCALES
 from pt2e_quant.core.packing import unpack
 from pt2e_quant.tensors.kernels.fallbacks import note_fallback
 from pt2e_quant.tensors.layouts.layout import code_dtype
+from pt2e_quant.tensors.layouts.table import layout_named
 from pt2e_quant.tensors.quantized_tensor import ATEN, QuantizedTensor, changed_parts
 from pt2e_quant.tensors.values import Parts, decode, empty_parts, real_scale
 
@@ -65,7 +66,11 @@ def _to_copy(func: Any, args: Any, kwargs: Any) -> Any:
     def copied(part: Tensor) -> Tensor:
         return part.clone() if part.is_mkldnn else part.to(**given, copy=True)
 
-    return changed_parts(tensor, copied, dtype=dtype)
+    made = changed_parts(tensor, copied, dtype=dtype)
+    layout = tensor.form.layout
+    if made.device.type != tensor.device.type and layout_named(layout).is_of_device:
+        return made.to_layout("plain").to_layout(layout)
+    return made
 
 
 @_handles(aten._pin_memory.default)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pt2e_quant as pq
-from pt2e_quant.core.errors import ConfigError
+from pt2e_quant.core.errors import ConfigError, UnsupportedError
 from pt2e_quant.tensors import QuantizedTensor, load_module, register_hugging_face, save_module
 from pt2e_quant.tensors.graphs.graph import quantized_weights
 from pt2e_quant.tensors.quantize import quantize_
@@ -251,3 +251,10 @@ def test_to_when_any_function_keeps_the_weight_then_works(function):
     model.to(torch.bfloat16)
     result.sum().backward()
     assert bool(x.grad.any())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("layout", ["plain", "onednn"])
+def test_module_when_traced_by_torchscript_then_refused(layout):
+    with pytest.raises(UnsupportedError, match=r"(?s)torch\.jit\.trace cannot hold.*torch\.export"):
+        torch.jit.trace(net("w8", layout=layout), (X,))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pt2e_quant.core.arguments import check_type, found_text
-from pt2e_quant.core.errors import ConfigError, near
+from pt2e_quant.core.errors import ConfigError, UnsupportedError, near
 from pt2e_quant.kernels.profiler_range import profiler_range
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.kernels.cpu_kernels import CPU_KERNELS
@@ -141,5 +141,15 @@ _forget()
 
 
 def dispatch_range(op: str, form: TensorForm, kernel: str) -> AbstractContextManager[object]:
-    """The profiler range of a dispatch: `pt2e_quant::<op> <format> <layout> <kernel>`."""
+    """The profiler range of a dispatch: `pt2e_quant::<op> <format> <layout> <kernel>`.
+
+    Raises:
+        UnsupportedError: `torch.jit.trace` follows it.
+    """
+    if torch._C._get_tracing_state() is not None:
+        # It takes no tensors of subclasses for constants, and ends in an assertion of torch's.
+        raise UnsupportedError(
+            f"torch.jit.trace cannot hold a weight of {form.scheme}",
+            fix="torch.export.export(model, args), or pq.quantize(model, args, recipe=None)",
+        )
     return profiler_range(op, f"{form.format_name} {form.layout} {kernel}")

@@ -14,7 +14,7 @@ from pt2e_quant.kernels.sparse_linear.op import SparseLinear, takes_groups
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.kernels.cpu_kernels import is_per_token
 from pt2e_quant.tensors.kernels.kernel import TensorKernel
-from pt2e_quant.tensors.layouts.gpu_weights import group_of
+from pt2e_quant.tensors.layouts.gpu_weights import group_of, pairs_of
 from pt2e_quant.tensors.quantized_tensor import QuantizedTensor
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -62,7 +62,8 @@ def sparse_rows(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tens
     """Float rows by 2:4 semi-sparse weights."""
     p = weight.parts
     of_rows = p["scale"].expand(weight.form.shape[0], -1)
-    made: Tensor = SparseLinear(x, p["values"], p["pairs"], of_rows, bias=bias)
+    pairs = pairs_of(p, weight.form)
+    made: Tensor = SparseLinear(x, p["values"], pairs, of_rows, bias=bias)
     return made
 
 

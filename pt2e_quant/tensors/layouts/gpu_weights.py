@@ -17,10 +17,16 @@ from pt2e_quant.core.packing import pack, unpack
 from pt2e_quant.core.schemes import TensorScheme
 from pt2e_quant.kernels.a8w4_linear.pack import half_of, pack_halves, unpack_halves, weight_sums
 from pt2e_quant.kernels.int4_linear.pack import OFFSET, check_group_size, pack_codes, unpack_codes
-from pt2e_quant.kernels.sparse_linear.pack import pack_sparse, unpack_sparse
+from pt2e_quant.kernels.sparse_linear.pack import (
+    join_fours,
+    pack_places,
+    split_fours,
+    unpack_places,
+)
 from pt2e_quant.tensors.form import TensorForm
 from pt2e_quant.tensors.layouts.layout import Layout, Parts, code_dtype
 
+_UINT3: torch.dtype = getattr(torch, "uint3")  # noqa: B009  # torch's stubs do not list it
 _ROWS, _SCALES = 128, 4
 """The tiles of swizzled scales."""
 
@@ -113,11 +119,14 @@ class HalfTiles(Layout):
 
 
 class SemiSparse(Layout):
-    """`values`, half of the codes, and `pairs`, three bits for each four of them.
+    """`values`, half of the codes, and which two of each four neighbours they are.
 
-    Of `prune_2_4` weights under a symmetric scheme, whose zeros are zeros in codes.
+    On GPUs those are `pairs`, the three bits for each four that `sparse_linear` reads; elsewhere
+    `triples`, a byte for three fours. Of `prune_2_4` weights under a symmetric scheme, whose zeros
+    are zeros in codes.
     """
 
+    is_of_device = True
     name = "sparse_2_4"
 
     def refusal(self, form: TensorForm) -> str:
@@ -133,20 +142,37 @@ class SemiSparse(Layout):
         return next((text for holds, text in reasons if holds), "")
 
     def pack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
-        """`codes` as `values` and `pairs`.
+        """`codes` as `values` and `pairs` or `triples`.
 
         Raises:
             ConfigError: four neighbours hold more than two values.
         """
         made = {name: part for name, part in parts.items() if name != "codes"}
-        values, pairs = pack_sparse(parts["codes"], code_dtype(form))
-        return made | {"values": values, "pairs": pairs}
+        kept, places = split_fours(parts["codes"])
+        values = pack(kept, code_dtype(form))
+        if values.device.type == "cuda":
+            return made | {"values": values, "pairs": pack(places, _UINT3)}
+        return made | {"values": values, "triples": pack_places(places)}
 
     def unpack(self, parts: Mapping[str, Tensor], form: TensorForm) -> Parts:
-        """`values` and `pairs` as `codes`."""
-        made = {name: part for name, part in parts.items() if name not in ("values", "pairs")}
-        values, pairs = parts["values"], parts["pairs"]
-        return {"codes": unpack_sparse(values, pairs, code_dtype(form), form.shape[1])} | made
+        """`values` with their places as `codes`."""
+        own = ("values", "pairs", "triples")
+        made = {name: part for name, part in parts.items() if name not in own}
+        N, K = form.shape
+        if "pairs" in parts:
+            places = unpack(parts["pairs"], _UINT3, (N, K // 4))
+        else:
+            places = unpack_places(parts["triples"], (N, K // 4))
+        kept = unpack(parts["values"], code_dtype(form), (N, K // 2))
+        return {"codes": join_fours(kept, places)} | made
+
+
+def pairs_of(parts: Mapping[str, Tensor], form: TensorForm) -> Tensor:
+    """The `pairs` of a semi-sparse tensor, made of `triples` where it holds those."""
+    if "pairs" in parts:
+        return parts["pairs"]
+    N, K = form.shape
+    return pack(unpack_places(parts["triples"], (N, K // 4)), _UINT3)
 
 
 def swizzle(scale: Tensor) -> Tensor:

@@ -17,9 +17,14 @@ class Layout(ABC):
 
     The plain layout is canonical: `codes`, one per element. Each layout is made of it and gives it
     back to the last bit.
+
+    Attributes:
+        name: of the layout.
+        is_of_device: whether its parts differ with the kind of the device they are on.
     """
 
     name: str
+    is_of_device: bool = False
 
     @abstractmethod
     def refusal(self, form: TensorForm) -> str:

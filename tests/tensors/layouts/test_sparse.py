@@ -24,10 +24,21 @@ def test_sparse_when_pruned_and_quantized_then_packs_without_loss(name):
     assert torch.equal(layer(x), nn.functional.linear(x, tensor, layer.bias))
 
 
-def test_sparse_when_of_8_bits_then_takes_at_most_0_6_of_dense_bytes():
-    tensor = sparse("w8", 128, 256)
-    codes = sum(tensor.to_layout("sparse_2_4").parts[n].nbytes for n in ("values", "pairs"))
-    assert codes <= 0.6 * tensor.codes.nbytes
+@pytest.mark.parametrize(
+    "shape", [(64, 96), (33, 100), (128, 128), (432, 160), (160, 432), (64, 512)]
+)
+def test_sparse_when_of_8_bits_then_takes_at_most_0_6_of_dense_bytes(shape):
+    tensor = sparse("w8", *shape)
+    assert tensor.to_layout("sparse_2_4").nbytes <= 0.6 * tensor.nbytes  # scales are in both
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 8), (5, 60)])
+@pytest.mark.parametrize("name", ["w8", "w4"])
+def test_sparse_when_fours_fill_no_byte_then_packs_without_loss(shape, name):
+    tensor = sparse(name, *shape)
+    packed = tensor.to_layout("sparse_2_4")
+    assert torch.equal(packed.plain_parts()["codes"], tensor.codes)
+    assert packed.triples.numel() == -(-tensor.numel() // 12)
 
 
 def test_sparse_when_a_weight_is_dense_then_refused():
