@@ -89,9 +89,9 @@ def qparams_of_range(
 
     The scale of symmetric weights in all of int8 is max(-least / 128, greatest / 127), as that of
     torch's `ChooseQuantizationParams`: nothing is clipped, and codes of dequantized weights are the
-    same again. Fewer bits keep the range over the number of steps, as observers of torch.ao have
-    it: it clips half a step of the largest magnitudes, and all steps are finer by more than that.
-    docs/decisions/035 has the figures.
+    same again. With other widths of two's complement the scale is the least at which no value is
+    off by more than half a step, max(-least / 8.5, greatest / 7.5) for 4 bits: the range over the
+    number of steps, as observers of torch.ao have it, or finer. docs/decisions/035 has the figures.
 
     Args:
         least: of each row, float32[R].
@@ -103,13 +103,24 @@ def qparams_of_range(
     if symmetric and (quant_min, quant_max) == (-128, 127):
         scale = torch.maximum(least / -128.0, greatest / 127.0).clamp(min=DEFAULT_EPS)
         return scale, torch.zeros_like(scale, dtype=torch.int32)
+    if symmetric and quant_min == -quant_max - 1:
+        ends = least / (quant_min - 0.5), greatest / (quant_max + 0.5)
+        scale = torch.maximum(*ends).clamp(min=DEFAULT_EPS)
+        return scale, torch.zeros_like(scale, dtype=torch.int32)
+    return _over_steps(least, greatest, (quant_min, quant_max), symmetric)
+
+
+def _over_steps(
+    least: Tensor, greatest: Tensor, limits: tuple[int, int], symmetric: bool
+) -> Qparams:
+    """The range over the number of steps."""
     return choose_qparams(
         least,
         greatest,
-        quant_min=quant_min,
-        quant_max=quant_max,
+        quant_min=limits[0],
+        quant_max=limits[1],
         symmetric=symmetric,
-        zero_point_if_symmetric=_middle((quant_min, quant_max)),
+        zero_point_if_symmetric=_middle(limits),
     )
 
 
@@ -120,15 +131,25 @@ def _min_max(rows: Tensor, limits: tuple[float, float], symmetric: bool) -> Qpar
     return scale, zero_point.to(torch.float32)
 
 
+def _start(rows: Tensor, limits: tuple[float, float], symmetric: bool) -> Qparams:
+    """The range that MSE tries parts of: over the number of steps, which is never the narrower."""
+    low, high = (int(limit) for limit in limits)
+    if symmetric and (low, high) == (-128, 127):
+        return _min_max(rows, limits, symmetric)
+    scale, zero_point = _over_steps(rows.amin(1), rows.amax(1), (low, high), symmetric)
+    return scale, zero_point.to(torch.float32)
+
+
 def _middle(limits: tuple[float, float]) -> int:
     return 0 if limits[0] < 0 else int((limits[0] + limits[1] + 1) // 2)
 
 
 def _mse(rows: Tensor, limits: tuple[float, float], symmetric: bool) -> Qparams:
     """Try parts of the range, each with the scale of least squares for its integers."""
-    whole, zero_of_whole = _min_max(rows, limits, symmetric)
-    best_scale, best_zero, best_part = whole, zero_of_whole, torch.ones_like(whole)
-    best_error = _squared_error(rows, whole, zero_of_whole, limits)
+    whole, zero_of_whole = _start(rows, limits, symmetric)
+    best_scale, best_zero = _min_max(rows, limits, symmetric)
+    best_part = torch.ones_like(whole)
+    best_error = _squared_error(rows, best_scale, best_zero, limits)
     fit = _Fit(rows, limits, is_centred=symmetric and limits[0] < 0)
     floor = rows.amin(1).clamp(max=0.0)
 

@@ -30,7 +30,12 @@ def limits_of(bits, symmetric):
 
 def error_of(rows, search, bits, symmetric, norm=2.0):
     low, high = limits_of(bits, symmetric)
-    scale, zero = search_qparams(rows, search, quant_min=low, quant_max=high, symmetric=symmetric)
+    found = search_qparams(rows, search, quant_min=low, quant_max=high, symmetric=symmetric)
+    return error_under(rows, *found, bits, symmetric, norm)
+
+
+def error_under(rows, scale, zero, bits, symmetric, norm=2.0):
+    low, high = limits_of(bits, symmetric)
     dtype = torch.int8 if symmetric else torch.uint8
     qp = QParams(scale=scale, zero_point=zero, quant_min=low, quant_max=high, dtype=dtype, axis=0)
     return (fake_quantize(rows, qp) - rows).abs().pow(norm).sum(1)
@@ -56,13 +61,40 @@ def test_searches_when_compared_then_each_is_best_by_its_own_measure(
     assert bool((least <= whole * (1 + 1e-3) + 1e-3).all())
 
 
-def test_mse_when_weights_are_normal_then_gains_on_min_max_at_4_bits():
+def over_steps(rows, bits):
+    """The range over the number of steps, as observers of torch.ao have it."""
+    low, high = limits_of(bits, True)
+    ends = rows.amin(1), rows.amax(1)
+    return choose_qparams(*ends, quant_min=low, quant_max=high, symmetric=True)
+
+
+def test_mse_when_weights_are_normal_then_gains_on_the_range_at_4_bits():
     rows = normal((256, 128), 0)
-    gain = (
-        error_of(rows, WeightSearch.MIN_MAX, 4, True).sum()
-        / error_of(rows, WeightSearch.MSE, 4, True).sum()
+    whole = error_under(rows, *over_steps(rows, 4), 4, True).sum()
+    assert whole / error_of(rows, WeightSearch.MSE, 4, True).sum() > 1.15  # 0.6 dB
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("length", [32, 128, 1536])
+def test_min_max_when_symmetric_then_is_nearer_than_the_range_over_the_steps(bits, length):
+    for seed, draw in enumerate((torch.randn, torch.rand)):
+        rows = draw(256, length, generator=torch.Generator().manual_seed(seed))
+        rows = rows if draw is torch.randn else 2 * rows - 1
+        whole = error_under(rows, *over_steps(rows, bits), bits, True).sum()
+        assert error_of(rows, WeightSearch.MIN_MAX, bits, True).sum() <= 1.001 * whole
+
+
+@pytest.mark.parametrize("bits", [2, 4, 6])
+def test_min_max_when_symmetric_then_nothing_is_off_by_more_than_half_a_step(bits):
+    rows, (low, high) = normal((64, 48), bits), limits_of(bits, True)
+    scale, zero = search_qparams(
+        rows, WeightSearch.MIN_MAX, quant_min=low, quant_max=high, symmetric=True
     )
-    assert gain > 1.15  # 0.6 dB
+    codes = (rows / scale[:, None]).round().clamp(low, high)
+    off = (codes * scale[:, None] - rows).abs() / scale[:, None]
+    assert off.max() <= 0.5 * (1 + 1e-5)
+    assert bool((scale <= over_steps(rows, bits)[0] * (1 + 1e-6)).all())
+    assert not zero.any()
 
 
 @pytest.mark.parametrize("search", WeightSearch)
@@ -74,16 +106,11 @@ def test_search_when_rows_are_constant_or_zero_then_finite_and_exact_at_zero(sea
     assert bool((zero == 0).all())
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_min_max_when_searched_then_equals_choose_qparams(symmetric):
+def test_min_max_when_affine_then_equals_choose_qparams():
     rows = normal((7, 33), 3)
-    low, high = limits_of(4, symmetric)
-    found = search_qparams(
-        rows, WeightSearch.MIN_MAX, quant_min=low, quant_max=high, symmetric=symmetric
-    )
-    known = choose_qparams(
-        rows.amin(1), rows.amax(1), quant_min=low, quant_max=high, symmetric=symmetric
-    )
+    how = {"quant_min": 0, "quant_max": 15, "symmetric": False}
+    found = search_qparams(rows, WeightSearch.MIN_MAX, **how)
+    known = choose_qparams(rows.amin(1), rows.amax(1), **how)
     assert torch.equal(found[0], known[0])
     assert torch.equal(found[1], known[1])
 
