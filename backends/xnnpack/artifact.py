@@ -72,7 +72,8 @@ class XnnpackArtifact(Artifact):
         with self._lock:
             if self._call is None:
                 try:
-                    self._call = ForwardCall(self.pte)
+                    keeps_state = bool(self.capture.mutated_buffers)
+                    self._call = ForwardCall(self.pte, keeps_state=keeps_state)
                 except RuntimeError as error:
                     raise ArtifactError(
                         f"ExecuTorch's runtime does not load this program: {error}",

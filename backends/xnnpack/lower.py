@@ -357,6 +357,12 @@ def _describe(artifact: XnnpackArtifact, gm: GraphModule) -> None:
     report.size_bytes = artifact.size_bytes
     count_operators(report, contents)
     report.notes.append(f"{len(contents.delegates)} XNNPACK partitions")
+    if len(artifact.capture.dims) > 1 and contents.delegates:
+        report.notes.append(
+            "several sizes are dynamic: make the first call on a device with the largest of each, "
+            "because XNNPACK plans its memory wrongly for calls that grow in one and shrink in "
+            "another; `run` takes care of it"
+        )
     for kernel in (k for k in LINKED_KERNELS if contents.kernels[k]):
         report.notes.append(
             f"embeddings use {kernel.replace('.', '::')}: link ExecuTorch's quantized "
