@@ -18,15 +18,21 @@ _POOLS = {
 }
 
 
+def _asked(m: Match) -> list[int]:
+    """The dimensions that a squeeze removes where they are 1, from the front."""
+    rank = m.node("x").meta["val"].dim()
+    rest: tuple[Any, ...] = m.anchor.args[1:]
+    if not rest:
+        return list(range(rank))
+    dims = rest[0] if isinstance(rest[0], (list, tuple)) else (rest[0],)
+    return sorted(d % rank for d in dims) if rank else []
+
+
 def _named(m: Match, editor: Editor) -> Node | Skip:
     node, source = m.anchor, m.node("x")
     value = source.meta["val"]
     rest: tuple[Any, ...] = node.args[1:]
-    asked = list(range(value.dim()))
-    if rest:
-        dims = rest[0] if isinstance(rest[0], (list, tuple)) else (rest[0],)
-        asked = sorted(d % value.dim() for d in dims) if value.dim() else []
-    ones = [d for d in asked if isinstance(value.shape[d], int) and value.shape[d] == 1]
+    ones = [d for d in _asked(m) if isinstance(value.shape[d], int) and value.shape[d] == 1]
     if value.dim() - len(ones) != node.meta["val"].dim():
         return Skip("what it removes depends on run-time sizes")
     x = editor.now(source)
@@ -37,7 +43,15 @@ def _named(m: Match, editor: Editor) -> Node | Skip:
     return editor.call(aten.squeeze.dims, x, ones, like=node, before=node, val=node.meta["val"])
 
 
+def _fixed(m: Match, editor: Editor) -> Node | Skip:
+    value = m.node("x").meta["val"]
+    if all(isinstance(value.shape[d], int) for d in _asked(m)):
+        return Skip("it removes the same at every size")
+    return _named(m, editor)
+
+
 RULES = (Rule("named", Op(_SQUEEZES, Var("x")), _named),)
+VARYING_RULES = (Rule("fixed", Op(_SQUEEZES, Var("x")), _fixed),)
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())
@@ -51,6 +65,19 @@ def name_squeezed_dims(gm: GraphModule) -> PassResult:
     After:   y = squeeze(x, [0, 2]); z = y
     """
     return rewrite(gm, RULES)
+
+
+@graph_pass(needs=(HAS_VALUES,), gives=())
+def keep_squeezed_ranks(gm: GraphModule) -> PassResult:
+    """Name the dimensions of squeezes that would remove more of them in a call of other sizes.
+
+    What is written for the captured rank (a norm's factors, shaped for its channels) would meet
+    a tensor of fewer dimensions. `name_squeezed_dims` names those of all squeezes.
+
+    Before:  y = squeeze(x[1, s0, 1])
+    After:   y = squeeze(x, [0, 2])
+    """
+    return rewrite(gm, VARYING_RULES)
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

@@ -60,6 +60,7 @@ from pt2e_quant.passes.cleanup.remove_dropout import (
     remove_dropout,
 )
 from pt2e_quant.passes.cleanup.remove_identities import remove_identities
+from pt2e_quant.passes.cleanup.simpler_overloads import keep_squeezed_ranks
 from pt2e_quant.passes.cleanup.sink_constants import sink_constants
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 from pt2e_quant.passes.mutation.functionalize_activations import functionalize_activations
@@ -71,6 +72,7 @@ PREPARE_PASSES: tuple[GraphPass, ...] = (
     functionalize_activations,
     remove_dropout,
     remove_identities,
+    keep_squeezed_ranks,
     vectors_as_rows,
     fold_constants,
     einsums_as_linears,
@@ -84,6 +86,7 @@ QAT_PASSES: tuple[GraphPass, ...] = (
     strip_guards,
     sink_constants,
     functionalize_activations,
+    keep_squeezed_ranks,
     vectors_as_rows,
 )
 """The passes for training. They leave out passes that compute from trained parameters once, that
