@@ -156,14 +156,14 @@ class _Attention:
             counts.append(editor.call(aten.arange.default, size_node, like=node, device=device))
         row = editor.call(aten.unsqueeze.default, counts[0], -1, like=node)
         seen_node = editor.call(aten.ge.Tensor, row, counts[1], like=node)
-        self.masks[name] = Mask(_additive(seen_node, dtype, editor), None)
+        self.masks[name] = Mask(additive_mask(seen_node, dtype, editor), None)
         return self.masks[name]
 
     def _from_bool(self, mask: Node, dtype: torch.dtype, editor: Editor) -> Mask | None:
         known = self._constant(mask)
         if known is not None:
             return _known(known, dtype, editor, _name(mask), mask)
-        additive = _additive(mask, dtype, editor)
+        additive = additive_mask(mask, dtype, editor)
         return Mask(additive, _gate(mask, dtype, editor, after=additive))
 
     def _constant(self, mask: Node) -> Tensor | None:
@@ -219,7 +219,7 @@ def _name(mask: Node) -> str:
     return f"{source.target if source is not None else 'mask'}_additive"
 
 
-def _additive(seen: Node, dtype: torch.dtype, editor: Editor) -> Node:
+def additive_mask(seen: Node, dtype: torch.dtype, editor: Editor) -> Node:
     """0.0 where a mask is true, `masked_score` where it is false."""
     one = editor.call(aten.to.dtype, seen, dtype, like=seen, after=seen)
     shifted = editor.call(aten.sub.Tensor, one, 1.0, like=seen, after=one)

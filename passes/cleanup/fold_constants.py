@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from pt2e_quant.core.qdq import is_qdq
-from pt2e_quant.graph.alias import mutated_roots, roots, subgraph_of
+from pt2e_quant.graph.constant_values import ConstantValues
 from pt2e_quant.graph.editor import Editor
 from pt2e_quant.graph.meta import attribute, module_path
 from pt2e_quant.graph.ops import (
@@ -23,7 +20,6 @@ from pt2e_quant.graph.ops import (
     Overloads,
     arguments,
     is_call,
-    is_getitem,
 )
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.strides import has_plain_strides
@@ -32,54 +28,6 @@ GROWTH_LIMIT_BYTES = 1 << 20
 """The bytes that a folded constant may add over the constants that it makes superfluous."""
 
 _LAYERS: Overloads = CONV + CONV_TRANSPOSE + LINEAR + EMBEDDING + BATCH_NORM
-
-
-def _is_literal(value: object) -> bool:
-    return not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-def _is_pure(node: Node) -> bool:
-    target = node.target
-    if is_getitem(node):
-        return True
-    if not isinstance(target, OpOverload) or is_qdq(node):
-        return False
-    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
-
-
-def _makes_constant(node: Node) -> bool:
-    """True if a call makes its result from numbers only: a range, a window, an identity matrix.
-
-    Not `aten.empty`, whose values are undefined, nor operators of other libraries, which may read
-    other state.
-    """
-    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
-        return False
-    return not node.target._opname.startswith("empty")
-
-
-def _foldable(gm: GraphModule) -> set[Node]:
-    """The nodes that depend only on constants, and whose storage nothing writes."""
-    root, written = roots(gm.graph), mutated_roots(gm.graph)
-    found: set[Node] = set()
-    for node in gm.graph.nodes:
-        if root[node] in written:
-            continue
-        if node.op == "get_attr":
-            if subgraph_of(node) is None and "val" in node.meta:
-                found.add(node)
-        elif node.op == "call_function" and _is_pure(node):
-            inputs = node.all_input_nodes
-            made = all(n in found for n in inputs) if inputs else _makes_constant(node)
-            if made and _has_static_value(node):
-                found.add(node)
-    return found
-
-
-def _has_static_value(node: Node) -> bool:
-    value = node.meta.get("val")
-    items = value if isinstance(value, (list, tuple)) else (value,)
-    return all(isinstance(v, Tensor) and all(map(_is_literal, v.shape)) for v in items)
 
 
 @dataclass(slots=True)
@@ -115,8 +63,8 @@ class _Folder:
         self.gm = gm
         self.is_wanted_by = is_wanted_by
         self.editor = Editor(gm)
-        self.foldable = _foldable(gm)
-        self.values: dict[Node, Any] = {}
+        self.known = ConstantValues(gm)
+        self.foldable = self.known.nodes
         self.keys: dict[Node, str] = {}
         self.same: dict[str, Node] = {}
         self.constants: dict[str, Node] = {}
@@ -146,7 +94,7 @@ class _Folder:
         self.notes.append(Note(node.name, "folded"))
 
     def _constant(self, node: Node, freed: list[Node]) -> Node:
-        tensor = self._value(node)
+        tensor = self.known.value(node)
         source = freed[0] if len(freed) == 1 and len(freed[0].users) == 1 else None
         if source is not None and source.meta["val"].numel() != tensor.numel():
             source = None  # no longer what the name says
@@ -185,19 +133,6 @@ class _Folder:
 
     def _first_equal(self, node: Node) -> Node:
         return self.same.setdefault(self._key(node), node)
-
-    def _value(self, node: Node) -> Any:
-        """The real value of a node, each computed once."""
-        if node not in self.values:
-            if node.op == "get_attr":
-                self.values[node] = attribute(self.gm, str(node.target)).detach()
-            else:
-                target: Any = node.target
-                args = map_arg(node.args, self._value)
-                kwargs = map_arg(node.kwargs, self._value)
-                with torch.no_grad():
-                    self.values[node] = target(*args, **kwargs)
-        return self.values[node]
 
 
 @graph_pass(needs=(HAS_VALUES,), gives=())

@@ -36,6 +36,7 @@ from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.observers.static.minmax import MinMaxObserver, PerChannelMinMaxObserver
 from pt2e_quant.passes.attention.boolean_masks import boolean_masks
 from pt2e_quant.passes.attention.decompose_attention import decompose_attention
+from pt2e_quant.passes.attention.mask_softmax import mask_softmax
 from pt2e_quant.passes.cleanup.join_and_split import split_as_slices, unbind_as_selects
 from pt2e_quant.passes.cleanup.remove_identities import remove_noop_casts, remove_noop_expand
 from pt2e_quant.passes.cleanup.simpler_overloads import drop_unread_places
@@ -60,6 +61,7 @@ _TRANSFORMS = (
     drop_unread_places,
     boolean_masks,
     decompose_attention,
+    mask_softmax,
     remove_noop_expand,
     split_cells(lambda node: True),
     split_recurrent(lambda node, sizes: Rounding.NONE),

@@ -1,17 +1,19 @@
-"""Find attention masks by dataflow, not by their values.
+"""Find attention masks by dataflow, and constant ones by their values.
 
 A mask reaches softmax (or an attention operator) only by being added to scores, or by choosing
 among them. Its extreme entries (`finfo.min`, -inf) mark positions and are no data: a range that
-holds them leaves one quantization step for everything else.
+holds them leaves one quantization step for everything else. A constant without such entries is a
+bias of positions (Swin, T5, ALiBi), and data.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2e_quant.graph.meta import attribute, constant_nodes
+from pt2e_quant.graph.constant_values import ConstantValues
 from pt2e_quant.graph.ops import (
     ADD,
     ADDMM,
@@ -57,6 +59,30 @@ _FIRST_OPERAND: Overloads = (*_TRANSPARENT, *MASKED_FILL)
 _TWO_OPERANDS: Overloads = (*_SUM, *_SCALING)
 
 
+HIDES = -32.0
+"""The greatest number that hides a score it is added to: exp(-32) is 1e-14."""
+
+
+def hidden_entries(values: Tensor) -> Tensor:
+    """True for the entries of a constant addend that hide scores, and are no data.
+
+    They are at most `HIDES`, and at least twice as far from 0 as every other entry: learned biases
+    and ALiBi's distances may be as low, but have no such gap.
+
+    >>> hidden_entries(torch.tensor([0.5, -100.0, -3.0, -torch.inf]))
+    tensor([False,  True, False,  True])
+    >>> hidden_entries(torch.tensor([0.0, -16.0, -30.0, -45.0]))
+    tensor([False, False, False, False])
+    """
+    hidden = values.isneginf()
+    if not values.is_floating_point() or not bool((values <= HIDES).any()):
+        return hidden
+    levels = values[~hidden].sort().values
+    above = torch.cat([levels[1:], levels.new_zeros(1)])
+    ends = levels[(levels <= HIDES) & (above >= levels / 2)]
+    return hidden if ends.numel() == 0 else values <= ends[-1]
+
+
 @dataclass(frozen=True, slots=True)
 class MaskInfo:
     """The values of a graph that are masks or hold masked entries.
@@ -75,9 +101,8 @@ class _Flow:
     """Facts about each value, from one walk forward."""
 
     def __init__(self, gm: GraphModule) -> None:
-        constants = constant_nodes(gm.graph)
-        self.gm = gm
-        self.constants = constants
+        self.known = ConstantValues(gm)
+        self.constants = constants = self.known.nodes
         self.computed: set[Node] = set()
         self.scores: set[Node] = set()
         for node in gm.graph.nodes:
@@ -96,23 +121,17 @@ class _Flow:
     def is_mask_beside(self, value: object, other: object) -> bool:
         """True if one operand of a sum or a choice is a mask and the other the scores.
 
-        Scores come from a product; a mask does not. A constant counts as a mask only beside
-        scores that are a product of two activations, or where it holds an infinity: beside any
-        other it may be a bias.
+        Scores come from a product; a mask does not. A constant counts as a mask only if it hides
+        some scores, beside a product of two activations or with an infinity: it may be a bias.
         """
         if not isinstance(value, Node) or not isinstance(other, Node):
             return False
-        if self._holds_infinity(value):
-            return True
-        if value in self.computed or other not in self.computed:
-            return False
-        return value not in self.constants or other in self.scores
-
-    def _holds_infinity(self, value: Node) -> bool:
-        if value not in self.constants or value.op != "get_attr":
-            return False
-        tensor = attribute(self.gm, str(value.target))
-        return isinstance(tensor, Tensor) and bool(tensor.isneginf().any())
+        if value in self.constants:
+            held = self.known.value(value)
+            if other in self.scores and bool(hidden_entries(held).any()):
+                return True
+            return bool(held.isneginf().any())
+        return value not in self.computed and other in self.computed
 
 
 class _Search:
