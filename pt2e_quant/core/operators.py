@@ -24,7 +24,7 @@ from pt2e_quant.core.errors import ConfigError, near
 from pt2e_quant.core.formats import format_ops
 from pt2e_quant.core.formats.blocks import grid_shape, to_rows
 from pt2e_quant.core.formats.format_arithmetic import dequantize_block, quantize_block
-from pt2e_quant.core.integer_ops import norms, requantize, sums, tables, windows
+from pt2e_quant.core.integer_ops import norms, requantize, softmax, sums, tables, windows
 from pt2e_quant.core.qparams import DEFAULT_EPS
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "recurrent_ops",
     "requantize",
     "snapshot_op",
+    "softmax",
     "sums",
     "tables",
     "unpack_op",

@@ -1,4 +1,4 @@
-"""Forms of functions and norms: tables for maps of one integer, prelu, softmax, all norms."""
+"""Forms of functions and norms: tables for maps of one integer, prelu, all norms."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,13 +10,10 @@ from torch._ops import OpOverload
 
 from pt2e_quant.core.integer_ops.calls import WIDE, widen
 from pt2e_quant.core.integer_ops.norms import (
-    MOST_OUT_BITS,
     Affine,
     Norm,
-    Softmax,
     affine_factors,
     norm_factors,
-    softmax_factors,
 )
 from pt2e_quant.core.integer_ops.profiles import Functions
 from pt2e_quant.core.integer_ops.tables import (
@@ -40,7 +37,6 @@ from pt2e_quant.graph.ops import (
     PRELU,
     SIGMOID,
     SILU,
-    SOFTMAX,
     TANH,
     aten,
     parameters,
@@ -51,7 +47,6 @@ from pt2e_quant.passes.reference.forms.site import (
     Operand,
     Output,
     Site,
-    is_boolean,
 )
 
 _MLAS: dict[Any, Callable[[Tensor], Tensor]] = {
@@ -59,8 +54,6 @@ _MLAS: dict[Any, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(SILU, silu),
     **dict.fromkeys(TANH, tanh),
 }
-_VANISHES = 104.0
-"""exp(-104) is below the least float32."""
 
 
 def is_pointwise(target: Any) -> bool:
@@ -143,43 +136,6 @@ def _state_error(
     used = (every >= x.qparams.quant_min) & (every <= x.qparams.quant_max)
     error = ((found.long() - expected.long()).abs() * used).max()
     site.remarks.append(f"a table of 513 entries, at most {int(error)} steps from the function")
-
-
-def _softmax(site: Site[Any]) -> Any:
-    name = "self" if "self" in site.arguments else "input"
-    x, output = site.operand(name), site.required_output()
-    factors = softmax_factors(x.qparams.scale_float, _softmax_scale(site, x, output))
-    is_far = factors[2] > 1 << MOST_OUT_BITS or factors[3] > 30
-    if is_far or factors[0] * (x.reach * 2) >= 1 << 62:
-        raise Declined("the scales of its input and output are too far apart")
-    out = output.range
-    limits = out.zero_point, out.low, out.high, out.storage
-    mask = site.arguments.get("mask")
-    seen = () if mask is None else (_seen(site, x, mask),)
-    return site.call(Softmax, x.value, site.arguments["dim"], *factors, *limits, *seen)
-
-
-def _softmax_scale(site: Site[Any], x: Operand[Any], output: Output) -> float:
-    """The output's scale; ONNX Runtime has the inverse of a whole number (qlinear_softmax.cc)."""
-    scale = output.qparams.scale_float
-    is_byte = max(x.storage.itemsize, output.range.storage.itemsize) == 1 and scale <= 1.0
-    if is_byte and site.arithmetic.profile.functions is Functions.MLAS:
-        return 1.0 / math.floor(float(1.0 / output.qparams.scale))
-    return scale
-
-
-def _seen(site: Site[Any], x: Operand[Any], mask: Any) -> Any:
-    """Return the scores that an additive mask keeps: run-time booleans, or a constant's zeros."""
-    if is_boolean(mask):
-        return mask
-    if not isinstance(mask, Tensor):
-        raise Declined("it adds values of run time that may be no mask")
-    # So low that softmax gives 0 wherever another score is seen.
-    low = -(2 * x.reach * x.qparams.scale_float + _VANISHES)
-    seen = mask == 0
-    if not bool((seen | (mask <= low)).all()):
-        raise Declined("it adds a constant that is no mask")
-    return site.hold(seen, "seen")
 
 
 def _prelu(site: Site[Any]) -> Any:
@@ -353,7 +309,6 @@ FUNCTION_FORMS = (
     IntegerForm(
         name="function", operators=(aten.log_sigmoid.default, aten.gelu_.default), write=table
     ),
-    IntegerForm(name="softmax", operators=SOFTMAX, write=_softmax),
     IntegerForm(name="prelu", operators=PRELU, write=_prelu),
     IntegerForm(name="layer norm", operators=LAYER_NORM[:1], write=_layer_norm),
     IntegerForm(name="group norm", operators=GROUP_NORM, write=_group_norm),

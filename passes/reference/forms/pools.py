@@ -93,6 +93,53 @@ def _vector_norm(site: Site[Any]) -> Any:
     return site.requantized(root, (x.qparams.scale, torch.tensor([2.0**-bits])))
 
 
+def _variance(site: Site[Any]) -> Any:
+    spread, count, scale, reach = _spread(site)
+    return site.requantized(spread, (scale, scale), divisor=count, reach=reach**2)
+
+
+def _deviation(site: Site[Any]) -> Any:
+    """The root of the variance, with as many bits below a step as int64 has left."""
+    spread, count, scale, reach = _spread(site)
+    bits = (_SPREAD_BITS - (reach**2).bit_length()) // 2
+    root = site.call(Root, site.call(aten.mul.Tensor, spread, 1 << (2 * bits)))
+    unit = torch.tensor([2.0**-bits])
+    return site.requantized(root, (scale, unit), divisor=count.sqrt(), reach=reach << bits)
+
+
+_SPREAD_BITS = 62
+
+
+def _spread(site: Site[Any]) -> tuple[Any, torch.Tensor, torch.Tensor, int]:
+    """In int64 n * sum(q**2) - sum(q)**2; n * (n - correction), the scale, the reach of a sum.
+
+    Their quotient is the variance in squares of steps: exact until its one rounding.
+    """
+    dims, keepdim = _reduced(site)
+    x, call, given = site.operand("self"), site.call, site.arguments
+    correction = given.get("correction", int(given.get("unbiased", True)))
+    correction = 1 if correction is None else correction
+    count = _terms(x, dims)
+    if count is None:
+        raise Declined("deviations over a dynamic dimension")
+    if count - correction <= 0:
+        raise Declined("it has no more values than its correction")
+    if (count * x.reach) ** 2 >= 1 << _SPREAD_BITS:
+        raise Declined("its sum of squares is out of reach of 64-bit integers")
+    wide = cast(call, widen(call, x.value, x.qparams.zero_point_int, x.storage), torch.int64)
+    squares = call(aten.sum.dim_IntList, call(aten.mul.Tensor, wide, wide), dims, keepdim)
+    total = call(aten.sum.dim_IntList, wide, dims, keepdim)
+    spread = call(
+        aten.sub.Tensor, call(aten.mul.Tensor, squares, count), call(aten.mul.Tensor, total, total)
+    )
+    return (
+        spread,
+        torch.tensor([float(count * (count - correction))]),
+        x.qparams.scale,
+        count * x.reach,
+    )
+
+
 def _reduced(site: Site[Any]) -> tuple[list[int], bool]:
     """The dimensions that a sum or mean goes over, all if none is named, and keepdim."""
     given = site.arguments
@@ -284,6 +331,9 @@ _RESIZES = (
     aten.upsample_trilinear3d.vec,
 )
 
+_VARIANCES = (aten.var.default, aten.var.dim, aten.var.correction)
+_DEVIATIONS = (aten.std.default, aten.std.dim, aten.std.correction)
+
 POOL_FORMS = (
     IntegerForm(
         name="max_pool", operators=MAX_POOL2D[:1], write=partial(_max_pool, aten.max_pool2d.default)
@@ -296,6 +346,8 @@ POOL_FORMS = (
     IntegerForm(
         name="vector norm", operators=(aten.linalg_vector_norm.default,), write=_vector_norm
     ),
+    IntegerForm(name="variance", operators=_VARIANCES, write=_variance),
+    IntegerForm(name="deviation", operators=_DEVIATIONS, write=_deviation),
     IntegerForm(name="average", operators=one_of(MEAN, (aten.mean.default,)), write=_mean),
     IntegerForm(
         name="adaptive average",

@@ -15,6 +15,7 @@ from pt2e_quant.passes.reference.forms.moves import MOVE_FORMS, REQUANTIZE
 from pt2e_quant.passes.reference.forms.pools import POOL_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.site import IntegerForm
+from pt2e_quant.passes.reference.forms.softmax import SOFTMAX_FORMS
 
 __all__ = [
     "FORMS",
@@ -31,6 +32,7 @@ FORMS: tuple[IntegerForm, ...] = (
     *ARITHMETIC_FORMS,
     *POOL_FORMS,
     *FUNCTION_FORMS,
+    *SOFTMAX_FORMS,
     *COMPARISON_FORMS,
     *MOVE_FORMS,
 )

@@ -1,10 +1,4 @@
-"""Softmax and norms in integers.
-
-Norms are those of I-BERT (Kim et al., 2021, arXiv:2101.01321), with an exact root. A softmax takes
-powers of two from a table with a line between neighbours, as TensorFlow Lite's of 16 bits takes exp
-(kernels/internal/reference/softmax.h): I-BERT's polynomial of degree 2 is 0.3 % from exp, up to
-0.6 of a step of 8 bits.
-"""
+"""Norms in integers: those of I-BERT (Kim et al., 2021, arXiv:2101.01321), with an exact root."""
 
 import math
 from collections.abc import Sequence
@@ -16,111 +10,7 @@ from torch import Tensor
 from pt2e_quant.core.integer import Rounding, shift_right
 from pt2e_quant.core.integer_ops.define import define_integer_op, like_input
 
-_MOST_HALVINGS = 31
-_FINE = 20
-"""Bits below 1.0 of a power of two's argument."""
-_ENTRY = 12
-"""Fraction bits between two of the table's 257 entries."""
-_POWERS = [round(2.0 ** (30 - i / 256)) for i in range(257)]
-
-
-def integer_power(distance: Tensor) -> Tensor:
-    """2**-distance in units of 2**-30: a shift, and a line between neighbours of 257 entries.
-
-    At most (ln 2 / 256)**2 / 8 = 9.2e-7 of itself and 2**-29 from it.
-
-    Args:
-        distance: int64, at least 0, in 2**-20.
-    """
-    whole, rest = distance >> _FINE, distance & ((1 << _FINE) - 1)
-    index, part = rest >> _ENTRY, rest & ((1 << _ENTRY) - 1)
-    powers = torch.tensor(_POWERS, device=distance.device)
-    below, above = powers[index], powers[index + 1]
-    line = (below << _ENTRY) + (above - below) * part + (1 << (_ENTRY - 1)) >> _ENTRY
-    return line >> whole.clamp(max=_MOST_HALVINGS)
-
-
-def softmax_factors(input_scale: float, output_scale: float) -> tuple[int, int, int, int]:
-    """Multiplier and shift of a softmax's input, then those of its output.
-
-    Args:
-        input_scale: of the scores.
-        output_scale: of the result.
-
-    >>> softmax_factors(0.5, 1 / 256)
-    (1549082005, 11, 524288, 11)
-    """
-    fraction, exponent = math.frexp(input_scale * (1 << _FINE) / math.log(2))
-    multiplier, shift = round(fraction * (1 << 31)), 31 - exponent
-    out_fraction, out_exponent = math.frexp(1.0 / output_scale)
-    out_bits = max(_OUT_BITS, out_exponent)
-    out = round(out_fraction * (1 << out_bits)), out_bits - out_exponent
-    while shift < 0:
-        multiplier, shift = multiplier * 2, shift + 1
-    return multiplier >> max(shift - 62, 0), min(shift, 62), *out
-
-
-_OUT_BITS = 20
-MOST_OUT_BITS = 31
-"""An exponent of less than 31 bits, doubled, times such a multiplier fits in an int64."""
-
-
-def _softmax(
-    x: Tensor,
-    dim: int,
-    multiplier: int,
-    shift: int,
-    out_multiplier: int,
-    out_shift: int,
-    zero_point: int,
-    low: int,
-    high: int,
-    dtype: torch.dtype,
-    seen: Tensor | None = None,
-) -> Tensor:
-    wide = x.long()
-    if seen is not None:
-        # As in float, where a row sees nothing its entries are equally low.
-        is_blank = ~seen.any(dim, keepdim=True)
-        seen, wide = seen | is_blank, wide.masked_fill(is_blank, 0)
-        wide = wide.masked_fill(~seen, torch.iinfo(x.dtype).min)
-    steps = wide.amax(dim, keepdim=True) - wide
-    exps = _exponentials(steps, x.dtype, multiplier, shift)
-    if seen is not None:
-        exps = exps.masked_fill(~seen, 0)
-    total = exps.sum(dim, keepdim=True) << out_shift
-    # Twice the quotient and a half, so that the division rounds to the nearest.
-    y = torch.div(2 * exps * out_multiplier + total, 2 * total, rounding_mode="floor")
-    return (y + zero_point).clamp(low, high).to(dtype)
-
-
-def _exponentials(steps: Tensor, dtype: torch.dtype, multiplier: int, shift: int) -> Tensor:
-    """exp(-steps * scale) in units of 2**-30; of 8 bits there are no more than 256."""
-    if dtype.itemsize > 1:
-        return integer_power(shift_right(steps * multiplier, shift, Rounding.HALF_UP))
-    every = torch.arange(256, device=steps.device)
-    powers = integer_power(shift_right(every * multiplier, shift, Rounding.HALF_UP))
-    return powers.index_select(0, steps.flatten()).reshape(steps.shape)
-
-
-def _fake_softmax(x: Tensor, dim: int, *rest: object) -> Tensor:
-    dtype, seen = rest[7], rest[8] if len(rest) > 8 else None
-    assert isinstance(dtype, torch.dtype)
-    assert seen is None or isinstance(seen, Tensor)
-    return torch.empty_like(x if seen is None else x + seen, dtype=dtype)
-
-
-Softmax = define_integer_op(
-    "integer_softmax(Tensor x, int dim, int multiplier, int shift, int out_multiplier, "
-    "int out_shift, int zero_point, int low, int high, ScalarType dtype, "
-    "Tensor? seen=None) -> Tensor",
-    _softmax,
-    _fake_softmax,
-)
-"""Softmax of integers, of those that are seen.
-
-From the real one it is a rounding, at most 4e-6 of it in rows of up to 1,000 scores, and 2**-29.
-"""
+_SUM_BITS = 61
 
 
 def square_root(x: Tensor) -> Tensor:
@@ -158,7 +48,6 @@ class NormFactors:
 
 
 _CENTRED_BITS = 22
-_SUM_BITS = 61
 
 
 def norm_factors(

@@ -87,9 +87,11 @@ class Factor(Generic[Value]):
     def held(self, hold: Callable[[Tensor, str], Any]) -> "Factor[Any]":
         """The factor with its tensors held as values; a single float factor stays a number."""
         names = ("multiplier", "shift") if self.kind.is_fixed else ("factor", "inverse")
+        # Of no dimensions, so that a sum over all dimensions keeps none.
+        alone = (v.reshape(()) if v.numel() == 1 else v for v in self.values)
         values = (
-            value.item() if value.numel() == 1 and not self.kind.is_fixed else hold(value, name)
-            for value, name in zip(self.values, names, strict=False)
+            value.item() if value.dim() == 0 and not self.kind.is_fixed else hold(value, name)
+            for value, name in zip(alone, names, strict=False)
         )
         return Factor(kind=self.kind, values=tuple(values))
 

@@ -20,6 +20,7 @@ ARGUMENTS = {
     "integer_table": (INT8, torch.arange(256).to(torch.uint8), -128),
     "integer_interpolate": (X, torch.arange(513, dtype=torch.int32), -32768, *LIMITS),
     "integer_softmax": (INT8, -1, 1 << 30, 17, 1 << 19, 11, *LIMITS),
+    "integer_log_softmax": (INT8, -1, 1 << 30, 17, 1 << 30, 47, *LIMITS),
     "integer_root": (torch.tensor([[0, 8, 9], [2**40, 1, 3]]),),
     "integer_affine": (INT8, torch.tensor(3 << 20), torch.tensor(5 << 20), 2, 22, *LIMITS),
     "integer_norm": (

@@ -1,41 +1,10 @@
-"""Softmax, roots and exponentials in integers against real ones."""
+"""Roots in integers against real ones."""
 
 import math
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pt2e_quant.core.integer_ops.norms import (
-    Softmax,
-    integer_power,
-    softmax_factors,
-    square_root,
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.sampled_from([torch.int8, torch.uint8, torch.int16]),
-    st.floats(1e-4, 13.0),
-    st.integers(1, 1000),
-    st.integers(0, 2**31 - 1),
-)
-def test_softmax_when_of_any_scores_then_within_its_bound(dtype, span, length, seed):
-    generator, limits = torch.Generator().manual_seed(seed), torch.iinfo(dtype)
-    x = torch.randint(limits.min, limits.max + 1, (2, length), generator=generator).to(dtype)
-    scale = span / (limits.max - limits.min)
-    real = torch.softmax(x.double() * scale, -1)
-    scales, out = (scale, 2.0**-30), (0, 0, 1 << 30, torch.int32)
-    found = Softmax(x, -1, *softmax_factors(*scales), *out).double() * scales[1]
-    assert bool(((found - real).abs() <= 4e-6 * real + 2.0**-29 + scales[1] / 2).all())
-
-
-def test_power_when_interpolated_then_within_its_bound():
-    distance = torch.arange(0, 35 << 20, 997)
-    real = torch.exp2(-distance.double() / (1 << 20))
-    error = (integer_power(distance).double() / (1 << 30) - real).abs()
-    assert float((error - 9.2e-7 * real).max()) <= 2.0**-29
+from pt2e_quant.core.integer_ops.norms import square_root
 
 
 def test_square_root_when_values_are_63_bit_then_exact():

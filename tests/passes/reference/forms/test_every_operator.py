@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pt2e_quant.core.integer_ops.profiles import PROFILES
 from pt2e_quant.core.qdq import DequantizePerTensor, QuantizePerTensor
 from pt2e_quant.graph.idioms.rms_norm import RmsNorm
 from pt2e_quant.graph.ops import Overload
@@ -32,6 +33,12 @@ ONE = {
     aten.sum.default: (MATRIX,),
     aten.sum.dim_IntList: (IMAGE, [1, -1]),
     aten.linalg_vector_norm.default: (IMAGE, 2, [1, 3]),
+    aten.var.default: (IMAGE,),
+    aten.var.dim: (IMAGE, [1, 3], False, True),
+    aten.var.correction: (IMAGE, [2]),
+    aten.std.default: (IMAGE, False),
+    aten.std.dim: (IMAGE, [-1]),
+    aten.std.correction: (IMAGE, [1, 2]),
     aten.mean.default: (IMAGE,),
     aten.mean.dim: (IMAGE, [2]),
     aten.adaptive_avg_pool1d.default: (ROWS, [4]),
@@ -54,6 +61,8 @@ ONE = {
     aten.gelu_.default: (IMAGE,),
     aten.softmax.int: (IMAGE, -1),
     aten._softmax.default: (IMAGE, -1, False),
+    aten.log_softmax.int: (IMAGE, -1),
+    aten._log_softmax.default: (IMAGE, 1, False),
     aten.layer_norm.default: (IMAGE, [7]),
     aten.group_norm.default: (IMAGE, 2),
     aten.rms_norm.default: (IMAGE, [7]),
@@ -223,3 +232,10 @@ def case(target):
 def test_operator_when_written_in_integers_then_within_a_step(target):
     model, inputs = case(target)
     assert steps_apart(model, *inputs) <= 1
+
+
+@pytest.mark.parametrize("profile", ["xnnpack", "onnxruntime_x86", "onednn", "tflite", "tosa"])
+@pytest.mark.parametrize("target", [aten.mean.default, aten.sum.default, aten.std.default], ids=str)
+def test_reduction_when_over_every_dimension_then_each_profile_has_it(target, profile):
+    model, inputs = case(target)
+    assert steps_apart(model, *inputs, profile=PROFILES[profile]) <= 1

@@ -284,6 +284,37 @@ def test_softmax_when_written_then_a_rounding_from_the_real_one(scale, length, s
         assert error <= 0.5 + (4e-6 * real.max().item() + 2.0**-29) / y_scale
 
 
+@pytest.mark.parametrize("stored", [torch.int8, torch.int16])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16])
+@pytest.mark.parametrize(("scale", "length"), [(1e-4, 5), (0.05, 10), (0.2, 300), (0.01, 1000)])
+def test_log_softmax_when_written_then_a_rounding_from_the_real_one(scale, length, dtype, stored):
+    x_qp = qp(scale, 4, dtype)
+    x = integers((3, length), x_qp)
+    real = torch.log_softmax((x.double() - 4) * scale, -1)
+    low, high = LIMITS[stored]
+    y_scale = -real.min().item() / (high - low)
+    model = Between(lambda v: torch.log_softmax(v, -1), [x_qp], qp(y_scale, high, stored))
+    assert steps_apart(model, x) <= 1
+    _, after, _ = written(model, x)
+    error = (after(x).double() - high - real / y_scale).abs().max().item()
+    multiplier = (high - low) * 2.0**-25  # of 16-bit scores; more bits of 8-bit ones
+    assert error <= 0.5 + 1e-5 / y_scale + multiplier
+
+
+@pytest.mark.parametrize("profile", ["default", "tflite", "xnnpack"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16])
+@pytest.mark.parametrize("operator", [torch.var, torch.std])
+def test_deviations_when_written_then_a_rounding_from_the_real_one(operator, dtype, profile):
+    x_qp = qp(0.03, 5, dtype)
+    x = integers((4, 9, 70), x_qp)
+    real = operator((x.double() - 5) * 0.03, dim=(0, 2), correction=2)
+    y_scale = real.max().item() / 120
+    model = Between(lambda v: operator(v, dim=(0, 2), correction=2), [x_qp], qp(y_scale, -3))
+    assert steps_apart(model, x, profile=PROFILES[profile]) <= 1
+    _, after, _ = written(model, x, profile=PROFILES[profile])
+    assert (after(x).double() + 3 - real / y_scale).abs().max().item() <= 0.5 + 2e-3
+
+
 NORMS = {
     "layer_norm": nn.LayerNorm(48),
     "layer_norm_plain": nn.LayerNorm(48, elementwise_affine=False),
