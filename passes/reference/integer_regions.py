@@ -31,7 +31,7 @@ from pt2e_quant.core.integer_ops.quantize import quantize
 from pt2e_quant.core.integer_ops.requantize import output_range
 from pt2e_quant.core.qdq import is_dequantize, is_quantize
 from pt2e_quant.core.qparams import QParams
-from pt2e_quant.passes.reference.forms.moves import BOOLEANS
+from pt2e_quant.passes.reference.forms.moves import BOOLEANS, INTEGERS
 from pt2e_quant.passes.reference.forms.registry import FORMS, REQUANTIZE
 from pt2e_quant.passes.reference.forms.site import (
     DEFAULT_ARITHMETIC,
@@ -46,7 +46,7 @@ from pt2e_quant.passes.reference.forms.site import (
 from pt2e_quant.passes.reference.read_sites import FoundSite, arguments_of, find_sites
 from pt2e_quant.passes.reference.reference_template import ReferenceTemplate, TrainedTensor
 
-_FORMS = {form.name: form for form in (*FORMS, REQUANTIZE, BOOLEANS)}
+_FORMS = {form.name: form for form in (*FORMS, REQUANTIZE, BOOLEANS, INTEGERS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

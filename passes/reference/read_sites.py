@@ -33,7 +33,7 @@ from pt2e_quant.graph.ops import (
     arguments,
     is_call,
 )
-from pt2e_quant.passes.reference.forms.moves import BOOLEANS, CLAMPS, FILLS
+from pt2e_quant.passes.reference.forms.moves import BOOLEANS, CLAMPS, FILLS, INTEGERS
 from pt2e_quant.passes.reference.forms.registry import REQUANTIZE, form_of
 from pt2e_quant.passes.reference.forms.site import Arithmetic, IntegerForm, Operand, Output, Site
 
@@ -145,6 +145,16 @@ def cast_booleans(node: Node) -> Node | None:
     return source if is_bool else None  # type: ignore[return-value]  # a node, see above
 
 
+def cast_integers(node: Node) -> Node | None:
+    """The integers that a node is a cast to float of, None if it is no such cast."""
+    source = node.args[0] if is_call(node, CASTS) else None
+    if not isinstance(source, Node) or not node.meta["val"].is_floating_point():
+        return None
+    given = source.meta["val"].dtype
+    is_whole = not given.is_floating_point and not given.is_complex and given is not torch.bool
+    return source if is_whole else None
+
+
 def arguments_of(op: Node) -> dict[str, Any]:
     """The arguments of an operator as its form takes them.
 
@@ -208,6 +218,8 @@ def _ending_in(quantize: Node) -> FoundSite | None:
         activation, op = op, op.all_input_nodes[0]
     if cast_booleans(op) is not None:
         return FoundSite(form=BOOLEANS, op=op, activation=activation, quantize=quantize)
+    if cast_integers(op) is not None:
+        return FoundSite(form=INTEGERS, op=op, activation=activation, quantize=quantize)
     form = form_of(op)
     if form is None or not (reads_integers(op) or masked_scores(op) or is_call(op, FILLS)):
         return None

@@ -159,6 +159,13 @@ def _booleans(site: Site[Any]) -> Any:
     return cast(site.call, chosen, output.range.storage)
 
 
+def _integers(site: Site[Any]) -> Any:
+    """Whole numbers as they are, in the output's scale."""
+    whole = cast(site.call, site.arguments["self"], torch.int64)
+    held = site.call(aten.clamp.default, whole, -_EXACT, _EXACT)
+    return site.requantized(held, (torch.ones(1),))
+
+
 def _gather(site: Site[Any]) -> Any:
     """A move of the values of each channel that torch has no integer kernel for, by indices."""
     x, output = (
@@ -205,8 +212,15 @@ _MOVES = one_of(
         aten.pixel_unshuffle.default,
         aten.channel_shuffle.default,
         aten.roll.default,
+        aten.repeat_interleave.self_int,
+        aten.diagonal.default,
+        aten.unfold.default,
+        aten.rot90.default,
     ),
 )
+_EXACT = 1 << 24
+"""Every integer up to here is a float32."""
+
 FILLS = (aten.zeros.default,)
 """Operators that read no tensor."""
 
@@ -223,6 +237,9 @@ REQUANTIZE = IntegerForm(name="requantize", operators=(), write=_clamp)
 
 BOOLEANS = IntegerForm(name="booleans", operators=(), write=_booleans)
 """A cast of booleans that a quantize follows."""
+
+INTEGERS = IntegerForm(name="integers", operators=(), write=_integers)
+"""A cast of integers that a quantize follows."""
 
 MOVE_FORMS = (
     IntegerForm(name="move", operators=_MOVES, write=_move),

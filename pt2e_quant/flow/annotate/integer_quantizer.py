@@ -45,7 +45,7 @@ from pt2e_quant.passes.recurrent.write_steps import write_steps
 from pt2e_quant.passes.reference.forms.moves import CLAMPS, MOVE_FORMS
 from pt2e_quant.passes.reference.forms.products import PRODUCT_FORMS
 from pt2e_quant.passes.reference.forms.registry import OTHER_OPERATORS, REMEDIES, form_of
-from pt2e_quant.passes.reference.read_sites import cast_booleans
+from pt2e_quant.passes.reference.read_sites import cast_booleans, cast_integers
 
 _DTYPES = {4: torch.int8, 8: torch.int8, 16: torch.int16}
 _WEIGHT_BITS = range(2, 9)
@@ -135,7 +135,8 @@ class IntegerQuantizer(Quantizer):
             if node.op != "call_function" or node in constants or is_getitem(node):
                 continue
             if form_of(node) is None:
-                if computes_in_float(node) and cast_booleans(node) is None:
+                is_cast = cast_booleans(node) or cast_integers(node)
+                if computes_in_float(node) and is_cast is None:
                     floats.append(_float_record(node))
                 continue
             inputs: dict[Node, QuantizationSpecBase | None] = {}

@@ -9,7 +9,7 @@ from torch import nn
 import pt2e_quant as pq
 from pt2e_quant.core.integer_ops.calls import out_dtype
 from pt2e_quant.core.integer_ops.profiles import PROFILES
-from pt2e_quant.passes.reference.forms.moves import BOOLEANS
+from pt2e_quant.passes.reference.forms.moves import BOOLEANS, INTEGERS
 from pt2e_quant.passes.reference.forms.registry import FORMS, REQUANTIZE
 from pt2e_quant.passes.reference.integer_regions import (
     compute_exactly,
@@ -28,7 +28,7 @@ def prepared_of(model, x):
 
 
 def test_forms_when_named_then_each_name_is_of_one():
-    names = [form.name for form in (*FORMS, REQUANTIZE, BOOLEANS)]
+    names = [form.name for form in (*FORMS, REQUANTIZE, BOOLEANS, INTEGERS)]
     assert len(set(names)) == len(names)
 
 
