@@ -126,7 +126,7 @@ class _Writer:
         parts = self.masks.parts(mask)
         if parts is None or parts.seen is True or parts.added is not None:
             return False
-        if mask in self.masks.known.nodes:
+        if mask.op == "get_attr":
             held = self.masks.known.value(mask)
             return bool(((held == 0) | (held <= _LOWEST)).all())
         return is_call(mask, MUL) and bool(mask.args[1] == -masked_score(mask.meta["val"].dtype))

@@ -12,6 +12,7 @@ from pt2e_quant.graph.idioms.attention_masks import find_masks
 from pt2e_quant.graph.ops import SOFTMAX, is_call
 from pt2e_quant.graph.pipeline import run_passes
 from pt2e_quant.graph.show import show
+from pt2e_quant.observers.training.fake_quantize import disable_observer
 from pt2e_quant.passes.attention.mask_softmax import mask_softmax
 from pt2e_quant.passes.cleanup.strip_guards import strip_guards
 
@@ -123,6 +124,25 @@ def test_integer_quantizer_when_scores_are_masked_then_nothing_is_float(name):
         )
     assert pq.sqnr_db(expected, made) > pq.sqnr_db(expected, simulated) - 0.5
     assert pq.sqnr_db(expected, made) > 30
+
+
+@pytest.mark.parametrize("name", ["of integers", "a bias and a mask", "a sum of both"])
+def test_mask_when_trained_in_integers_then_the_reference_is_equal(name):
+    program = torch.export.export(attention(CHANGES[name]).train(), calls()[0])
+    prepared = pq.prepare_qat_pt2e(program, pq.IntegerQuantizer(), numerics="integer").train()
+    for given in calls():
+        prepared(*given).square().mean().backward()
+    table = next(p for n, p in prepared.named_parameters() if "table" in n)
+    assert name == "of integers" or bool((table.grad != 0).any())
+    prepared.eval().apply(disable_observer)
+    quantized = pq.convert_pt2e(copy.deepcopy(prepared))
+    # The table stays trained: its rows are taken at the places in each run, in float.
+    islands = set() if name == "of integers" else {"index"}
+    assert {island.node for island in pq.audit(quantized).islands} == islands
+    reference = pq.integer_reference(quantized)
+    with torch.no_grad():
+        for given in calls():
+            assert torch.equal(reference(*given), prepared(*given))
 
 
 def test_mask_when_its_batch_is_dynamic_then_every_size_runs():
