@@ -93,6 +93,7 @@ from pt2e_quant.backends.xnnpack.passes.refloat import (
     unfold_biases,
 )
 from pt2e_quant.backends.xnnpack.passes.scale_limits import notes_of_scales
+from pt2e_quant.backends.xnnpack.passes.select_nearest import select_nearest
 from pt2e_quant.backends.xnnpack.passes.volumes import volumes_as_images, volumes_in_integers
 from pt2e_quant.backends.xnnpack.recipes import RECIPES
 from pt2e_quant.backends.xnnpack.sizes import (
@@ -179,6 +180,7 @@ def lowering_passes(*, portable_only: bool) -> tuple[GraphPass, ...]:
         crop_negative_pads,
         requantize_behind_moves,
         requantize_before_joins,
+        select_nearest,
         clip_before_pools,
         pool_by_depthwise,
         normalize_overloads,

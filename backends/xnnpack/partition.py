@@ -17,6 +17,7 @@ import torch.fx
 from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
 from executorch.backends.xnnpack.partition.config.gemm_configs import GEMMConfig, LinearConfig
 from executorch.backends.xnnpack.partition.config.generic_node_configs import (
+    CatConfig,
     EluConfig,
     GenericNodePartitionerConfig,
 )
@@ -90,10 +91,21 @@ class WeightOnlyLinearConfig(LinearConfig):  # type: ignore[misc]  # executorch 
         return found
 
 
+class JoinsOneTwiceConfig(CatConfig):  # type: ignore[misc]  # executorch ships no types
+    """ExecuTorch's setting for joins that also takes those of a tensor with itself.
+
+    ExecuTorch (1.4) asks for two nodes that a join reads, and the delegate for two inputs.
+    """
+
+    def check_constraints(self, node: torch.fx.Node, ep: ExportedProgram) -> bool:
+        """True if the delegate takes a join."""
+        return bool(self.check_common_constraints(node, ep)) and len(node.args[0]) >= 2  # type: ignore[arg-type]
+
+
 _PACKS = (GEMMConfig, BatchNormConfig, PreluConfig)
 """Settings of the operators whose weights XNNPACK packs when it is loaded."""
 
-_OURS = {LinearConfig: WeightOnlyLinearConfig}
+_OURS = {LinearConfig: WeightOnlyLinearConfig, CatConfig: JoinsOneTwiceConfig}
 """Settings of ExecuTorch's, and what takes their place."""
 
 

@@ -184,7 +184,12 @@ _MOVES = (
     _moves("flip", (aten.flip.default,), _OUTSIDE),
     _moves("repeat", (aten.repeat.default,), _OUTSIDE),
     _moves("pixel_shuffle", (aten.pixel_shuffle.default,), _OUTSIDE),
-    _moves("upsample_nearest2d", (aten.upsample_nearest2d.vec,), _OUTSIDE),
+    _moves(
+        "upsample_nearest",
+        ops.RESIZE_NEAREST,
+        f"rows and pixels {_OUTSIDE}",
+        note="a dynamic height or width: element by element",
+    ),
     _moves("copy", ops.IDENTITIES, "nothing: it is dropped"),
 )
 STATIC_ROWS = (*limit_sums(STATIC_GEMMS), *_BINARIES, *_UNARIES, *_POOLS, *_MOVES)

@@ -280,6 +280,13 @@ RESHAPE: Overloads = (
 )
 UNSQUEEZE: Overloads = (aten.unsqueeze.default, aten.unsqueeze_.default)
 SQUEEZE: Overloads = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+RESIZE_NEAREST: Overloads = tuple(
+    getattr(getattr(aten, f"{name}{rank}d"), overload)
+    for name in ("upsample_nearest", "_upsample_nearest_exact")
+    for rank in (1, 2, 3)
+    for overload in ("vec", "default")
+)
+
 PERMUTE: Overloads = (
     aten.permute.default,
     aten.transpose.int,

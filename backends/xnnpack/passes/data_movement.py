@@ -24,6 +24,7 @@ from pt2e_quant.graph.ops import (
     PAD,
     PERMUTE,
     RESHAPE,
+    RESIZE_NEAREST,
     SELECT,
     SLICE,
     SPLIT,
@@ -40,8 +41,6 @@ from pt2e_quant.graph.pattern import Match, Op, Var
 from pt2e_quant.graph.pipeline import HAS_VALUES, Note, PassResult, graph_pass
 from pt2e_quant.graph.rewrite import Rule, Skip, rewrite
 
-NEAREST: Overloads = (aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default)
-
 MOVED_AS_INTEGERS: Overloads = (
     *EXPAND,
     *IDENTITIES,
@@ -50,7 +49,7 @@ MOVED_AS_INTEGERS: Overloads = (
     *SLICE,
     *SPLIT,
     *STACK,
-    *NEAREST,
+    *RESIZE_NEAREST,
     aten.flip.default,
     aten.index_select.default,
     aten.pixel_shuffle.default,

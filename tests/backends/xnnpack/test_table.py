@@ -222,9 +222,7 @@ CASES = (
         "aten.permute_copy",
         sizes=((2, 8, 5, 5), (3, 4, 6, 7)),
     ),
-    _move(
-        "upsample_nearest2d", lambda x: F.interpolate(x, scale_factor=2), "aten.upsample_nearest2d"
-    ),
+    _move("upsample_nearest", lambda x: F.interpolate(x, scale_factor=2), "aten.index_select"),
     _move("copy", lambda x: x.permute(0, 2, 3, 1).contiguous(), "StaticTranspose"),
 )
 

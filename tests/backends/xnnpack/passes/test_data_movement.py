@@ -182,3 +182,18 @@ def test_join_when_nothing_that_it_reads_is_integers_then_left():
 
     gm = torch.export.export(Model(), (torch.randn(2, 4),)).module()
     assert not requantize_before_joins(gm).changed
+
+
+def test_join_when_of_a_tensor_with_itself_then_in_the_delegate():
+    class Model(nn.Module):
+        def forward(self, x):
+            x = rounded(x, 0.02, 3)
+            return rounded(torch.cat([x, x, x], 1), 0.02, 3)
+
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
+    gm = torch.export.export(Model(), (x,)).module()
+    Editor(gm).erase_dead([n for n in gm.graph.nodes if n.op == "call_module"])
+    artifact = BACKEND.lower(gm, (x,))
+    assert artifact.report.integer_ops["Concatenate3"] == 1
+    assert not artifact.report.float_ops
+    assert torch.equal(artifact.run(x), Model()(x))
