@@ -22,6 +22,7 @@ from pt2e_quant.graph.ops import (
     RELU,
     RELU6,
     RESHAPE,
+    RESIZE_NEAREST,
     SELECT,
     SLICE,
     SQUEEZE,
@@ -176,7 +177,10 @@ def _gather(site: Site[Any]) -> Any:
     spatial, after = x.like.shape[-rank:], site.like.shape[-rank:]
     if not all(isinstance(size, int) for size in (*spatial, *after)):
         raise Declined("it moves values along a dynamic dimension")
-    places = torch.arange(math.prod(spatial), dtype=torch.float64)
+    if math.prod(spatial) > _EXACT:
+        raise Declined("float32 does not count its places")
+    # In the float type of the operator itself, whose rounding decides what is nearest.
+    places = torch.arange(math.prod(spatial), dtype=torch.float32)
     places = places.reshape(*[1] * (x.like.dim() - rank), *spatial)
     arguments = {
         name: places if isinstance(value, Operand) else value
@@ -226,12 +230,6 @@ FILLS = (aten.zeros.default,)
 
 _WHERE = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
 
-_NEAREST = (
-    aten.upsample_nearest1d.vec,
-    aten.upsample_nearest2d.vec,
-    aten.upsample_nearest3d.vec,
-)
-
 REQUANTIZE = IntegerForm(name="requantize", operators=(), write=_clamp)
 """A dequantize that a quantize follows."""
 
@@ -249,7 +247,7 @@ MOVE_FORMS = (
     IntegerForm(name="where", operators=_WHERE, write=_where),
     IntegerForm(name="masked_fill", operators=MASKED_FILL, write=_masked_fill),
     IntegerForm(name="pad", operators=PAD, write=_pad),
-    IntegerForm(name="nearest", operators=_NEAREST, write=_gather),
+    IntegerForm(name="nearest", operators=RESIZE_NEAREST, write=_gather),
     IntegerForm(name="fill", operators=FILLS, write=_fill),
 )
 """Operators that move integers, or choose among them."""

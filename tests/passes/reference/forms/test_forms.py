@@ -79,6 +79,10 @@ MOVES = {
     "expand": lambda x: x[:, :1].expand(2, 4, 9, 7),
     "pixel_shuffle": lambda x: functional.pixel_shuffle(x, 2),
     "nearest": lambda x: functional.interpolate(x, scale_factor=2, mode="nearest"),
+    "nearest by a factor that float32 rounds": lambda x: functional.interpolate(
+        x, scale_factor=41, mode="nearest"
+    ),
+    "nearest exact": lambda x: functional.interpolate(x, scale_factor=1.5, mode="nearest-exact"),
     "pad": lambda x: functional.pad(x, (1, 2)),
     "pad_number": lambda x: functional.pad(x, (1, 2), value=0.77),
     "pad_reflect": lambda x: functional.pad(x, (1, 2, 2, 1), mode="reflect"),
