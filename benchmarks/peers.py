@@ -40,8 +40,18 @@ from benchmarks.runtimes import Program, Runtime, load_program
 Batches = Sequence[tuple[Tensor, ...]]
 
 
+POOLS = (torch.ops.aten.max_pool2d.default, torch.ops.aten.avg_pool2d.default)
+
+
 def lower_to_pte(ep: ExportedProgram) -> bytes:
-    """Lower with ExecuTorch's own recipe for XNNPACK."""
+    """Lower with ExecuTorch's own recipe for XNNPACK.
+
+    Its partitioner reads a pooling's stride without asking whether there is one, and ends with an
+    IndexError: the default, the size of the window, is written out for it.
+    """
+    for node in ep.graph.nodes:
+        if node.target in POOLS and len(node.args) == 2:
+            node.args = (*node.args, node.args[1])
     edge = to_edge_transform_and_lower(ep, partitioner=[XnnpackPartitioner()])
     return edge.to_executorch().buffer
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 
 import numpy as np
 import onnxruntime as ort
@@ -55,7 +56,7 @@ def bind_pte(data: bytes) -> Callable[..., Callable[[], Sequence[Tensor]]]:
     import executorch.kernels.quantized  # noqa: F401
     from executorch.extension.pybindings import portable_lib
 
-    portable_lib._unsafe_reset_threadpool(1)
+    _limit_executorch_to_one_thread()
     module = portable_lib._load_for_executorch_from_buffer(data)
 
     def bind(*inputs: Tensor) -> Callable[[], Sequence[Tensor]]:
@@ -63,6 +64,14 @@ def bind_pte(data: bytes) -> Callable[..., Callable[[], Sequence[Tensor]]]:
         return lambda: module.forward(arguments)
 
     return bind
+
+
+@cache
+def _limit_executorch_to_one_thread() -> None:
+    """Once a process: a reset frees the threads that programs which are loaded go on using."""
+    from executorch.extension.pybindings import portable_lib
+
+    portable_lib._unsafe_reset_threadpool(1)
 
 
 def session_options() -> ort.SessionOptions:
